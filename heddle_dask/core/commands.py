@@ -1,0 +1,86 @@
+"""Orders, in the imperative. The body carries them out; it never changes or drops one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
+
+
+@dataclass(frozen=True, slots=True)
+class AdmitTrajectory:
+    """Let the trajectory's program start."""
+
+    trajectory_id: TrajectoryId
+
+
+@dataclass(frozen=True, slots=True)
+class StartStep:
+    """Queue the step at the engine; it runs when a slot is free, larger `priority` first.
+
+    Attributes
+    ----------
+    priority
+        Ours: larger runs first. Converted to Dask's and vLLM's signs at their borders.
+    order
+        Running number; breaks ties of `priority`, smaller first.
+    source_engine_id
+        Where the trajectory's context and KV cache were last, if anywhere.
+    """
+
+    trajectory_id: TrajectoryId
+    step_index: int
+    attempt: int
+    engine_id: EngineId
+    priority: float
+    order: int
+    source_engine_id: EngineId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpStep:
+    """Tell the driver that this step was lost with its worker too often to be tried again."""
+
+    trajectory_id: TrajectoryId
+    step_index: int
+    attempt: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class AbortStep:
+    """Stop a queued or running step; its tokens so far come back in `StepFinished`."""
+
+    trajectory_id: TrajectoryId
+    step_index: int
+    attempt: int
+    engine_id: EngineId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunAction:
+    """Run the action on this host with this many CPUs, now."""
+
+    action_id: ActionId
+    host_id: HostId
+    cpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpAction:
+    """Tell the driver that this action was lost with its host too often to be tried again."""
+
+    action_id: ActionId
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class AbortAction:
+    """Stop a running action: its trajectory has ended. Its CPUs are free when it reports."""
+
+    action_id: ActionId
+    host_id: HostId
+
+
+Command = AdmitTrajectory | StartStep | GiveUpStep | AbortStep | RunAction | GiveUpAction | AbortAction

@@ -1,0 +1,424 @@
+"""The one door: `Controller.handle(event) -> [command, ...]`.
+
+Pure: no clock, no socket, no randomness but what the strategies were seeded with. The same events in the
+same order give the same commands; a journal of a live run can therefore be replayed.
+
+Promises
+--------
+- Every requested step is, at any time, exactly one of: waiting, commanded to one engine, ended.
+- A message of a superseded attempt or of another engine changes nothing and is counted as late.
+- A step or action that died with its worker is commanded again, at most `max_losses` times; then it is
+  given up, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from heddle_dask.core import events as ev
+from heddle_dask.core import guards
+from heddle_dask.core.commands import (
+    AbortAction,
+    AbortStep,
+    AdmitTrajectory,
+    Command,
+    GiveUpAction,
+    GiveUpStep,
+    RunAction,
+    StartStep,
+)
+from heddle_dask.core.ids import EngineId
+from heddle_dask.core.state import Action, Engine, Host, State, Trajectory
+from heddle_dask.core.transitions import (
+    ActionEvent,
+    EngineEvent,
+    KvEvent,
+    TrajectoryEvent,
+    TrajectoryState,
+)
+from heddle_dask.core.view import ClusterView, StrategySet
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds that no strategy may lift.
+
+    Attributes
+    ----------
+    max_losses
+        How often one step or action may die with its worker before it is given up. A request that kills
+        its engine must not kill every engine in turn.
+    """
+
+    max_losses: int = 3
+
+
+class Controller:
+    """Turns events into commands through strategies and guards."""
+
+    def __init__(self, strategies: StrategySet, limits: Limits | None = None) -> None:
+        self.state = State()
+        self.view = ClusterView(self.state)
+        self.strategies = strategies
+        self.limits = limits or Limits()
+        self._handlers: dict[type, Callable[[Any], list[Command]]] = {
+            ev.TrajectorySubmitted: self._trajectory_submitted,
+            ev.TrajectoryEnded: self._trajectory_ended,
+            ev.StepRequested: self._step_requested,
+            ev.StepStarted: self._step_started,
+            ev.StepFinished: self._step_finished,
+            ev.StepFailed: self._step_failed,
+            ev.ActionRequested: self._action_requested,
+            ev.ActionFinished: self._action_finished,
+            ev.EngineJoined: self._engine_joined,
+            ev.EngineLost: self._engine_lost,
+            ev.EngineDraining: self._engine_draining,
+            ev.HostJoined: self._host_joined,
+            ev.HostLost: self._host_lost,
+        }
+
+    def handle(self, event: ev.Event) -> list[Command]:
+        """Take one fact, return what is to be done about it.
+
+        Raises
+        ------
+        InvalidTransition, GuardViolation, KeyError
+            The event cannot be true, or a strategy proposed nonsense: bugs, never swallowed.
+        """
+        return self._handlers[type(event)](event)
+
+    # -- trajectories ------------------------------------------------------------------------------
+
+    def _trajectory_submitted(self, event: ev.TrajectorySubmitted) -> list[Command]:
+        spec = event.trajectory
+        if spec.trajectory_id in self.state.trajectories:
+            raise KeyError(f"trajectory {spec.trajectory_id} was submitted before")
+        trajectory = Trajectory(spec=spec, number=self.state.next_number())
+        trajectory.context_tokens = spec.prompt_tokens
+        self.state.trajectories[spec.trajectory_id] = trajectory
+        self.state.unadmitted[spec.trajectory_id] = None
+        return self._admit(event.at)
+
+    def _admit(self, at: float) -> list[Command]:
+        if not self.state.unadmitted:
+            return []
+        commands: list[Command] = []
+        for trajectory in self.strategies.admission.admit(self.view):
+            guards.check_admission(trajectory)
+            del self.state.unadmitted[trajectory.trajectory_id]
+            trajectory.advance(TrajectoryEvent.ADMITTED, at)
+            self.state.alive += 1
+            commands.append(AdmitTrajectory(trajectory.trajectory_id))
+        return commands
+
+    def _trajectory_ended(self, event: ev.TrajectoryEnded) -> list[Command]:
+        trajectory = self.state.trajectories.get(event.trajectory_id)
+        if trajectory is None or trajectory.state is TrajectoryState.ENDED:
+            return self._late()
+        was = trajectory.state
+        commands = self._abort_open_step(trajectory, "trajectory ended")
+        self.state.uncount_inflight(trajectory, was is TrajectoryState.GENERATING)
+        self.state.waiting_steps.pop(event.trajectory_id, None)
+        self.state.unadmitted.pop(event.trajectory_id, None)
+        self.state.set_home(trajectory, None)
+        trajectory.advance_kv(KvEvent.DROPPED)
+        trajectory.advance(TrajectoryEvent.ENDED, event.at)
+        trajectory.step = None
+        if was is not TrajectoryState.SUBMITTED:
+            self.state.alive -= 1
+        commands += self._cancel_actions(trajectory)
+        self._forget_if_over(trajectory)
+        return [*commands, *self._admit(event.at)]
+
+    def _abort_open_step(self, trajectory: Trajectory, reason: str) -> list[Command]:
+        step, engine_id = trajectory.step, trajectory.counted_on
+        if step is None or engine_id is None:
+            return []
+        return [AbortStep(trajectory.trajectory_id, step.step_index, step.attempt, engine_id, reason)]
+
+    def _forget_if_over(self, trajectory: Trajectory) -> None:
+        """A session may last for days: what has ended, actions included, is dropped."""
+        if trajectory.state is TrajectoryState.ENDED and trajectory.actions_open == 0:
+            self.state.trajectories.pop(trajectory.trajectory_id, None)
+
+    def _cancel_actions(self, trajectory: Trajectory) -> list[Command]:
+        if trajectory.actions_open == 0:
+            return []
+        mine = [a for a in self.state.actions.values() if a.spec.trajectory_id == trajectory.trajectory_id]
+        commands: list[Command] = []
+        for action in mine:
+            action.advance(ActionEvent.CANCELLED)
+            if action.host is None:
+                self._forget_action(action)
+            else:
+                commands.append(AbortAction(action.spec.action_id, action.host))
+        return commands
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def _step_requested(self, event: ev.StepRequested) -> list[Command]:
+        step = event.step
+        trajectory = self.state.trajectories.get(step.trajectory_id)
+        if trajectory is None or not trajectory.advance(TrajectoryEvent.STEP_REQUESTED, event.at):
+            return self._late()
+        if trajectory.step is None or trajectory.step.step_index != step.step_index:
+            trajectory.losses = 0
+        trajectory.step = step
+        self.state.set_context(trajectory, step.context_tokens)
+        self.state.waiting_steps[step.trajectory_id] = None
+        return self._place(trajectory, event.at)
+
+    def _place(self, trajectory: Trajectory, at: float) -> list[Command]:
+        step = trajectory.step
+        assert step is not None, trajectory.trajectory_id
+        ready = self.state.ready_engines
+        if not ready or not guards.can_dispatch(trajectory):
+            return []
+        candidates = [engine for engine in ready if guards.can_take(engine, step)]
+        if not candidates:
+            longest = max(engine.spec.max_context_tokens for engine in ready)
+            return self._give_up_step(
+                trajectory, at, f"context of {step.context_tokens} tokens, engines take {longest}"
+            )
+        choice = self.strategies.placement.choose_engine(trajectory, step, candidates)
+        if choice is None:
+            return []
+        guards.check_choice(trajectory, step, choice, candidates)
+        return [self._dispatch(trajectory, choice, at)]
+
+    def _dispatch(self, trajectory: Trajectory, engine: Engine, at: float) -> StartStep:
+        step = trajectory.step
+        assert step is not None, trajectory.trajectory_id
+        order = self.state.next_number()
+        priority = self.strategies.scheduling.priority(trajectory, step, order)
+        source = trajectory.home
+        self.state.waiting_steps.pop(trajectory.trajectory_id, None)
+        self.state.set_home(trajectory, engine.engine_id)
+        self.state.count_inflight(trajectory, engine.engine_id)
+        engine.placed += 1
+        trajectory.advance(TrajectoryEvent.PLACED, at)
+        return StartStep(
+            trajectory_id=trajectory.trajectory_id,
+            step_index=step.step_index,
+            attempt=step.attempt,
+            engine_id=engine.engine_id,
+            priority=priority,
+            order=order,
+            source_engine_id=source,
+        )
+
+    def _place_waiting(self, at: float) -> list[Command]:
+        commands: list[Command] = []
+        for trajectory_id in list(self.state.waiting_steps):
+            commands += self._place(self.state.trajectories[trajectory_id], at)
+        return commands
+
+    def _give_up_step(self, trajectory: Trajectory, at: float, cause: str) -> list[Command]:
+        step = trajectory.step
+        assert step is not None, trajectory.trajectory_id
+        # The driver answers with TrajectoryEnded; until then the step neither waits nor runs.
+        self.state.waiting_steps.pop(trajectory.trajectory_id, None)
+        trajectory.advance(TrajectoryEvent.PLACED, at)
+        trajectory.advance(TrajectoryEvent.STEP_ENDED, at)
+        return [GiveUpStep(trajectory.trajectory_id, step.step_index, step.attempt, cause)]
+
+    def _current(
+        self, event: ev.StepStarted | ev.StepFinished | ev.StepFailed
+    ) -> tuple[Trajectory, Engine] | None:
+        """The records an event of a step speaks of, or None when it is superseded."""
+        trajectory = self.state.trajectories.get(event.trajectory_id)
+        if trajectory is None or trajectory.counted_on != event.engine_id:
+            return None
+        step = trajectory.step
+        if step is None or (step.step_index, step.attempt) != (event.step_index, event.attempt):
+            return None
+        return trajectory, self.state.engines[event.engine_id]
+
+    def _step_started(self, event: ev.StepStarted) -> list[Command]:
+        current = self._current(event)
+        if current is None or not current[0].advance(TrajectoryEvent.STARTED, event.at):
+            return self._late()
+        current[1].generating += 1
+        return []
+
+    def _step_finished(self, event: ev.StepFinished) -> list[Command]:
+        current = self._current(event)
+        if current is None:
+            return self._late()
+        trajectory, _ = current
+        self._end_step(trajectory, event.at)
+        self.state.set_context(trajectory, trajectory.context_tokens + event.new_tokens)
+        trajectory.generated_tokens += event.new_tokens
+        trajectory.policy_version = event.policy_version
+        trajectory.advance_kv(KvEvent.WRITTEN)
+        if event.finish_reason != "abort":
+            trajectory.steps_finished += 1
+        return []
+
+    def _step_failed(self, event: ev.StepFailed) -> list[Command]:
+        current = self._current(event)
+        if current is None:
+            return self._late()
+        self._end_step(current[0], event.at)
+        return []
+
+    def _end_step(self, trajectory: Trajectory, at: float) -> None:
+        was_generating = trajectory.state is TrajectoryState.GENERATING
+        self.state.uncount_inflight(trajectory, was_generating)
+        trajectory.advance(TrajectoryEvent.STEP_ENDED, at)
+
+    # -- engines -----------------------------------------------------------------------------------
+
+    def _engine_joined(self, event: ev.EngineJoined) -> list[Command]:
+        spec = event.engine
+        if spec.engine_id in self.state.engines:
+            raise KeyError(f"engine {spec.engine_id} joined before; a restart needs a new id")
+        self.state.engines[spec.engine_id] = Engine(spec=spec, number=self.state.next_number())
+        self.state.refresh_ready()
+        return self._place_waiting(event.at)
+
+    def _engine_draining(self, event: ev.EngineDraining) -> list[Command]:
+        engine = self.state.engines[event.engine_id]
+        if not engine.advance(EngineEvent.DRAIN_ORDERED):
+            return self._late()
+        self.state.refresh_ready()
+        return []
+
+    def _engine_lost(self, event: ev.EngineLost) -> list[Command]:
+        engine = self.state.engines.get(event.engine_id)
+        if engine is None:
+            return self._late()
+        if engine.advance(EngineEvent.LOST):
+            self.state.refresh_ready()
+        if event.stranded:
+            self._strand(engine, event.at)
+        for trajectory_id in list(engine.residents):
+            self._evict(self.state.trajectories[trajectory_id], engine.engine_id)
+        return [*self._give_up_hopeless(event.at), *self._place_waiting(event.at)]
+
+    def _evict(self, trajectory: Trajectory, engine_id: EngineId) -> None:
+        """The engine is gone: its KV is lost, and a trajectory with no step there has no home."""
+        trajectory.advance_kv(KvEvent.ENGINE_LOST)
+        if trajectory.counted_on != engine_id:
+            self.state.set_home(trajectory, None)
+
+    def _strand(self, engine: Engine, at: float) -> None:
+        for trajectory_id in list(engine.inflight):
+            trajectory = self.state.trajectories[trajectory_id]
+            was_generating = trajectory.state is TrajectoryState.GENERATING
+            self.state.uncount_inflight(trajectory, was_generating)
+            trajectory.advance(TrajectoryEvent.STRANDED, at)
+            # Only those that held a slot can have killed the worker; the queued ones are innocent.
+            trajectory.losses += was_generating
+            self.state.waiting_steps[trajectory_id] = None
+
+    def _give_up_hopeless(self, at: float) -> list[Command]:
+        commands: list[Command] = []
+        for trajectory_id in list(self.state.waiting_steps):
+            trajectory = self.state.trajectories[trajectory_id]
+            if trajectory.losses > self.limits.max_losses:
+                cause = f"its worker died {trajectory.losses} times while it was generating"
+                commands += self._give_up_step(trajectory, at, cause)
+        return commands
+
+    # -- actions -----------------------------------------------------------------------------------
+
+    def _action_requested(self, event: ev.ActionRequested) -> list[Command]:
+        spec = event.action
+        trajectory = self.state.trajectories.get(spec.trajectory_id)
+        if trajectory is None or not trajectory.advance(TrajectoryEvent.ACTION_REQUESTED, event.at):
+            return self._late()
+        trajectory.actions_open += 1
+        action = Action(spec=spec, number=self.state.next_number())
+        self.state.actions[spec.action_id] = action
+        self.state.waiting_actions[spec.action_id] = None
+        pool = [h.spec.cpus for h in self.state.hosts.values() if h.spec.pool == spec.pool]
+        if pool and max(pool) < spec.min_cpus:
+            cause = f"it needs {spec.min_cpus} CPUs; the largest tool worker has {max(pool)}"
+            return self._give_up_action(action, event.at, cause)
+        return self._allocate()
+
+    def _allocate(self) -> list[Command]:
+        if not self.state.waiting_actions or not self.state.hosts:
+            return []
+        commands: list[Command] = []
+        for grant in self.strategies.actions.allocate(self.view):
+            guards.check_grant(self.state, grant)
+            action, host = self.state.actions[grant.action_id], self.state.hosts[grant.host_id]
+            action.advance(ActionEvent.STARTED)
+            action.host, action.cpus = grant.host_id, grant.cpus
+            host.free_cpus -= grant.cpus
+            host.running[grant.action_id] = None
+            del self.state.waiting_actions[grant.action_id]
+            commands.append(RunAction(grant.action_id, grant.host_id, grant.cpus))
+        return commands
+
+    def _action_finished(self, event: ev.ActionFinished) -> list[Command]:
+        action = self.state.actions.get(event.action_id)
+        if action is None or action.host != event.host_id:
+            return self._late()
+        self._release(action)
+        action.advance(ActionEvent.FINISHED)
+        self._close_action(action, event.at)
+        return self._allocate()
+
+    def _release(self, action: Action) -> None:
+        assert action.host is not None, action.spec.action_id
+        host = self.state.hosts[action.host]
+        host.free_cpus += action.cpus
+        del host.running[action.spec.action_id]
+        action.host, action.cpus = None, 0
+
+    def _close_action(self, action: Action, at: float) -> None:
+        """Forget the action and tell its trajectory."""
+        trajectory = self.state.trajectories[action.spec.trajectory_id]
+        self._forget_action(action)
+        if trajectory.actions_open == 0 and trajectory.state is not TrajectoryState.ENDED:
+            trajectory.advance(TrajectoryEvent.LAST_ACTION_ENDED, at)
+
+    def _forget_action(self, action: Action) -> None:
+        self.state.waiting_actions.pop(action.spec.action_id, None)
+        del self.state.actions[action.spec.action_id]
+        trajectory = self.state.trajectories[action.spec.trajectory_id]
+        trajectory.actions_open -= 1
+        self._forget_if_over(trajectory)
+
+    def _give_up_action(self, action: Action, at: float, cause: str) -> list[Command]:
+        action.advance(ActionEvent.CANCELLED)
+        self._close_action(action, at)
+        return [GiveUpAction(action.spec.action_id, cause)]
+
+    def _host_joined(self, event: ev.HostJoined) -> list[Command]:
+        spec = event.host
+        if spec.host_id in self.state.hosts:
+            raise KeyError(f"host {spec.host_id} joined before; a restart needs a new id")
+        number = self.state.next_number()
+        self.state.hosts[spec.host_id] = Host(spec=spec, number=number, free_cpus=spec.cpus)
+        return self._allocate()
+
+    def _host_lost(self, event: ev.HostLost) -> list[Command]:
+        host = self.state.hosts.get(event.host_id)
+        if host is None:
+            return self._late()
+        commands: list[Command] = []
+        stranded = [self.state.actions[action_id] for action_id in host.running]
+        for action in stranded:
+            self._release(action)
+            action.advance(ActionEvent.HOST_LOST)
+            action.losses += 1
+            self.state.waiting_actions[action.spec.action_id] = None
+        del self.state.hosts[event.host_id]
+        for action in stranded:
+            if action.losses > self.limits.max_losses:
+                cause = f"its worker died {action.losses} times while it ran"
+                commands += self._give_up_action(action, event.at, cause)
+            elif self.state.trajectories[action.spec.trajectory_id].state is TrajectoryState.ENDED:
+                action.advance(ActionEvent.CANCELLED)
+                self._forget_action(action)
+        return [*commands, *self._allocate()]
+
+    def _late(self) -> list[Command]:
+        self.state.late_arrivals += 1
+        return []

@@ -1,0 +1,159 @@
+"""Facts, in the past tense. Every event carries `at`: seconds since the session started.
+
+Time is data: whoever feeds the controller reads the clock once and never lets it go back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
+from heddle_dask.core.nouns import (
+    ActionRequest,
+    EngineDescription,
+    HostDescription,
+    StepRequest,
+    TrajectorySpec,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectorySubmitted:
+    """The driver announced a trajectory; it waits to be admitted."""
+
+    at: float
+    trajectory: TrajectorySpec
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryEnded:
+    """The program of a trajectory returned, failed, or was given up by the driver."""
+
+    at: float
+    trajectory_id: TrajectoryId
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepRequested:
+    """A trajectory asks for an LLM step (or for the rest of one: `attempt` > 0)."""
+
+    at: float
+    step: StepRequest
+
+
+@dataclass(frozen=True, slots=True)
+class StepStarted:
+    """The step left the engine's queue: it holds a slot now."""
+
+    at: float
+    trajectory_id: TrajectoryId
+    step_index: int
+    attempt: int
+    engine_id: EngineId
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinished:
+    """The engine answered; an aborted request with the tokens it had is an answer too."""
+
+    at: float
+    trajectory_id: TrajectoryId
+    step_index: int
+    attempt: int
+    engine_id: EngineId
+    new_tokens: int
+    cached_tokens: int
+    finish_reason: str
+    policy_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    """The step ended without an answer; `cause` says at which boundary. The driver decides what next."""
+
+    at: float
+    trajectory_id: TrajectoryId
+    step_index: int
+    attempt: int
+    engine_id: EngineId
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActionRequested:
+    """A trajectory asks for a tool or reward call."""
+
+    at: float
+    action: ActionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ActionFinished:
+    """The action ended on its host; a tool that failed has finished too (`ok` is False)."""
+
+    at: float
+    action_id: ActionId
+    host_id: HostId
+    run_s: float
+    ok: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EngineJoined:
+    """A warmed-up engine answers; it takes steps from now on."""
+
+    at: float
+    engine: EngineDescription
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLost:
+    """The engine does not answer any more. `stranded`: its worker died with it, so that no step on it
+    will ever report; otherwise each of its steps still ends in a `StepFailed`."""
+
+    at: float
+    engine_id: EngineId
+    reason: str
+    stranded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDraining:
+    """The engine finishes what it has and takes no new step."""
+
+    at: float
+    engine_id: EngineId
+
+
+@dataclass(frozen=True, slots=True)
+class HostJoined:
+    """A worker for actions is there."""
+
+    at: float
+    host: HostDescription
+
+
+@dataclass(frozen=True, slots=True)
+class HostLost:
+    """A worker for actions is gone; its running actions will never report."""
+
+    at: float
+    host_id: HostId
+
+
+Event = (
+    TrajectorySubmitted
+    | TrajectoryEnded
+    | StepRequested
+    | StepStarted
+    | StepFinished
+    | StepFailed
+    | ActionRequested
+    | ActionFinished
+    | EngineJoined
+    | EngineLost
+    | EngineDraining
+    | HostJoined
+    | HostLost
+)

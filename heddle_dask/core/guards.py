@@ -1,0 +1,74 @@
+"""Strategies propose, guards dispose. Each function raises with the reason, or returns nothing.
+
+A strategy may be slow or silly; it must not be able to corrupt the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from heddle_dask.core.errors import GuardViolation
+from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.state import Engine, State, Trajectory
+from heddle_dask.core.transitions import ActionState, KvState, TrajectoryState
+from heddle_dask.core.view import Grant
+
+
+def can_take(engine: Engine, step: StepRequest) -> bool:
+    """Whether the step's context and at least one new token fit into the engine."""
+    return step.context_tokens < engine.spec.max_context_tokens
+
+
+def can_dispatch(trajectory: Trajectory) -> bool:
+    """Whether a waiting step may be placed now: not while its KV cache moves."""
+    return trajectory.kv is not KvState.MOVING
+
+
+def check_choice(
+    trajectory: Trajectory, step: StepRequest, choice: Engine, candidates: Sequence[Engine]
+) -> None:
+    """Refuse an engine that was not offered.
+
+    Raises
+    ------
+    GuardViolation
+    """
+    if all(choice is not candidate for candidate in candidates):
+        offered = ", ".join(engine.engine_id for engine in candidates)
+        raise GuardViolation(
+            f"placement chose {choice.engine_id} ({choice.state.value}) for step {step.step_index} of "
+            f"{trajectory.trajectory_id}; it may choose among: {offered}"
+        )
+
+
+def check_grant(state: State, grant: Grant) -> None:
+    """Refuse a grant for an action that does not wait, or that its host has no room for.
+
+    Raises
+    ------
+    GuardViolation
+    """
+    action = state.actions.get(grant.action_id)
+    host = state.hosts.get(grant.host_id)
+    if action is None or action.state is not ActionState.WAITING:
+        raise GuardViolation(f"action {grant.action_id} does not wait and cannot be started")
+    if host is None or host.spec.pool != action.spec.pool:
+        raise GuardViolation(f"action {grant.action_id} cannot run on {grant.host_id}: not its pool")
+    if not action.spec.min_cpus <= grant.cpus <= action.spec.max_cpus:
+        raise GuardViolation(
+            f"action {grant.action_id} takes {action.spec.min_cpus} to {action.spec.max_cpus} CPUs, "
+            f"not {grant.cpus}"
+        )
+    if grant.cpus > host.free_cpus:
+        raise GuardViolation(f"{grant.host_id} has {host.free_cpus} free CPUs, not {grant.cpus}")
+
+
+def check_admission(trajectory: Trajectory) -> None:
+    """Refuse to admit a trajectory twice.
+
+    Raises
+    ------
+    GuardViolation
+    """
+    if trajectory.state is not TrajectoryState.SUBMITTED:
+        raise GuardViolation(f"{trajectory.trajectory_id} is {trajectory.state.value} and cannot be admitted")

@@ -1,0 +1,97 @@
+"""What the world announces to the controller: frozen descriptions, facts only.
+
+Nothing here is a verdict. Thresholds and decisions live in strategies, mutable records in `state`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, TrajectoryId
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectorySpec:
+    """One attempt of an agent at one prompt.
+
+    Attributes
+    ----------
+    group_id
+        What the attempts at one prompt share.
+    sample_index
+        Position in the group, from 0.
+    domain
+        Name of the environment: a predictor's feature, never a rule's.
+    prompt_tokens
+        Estimated length of the first prompt; 0 when unknown.
+    """
+
+    trajectory_id: TrajectoryId
+    group_id: GroupId
+    sample_index: int = 0
+    domain: str = ""
+    prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRequest:
+    """One LLM step that waits to be placed.
+
+    Attributes
+    ----------
+    attempt
+        0 at first; one more each time that the driver asks again for the same step, because its
+        engine was lost, its context was missing, or it was preempted and goes on from what it has.
+    context_tokens
+        Tokens in front of the model, those it has already generated in this step included.
+    max_new_tokens
+        Upper limit of what this request may still generate.
+    """
+
+    trajectory_id: TrajectoryId
+    step_index: int
+    attempt: int
+    context_tokens: int
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDescription:
+    """One running model server. `engine_id` names this incarnation: a restart gets another id."""
+
+    engine_id: EngineId
+    slots: int
+    max_context_tokens: int
+    tp_degree: int = 1
+    kv_capacity_tokens: int = 0
+    policy_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ActionRequest:
+    """One tool or reward call that waits for resources.
+
+    Attributes
+    ----------
+    min_cpus, max_cpus
+        The least it needs to start and the most it can use (ARL-Tangram: elastic actions).
+    pool
+        Which kind of host may run it.
+    """
+
+    action_id: ActionId
+    trajectory_id: TrajectoryId
+    kind: str
+    label: str
+    min_cpus: int = 1
+    max_cpus: int = 1
+    pool: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class HostDescription:
+    """A worker that runs actions. `host_id` names this incarnation."""
+
+    host_id: HostId
+    cpus: int
+    pool: str = "cpu"

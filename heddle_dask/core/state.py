@@ -1,0 +1,287 @@
+"""The controller's mutable records and their indexes. `State` owns them; strategies only read.
+
+Every sum and list that a decision needs is kept up to date by the methods here, so that no event costs
+a walk over all trajectories. `check_integrity` recomputes them from scratch; tests call it after every
+event.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
+from heddle_dask.core.nouns import (
+    ActionRequest,
+    EngineDescription,
+    HostDescription,
+    StepRequest,
+    TrajectorySpec,
+)
+from heddle_dask.core.transitions import (
+    ACTION,
+    ENGINE,
+    KV,
+    TRAJECTORY,
+    ActionEvent,
+    ActionState,
+    EngineEvent,
+    EngineState,
+    KvEvent,
+    KvState,
+    TrajectoryEvent,
+    TrajectoryState,
+)
+
+STORY_LENGTH = 32
+
+
+@dataclass(slots=True, eq=False)
+class Trajectory:
+    """One trajectory as the controller sees it.
+
+    Attributes
+    ----------
+    home
+        Engine that holds its context, or that it is assigned to. None before the first placement and
+        after that engine was lost. `Engine.residents` of the home lists this trajectory.
+    counted_on, counted_tokens
+        Engine whose `inflight_tokens` counts the current step, and with how many tokens.
+    context_tokens
+        Tokens in front of the model at the latest request, plus what was generated since.
+    losses
+        How often the current step was lost together with its worker.
+    story
+        The latest transitions, for errors.
+    """
+
+    spec: TrajectorySpec
+    number: int
+    state: TrajectoryState = TrajectoryState.SUBMITTED
+    kv: KvState = KvState.ABSENT
+    home: EngineId | None = None
+    step: StepRequest | None = None
+    counted_on: EngineId | None = None
+    counted_tokens: int = 0
+    context_tokens: int = 0
+    generated_tokens: int = 0
+    steps_finished: int = 0
+    actions_open: int = 0
+    losses: int = 0
+    policy_version: int = 0
+    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
+
+    @property
+    def trajectory_id(self) -> TrajectoryId:
+        """Shorthand for ``spec.trajectory_id``."""
+        return self.spec.trajectory_id
+
+    def advance(self, event: TrajectoryEvent, at: float) -> bool:
+        """Take `event`; False when it is a late arrival and nothing changed."""
+        told = f"trajectory {self.trajectory_id}: " + "; ".join(self.story)
+        after = TRAJECTORY.next_state(self.state, event, told)
+        if after is None:
+            return False
+        self.story.append(f"{at:.3f} {event.value}: {self.state.value} -> {after.value}")
+        self.state = after
+        return True
+
+    def advance_kv(self, event: KvEvent) -> None:
+        """Take a KV event; late arrivals change nothing."""
+        after = KV.next_state(self.kv, event, f"trajectory {self.trajectory_id}")
+        if after is not None:
+            self.kv = after
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """One engine incarnation.
+
+    Attributes
+    ----------
+    inflight_tokens
+        Context tokens of the steps that are queued or generating here.
+    resident_tokens
+        Context tokens of all trajectories whose home this is, those in tools included.
+    residents
+        Those trajectories; a dict used as an ordered set.
+    inflight
+        Trajectories with a step queued or generating here.
+    generating
+        How many of them hold a slot.
+    placed
+        Steps placed here so far.
+    """
+
+    spec: EngineDescription
+    number: int
+    state: EngineState = EngineState.READY
+    inflight_tokens: int = 0
+    resident_tokens: int = 0
+    residents: dict[TrajectoryId, None] = field(default_factory=dict)
+    inflight: dict[TrajectoryId, None] = field(default_factory=dict)
+    generating: int = 0
+    placed: int = 0
+
+    @property
+    def engine_id(self) -> EngineId:
+        """Shorthand for ``spec.engine_id``."""
+        return self.spec.engine_id
+
+    def advance(self, event: EngineEvent) -> bool:
+        """Take `event`; False when it is a late arrival."""
+        after = ENGINE.next_state(self.state, event, f"engine {self.engine_id}")
+        if after is None:
+            return False
+        self.state = after
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class Action:
+    """One tool or reward call. `host` and `cpus` are set while it runs."""
+
+    spec: ActionRequest
+    number: int
+    state: ActionState = ActionState.WAITING
+    host: HostId | None = None
+    cpus: int = 0
+    losses: int = 0
+
+    def advance(self, event: ActionEvent) -> bool:
+        """Take `event`; False when it is a late arrival."""
+        after = ACTION.next_state(self.state, event, f"action {self.spec.action_id}")
+        if after is None:
+            return False
+        self.state = after
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """A worker that runs actions; `free_cpus` is what running actions leave."""
+
+    spec: HostDescription
+    number: int
+    free_cpus: int
+    running: dict[ActionId, None] = field(default_factory=dict)
+
+
+class State:
+    """All records, and the indexes over them.
+
+    Attributes
+    ----------
+    unadmitted
+        Submitted trajectories that wait for admission, oldest first.
+    waiting_steps
+        Trajectories whose step no engine takes yet, oldest first.
+    waiting_actions
+        Actions that wait for CPUs, oldest first.
+    alive
+        Admitted trajectories that have not ended.
+    late_arrivals
+        How many events were ignored because they came too late.
+    """
+
+    def __init__(self) -> None:
+        self.trajectories: dict[TrajectoryId, Trajectory] = {}
+        self.engines: dict[EngineId, Engine] = {}
+        self.actions: dict[ActionId, Action] = {}
+        self.hosts: dict[HostId, Host] = {}
+        self.unadmitted: dict[TrajectoryId, None] = {}
+        self.waiting_steps: dict[TrajectoryId, None] = {}
+        self.waiting_actions: dict[ActionId, None] = {}
+        self.alive = 0
+        self.late_arrivals = 0
+        self._ready: list[Engine] = []
+        self._counter = 0
+
+    def next_number(self) -> int:
+        """The next running number: ids of records and the order of equal priorities."""
+        self._counter += 1
+        return self._counter
+
+    @property
+    def ready_engines(self) -> Sequence[Engine]:
+        """Engines that take steps, in the order in which they joined."""
+        return self._ready
+
+    def refresh_ready(self) -> None:
+        """Recompute `ready_engines`; to be called when an engine changed its state."""
+        self._ready = [e for e in self.engines.values() if e.state is EngineState.READY]
+
+    def set_home(self, trajectory: Trajectory, engine_id: EngineId | None) -> None:
+        """Make `engine_id` the trajectory's home and move its resident tokens."""
+        if trajectory.home == engine_id:
+            return
+        if trajectory.home is not None and trajectory.home in self.engines:
+            old = self.engines[trajectory.home]
+            old.residents.pop(trajectory.trajectory_id, None)
+            old.resident_tokens -= trajectory.context_tokens
+        trajectory.home = engine_id
+        if engine_id is not None:
+            new = self.engines[engine_id]
+            new.residents[trajectory.trajectory_id] = None
+            new.resident_tokens += trajectory.context_tokens
+
+    def set_context(self, trajectory: Trajectory, tokens: int) -> None:
+        """Set the trajectory's context length and keep its home's sum right."""
+        if trajectory.home is not None:
+            self.engines[trajectory.home].resident_tokens += tokens - trajectory.context_tokens
+        trajectory.context_tokens = tokens
+
+    def count_inflight(self, trajectory: Trajectory, engine_id: EngineId) -> None:
+        """Count the trajectory's current step on the engine until `uncount_inflight`."""
+        engine = self.engines[engine_id]
+        trajectory.counted_on = engine_id
+        trajectory.counted_tokens = trajectory.context_tokens
+        engine.inflight[trajectory.trajectory_id] = None
+        engine.inflight_tokens += trajectory.counted_tokens
+
+    def uncount_inflight(self, trajectory: Trajectory, was_generating: bool) -> None:
+        """Take the trajectory's step off the engine that counts it, if any."""
+        if trajectory.counted_on is None:
+            return
+        engine = self.engines[trajectory.counted_on]
+        engine.inflight.pop(trajectory.trajectory_id, None)
+        engine.inflight_tokens -= trajectory.counted_tokens
+        engine.generating -= was_generating
+        trajectory.counted_on = None
+        trajectory.counted_tokens = 0
+
+    def in_state(self, wanted: TrajectoryState) -> Iterator[Trajectory]:
+        """Walk over the trajectories in one state; for reports, not for decisions."""
+        return (t for t in self.trajectories.values() if t.state is wanted)
+
+    def check_integrity(self) -> None:
+        """Recompute every index and compare.
+
+        Raises
+        ------
+        AssertionError
+            With the index and both values, when one has drifted.
+        """
+        inflight = {TrajectoryState.QUEUED, TrajectoryState.GENERATING}
+        for engine in self.engines.values():
+            living = [t for t in self.trajectories.values() if t.home == engine.engine_id]
+            here = [t for t in living if t.state in inflight]
+            name = engine.engine_id
+            assert sorted(engine.residents) == sorted(t.trajectory_id for t in living), name
+            assert engine.resident_tokens == sum(t.context_tokens for t in living), name
+            assert sorted(engine.inflight) == sorted(t.trajectory_id for t in here), name
+            assert engine.inflight_tokens == sum(t.counted_tokens for t in here), name
+            generating = sum(t.state is TrajectoryState.GENERATING for t in here)
+            assert engine.generating == generating, name
+        ready = [e for e in self.engines.values() if e.state is EngineState.READY]
+        assert list(self.ready_engines) == ready
+        waiting = sorted(t.trajectory_id for t in self.in_state(TrajectoryState.WAITING))
+        assert sorted(self.waiting_steps) == waiting
+        submitted = sorted(t.trajectory_id for t in self.in_state(TrajectoryState.SUBMITTED))
+        assert sorted(self.unadmitted) == submitted
+        for host in self.hosts.values():
+            used = sum(self.actions[a].cpus for a in host.running)
+            assert host.free_cpus == host.spec.cpus - used, host.spec.host_id
+        unstarted = [i for i, a in self.actions.items() if a.state is ActionState.WAITING]
+        assert sorted(self.waiting_actions) == sorted(unstarted)

@@ -1,0 +1,325 @@
+"""Four small state machines and their coupling. Everything that affects a transition is in this file.
+
+Four and not one, because they overlap: a trajectory acts while its KV cache moves. Every machine is a
+table with a row per state and a column per event. A cell is the next state, `LATE` (the event is an
+honest late arrival: ignored and counted), or `NEVER` (it cannot happen: our bug, raised with the story).
+
+The cells speak of the *current* attempt at the *current* engine. Messages of superseded attempts are
+filtered before, in `Controller`, because only identity, not state, tells them apart.
+
+Coupling, in one place:
+
+1. An engine that is lost strands its queued and generating trajectories: `STRANDED`, hence WAITING.
+2. A lost engine takes the KV caches that live on it: KV `ENGINE_LOST`.
+3. A step that finishes leaves its KV on its engine: KV `WRITTEN`.
+4. A trajectory that ends frees its KV: KV `DROPPED`; its waiting actions are `CANCELLED`.
+5. A trajectory whose KV is MOVING is not dispatched before the move ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Final, Generic, TypeVar
+
+from heddle_dask.core.errors import InvalidTransition
+
+
+class TrajectoryState(Enum):
+    """Where the program of a trajectory stands."""
+
+    SUBMITTED = "submitted"  # announced, not admitted
+    THINKING = "thinking"  # its program runs on the driver
+    WAITING = "waiting"  # a step is requested and no engine takes it yet
+    QUEUED = "queued"  # the step waits for a slot of its engine
+    GENERATING = "generating"  # the step holds a slot
+    ACTING = "acting"  # it waits for actions only
+    ENDED = "ended"
+
+
+class TrajectoryEvent(Enum):
+    """What can happen to a trajectory."""
+
+    ADMITTED = "admitted"
+    STEP_REQUESTED = "step requested"
+    PLACED = "placed"
+    STARTED = "started"
+    STEP_ENDED = "step ended"
+    STRANDED = "stranded"
+    ACTION_REQUESTED = "action requested"
+    LAST_ACTION_ENDED = "last action ended"
+    ENDED = "ended"
+
+
+class KvState(Enum):
+    """Where the KV cache of a trajectory is, as far as anybody can know."""
+
+    ABSENT = "absent"
+    RESIDENT = "resident"
+    MOVING = "moving"
+    LOST = "lost"
+
+
+class KvEvent(Enum):
+    """What can happen to a KV cache."""
+
+    WRITTEN = "written"
+    MOVE_STARTED = "move started"
+    MOVE_ENDED = "move ended"
+    MOVE_FAILED = "move failed"
+    ENGINE_LOST = "engine lost"
+    DROPPED = "dropped"
+
+
+class EngineState(Enum):
+    """Whether an engine takes steps. Engines are announced when they answer: there is no STARTING."""
+
+    READY = "ready"
+    UPDATING = "updating"  # weights: running steps are frozen, new ones wait
+    DRAINING = "draining"
+    LOST = "lost"
+
+
+class EngineEvent(Enum):
+    """What can happen to an engine."""
+
+    UPDATE_STARTED = "update started"
+    UPDATE_ENDED = "update ended"
+    DRAIN_ORDERED = "drain ordered"
+    LOST = "lost"
+
+
+class ActionState(Enum):
+    """Where an action stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class ActionEvent(Enum):
+    """What can happen to an action."""
+
+    STARTED = "started"
+    FINISHED = "finished"
+    HOST_LOST = "host lost"
+    CANCELLED = "cancelled"
+
+
+class Mark(Enum):
+    """Cells that are no state."""
+
+    LATE = "late"
+    NEVER = "never"
+
+
+LATE: Final = Mark.LATE
+NEVER: Final = Mark.NEVER
+
+S = TypeVar("S", bound=Enum)
+E = TypeVar("E", bound=Enum)
+
+
+class Machine(Generic[S, E]):
+    """A named, total transition table.
+
+    Raises
+    ------
+    ValueError
+        At construction, if a state lacks a row or a row lacks an event.
+    """
+
+    def __init__(
+        self, name: str, states: type[S], events: type[E], rows: Mapping[S, Mapping[E, S | Mark]]
+    ) -> None:
+        self.name = name
+        self.rows = rows
+        for state in states:
+            missing = [event.name for event in events if event not in rows.get(state, {})]
+            if missing:
+                raise ValueError(f"{name}: state {state.name} has no cell for {', '.join(missing)}")
+
+    def next_state(self, state: S, event: E, story: str = "") -> S | None:
+        """The state after `event`, or None when the event is a late arrival to be ignored.
+
+        Raises
+        ------
+        InvalidTransition
+            The cell is `NEVER`; the message holds `story`.
+        """
+        cell = self.rows[state][event]
+        if cell is NEVER:
+            raise InvalidTransition(
+                f"{self.name}: '{event.value}' cannot happen in state '{state.value}'; {story}"
+            )
+        return None if isinstance(cell, Mark) else cell
+
+
+T, TE = TrajectoryState, TrajectoryEvent
+TRAJECTORY: Final[Machine[TrajectoryState, TrajectoryEvent]] = Machine(
+    "trajectory",
+    TrajectoryState,
+    TrajectoryEvent,
+    {
+        T.SUBMITTED: {
+            TE.ADMITTED: T.THINKING,
+            TE.STEP_REQUESTED: NEVER,
+            TE.PLACED: NEVER,
+            TE.STARTED: NEVER,
+            TE.STEP_ENDED: NEVER,
+            TE.STRANDED: NEVER,
+            TE.ACTION_REQUESTED: NEVER,
+            TE.LAST_ACTION_ENDED: NEVER,
+            TE.ENDED: T.ENDED,
+        },
+        T.THINKING: {
+            TE.ADMITTED: NEVER,
+            TE.STEP_REQUESTED: T.WAITING,
+            TE.PLACED: NEVER,
+            TE.STARTED: LATE,
+            TE.STEP_ENDED: LATE,
+            TE.STRANDED: NEVER,
+            TE.ACTION_REQUESTED: T.ACTING,
+            TE.LAST_ACTION_ENDED: T.THINKING,  # one that ran beside a step
+            TE.ENDED: T.ENDED,
+        },
+        T.WAITING: {
+            TE.ADMITTED: NEVER,
+            TE.STEP_REQUESTED: NEVER,
+            TE.PLACED: T.QUEUED,
+            TE.STARTED: LATE,
+            TE.STEP_ENDED: LATE,
+            TE.STRANDED: NEVER,
+            TE.ACTION_REQUESTED: T.WAITING,
+            TE.LAST_ACTION_ENDED: T.WAITING,
+            TE.ENDED: T.ENDED,
+        },
+        T.QUEUED: {
+            TE.ADMITTED: NEVER,
+            TE.STEP_REQUESTED: NEVER,
+            TE.PLACED: T.QUEUED,
+            TE.STARTED: T.GENERATING,
+            TE.STEP_ENDED: T.THINKING,
+            TE.STRANDED: T.WAITING,
+            TE.ACTION_REQUESTED: T.QUEUED,
+            TE.LAST_ACTION_ENDED: T.QUEUED,
+            TE.ENDED: T.ENDED,
+        },
+        T.GENERATING: {
+            TE.ADMITTED: NEVER,
+            TE.STEP_REQUESTED: NEVER,
+            TE.PLACED: NEVER,
+            TE.STARTED: LATE,
+            TE.STEP_ENDED: T.THINKING,
+            TE.STRANDED: T.WAITING,
+            TE.ACTION_REQUESTED: T.GENERATING,
+            TE.LAST_ACTION_ENDED: T.GENERATING,
+            TE.ENDED: T.ENDED,
+        },
+        T.ACTING: {
+            TE.ADMITTED: NEVER,
+            TE.STEP_REQUESTED: T.WAITING,
+            TE.PLACED: NEVER,
+            TE.STARTED: LATE,
+            TE.STEP_ENDED: LATE,
+            TE.STRANDED: NEVER,
+            TE.ACTION_REQUESTED: T.ACTING,
+            TE.LAST_ACTION_ENDED: T.THINKING,
+            TE.ENDED: T.ENDED,
+        },
+        T.ENDED: {event: LATE for event in TE},
+    },
+)
+
+K, KE = KvState, KvEvent
+KV: Final[Machine[KvState, KvEvent]] = Machine(
+    "kv cache",
+    KvState,
+    KvEvent,
+    {
+        K.ABSENT: {
+            KE.WRITTEN: K.RESIDENT,
+            KE.MOVE_STARTED: NEVER,
+            KE.MOVE_ENDED: LATE,
+            KE.MOVE_FAILED: LATE,
+            KE.ENGINE_LOST: LATE,
+            KE.DROPPED: LATE,
+        },
+        K.RESIDENT: {
+            KE.WRITTEN: K.RESIDENT,
+            KE.MOVE_STARTED: K.MOVING,
+            KE.MOVE_ENDED: LATE,
+            KE.MOVE_FAILED: LATE,
+            KE.ENGINE_LOST: K.LOST,
+            KE.DROPPED: K.ABSENT,
+        },
+        K.MOVING: {
+            KE.WRITTEN: NEVER,
+            KE.MOVE_STARTED: NEVER,
+            KE.MOVE_ENDED: K.RESIDENT,
+            KE.MOVE_FAILED: K.RESIDENT,
+            KE.ENGINE_LOST: K.LOST,
+            KE.DROPPED: K.ABSENT,
+        },
+        K.LOST: {
+            KE.WRITTEN: K.RESIDENT,
+            KE.MOVE_STARTED: NEVER,
+            KE.MOVE_ENDED: LATE,
+            KE.MOVE_FAILED: LATE,
+            KE.ENGINE_LOST: LATE,
+            KE.DROPPED: K.ABSENT,
+        },
+    },
+)
+
+G, GE = EngineState, EngineEvent
+ENGINE: Final[Machine[EngineState, EngineEvent]] = Machine(
+    "engine",
+    EngineState,
+    EngineEvent,
+    {
+        G.READY: {
+            GE.UPDATE_STARTED: G.UPDATING,
+            GE.UPDATE_ENDED: LATE,
+            GE.DRAIN_ORDERED: G.DRAINING,
+            GE.LOST: G.LOST,
+        },
+        G.UPDATING: {
+            GE.UPDATE_STARTED: NEVER,
+            GE.UPDATE_ENDED: G.READY,
+            GE.DRAIN_ORDERED: G.DRAINING,
+            GE.LOST: G.LOST,
+        },
+        G.DRAINING: {
+            GE.UPDATE_STARTED: NEVER,
+            GE.UPDATE_ENDED: LATE,
+            GE.DRAIN_ORDERED: LATE,
+            GE.LOST: G.LOST,
+        },
+        G.LOST: {event: LATE for event in GE},
+    },
+)
+
+A, AE = ActionState, ActionEvent
+ACTION: Final[Machine[ActionState, ActionEvent]] = Machine(
+    "action",
+    ActionState,
+    ActionEvent,
+    {
+        A.WAITING: {
+            AE.STARTED: A.RUNNING,
+            AE.FINISHED: LATE,
+            AE.HOST_LOST: NEVER,
+            AE.CANCELLED: A.ENDED,
+        },
+        A.RUNNING: {
+            AE.STARTED: NEVER,
+            AE.FINISHED: A.ENDED,
+            AE.HOST_LOST: A.WAITING,
+            AE.CANCELLED: A.RUNNING,  # its CPUs are busy until it reports
+        },
+        A.ENDED: {event: LATE for event in AE},
+    },
+)
+
+MACHINES: Final[tuple[Machine[Any, Any], ...]] = (TRAJECTORY, KV, ENGINE, ACTION)

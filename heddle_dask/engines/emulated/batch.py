@@ -1,0 +1,275 @@
+"""Continuous batching in closed form: time is a value, and nothing happens between changes of the batch.
+
+The batch stays as it is for a run of iterations: until a prompt is prefilled, a step ends, a request
+joins, or the KV cache is full. `EngineCost` sums such a run in constant time, so that the work of this
+module is per step and not per token.
+
+As vLLM does it: waiting requests are admitted in order of priority (smaller first), then of arrival,
+at the boundary of an iteration, while there are slots and room for their KV; prompts are prefilled in
+chunks beside the decoding ones; the iteration that ends a prefill samples the first token; when KV
+runs out, the request of least urgency goes back to the queue and is prefilled again later.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from heddle_dask.cost.engine_cost import EngineCost
+from heddle_dask.engines.emulated.kv_cache import Held, KvCache
+
+JobState = Literal["waiting", "prefilling", "decoding", "ended"]
+
+# Timers fire up to this much early; model seconds are far coarser.
+_EARLY_S = 1e-7
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One step inside the engine.
+
+    Attributes
+    ----------
+    length
+        Tokens it will have sampled when it ends by itself.
+    tokens
+        Gives the first n sampled tokens.
+    generated
+        Tokens sampled until `since_iteration`; while decoding, one more per iteration since then.
+    cached_tokens
+        Prompt tokens found in the prefix cache when it was first admitted.
+    """
+
+    prompt: Sequence[int]
+    length: int
+    tokens: Callable[[int], Sequence[int]]
+    priority: int = 0
+    order: int = 0
+    submitted_s: float = 0.0
+    admitted_s: float = math.nan
+    first_token_s: float = math.nan
+    ended_s: float = math.nan
+    state: JobState = "waiting"
+    aborted: bool = False
+    generated: int = 0
+    since_iteration: int = 0
+    prefill_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    held: Held | None = None
+
+    def context(self, generated: int) -> list[int]:
+        """Prompt and the first `generated` sampled tokens."""
+        return [*self.prompt, *self.tokens(generated)]
+
+
+@dataclass(slots=True)
+class Batch:
+    """The engine's scheduler and its clock, in model seconds.
+
+    `submit` and `abort` may be called at any time, `advance` brings the clock up to now and says which
+    jobs have ended; `next_s` says when to call it again (infinity: when something is submitted).
+    """
+
+    cost: EngineCost
+    slots: int
+    kv_cache: KvCache
+    clock_s: float = 0.0
+    next_s: float = math.inf
+    _waiting: list[tuple[int, int, Job]] = field(default_factory=list)
+    _prefilling: list[Job] = field(default_factory=list)
+    _decoding: dict[int, Job] = field(default_factory=dict)
+    # (iteration, order, job); entries of jobs that are gone or restarted are passed over.
+    _ends: list[tuple[int, int, Job]] = field(default_factory=list)
+    _iteration: int = 0
+    _context_tokens: int = 0
+    _orders: int = 0
+
+    @property
+    def running(self) -> int:
+        """Jobs in the batch."""
+        return len(self._prefilling) + len(self._decoding)
+
+    @property
+    def waiting(self) -> int:
+        """Jobs in the queue."""
+        return len(self._waiting)
+
+    def submit(self, job: Job, now_s: float) -> list[Job]:
+        """Add a job; returns the jobs that ended until now."""
+        ended = self.advance(now_s)
+        self._orders += 1
+        job.order = self._orders
+        job.submitted_s = now_s
+        heapq.heappush(self._waiting, (job.priority, job.order, job))
+        return ended + self.advance(now_s)
+
+    def abort(self, job: Job, now_s: float) -> list[Job]:
+        """End a job early with the tokens whose time has come; returns all that ended until now."""
+        ended = self.advance(now_s)
+        if job.state == "ended":
+            return ended
+        if job.state == "waiting":
+            self._waiting = [entry for entry in self._waiting if entry[2] is not job]
+            heapq.heapify(self._waiting)
+        else:
+            self._leave(job)
+        job.state = "ended"
+        job.aborted = True
+        job.ended_s = now_s
+        return [*ended, job, *self.advance(now_s)]
+
+    def advance(self, now_s: float) -> list[Job]:
+        """Run all iterations that end until now; returns the jobs that ended, in order."""
+        ended: list[Job] = []
+        while True:
+            self._admit(now_s)
+            if not self.running:
+                self.clock_s = max(self.clock_s, now_s)
+                self.next_s = math.inf
+                return ended
+            count, chunk = self._run_length()
+            if count == 0:
+                self._preempt()
+                continue
+            decoding, context = len(self._decoding), self._context_tokens
+            end_s = self.clock_s + self.cost.span_s(count, decoding, context, chunk)
+            if end_s > now_s + _EARLY_S:
+                whole = self.cost.iterations_within(now_s - self.clock_s, decoding, context, chunk)
+                # The iteration in progress goes on with the batch as it is.
+                whole = min(whole, count - 1)
+                self._run(whole, chunk, self.cost.span_s(whole, decoding, context, chunk))
+                self.next_s = end_s
+                return ended
+            self._run(count, chunk, end_s - self.clock_s)
+            ended += self._end_prefills(chunk) + self._end_decodes()
+
+    # ------------------------------------------------------------------ inside
+
+    def _admit(self, now_s: float) -> None:
+        if not self.running and self._waiting:
+            self.clock_s = max(self.clock_s, min(now_s, self._waiting[0][2].submitted_s))
+        while self._waiting and self.running < self.slots:
+            job = self._waiting[0][2]
+            if job.submitted_s > self.clock_s + _EARLY_S and self.running:
+                return  # it came during the iteration in progress
+            context = job.context(job.generated) if job.generated else job.prompt
+            # One token for everyone: else the newcomer would be thrown out again at once.
+            held = self.kv_cache.acquire(context, self.running + 1 if self.running else 0)
+            if held is None:
+                return
+            heapq.heappop(self._waiting)
+            job.held = held
+            job.prefill_tokens = len(context) - held.cached_tokens
+            job.state = "prefilling"
+            self._context_tokens += held.cached_tokens
+            self._prefilling.append(job)
+            if math.isnan(job.admitted_s):
+                job.admitted_s = max(self.clock_s, job.submitted_s)
+                job.cached_tokens = held.cached_tokens
+
+    def _run_length(self) -> tuple[int, int]:
+        """Iterations until the batch changes, and the prompt tokens in each; 0: KV must be freed."""
+        count, chunk = 1 << 40, 0
+        if self._prefilling:
+            most = self.cost.chunk_tokens
+            count = max(1, (self._prefilling[0].prefill_tokens - 1) // most)
+            chunk = min(most, sum(job.prefill_tokens for job in self._prefilling))
+        while self._ends and not self._is_due(self._ends[0]):
+            heapq.heappop(self._ends)
+        if self._ends:
+            count = min(count, self._ends[0][0] - self._iteration)
+        if self._decoding:
+            count = min(count, self.kv_cache.free_tokens // len(self._decoding))
+        if count > 1 and self._waiting and self.running < self.slots:
+            # Somebody came during the iteration in progress: look again at its end. If it was KV
+            # that kept the queue out, only the end of a job changes that.
+            job = self._waiting[0][2]
+            if job.submitted_s > self.clock_s:
+                count = 1
+        return count, chunk
+
+    def _is_due(self, entry: tuple[int, int, Job]) -> bool:
+        iteration, _, job = entry
+        return job.state == "decoding" and iteration == self._end_iteration(job)
+
+    def _end_iteration(self, job: Job) -> int:
+        return job.since_iteration + job.length - job.generated
+
+    def _run(self, count: int, chunk: int, seconds: float) -> None:
+        """Run `count` iterations, prefilling `chunk` prompt tokens in each."""
+        if count == 0:
+            return
+        self.clock_s += seconds
+        self._iteration += count
+        self._context_tokens += count * (len(self._decoding) + chunk)
+        self.kv_cache.grow_all(count * len(self._decoding))
+        left = count * chunk
+        for job in self._prefilling:
+            taken = min(left, job.prefill_tokens)
+            job.prefill_tokens -= taken
+            left -= taken
+            if not left:
+                break
+
+    def _end_prefills(self, chunk: int) -> list[Job]:
+        if not chunk:
+            return []
+        done = [job for job in self._prefilling if job.prefill_tokens == 0]
+        if not done:
+            return []
+        self._prefilling = [job for job in self._prefilling if job.prefill_tokens]
+        ended = []
+        for job in done:
+            job.generated += 1
+            job.since_iteration = self._iteration
+            if math.isnan(job.first_token_s):
+                job.first_token_s = self.clock_s
+            job.state = "decoding"
+            self._decoding[job.order] = job
+            if job.generated >= job.length:
+                ended.append(self._finish(job))
+            else:
+                heapq.heappush(self._ends, (self._end_iteration(job), job.order, job))
+        return ended
+
+    def _end_decodes(self) -> list[Job]:
+        ended = []
+        while self._ends and self._ends[0][0] <= self._iteration:
+            entry = heapq.heappop(self._ends)
+            if self._is_due(entry):
+                ended.append(self._finish(entry[2]))
+        return ended
+
+    def _finish(self, job: Job) -> Job:
+        self._leave(job)
+        job.state = "ended"
+        job.ended_s = self.clock_s
+        return job
+
+    def _leave(self, job: Job) -> None:
+        """Take a running job out of the batch, its sampled tokens counted, its KV given back."""
+        assert job.held is not None
+        if job.state == "decoding":
+            del self._decoding[job.order]
+            grown = self._iteration - job.since_iteration
+            job.generated += grown
+            job.held.loose_tokens += grown
+            # The token sampled last has no KV yet.
+            computed = len(job.prompt) + job.generated - 1
+        else:
+            self._prefilling.remove(job)
+            computed = len(job.prompt) + job.generated - job.prefill_tokens
+        self._context_tokens -= computed
+        self.kv_cache.release(job.held, job.context(job.generated)[:computed])
+        job.held = None
+
+    def _preempt(self) -> None:
+        victim = max([*self._decoding.values(), *self._prefilling], key=lambda job: (job.priority, job.order))
+        self._leave(victim)
+        victim.state = "waiting"
+        victim.preemptions += 1
+        heapq.heappush(self._waiting, (victim.priority, victim.order, victim))

@@ -1,0 +1,163 @@
+"""The KV cache of an emulated engine: a prefix cache in blocks, counted in tokens.
+
+A block is 16 tokens together with all that precedes them. Blocks in use are referenced; blocks that no
+request uses any more stay until their room is needed, least recently used first, the tail of a context
+before its head. Tokens sampled by a running request are counted, and become blocks when it ends.
+Fluid in one respect: a request's last, partly filled block counts as the tokens in it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from heddle_dask.engines.emulated.traits import BLOCK_TOKENS
+
+_BLOCK_BYTES = BLOCK_TOKENS * array("I").itemsize
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """What one request holds of the cache.
+
+    Attributes
+    ----------
+    blocks
+        Block ids of its full prompt blocks, in order.
+    loose_tokens
+        Tokens beyond these.
+    cached_tokens
+        Prompt tokens that were there already.
+    """
+
+    blocks: list[int]
+    loose_tokens: int
+    cached_tokens: int
+
+
+@dataclass(slots=True)
+class KvCache:
+    """Prefix cache of `capacity_tokens`; `free_tokens` can be taken, by eviction where need be."""
+
+    capacity_tokens: int
+    _child: dict[tuple[int, bytes], int] = field(default_factory=dict)
+    _key: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    _users: dict[int, int] = field(default_factory=dict)
+    # Insertion order is order of last use: a dict is the LRU list.
+    _idle: dict[int, None] = field(default_factory=dict)
+    _loose_tokens: int = 0
+    _last_id: int = 0
+
+    @property
+    def free_tokens(self) -> int:
+        """Tokens that can be taken now."""
+        return self.capacity_tokens - len(self._users) * BLOCK_TOKENS - self._loose_tokens
+
+    @property
+    def resident_tokens(self) -> int:
+        """Tokens in the cache, used and idle."""
+        return (len(self._users) + len(self._idle)) * BLOCK_TOKENS + self._loose_tokens
+
+    def hit_tokens(self, context: Sequence[int]) -> int:
+        """Tokens of `context` that a request with it would find cached (never all of them)."""
+        found = self._find(_packed(context), (len(context) - 1) // BLOCK_TOKENS)
+        return len(found) * BLOCK_TOKENS
+
+    def acquire(self, context: Sequence[int], spare_tokens: int) -> Held | None:
+        """Take room for `context`; None when less than `spare_tokens` would remain free."""
+        packed = _packed(context)
+        full = len(context) // BLOCK_TOKENS
+        found = self._find(packed, full)
+        new_tokens = len(context) - len(found) * BLOCK_TOKENS
+        woken = sum(block in self._idle for block in found) * BLOCK_TOKENS
+        if self.free_tokens - woken - new_tokens < spare_tokens:
+            return None
+        for block in found:
+            self._idle.pop(block, None)
+            self._users[block] = self._users.get(block, 0) + 1
+        # The last token must be computed anyway, to sample from.
+        cached = min(len(found), (len(context) - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
+        blocks = found
+        parent = found[-1] if found else 0
+        for index in range(len(found), full):
+            parent = self._add(parent, packed, index)
+            self._users[parent] = 1
+            blocks.append(parent)
+        held = Held(blocks, len(context) - full * BLOCK_TOKENS, cached)
+        self._loose_tokens += held.loose_tokens
+        self._evict()
+        return held
+
+    def grow(self, held: Held, tokens: int) -> None:
+        """Count `tokens` more for a running request."""
+        held.loose_tokens += tokens
+        self.grow_all(tokens)
+
+    def grow_all(self, tokens: int) -> None:
+        """Count `tokens` more in all; each holder's share must be in its `loose_tokens` at release."""
+        self._loose_tokens += tokens
+        self._evict()
+
+    def release(self, held: Held, context: Sequence[int]) -> None:
+        """Give back what a request holds; the full blocks of `context` stay cached for a while.
+
+        `context` is everything whose KV was computed, from the first token on; blocks beyond it, of
+        a prefill that was broken off, hold nothing and are dropped.
+        """
+        self._loose_tokens -= held.loose_tokens
+        blocks = list(held.blocks)
+        full = len(context) // BLOCK_TOKENS
+        if full > len(blocks):
+            packed = _packed(context)
+            parent = blocks[-1] if blocks else 0
+            for index in range(len(blocks), full):
+                known = self._child.get((parent, _slice(packed, index)))
+                parent = self._add(parent, packed, index) if known is None else known
+                self._users[parent] = self._users.get(parent, 0) + 1
+                self._idle.pop(parent, None)
+                blocks.append(parent)
+        for index in range(len(blocks) - 1, -1, -1):
+            block = blocks[index]
+            users = self._users[block] - 1
+            if users:
+                self._users[block] = users
+                continue
+            del self._users[block]
+            if index < full:
+                self._idle[block] = None
+            else:  # reserved for a prompt whose prefill was broken off
+                del self._child[self._key.pop(block)]
+        self._evict()
+
+    def _find(self, packed: bytes, most: int) -> list[int]:
+        found: list[int] = []
+        parent = 0
+        for index in range(most):
+            block = self._child.get((parent, _slice(packed, index)))
+            if block is None:
+                break
+            found.append(block)
+            parent = block
+        return found
+
+    def _add(self, parent: int, packed: bytes, index: int) -> int:
+        self._last_id += 1
+        key = (parent, _slice(packed, index))
+        self._child[key] = self._last_id
+        self._key[self._last_id] = key
+        return self._last_id
+
+    def _evict(self) -> None:
+        while self._idle and self.resident_tokens > self.capacity_tokens:
+            block = next(iter(self._idle))
+            del self._idle[block]
+            del self._child[self._key.pop(block)]
+
+
+def _packed(context: Sequence[int]) -> bytes:
+    return array("I", context).tobytes()
+
+
+def _slice(packed: bytes, index: int) -> bytes:
+    return packed[index * _BLOCK_BYTES : (index + 1) * _BLOCK_BYTES]

@@ -1,0 +1,158 @@
+"""The emulated engine's HTTP surface: the part of vLLM's that the project uses, and its faults.
+
+Dev endpoint of its own: ``POST /faults`` with a JSON object of `traits.Faults` replaces the faults in
+force and starts their counts anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.contract import WARM_UP_REQUEST_ID
+from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine
+from heddle_dask.engines.emulated.traits import Faults, traits_of
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.wire import EMULATED_OWNER
+
+_LONGEST_BODY_BYTES = 1 << 28
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class EmulatedServer:
+    """Handlers over one `EmulatedEngine`, with faults in front."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        traits = traits_of(spec)
+        self._spec = spec
+        self._engine = EmulatedEngine(spec, traits)
+        self._faults = traits.faults
+        self._received = 0
+        self._hangs = False
+
+    def application(self) -> web.Application:
+        """The aiohttp application with all routes."""
+        application = web.Application(client_max_size=_LONGEST_BODY_BYTES)
+        for method, path, handler in (
+            ("GET", "/health", self._health),
+            ("GET", "/v1/models", self._models),
+            ("GET", "/server_info", self._server_info),
+            ("POST", "/inference/v1/generate", self._generate),
+            ("POST", "/abort_requests", self._abort),
+            ("POST", "/faults", self._set_faults),
+        ):
+            application.router.add_route(method, path, self._guarded(handler))
+        return application
+
+    def _guarded(self, handler: Handler) -> Handler:
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            if self._hangs:
+                await asyncio.Event().wait()
+            try:
+                return await handler(request)
+            except (BadRequest, BadInput) as error:
+                return _error(400, str(error))
+
+        return guarded
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        model = {
+            "id": self._spec.model,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": EMULATED_OWNER,
+            "root": self._spec.model,
+            "max_model_len": self._spec.max_model_len,
+        }
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _server_info(self, _request: web.Request) -> web.Response:
+        config = {
+            "scheduler_config": {"max_num_seqs": self._spec.slots},
+            "parallel_config": {"tensor_parallel_size": self._spec.tp_degree},
+        }
+        return web.json_response({"vllm_config": config})
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        body = _json_object(await request.read())
+        if body.get("request_id") != WARM_UP_REQUEST_ID:
+            self._received += 1
+            if _over(self._received, self._faults.crash_after_requests):
+                print("RuntimeError: crashed as asked (fault)", file=sys.stderr, flush=True)
+                os._exit(1)
+            if _over(self._received, self._faults.hang_after_requests):
+                self._hangs = True
+                await asyncio.Event().wait()
+            if _over(self._received, self._faults.refuse_after_requests):
+                return _error(500, "failed as asked (fault)")
+        answer = await self._engine.run(body)
+        if self._hangs:
+            await asyncio.Event().wait()
+        return web.Response(body=answer.encode(), content_type="application/json")
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        names = _json_object(await request.read()).get("request_ids")
+        if names and not (isinstance(names, list) and all(isinstance(n, str) for n in names)):
+            raise BadRequest("request_ids must be a list of strings.")
+        aborted = self._engine.abort(names) if names else self._engine.abort_all()
+        return web.json_response({"status": "aborted", "aborted": aborted})
+
+    async def _set_faults(self, request: web.Request) -> web.Response:
+        self._faults = Faults.from_mapping(_json_object(await request.read()))
+        self._received = 0
+        self._engine.set_slow_factor(self._faults.slow_factor)
+        return web.json_response({"status": "set"})
+
+
+def _over(received: int, allowed: int | None) -> bool:
+    return allowed is not None and received > allowed
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except ValueError as error:
+        raise BadRequest(f"JSON decode error: {error}") from error
+    if not isinstance(value, dict):
+        raise BadRequest("The body must be a JSON object.")
+    return value
+
+
+def _error(status: int, message: str) -> web.Response:
+    kind = "BadRequestError" if status < 500 else "InternalServerError"
+    error = {"message": message, "type": kind, "code": status}
+    return web.json_response({"error": error}, status=status)
+
+
+async def serve(spec: EngineSpec, port: int) -> None:
+    """Serve on a loopback port until cancelled.
+
+    Raises
+    ------
+    BadInput
+        The spec is impossible.
+    OSError
+        The port cannot be had.
+    """
+    server = EmulatedServer(spec)
+    # Without cancellation a step whose caller is gone would run to its end.
+    runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", port, shutdown_timeout=0.2, backlog=1024).start()
+        print(f"emulated engine for {spec.model} on port {port}", file=sys.stderr, flush=True)
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()

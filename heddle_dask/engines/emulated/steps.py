@@ -1,0 +1,227 @@
+"""The emulated engine proper: requests to jobs, real time to model time, ended jobs to answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from heddle_dask.engines.emulated.batch import Batch, Job
+from heddle_dask.engines.emulated.kv_cache import KvCache
+from heddle_dask.engines.emulated.tokens import TokenSource
+from heddle_dask.engines.emulated.traits import EmulatedTraits
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.wire import ENGINE_ID_PREFIX
+
+_LARGEST_ID = (1 << 32) - 1
+
+
+class BadRequest(Exception):
+    """A request that a real engine refuses with HTTP 400; the message is the answer."""
+
+
+class Step:
+    """One request in the engine: its job, and what it samples.
+
+    `own_seed` is used when the request brings none.
+    """
+
+    def __init__(self, body: Mapping[str, Any], spec: EngineSpec, source: TokenSource, own_seed: int) -> None:
+        sampling = body.get("sampling_params") or {}
+        self.request_id = str(body.get("request_id", ""))
+        self._prompt = _prompt(body, spec.max_model_len)
+        self._ignore_eos = bool(sampling.get("ignore_eos", False))
+        self._seed = _seed(sampling, own_seed)
+        self._stop_token_ids = _integers(sampling.get("stop_token_ids") or (), "stop_token_ids")
+        asked = sampling.get("max_tokens", spec.max_model_len)
+        if not isinstance(asked, int) or asked < 1:
+            raise BadRequest(f"max_tokens must be at least 1, got {asked!r}.")
+        priority = body.get("priority", 0)
+        if not isinstance(priority, int):
+            raise BadRequest(f"priority must be an integer, got {priority!r}.")
+        self._source = source
+        self._most = min(asked, spec.max_model_len - len(self._prompt))
+        self._drawn: tuple[list[int], list[float], bool] | None = None
+        length = self._most if self._ignore_eos else len(self._draw()[0])
+        self.job = Job(self._prompt, length, self._first, priority)
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def _draw(self) -> tuple[list[int], list[float], bool]:
+        if self._drawn is None:
+            self._drawn = self._source.draw(
+                self._prompt,
+                self._most,
+                seed=self._seed,
+                ignore_eos=self._ignore_eos,
+                stop_token_ids=self._stop_token_ids,
+            )
+        return self._drawn
+
+    def _first(self, count: int) -> list[int]:
+        return self._draw()[0][:count]
+
+    def answer(self, model: str, scale: float) -> str:
+        """The JSON answer, in the form of vLLM's; `scale` turns model seconds into real ones."""
+        job = self.job
+        count = job.generated
+        tokens, logprobs, stopped = self._draw()
+        reason = "stop" if stopped and count == len(tokens) else "length"
+        reason = "abort" if job.aborted else reason
+        content = ",".join(
+            [
+                f'{{"token_id":{token},"logprob":{logprob},"rank":1,"top_logprobs":[]}}'
+                for token, logprob in zip(tokens[:count], logprobs, strict=False)
+            ]
+        )
+        # Written by hand: a step of 1,000 tokens costs a third of what json.dumps takes.
+        prompt_count = len(self._prompt)
+        spans = f'[{{"version":"default","start":0,"end":{count}}}]' if count else "[]"
+        return (
+            f'{{"request_id":{json.dumps(ENGINE_ID_PREFIX + self.request_id)},"output_mode":"tokens",'
+            f'"choices":[{{"index":0,'
+            f'"finish_reason":"{reason}","stop_reason":null,'
+            f'"token_ids":[{",".join(map(str, tokens[:count]))}],'
+            f'"logprobs":{{"content":[{content}]}},"weight_versions":{spans}}}],'
+            f'"usage":{{"prompt_tokens":{prompt_count},"completion_tokens":{count},'
+            f'"total_tokens":{prompt_count + count},'
+            f'"prompt_tokens_details":{{"cached_tokens":{job.cached_tokens}}}}},'
+            f'"metrics":{{"queue_time_ms":{_ms(job.admitted_s - job.submitted_s, scale)},'
+            f'"time_to_first_token_ms":{_ms(job.first_token_s - job.admitted_s, scale)},'
+            f'"generation_time_ms":{_ms(job.ended_s - job.first_token_s, scale)}}}}}'
+        )
+
+
+def _ms(seconds: float, scale: float) -> str:
+    return "null" if math.isnan(seconds) else repr(round(1000 * scale * seconds, 4))
+
+
+def _prompt(body: Mapping[str, Any], max_model_len: int) -> list[int]:
+    prompt = _integers(body.get("token_ids"), "token_ids")
+    if not prompt:
+        raise BadRequest("token_ids must hold at least one token.")
+    if len(prompt) >= max_model_len:
+        raise BadRequest(
+            f"This model's maximum context length is {max_model_len} tokens. However, your request "
+            f"has {len(prompt)} input tokens, which leaves no room for output."
+        )
+    return prompt
+
+
+def _integers(value: Any, name: str) -> list[int]:
+    if not isinstance(value, list | tuple) or not all(type(item) is int for item in value):
+        raise BadRequest(f"{name} must be a list of integers.")
+    if value and not (min(value) >= 0 and max(value) <= _LARGEST_ID):
+        raise BadRequest(f"{name} must hold token ids: integers of at least 0.")
+    return list(value)
+
+
+def _seed(sampling: Mapping[str, Any], own_seed: int) -> int | None:
+    # Greedy sampling has no use for a seed; None is the token source's word for greedy.
+    if sampling.get("temperature", 1.0) == 0:
+        return None
+    seed = sampling.get("seed")
+    if seed is not None and not isinstance(seed, int):
+        raise BadRequest(f"seed must be an integer, got {seed!r}.")
+    return seed if seed is not None else own_seed
+
+
+class EmulatedEngine:
+    """Runs steps in the time of its cost model; one per event loop.
+
+    Model time is real time over `scale` since the engine began, so that a change of speed (a fault)
+    touches only what is still to come.
+    """
+
+    def __init__(self, spec: EngineSpec, traits: EmulatedTraits) -> None:
+        self.spec = spec
+        self._source = TokenSource(spec.seed, traits.mean_length_tokens, traits.end_token_id)
+        self._batch = Batch(traits.cost, spec.slots, KvCache(traits.kv_capacity_tokens))
+        self._scale = spec.time_scale * traits.faults.slow_factor
+        self._real_zero_s = time.monotonic()
+        self._model_zero_s = 0.0
+        self._steps: dict[Job, Step] = {}
+        self._by_id: dict[str, list[Step]] = {}
+        self._draws = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set_slow_factor(self, factor: float) -> None:
+        """Take the cost model's seconds times `factor` from now on."""
+        now_s = self._now_s()
+        self._settle(self._batch.advance(now_s))
+        self._real_zero_s, self._model_zero_s = time.monotonic(), now_s
+        self._scale = self.spec.time_scale * factor
+        self._arm()
+
+    async def run(self, body: Mapping[str, Any]) -> str:
+        """Run one step; returns the JSON answer. Cancelling drops the step.
+
+        Raises
+        ------
+        BadRequest
+            The request cannot be run.
+        """
+        # Seeds of the engine's own are below 0, where no request's can be mistaken for them.
+        self._draws += 1
+        step = Step(body, self.spec, self._source, own_seed=-self._draws)
+        self._steps[step.job] = step
+        self._by_id.setdefault(step.request_id, []).append(step)
+        self._settle(self._batch.submit(step.job, self._now_s()))
+        self._arm()
+        try:
+            if not step.ended.done():
+                await step.ended
+        except asyncio.CancelledError:
+            self._abort([step])
+            raise
+        return step.answer(self.spec.model, self._scale)
+
+    def abort(self, engine_ids: Sequence[str]) -> int:
+        """End the steps with these ids (in the engine's form) early; returns how many there were."""
+        steps = [
+            step for name in engine_ids for step in self._by_id.get(name.removeprefix(ENGINE_ID_PREFIX), ())
+        ]
+        self._abort(steps)
+        return len(steps)
+
+    def abort_all(self) -> int:
+        """End every step early, as vLLM does on an empty list of ids."""
+        steps = list(self._steps.values())
+        self._abort(steps)
+        return len(steps)
+
+    # ------------------------------------------------------------------ inside
+
+    def _abort(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            self._settle(self._batch.abort(step.job, self._now_s()))
+        self._arm()
+
+    def _now_s(self) -> float:
+        return self._model_zero_s + (time.monotonic() - self._real_zero_s) / self._scale
+
+    def _settle(self, ended: Sequence[Job]) -> None:
+        for job in ended:
+            step = self._steps.pop(job)
+            same_id = self._by_id[step.request_id]
+            same_id.remove(step)
+            if not same_id:
+                del self._by_id[step.request_id]
+            if not step.ended.done():
+                step.ended.set_result(None)
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._batch.next_s < math.inf:
+            delay_s = (self._batch.next_s - self._now_s()) * self._scale
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, delay_s), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._settle(self._batch.advance(self._now_s()))
+        self._arm()

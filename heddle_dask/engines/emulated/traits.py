@@ -1,0 +1,150 @@
+"""What the emulated engine can be told to be and to do wrong: parsed once, unknown keys refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.cost.engine_cost import EngineCost, cost_from_mapping
+from heddle_dask.engines.spec import EngineSpec
+
+DEFAULT_COST: Mapping[str, Any] = {"profile": "tiny-cpu"}
+BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Traits:
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any] | None) -> Self:
+        """Read from parsed JSON or TOML; an unknown key or impossible value is BadInput."""
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(mapping or ()) - set(known))
+        if unknown:
+            what = cls.__name__.lower()
+            raise BadInput(f"engine {what} has unknown key {unknown[0]!r}: use {', '.join(known)}")
+        return cls(**(mapping or {}))
+
+    def _check_number(self, name: str, least: float) -> None:
+        value = getattr(self, name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (number and least <= value < math.inf):
+            raise BadInput(
+                f"engine {type(self).__name__.lower()} {name} is {value!r}: "
+                f"use a number of at least {least:g}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Faults(_Traits):
+    """Faults on request. Counts are of steps received since the faults were set, warm-up excluded.
+
+    Attributes
+    ----------
+    fail_start
+        Print this line and exit during start-up.
+    start_delay_s
+        Sleep that long before answering.
+    crash_after_requests
+        Die without a word when one more step than this arrives.
+    hang_after_requests
+        Answer nothing at all any more, health included, from the step after this many.
+    refuse_after_requests
+        Answer HTTP 500 to every step after this many.
+    slow_factor
+        Take the cost model's seconds times this.
+    """
+
+    fail_start: str | None = None
+    start_delay_s: float = 0.0
+    crash_after_requests: int | None = None
+    hang_after_requests: int | None = None
+    refuse_after_requests: int | None = None
+    slow_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("crash", "hang", "refuse"):
+            self._check_number(f"{name}_after_requests", 0)
+        self._check_number("start_delay_s", 0)
+        self._check_number("slow_factor", 1e-6)
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation(_Traits):
+    """Traits beyond the spec.
+
+    Attributes
+    ----------
+    mean_length_tokens
+        Mean of the geometric length of a step in which end tokens count.
+    end_token_id
+        None: the first of the model directory's ``eos_token_id``, or 0.
+    kv_capacity_tokens
+        None: as many as the cost model says.
+    """
+
+    mean_length_tokens: float = 64.0
+    end_token_id: int | None = None
+    kv_capacity_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check_number("mean_length_tokens", 1)
+        self._check_number("end_token_id", 0)
+        self._check_number("kv_capacity_tokens", 2)
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedTraits:
+    """All that the emulated engine needs to know, checked."""
+
+    cost: EngineCost
+    faults: Faults
+    end_token_id: int
+    mean_length_tokens: float
+    kv_capacity_tokens: int
+
+
+def traits_of(spec: EngineSpec) -> EmulatedTraits:
+    """Check and complete the spec of an emulated engine.
+
+    Raises
+    ------
+    BadInput
+        An unknown key, an impossible value, or a KV cache too small for one full context.
+    """
+    cost = cost_from_mapping(spec.cost if spec.cost is not None else DEFAULT_COST, spec.tp_degree)
+    emulation = Emulation.from_mapping(spec.emulation)
+    capacity = emulation.kv_capacity_tokens or cost.capacity_tokens
+    if capacity < spec.max_model_len + BLOCK_TOKENS:
+        raise BadInput(
+            f"engine KV cache holds {capacity} tokens, fewer than max_model_len "
+            f"{spec.max_model_len} plus one block of {BLOCK_TOKENS}: shorten the one or enlarge the other"
+        )
+    end = emulation.end_token_id
+    return EmulatedTraits(
+        cost=cost,
+        faults=Faults.from_mapping(spec.faults),
+        end_token_id=_model_end_token(spec.model) if end is None else end,
+        mean_length_tokens=emulation.mean_length_tokens,
+        kv_capacity_tokens=capacity,
+    )
+
+
+def _model_end_token(model: str) -> int:
+    for name in ("generation_config.json", "config.json"):
+        path = Path(model) / name
+        if not path.is_file():
+            continue
+        try:
+            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except ValueError as error:
+            raise BadInput(f"{path} is no JSON: {error}") from error
+        if isinstance(ids, list) and ids:
+            ids = ids[0]
+        if isinstance(ids, int):
+            return ids
+    return 0

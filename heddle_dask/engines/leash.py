@@ -1,0 +1,346 @@
+"""A wrapper that ties an engine to its owner: when the owner dies, by whatever death, so does the engine.
+
+Runs as its own program (`python leash.py ...`, standard library only, no import of this package), so
+that it starts in milliseconds and stays small. The chain is::
+
+    owner ── guard ── leash ── engine (own session) ── whatever the engine starts
+
+- The *guard* and the *leash* both wait for: the end of the pipe that the owner holds open, the end of
+  the owner (a pidfd, since a forked sibling may hold a copy of the pipe), and the end of each other.
+  Whichever sees one of these kills the engine's whole tree. So SIGKILL of the owner, of the guard, of
+  the leash, or of the owner and one of the two leaves nothing behind.
+- The engine itself has PDEATHSIG, for the case that all three are killed in one stroke. What it has
+  started may then survive (vLLM's engine core does): a record in `records` lets `kill_stale` find and
+  end it before the next engine starts.
+- The tree is found by session, by descent (guard and leash are subreapers, so orphans stay below
+  them) and by a mark in the environment, which a process keeps even if it leaves both.
+
+The guard exits with the engine's exit status (128 + n when signal n ended it). SIGTERM to the guard
+asks the engine to end, and kills the tree `grace` seconds later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+
+MARK = "HEDDLE_ENGINE_MARK"
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_KILL_ROUNDS = 600
+_LONGEST_ROUND_S = 0.05
+
+
+# ------------------------------------------------------------------------------ processes in /proc
+
+
+def _stat(pid: int) -> tuple[str, int, int, int] | None:
+    """State letter, parent, session and start time (clock ticks since boot); None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in parentheses, may hold spaces and parentheses itself.
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19])
+
+
+def start_time(pid: int) -> int:
+    """Start time of a live process in clock ticks since boot; 0 when there is none. Names a process
+    for good together with its pid, which alone is used again."""
+    stat = _stat(pid)
+    return 0 if stat is None or stat[0] in "ZX" else stat[3]
+
+
+def _marked(pid: int, mark: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return f"{MARK}={mark}".encode() in file.read().split(b"\0")
+    except OSError:
+        return False  # gone, or another user's: then it is none of ours
+
+
+def _living() -> dict[int, tuple[str, int, int, int]]:
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            stat = _stat(int(name))
+            if stat is not None and stat[0] not in "ZX":
+                found[int(name)] = stat
+    return found
+
+
+def _tree(session: int, mark: str, root: int, spared: set[int]) -> list[int]:
+    """Live processes of the engine: in its session, below `root`, or with its mark."""
+    living = _living()
+    below = {root} if root else set()
+    grew = True
+    while grew:
+        grew = False
+        for pid, (_, parent, _, _) in living.items():
+            if parent in below and pid not in below:
+                below.add(pid)
+                grew = True
+    return [
+        pid
+        for pid, (_, _, sid, _) in sorted(living.items())
+        if pid not in spared
+        and ((session and sid == session) or (pid in below and pid != root) or _marked(pid, mark))
+    ]
+
+
+def kill_tree(session: int, mark: str, root: int = 0, spared: frozenset[int] = frozenset()) -> int:
+    """SIGKILL the engine's processes until none is left; returns how many signals went out.
+
+    Repeats, since a process may fork between being listed and being killed, for about 30 s at most:
+    a process that gives back GPU memory takes seconds to go. With `root` (the caller itself: guard
+    or leash) its descendants are killed too, and reaped; elsewhere the caller's children are not touched.
+    """
+    sent = 0
+    for round_index in range(_KILL_ROUNDS):
+        targets = _tree(session, mark, root, {os.getpid(), *spared})
+        for pid in targets:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                sent += 1
+        if root:
+            _reap()
+        if not targets:
+            break
+        time.sleep(min(_LONGEST_ROUND_S, 0.005 * 2 ** min(round_index, 6)))
+    return sent
+
+
+def _reap() -> dict[int, int]:
+    """Collect ended children; their wait statuses by pid."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = status
+
+
+# ------------------------------------------------------------------------------ stale records
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def write_record(path: str, *, engine: int, mark: str, owner: int, owner_started: int) -> None:
+    """Note down a running engine, so that a later start can find it if its owner is gone."""
+    record = {
+        "engine": engine,
+        "engine_started": start_time(engine),
+        "mark": mark,
+        "owner": owner,
+        "owner_started": owner_started,
+        "boot_id": _boot_id(),
+    }
+    with open(path + ".part", "w", encoding="utf-8") as file:
+        json.dump(record, file)
+    os.replace(path + ".part", path)
+
+
+def kill_stale(records: str) -> list[int]:
+    """Kill what engines of dead owners have left running; returns the pids of those engines.
+
+    Parameters
+    ----------
+    records
+        Directory of the records. Those of living owners are left alone; spent ones are removed.
+    """
+    killed: list[int] = []
+    try:
+        names = sorted(os.listdir(records))
+    except FileNotFoundError:
+        return killed
+    for name in names:
+        if not (name.startswith("engine-") and name.endswith(".leash.json")):
+            continue
+        path = os.path.join(records, name)
+        try:
+            with open(path, encoding="utf-8") as file:
+                record = json.load(file)
+            engine, mark = int(record["engine"]), str(record["mark"])
+            owner, owner_started = int(record["owner"]), int(record["owner_started"])
+            engine_started, boot_id = int(record["engine_started"]), record["boot_id"]
+        except FileNotFoundError:
+            continue
+        except (ValueError, KeyError, TypeError):
+            os.unlink(path)  # half-written by a machine that went down: names nobody
+            continue
+        if boot_id == _boot_id():
+            if start_time(owner) == owner_started:
+                continue
+            # A pid is used again; the session counts only if its leader is still our engine.
+            session = engine if start_time(engine) == engine_started else 0
+            if kill_tree(session, mark):
+                killed.append(engine)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    return killed
+
+
+# ------------------------------------------------------------------------------ guard and leash
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _pidfd(pid: int) -> int:
+    """A file descriptor that becomes readable when the process ends; -1 on old kernels."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return -1
+
+
+class _Alarm:
+    """Signals as bytes in a pipe, so that one poll waits for everything."""
+
+    def __init__(self) -> None:
+        self.read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self.read_fd, False)
+        os.set_blocking(self._write_fd, False)
+        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, lambda _number, _frame: None)
+
+    def drain(self) -> set[int]:
+        try:
+            return set(os.read(self.read_fd, 4096))
+        except BlockingIOError:
+            return set()
+
+
+def _exit_code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _watch(options: argparse.Namespace, alarm: _Alarm, child: int, session: int, upper: int) -> int:
+    """Wait for the end of `child`, of the owner or of the process above; returns the exit code.
+
+    `session` is the engine's session where known (the leash), 0 in the guard.
+    """
+    spared = frozenset({upper})
+    poll = select.poll()
+    fds = [options.pipe, _pidfd(options.owner), _pidfd(upper)]
+    for fd in fds:
+        if fd >= 0:
+            poll.register(fd, select.POLLIN | select.POLLHUP)
+    poll.register(alarm.read_fd, select.POLLIN)
+    deadline = None
+    while True:
+        # Without pidfds the owner's end shows in its start time; look once a second.
+        timeout_s = 1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = {fd for fd, _ in poll.poll(int(1000 * min(timeout_s, 1.0)) + 1)}
+        numbers = alarm.drain()
+        ended = _reap()
+        if child in ended:
+            kill_tree(session, options.mark, os.getpid(), spared)
+            return _exit_code(ended[child])
+        if ready & {fd for fd in fds if fd >= 0} or os.getppid() != upper or not _owner_lives(options):
+            kill_tree(session, options.mark, os.getpid(), spared)
+            return 128 + signal.SIGKILL
+        if numbers & {signal.SIGTERM, signal.SIGINT, signal.SIGHUP} and deadline is None:
+            os.kill(child, signal.SIGTERM)
+            # The guard gives the leash time to do the killing itself.
+            deadline = time.monotonic() + options.grace + (0.0 if session else 5.0)
+        if deadline is not None and time.monotonic() >= deadline:
+            kill_tree(session, options.mark, os.getpid(), spared)
+            return 128 + signal.SIGKILL
+
+
+def _owner_lives(options: argparse.Namespace) -> bool:
+    return start_time(int(options.owner)) == int(options.owner_started)
+
+
+def _fork_engine(options: argparse.Namespace, engine_argv: list[str]) -> int:
+    leash = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != leash:  # it died before the line above took effect
+            os._exit(1)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        for assignment in options.env:
+            name, _, value = assignment.partition("=")
+            os.environ[name] = value
+        os.environ[MARK] = options.mark
+        # Programs that rename themselves (vLLM does) otherwise overwrite the mark in /proc.
+        os.environ["SPT_NOENV"] = "1"
+        os.execvp(engine_argv[0], engine_argv)
+    except OSError as error:
+        os.write(2, f"leash: cannot start {engine_argv[0]}: {error}\n".encode())
+    os._exit(127)
+
+
+def _run_leash(options: argparse.Namespace, engine_argv: list[str], guard: int) -> int:
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    alarm = _Alarm()
+    engine = _fork_engine(options, engine_argv)
+    path = os.path.join(options.records, f"engine-{options.mark}.leash.json")
+    write_record(
+        path,
+        engine=engine,
+        mark=options.mark,
+        owner=options.owner,
+        owner_started=options.owner_started,
+    )
+    return _watch(options, alarm, engine, engine, guard)
+
+
+def main(argv: list[str]) -> int:
+    """Run `argv` behind `--` as an engine on a leash; returns its exit code."""
+    split = argv.index("--")
+    parser = argparse.ArgumentParser(prog="leash")
+    parser.add_argument("--pipe", type=int, required=True, help="read end; its owner's end is ours")
+    parser.add_argument("--owner", type=int, required=True)
+    parser.add_argument("--owner-started", type=int, required=True)
+    parser.add_argument("--mark", required=True)
+    parser.add_argument("--records", required=True)
+    parser.add_argument("--grace", type=float, default=10.0)
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
+    options = parser.parse_args(argv[:split])
+    guard = os.getpid()
+    os.set_inheritable(options.pipe, False)  # no business of the engine's
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    owner_is_parent = os.getppid() == options.owner
+    if not owner_is_parent or not _owner_lives(options):
+        return 128 + signal.SIGKILL
+    leash = os.fork()
+    if leash == 0:
+        os._exit(_run_leash(options, argv[split + 1 :], guard))
+    alarm = _Alarm()
+    code = _watch(options, alarm, leash, 0, options.owner)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(options.records, f"engine-{options.mark}.leash.json"))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

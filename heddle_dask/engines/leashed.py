@@ -1,0 +1,177 @@
+"""Any program on a leash: it writes to a log, ends when told to, and never outlives its owner.
+
+See `leash` for how the death of the owner, by whatever signal, takes the whole tree with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from heddle_dask.core.errors import HeddleError
+from heddle_dask.engines import leash
+
+_POLL_S = 0.05
+_TAIL_BYTES = 64 * 1024
+
+
+class LeashedProcess:
+    """One program that this process owns.
+
+    Parameters
+    ----------
+    argv
+        Its command line.
+    directory
+        Made when absent; gets ``NAME.log`` and, unless `records` names another place, the record by which
+        `clear_stale` finds what a dead owner has left behind.
+    grace_s
+        Time that `stop` leaves the program to end by itself.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        directory: Path,
+        name: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        records: Path | None = None,
+        grace_s: float = 5.0,
+    ) -> None:
+        self.argv = tuple(argv)
+        self.name = name
+        self.directory = Path(directory)
+        self.records = Path(records) if records is not None else self.directory
+        self.log_path = self.directory / f"{name}.log"
+        self._env = dict(env or {})
+        self._grace_s = grace_s
+        self._mark = secrets.token_hex(8)
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._pipe = -1
+        self._log_start_bytes = 0
+
+    @property
+    def pid(self) -> int:
+        """Pid of the guard in front of the program; SIGKILL to it ends the program. 0 before `launch`."""
+        return self._popen.pid if self._popen is not None else 0
+
+    @property
+    def program_pid(self) -> int:
+        """Pid of the program itself; 0 when it is not running."""
+        path = self.records / f"engine-{self._mark}.leash.json"
+        try:
+            return int(json.loads(path.read_text(encoding="utf-8"))["engine"])
+        except FileNotFoundError:
+            return 0
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, None while the program runs (and before `launch`)."""
+        return self._popen.poll() if self._popen is not None else None
+
+    async def clear_stale(self) -> None:
+        """End what owners that died have left behind in `records`."""
+        self.records.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(leash.kill_stale, str(self.records))
+
+    def launch(self) -> None:
+        """Start the program; returns at once.
+
+        Raises
+        ------
+        HeddleError
+            It was launched before.
+        """
+        if self._popen is not None:
+            raise HeddleError(f"{self.name} was launched before: make a new process")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.records.mkdir(parents=True, exist_ok=True)
+        read_end, self._pipe = os.pipe()
+        owner = os.getpid()
+        argv = [sys.executable, "-I", "-S", leash.__file__]
+        argv += ["--pipe", str(read_end), "--mark", self._mark, "--records", str(self.records)]
+        argv += ["--owner", str(owner), "--owner-started", str(leash.start_time(owner))]
+        argv += ["--grace", str(self._grace_s)]
+        for name, value in self._env.items():
+            argv += ["--env", f"{name}={value}"]
+        with self.log_path.open("ab") as log:
+            self._log_start_bytes = log.tell()
+            try:
+                self._popen = subprocess.Popen(
+                    [*argv, "--", *self.argv],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(read_end,),
+                    # A Ctrl-C at the terminal is for the owner, who then decides.
+                    start_new_session=True,
+                )
+            finally:
+                os.close(read_end)
+                if self._popen is None:
+                    self._close_pipe()
+
+    async def wait(self) -> int:
+        """Wait for the program's end; returns its exit code (128 + n when signal n ended it)."""
+        assert self._popen is not None, "launch it first"
+        while self._popen.poll() is None:
+            await asyncio.sleep(_POLL_S)
+        self._close_pipe()
+        code = self._popen.returncode
+        return code if code >= 0 else 128 - code
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """End the program: SIGTERM, then SIGKILL of everything it started. Harmless when it is gone."""
+        popen = self._popen
+        if popen is None:
+            return
+        try:
+            grace_s = self._grace_s if grace_s is None else grace_s
+            if popen.poll() is None and grace_s > 0:
+                popen.send_signal(signal.SIGTERM)
+                await self.ended_within(grace_s)
+            # The guard takes the end of the pipe for our end, and kills the tree.
+            self._close_pipe()
+            if not await self.ended_within(30.0):
+                popen.kill()
+        finally:
+            self._close_pipe()
+        # What guard and leash could not end (they were killed themselves) ends here.
+        await asyncio.to_thread(leash.kill_tree, 0, self._mark)
+        await asyncio.to_thread(popen.wait)
+        (self.records / f"engine-{self._mark}.leash.json").unlink(missing_ok=True)
+
+    async def ended_within(self, seconds: float) -> bool:
+        """Whether the program ends within so many seconds."""
+        assert self._popen is not None
+        deadline = time.monotonic() + seconds
+        while self._popen.poll() is None:
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+    def log_tail(self, lines: int = 20) -> tuple[str, ...]:
+        """The last lines that the program printed since its launch."""
+        try:
+            with self.log_path.open("rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(self._log_start_bytes, end - _TAIL_BYTES))
+                text = file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ()
+        return tuple([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])
+
+    def _close_pipe(self) -> None:
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1

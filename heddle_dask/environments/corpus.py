@@ -1,0 +1,148 @@
+"""A small world of invented people, towns, rivers and companies, with BM25 search over it.
+
+A world is built from its number alone: the same in every process, with no download. Each thing has
+one page, a line with its relations to other things; questions follow such relations.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import bm25s
+
+PEOPLE, TOWNS, RIVERS, COMPANIES = 120, 60, 40, 60
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One thing of a world.
+
+    Attributes
+    ----------
+    kind
+        ``person``, ``town``, ``river`` or ``company``.
+    relations
+        Value by relation: ``{"home town": "Oskel", ...}``.
+    links
+        Those relations whose value has a page of its own.
+    """
+
+    title: str
+    kind: str
+    relations: Mapping[str, str]
+    links: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """What search returns for the page."""
+        facts = " ".join(f"{relation}: {value}." for relation, value in self.relations.items())
+        return f"{self.title} ({self.kind}). {facts}"
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """All pages by title, in the order of the index."""
+
+    pages: Mapping[str, Page]
+
+
+@functools.lru_cache(maxsize=16)
+def build_world(world: int) -> World:
+    """The world of that number; kept per process, since building it takes milliseconds."""
+    rng = random.Random(f"world-{world}")
+    # One pool for all kinds: a first name may be shared, a title never.
+    words = _names(rng, 40 + 120 + TOWNS + RIVERS + COMPANIES + 30)
+    firsts, lasts = words[:40], words[40:160]
+    people = [f"{rng.choice(firsts)} {last}" for last in lasts]
+    towns, words = words[160 : 160 + TOWNS], words[160 + TOWNS :]
+    rivers, words = words[:RIVERS], words[RIVERS:]
+    companies = [f"{word} {rng.choice(_COMPANY_FORMS)}" for word in words[:COMPANIES]]
+    mountains = [f"Mount {word}" for word in words[COMPANIES:]]
+    pages = [
+        *(_person(rng, name, towns, companies, people) for name in people),
+        *(_town(rng, name, rivers, people) for name in towns),
+        *(_river(rng, name, mountains, towns) for name in rivers),
+        *(_company(rng, name, people, towns) for name in companies),
+    ]
+    return World({page.title: page for page in pages})
+
+
+@functools.lru_cache(maxsize=16)
+def _index(world: int) -> bm25s.BM25:
+    # The title counts twice, or pages that mention a thing hide the page about it.
+    texts = [f"{page.title} {page.text}" for page in build_world(world).pages.values()]
+    index = bm25s.BM25()
+    index.index(bm25s.tokenize(texts, show_progress=False), show_progress=False)
+    return index
+
+
+def search_world(query: str, world: int, results: int) -> list[str]:
+    """Texts of the best matching pages, best first; none that shares no word with the query.
+
+    Parameters
+    ----------
+    results
+        Pages at most.
+    """
+    tokens = bm25s.tokenize([query], return_ids=False, show_progress=False)
+    if not tokens[0]:
+        return []
+    texts = [page.text for page in build_world(world).pages.values()]
+    found, scores = _index(world).retrieve(tokens, k=results, show_progress=False)
+    return [texts[int(number)] for number, score in zip(found[0], scores[0], strict=True) if score > 0]
+
+
+_COMPANY_FORMS = ("Works", "Trading", "Mills", "Press")
+_ONSETS = ("b", "br", "d", "dr", "f", "g", "h", "k", "l", "m", "n", "p", "r", "s", "st", "t", "v")
+_VOWELS = ("a", "e", "i", "o", "u", "ia", "ei")
+_CODAS = ("", "n", "r", "l", "s", "k", "m", "nd")
+
+
+def _names(rng: random.Random, count: int) -> list[str]:
+    """`count` different invented words of two syllables."""
+    names: dict[str, None] = {}
+    while len(names) < count:
+        parts = (_ONSETS, _VOWELS, _ONSETS, _VOWELS, _CODAS)
+        word = "".join(rng.choice(part) for part in parts).capitalize()
+        if 4 <= len(word) <= 8:
+            names.setdefault(word)
+    return list(names)
+
+
+def _person(rng: random.Random, name: str, towns: list[str], companies: list[str], people: list[str]) -> Page:
+    relations = {
+        "home town": rng.choice(towns),
+        "employer": rng.choice(companies),
+        "teacher": rng.choice([other for other in people if other != name]),
+    }
+    return Page(name, "person", relations, ("home town", "employer", "teacher"))
+
+
+def _town(rng: random.Random, name: str, rivers: list[str], people: list[str]) -> Page:
+    relations = {
+        "river": rng.choice(rivers),
+        "mayor": rng.choice(people),
+        "founding year": str(rng.randint(1100, 1899)),
+    }
+    return Page(name, "town", relations, ("river", "mayor"))
+
+
+def _river(rng: random.Random, name: str, mountains: list[str], towns: list[str]) -> Page:
+    relations = {
+        "source": rng.choice(mountains),
+        "length": f"{rng.randint(20, 999)} km",
+        "port": rng.choice(towns),
+    }
+    return Page(name, "river", relations, ("port",))
+
+
+def _company(rng: random.Random, name: str, people: list[str], towns: list[str]) -> Page:
+    relations = {
+        "founder": rng.choice(people),
+        "seat": rng.choice(towns),
+        "product": rng.choice(("boats", "bells", "paper", "clocks", "glass", "tea", "wool")),
+    }
+    return Page(name, "company", relations, ("founder", "seat"))

@@ -1,0 +1,133 @@
+"""`search`: questions that need one page after another, answered with a search tool.
+
+Each question starts at one thing and follows relations: "What is Lena Brok's home town's river?".
+Easy: 1 to 4 relations, said in the order in which they are followed. Hard: 4 to 6, said the other
+way round ("the river of the home town of ..."), where a relation may come twice. Reward 1.0 or 0.0.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from heddle_dask.environments.base import Context, Task
+from heddle_dask.environments.corpus import Page, build_world, search_world
+from heddle_dask.environments.splits import (
+    Split,
+    Tier,
+    check_options,
+    draw_tasks,
+    problem_key,
+)
+from heddle_dask.environments.tool_agent import LoopLimits, converse, text_argument
+from heddle_dask.environments.tool_calls import format_call
+
+SYSTEM = (
+    "Answer the question with the tool search(query), one fact per search:\n"
+    + format_call("search", {"query": "mayor of Rome"})
+    + '\nThen reply "Answer: NAME".'
+)
+_REMINDER = 'Call the tool or reply "Answer: NAME".'
+_ANSWER = re.compile(r"Answer:\s*(.+)", re.IGNORECASE)
+_TEST_WORLDS, _TRAIN_WORLDS = range(4), range(4, 64)
+
+
+@dataclass(frozen=True)
+class SearchEnvironment:
+    """Questions over an invented world.
+
+    Parameters
+    ----------
+    tier
+        ``"easy"``: 1 to 4 relations; ``"hard"``: 4 to 6 in nested form.
+    split
+        Test questions are about worlds of their own and never occur in the train split.
+    results
+        Pages that one search returns at most.
+    """
+
+    tier: Tier = "easy"
+    split: Split = "test"
+    limits: LoopLimits = field(default_factory=LoopLimits)
+    results: int = 2
+
+    def __post_init__(self) -> None:
+        check_options(self.tier, self.split)
+
+    @property
+    def name(self) -> str:
+        """``search`` or ``search:hard``."""
+        return "search" if self.tier == "easy" else "search:hard"
+
+    def tasks(self, count: int, seed: int) -> Sequence[Task]:
+        """`count` different questions of this tier and split, the same for the same seed."""
+        worlds = _TEST_WORLDS if self.split == "test" else _TRAIN_WORLDS
+
+        def draw(rng: random.Random) -> Task:
+            return _draw(rng, self.tier, rng.choice(worlds))
+
+        return draw_tasks(draw, count, seed=seed, split=self.split)
+
+    async def solve(self, task: Task, ctx: Context) -> float | None:
+        """Attempt the question once: 1.0 when the final reply names the right thing."""
+
+        async def search(arguments: Mapping[str, Any]) -> str:
+            query = text_argument(arguments, "query")
+            world = task.payload["world"]
+            found = await ctx.call(search_world, query, world, self.results, label="search")
+            return "\n".join(found) or "nothing found"
+
+        ctx.append("system", SYSTEM)
+        ctx.append("user", task.prompt)
+        final = await converse(ctx, {"search": search}, _has_answer, reminder=_REMINDER, limits=self.limits)
+        wanted = _plain(task.payload["answer"])
+        return float(final is not None and _plain(read_answer(final)) == wanted)
+
+
+def read_answer(reply: str) -> str:
+    """The text after the last "Answer:" of a reply, or nothing."""
+    found = _ANSWER.findall(reply)
+    return str(found[-1]).strip() if found else ""
+
+
+def _has_answer(reply: str) -> bool:
+    return bool(read_answer(reply))
+
+
+def _plain(answer: str) -> str:
+    return " ".join(re.findall(r"\w+", answer.casefold()))
+
+
+def _draw(rng: random.Random, tier: Tier, world: int) -> Task:
+    hops = rng.choice((1, 2, 2, 3, 3, 4)) if tier == "easy" else rng.randint(4, 6)
+    pages = build_world(world).pages
+    start, path, answer = _draw_path(rng, pages, hops, repeats=tier == "hard")
+    if tier == "easy":
+        prompt = "What is " + "'s ".join([start, *path]) + "?"
+    else:
+        prompt = "What is the " + " of the ".join(reversed(path)) + f" of {start}?"
+    payload = {"world": world, "start": start, "path": path, "answer": answer}
+    return Task(f"search-{tier}-{problem_key(prompt):08x}", prompt, payload)
+
+
+def _draw_path(
+    rng: random.Random, pages: Mapping[str, Page], hops: int, *, repeats: bool
+) -> tuple[str, list[str], str]:
+    """A start, relations to follow from it, and where they end; drawn again until it fits."""
+    titles = list(pages)
+    while True:
+        start = place = rng.choice(titles)
+        path: list[str] = []
+        for hop in range(1, hops + 1):
+            page = pages[place]
+            allowed = list(page.relations) if hop == hops else list(page.links)
+            allowed = [name for name in allowed if repeats or name not in path]
+            if not allowed:
+                break
+            path.append(rng.choice(allowed))
+            place = page.relations[path[-1]]
+        if len(path) == hops:
+            return start, path, place

@@ -1,0 +1,65 @@
+"""Held-out tasks by construction: the words of a problem decide its split, whatever seed drew it."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.environments.base import Task
+
+Split = Literal["train", "test"]
+Tier = Literal["easy", "hard"]
+
+_TEST_ONE_IN = 10
+
+
+def problem_key(problem: str) -> int:
+    """Checksum of a problem's text: the same on every machine and in every process."""
+    return zlib.crc32(problem.encode())
+
+
+def split_of(problem: str) -> Split:
+    """The split that a problem belongs to; one in ten is for testing."""
+    return "test" if problem_key(problem) % _TEST_ONE_IN == 0 else "train"
+
+
+def check_options(tier: str, split: str) -> None:
+    """Refuse unknown tiers and splits.
+
+    Raises
+    ------
+    BadInput
+        Says which are allowed.
+    """
+    if tier not in ("easy", "hard"):
+        raise BadInput(f"unknown tier {tier!r}: choose easy or hard")
+    if split not in ("train", "test"):
+        raise BadInput(f"unknown split {split!r}: choose train or test")
+
+
+def draw_tasks(
+    draw: Callable[[random.Random], Task], count: int, *, seed: int, split: Split
+) -> Sequence[Task]:
+    """`count` different tasks of one split.
+
+    Raises
+    ------
+    BadInput
+        There are not that many different problems.
+    """
+    if count < 0:
+        raise BadInput(f"count of tasks must not be negative, got {count}")
+    rng = random.Random(f"{split}-{seed}")
+    tasks: dict[str, Task] = {}
+    for _ in range(1000 + 100 * count):
+        if len(tasks) == count:
+            break
+        task = draw(rng)
+        if split_of(task.prompt) == split:
+            tasks.setdefault(task.prompt, task)
+    if len(tasks) < count:
+        raise BadInput(f"asked for {count} tasks, found only {len(tasks)} different ones")
+    return list(tasks.values())

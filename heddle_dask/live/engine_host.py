@@ -1,0 +1,141 @@
+"""Keeps one engine process alive beside a Dask worker: start, watch, restart with back-off, stop.
+
+Knows nothing of Dask: what happens is told through three callbacks, in order, on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.contract import EngineInfo
+from heddle_dask.engines.process import EngineProcess, EngineStartError
+from heddle_dask.engines.spec import EngineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """How patient the host is.
+
+    Attributes
+    ----------
+    start_timeout_s
+        Longest wait for the first healthy answer.
+    health_interval_s, health_misses
+        An engine that misses so many health checks in a row is killed and started anew.
+    backoff_s, max_backoff_s
+        Pause before a restart: doubles with each failure in a row, up to the maximum.
+    """
+
+    start_timeout_s: float = 600.0
+    health_interval_s: float = 2.0
+    health_misses: int = 5
+    backoff_s: float = 1.0
+    max_backoff_s: float = 60.0
+
+
+class EngineHost:
+    """Supervises one engine.
+
+    Parameters
+    ----------
+    on_ready
+        Called with a client and the engine's description when a new incarnation answers.
+    on_lost
+        Called with a reason when an incarnation that was ready is gone.
+    records
+        Directory that all owners on this machine share; left-over engines of dead owners are found there.
+    on_trouble
+        Called with one line when a start failed; the host tries again after its back-off.
+    """
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        directory: Path,
+        *,
+        on_ready: Callable[[EngineClient, EngineInfo], None],
+        on_lost: Callable[[str], None],
+        on_trouble: Callable[[str], None],
+        records: Path,
+        watch: Watch | None = None,
+    ) -> None:
+        self.spec = spec
+        self.watch = watch or Watch()
+        self._directory = directory
+        self._on_ready = on_ready
+        self._on_lost = on_lost
+        self._on_trouble = on_trouble
+        self._records = records
+        self._task: asyncio.Task[None] | None = None
+        self._process: EngineProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine's leader while there is one."""
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Begin supervising in the background; returns at once."""
+        self._task = asyncio.create_task(self._supervise(), name=f"engine-{self.spec.kind}")
+
+    async def stop(self) -> None:
+        """End the supervision and the engine."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def _supervise(self) -> None:
+        failures = 0
+        incarnation = 0
+        while True:
+            incarnation += 1
+            directory = self._directory / f"engine-{incarnation}"
+            was_ready = False
+            try:
+                self._process = EngineProcess(self.spec, directory, records=self._records)
+                was_ready = await self._live_once(self._process)
+            except BadInput as error:
+                self._on_trouble(str(error))
+            finally:
+                if self._process is not None:
+                    await asyncio.shield(self._process.stop())
+                self._process = None
+            failures = 0 if was_ready else failures + 1
+            await asyncio.sleep(min(self.watch.max_backoff_s, self.watch.backoff_s * 2 ** min(failures, 10)))
+
+    async def _live_once(self, process: EngineProcess) -> bool:
+        """Run one incarnation to its end; True when it ever was ready."""
+        try:
+            url = await process.start(self.watch.start_timeout_s)
+        except EngineStartError as error:
+            self._on_trouble(str(error))
+            return False
+        client = EngineClient(url)
+        try:
+            self._on_ready(client, await client.describe())
+            self._on_lost(await self._watch_until_lost(process, client))
+        finally:
+            await client.close()
+        return True
+
+    async def _watch_until_lost(self, process: EngineProcess, client: EngineClient) -> str:
+        exited = asyncio.ensure_future(process.wait())
+        misses = 0
+        try:
+            while True:
+                done, _ = await asyncio.wait([exited], timeout=self.watch.health_interval_s)
+                if done:
+                    return f"its process ended with exit code {exited.result()}"
+                misses = 0 if await client.healthy() else misses + 1
+                if misses >= self.watch.health_misses:
+                    return f"it missed {misses} health checks in a row"
+        finally:
+            exited.cancel()

@@ -1,0 +1,30 @@
+"""Which attempts a resumed run still has to make, and what the journal holds of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from heddle_dask.live.context import Recorded
+from heddle_dask.live.driver import Attempt
+from heddle_dask.live.run_writer import RunWriter
+
+
+def unfinished(attempts: Sequence[Attempt], writer: RunWriter) -> list[Attempt]:
+    """Attempts that the store lacks, each with its journalled results.
+
+    A program is run again from its beginning with those results until it reaches the frontier; only then does it
+    ask engines and tools for more.
+    """
+    recorded: dict[str, Recorded] = {}
+    for kind, body in writer.recorded():
+        if kind == "step":
+            recorded.setdefault(body["trajectory_id"], Recorded()).steps.append(body)
+        elif kind == "action":
+            mine = recorded.setdefault(body["trajectory_id"], Recorded())
+            mine.actions[body["action_index"]] = body
+    return [
+        replace(attempt, recorded=recorded.get(attempt.spec.trajectory_id))
+        for attempt in attempts
+        if attempt.spec.trajectory_id not in writer
+    ]

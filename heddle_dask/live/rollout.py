@@ -1,0 +1,423 @@
+"""The public API: `Rollout`, from any `distributed.Client`, sync or async, in a script or a notebook."""
+
+from __future__ import annotations
+
+import platform
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from distributed import Client
+
+from heddle_dask.chat.template import ChatTemplate
+from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.environments.base import Environment, Task
+from heddle_dask.environments.loading import as_environment
+from heddle_dask.live import _dask_internals as dask
+from heddle_dask.live.capacity import Patience, wait_for_capacity
+from heddle_dask.live.context import Budget, Sampling, Services
+from heddle_dask.live.control_channel import ControlChannel
+from heddle_dask.live.driver import Driver, attempts_of
+from heddle_dask.live.resume import unfinished
+from heddle_dask.live.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
+from heddle_dask.live.rollout_worker import RolloutWorker
+from heddle_dask.live.run_writer import RunWriter, WriteMode
+from heddle_dask.live.scheduler_plugin import STREAM_INTERVAL_S, HeddleScheduler
+from heddle_dask.live.submission import Submitter
+from heddle_dask.live.tool_worker import PLUGIN_NAME as TOOL_PLUGIN
+from heddle_dask.live.tool_worker import ToolWorker
+from heddle_dask.records.trajectory import TrajectoryRecord
+
+Tasks = int | Sequence[Task | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The trajectories of one `Rollout.run`, in order of completion, and where they are stored."""
+
+    trajectories: Sequence[TrajectoryRecord]
+    makespan_s: float
+    out: str | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.trajectories)
+
+    def __iter__(self) -> Iterator[TrajectoryRecord]:
+        return iter(self.trajectories)
+
+    @property
+    def reward_mean(self) -> float | None:
+        """Mean over the trajectories whose reward is known; None when none is."""
+        rewards = [t.reward for t in self.trajectories if t.reward is not None]
+        return sum(rewards) / len(rewards) if rewards else None
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that were sampled."""
+        return sum(int(b.loss_mask.sum()) for t in self.trajectories for b in t.branches)
+
+    def _repr_html_(self) -> str:
+        mean = "unknown" if self.reward_mean is None else f"{self.reward_mean:.3f}"
+        rows = "".join(f"<tr><td>{status}</td><td>{n}</td></tr>" for status, n in self.counts.items())
+        return (
+            f"<p><b>{len(self)} trajectories</b> in {self.makespan_s:.1f} s, {self.generated_tokens} tokens, "
+            f"mean reward {mean}</p><table>{rows}</table>"
+        )
+
+
+class Rollout:
+    """Rolls agents out on a Dask cluster with LLM engines.
+
+    Parameters
+    ----------
+    client
+        Any `distributed.Client`. With an asynchronous one, `run` and `close` are awaited and `stream` is an async
+        iterator.
+    env
+        Name (``"math"``), ``"replay:FILE"``, ``"package.module:function"``, an `Environment`, or a coroutine
+        function ``solve(task, ctx)``.
+    model
+        Model directory; its chat template renders the prompts.
+    engine
+        ``"vllm"``, ``"emulated"``, or a whole `EngineSpec`.
+    engines
+        How many engines must answer before the run starts; None: one on every worker tagged ``ENGINE``.
+    strategy, overrides
+        Preset, and ``part=name[,option=value]`` that replace parts of it.
+    samples
+        Attempts per task.
+    out, mode
+        Path of the Zarr store, or None to keep trajectories in memory only; ``"create"``, ``"append"``,
+        ``"overwrite"`` or ``"resume"``.
+    seed
+        Of everything that is drawn: tasks, sampling, ties.
+
+    Raises
+    ------
+    BadInput
+        At the first run: whatever of the above cannot be, in one line.
+
+    Examples
+    --------
+    >>> rollout = Rollout(client, env="math", model="my-model", samples=8, out="runs/x.zarr")  # doctest: +SKIP
+    >>> batch = rollout.run(64)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        env: str | Environment | Callable[..., Any],
+        model: str | Path,
+        engine: str | EngineSpec = "vllm",
+        engines: int | None = None,
+        slots: int = 8,
+        strategy: str = "sticky-least-loaded",
+        overrides: Sequence[str] = (),
+        samples: int = 1,
+        seed: int = 0,
+        out: str | Path | None = None,
+        mode: WriteMode = "create",
+        budget: Budget | None = None,
+        sampling: Sampling | None = None,
+        patience: Patience | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        on_progress: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        if samples < 1:
+            raise BadInput(f"samples is {samples}: use at least 1")
+        if out is None and mode != "create":
+            raise BadInput(f"mode '{mode}' needs a path: set out")
+        self.client = client
+        self.budget = budget or Budget()
+        self.sampling = sampling or Sampling()
+        self.environment = as_environment(env)
+        self.template = ChatTemplate.load(str(model))
+        self.spec = (
+            engine
+            if isinstance(engine, EngineSpec)
+            else EngineSpec(
+                kind=engine,  # type: ignore[arg-type]
+                model=str(model),
+                slots=slots,
+                max_model_len=self.budget.max_context_tokens,
+                seed=seed,
+            )
+        )
+        self.model = str(model)
+        self.samples = samples
+        self.seed = seed
+        self.out = None if out is None else Path(out)
+        self._mode: WriteMode = mode
+        self._strategy = strategy
+        self._overrides = tuple(overrides)
+        self._engines = engines
+        self._patience = patience or Patience()
+        self._metadata = dict(metadata or {})
+        self._on_progress = on_progress
+        self._session: str | None = None
+        self._writer: RunWriter | None = None
+        self._channel: ControlChannel | None = None
+        self._submitter: Submitter | None = None
+        self._driver: Driver | None = None
+        self._batches = 0
+        self._batch_began_s = 0.0
+        self._owns_engines = False
+        self._started_s = 0.0
+        self._entered = False
+
+    # -- public ------------------------------------------------------------------------------------
+
+    def run(self, tasks: Tasks) -> Any:
+        """Roll out `samples` attempts of each task and return a `Batch`.
+
+        Parameters
+        ----------
+        tasks
+            How many tasks to draw from the environment, or the tasks themselves; a string is a prompt.
+
+        Raises
+        ------
+        BadInput, ControlPlaneFailed
+        """
+        return self._sync(self._run, tasks)
+
+    def stream(self, tasks: Tasks) -> Any:
+        """Yield each trajectory as it finishes; an async iterator with an asynchronous client."""
+        if self.client.asynchronous:
+            return self._stream(tasks)
+        return self._stream_sync(tasks)
+
+    def interrupt(self) -> None:
+        """Stop admitting and abort what runs; the run then ends, and nothing finished is lost."""
+        if self._driver is not None and self.client.loop is not None:
+            self.client.loop.add_callback(self._driver.interrupt)
+
+    def progress(self) -> Mapping[str, Any]:
+        """Counts of the running batch: by state, tokens generated, trajectories finished."""
+        counts = dict(self._channel.counts) if self._channel is not None else {}
+        driver = self._driver
+        return {
+            **counts,
+            "finished": driver.finished if driver is not None else 0,
+            "tokens": driver.live_tokens if driver is not None else 0,
+        }
+
+    def close(self) -> Any:
+        """End the session, stop the engines, close the store."""
+        return self._sync(self._close)
+
+    def __enter__(self) -> Rollout:
+        self._entered = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Rollout:
+        self._entered = True
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._close()
+
+    # -- how ---------------------------------------------------------------------------------------
+
+    def _sync(self, function: Callable[..., Any], *args: Any) -> Any:
+        if self.client.asynchronous:
+            return function(*args)
+        try:
+            return self.client.sync(function, *args)
+        except KeyboardInterrupt:
+            self.client.sync(self._interrupt_and_close)
+            raise
+
+    async def _interrupt_and_close(self) -> None:
+        if self._driver is not None:
+            self._driver.interrupt()
+            await self._driver.ended.wait()
+        await self._close()
+
+    def _stream_sync(self, tasks: Tasks) -> Iterator[TrajectoryRecord]:
+        stream = self._stream(tasks)
+        while True:
+            record = self._sync(_next_or_none, stream)
+            if record is None:
+                return
+            yield record
+
+    async def _run(self, tasks: Tasks) -> Batch:
+        records: list[TrajectoryRecord] = []
+        began_s = 0.0
+        async for record in self._stream(tasks):
+            records.append(record)
+            began_s = self._batch_began_s
+        counts: dict[str, int] = {}
+        for record in records:
+            counts[record.status] = counts.get(record.status, 0) + 1
+        makespan_s = max((r.finished_s for r in records), default=0.0) - began_s
+        return Batch(records, makespan_s, None if self.out is None else str(self.out), counts)
+
+    async def _stream(self, tasks: Tasks) -> AsyncIterator[TrajectoryRecord]:
+        chosen = self._tasks(tasks)
+        try:
+            if self._session is None:
+                await self._open()
+            services = self._services()
+            assert self._channel is not None
+            driver = Driver(self.client, services, self.environment, self._writer, self._channel.failed)
+            self._driver = driver
+            number = self._next_batch()
+            prefix = f"b{number}/" if number else ""
+            attempts = attempts_of(self.environment.name, chosen, self.samples, self.seed, prefix)
+            if self._mode == "resume" and self._writer is not None:
+                attempts = unfinished(attempts, self._writer)
+            self._batch_began_s = services.clock()
+            async for record in driver.run(attempts):
+                yield record
+            if self._writer is not None:
+                await self._writer.store()
+        finally:
+            if not self._entered:
+                await self._close()
+
+    def _tasks(self, tasks: Tasks) -> list[Task]:
+        if isinstance(tasks, int):
+            if tasks < 1:
+                raise BadInput(f"tasks is {tasks}: use at least 1")
+            chosen = list(self.environment.tasks(tasks, self.seed))
+        else:
+            chosen = [
+                Task(task_id=f"task-{i}", prompt=task) if isinstance(task, str) else task
+                for i, task in enumerate(tasks)
+            ]
+        seen: set[str] = set()
+        for task in chosen:
+            if task.task_id in seen:
+                raise BadInput(f"two tasks have the id '{task.task_id}': give each its own")
+            seen.add(task.task_id)
+        return chosen
+
+    def _services(self) -> Services:
+        assert self._session is not None and self._submitter is not None
+        writer = self._writer
+        return Services(
+            session=self._session,
+            submitter=self._submitter,
+            template=self.template,
+            budget=self.budget,
+            sampling=self.sampling,
+            clock=lambda: time.monotonic() - self._started_s,
+            journal=writer.journal if writer is not None else lambda kind, body: None,
+        )
+
+    async def _open(self) -> None:
+        """Files first (they fail fastest), then plugins, engines, session."""
+        self._started_s = time.monotonic()
+        if self.out is not None:
+            self._writer = RunWriter(self.out, self._mode, self._describe())
+            self._writer.journal("session", self._describe())
+        await self.client.register_plugin(HeddleScheduler())
+        dask.shorten_own_interval(self.client, STREAM_INTERVAL_S)
+        await self._open_session()
+        await self._provide_workers()
+        await wait_for_capacity(self.client, self._engines, self._patience, self._on_progress)
+
+    async def _open_session(self) -> None:
+        """Claim the cluster before anything on it is changed."""
+        session = uuid.uuid4().hex[:8]
+        answer = await dask.call_scheduler(
+            self.client,
+            "heddle_open",
+            session=session,
+            client=self.client.id,
+            preset=self._strategy,
+            overrides=list(self._overrides),
+            seed=self.seed,
+        )
+        if "error" in answer:
+            raise BadInput(answer["error"])
+        self._session = session
+        self._submitter = Submitter(self.client)
+        self._channel = ControlChannel(self.client, session, self._on_notice, self._on_control_lines)
+        self._channel.start()
+
+    async def _provide_workers(self) -> None:
+        """Register what the workers lack; engines that run our model already are used as they are."""
+        capacity = await dask.call_scheduler(self.client, "heddle_capacity")
+        if TOOL_PLUGIN not in capacity["plugins"]:
+            await self.client.register_plugin(ToolWorker())
+        models = {(kind, model) for _, _, _, kind, model in capacity["engines"]}
+        self._owns_engines = models != {(self.spec.kind, self.spec.model)}
+        if self._owns_engines:
+            await self.client.register_plugin(RolloutWorker(self.spec))
+
+    def _next_batch(self) -> int:
+        if self._writer is not None and self._mode != "resume":
+            return self._writer.begin_batch()
+        self._batches += 1
+        return self._batches - 1
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "environment": self.environment.name,
+            "model": self.model,
+            "engine": self.spec.to_mapping(),
+            "strategy": self._strategy,
+            "overrides": list(self._overrides),
+            "samples": self.samples,
+            "seed": self.seed,
+            "heddle_dask": version("heddle-dask"),
+            "distributed": version("distributed"),
+            "python": platform.python_version(),
+            **self._metadata,
+        }
+
+    def _on_notice(self, notice: Sequence[Any]) -> None:
+        if notice[0] == "engine-lost":
+            self._on_progress(f"engine {notice[1]} is lost: {notice[2]}")
+        if self._driver is not None:
+            self._driver.on_notice(notice)
+
+    def _on_control_lines(self, lines: list[Any]) -> None:
+        if self._writer is not None:
+            self._writer.journal("control", {"lines": lines})
+
+    async def _close(self) -> None:
+        channel, self._channel = self._channel, None
+        session, self._session = self._session, None
+        writer, self._writer = self._writer, None
+        try:
+            if channel is not None:
+                await channel.close()
+            if session is not None and self.client.status == "running":
+                await self._close_session(session, writer)
+        finally:
+            if writer is not None:
+                await writer.close()
+
+    async def _close_session(self, session: str, writer: RunWriter | None) -> None:
+        last = await dask.call_scheduler(self.client, "heddle_close", session=session)
+        if last.get("journal") and writer is not None:
+            writer.journal("control", {"lines": last["journal"]})
+        if self._owns_engines:
+            await self.client.unregister_worker_plugin(ENGINE_PLUGIN)
+
+
+async def _next_or_none(stream: AsyncIterator[TrajectoryRecord]) -> TrajectoryRecord | None:
+    try:
+        return await anext(stream)
+    except StopAsyncIteration:
+        return None

@@ -1,0 +1,254 @@
+"""The rollout worker: a Dask worker that hosts one engine and runs LLM steps on it.
+
+The plugin takes effect on workers that carry the resource ``ENGINE``. It starts the engine in the background,
+publishes ``LLM = slots`` when the engine answers, and withdraws it when the engine is gone; a step that finds
+no engine ends as data (``"engine-lost"``) and is asked for again by the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from distributed import Worker, get_worker
+from distributed.diagnostics.plugin import WorkerPlugin
+
+from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.contract import (
+    EngineInfo,
+    EngineRefused,
+    EngineUnreachable,
+    GenerateRequest,
+    GenerateResult,
+    SamplingParams,
+)
+from heddle_dask.engines.priority import engine_priority
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.live import _dask_internals as dask
+from heddle_dask.live.context_cache import EMPTY, Context, ContextCache
+from heddle_dask.live.engine_host import EngineHost, Watch
+from heddle_dask.live.messages import ENGINE_RESOURCE, SLOT_RESOURCE, StepCall, StepResult
+from heddle_dask.live.scheduler_plugin import STREAM_INTERVAL_S
+
+PLUGIN_NAME = "heddle-rollout-worker"
+
+
+async def run_step(call: StepCall) -> StepResult:
+    """The Dask task of one LLM step. Runs on the worker's event loop and takes no thread."""
+    worker = get_worker()
+    plugin = worker.plugins.get(PLUGIN_NAME)
+    if not isinstance(plugin, RolloutWorker):
+        return StepResult(status="engine-lost", message="this worker hosts no engine")
+    return await plugin.run_step(call)
+
+
+class RolloutWorker(WorkerPlugin):
+    """Hosts an engine on every worker tagged ``ENGINE``.
+
+    Register with ``client.register_plugin(RolloutWorker(spec))`` or by ``--preload workers.rollout_worker``.
+    """
+
+    name = PLUGIN_NAME
+
+    def __init__(self, spec: EngineSpec, watch: Watch | None = None) -> None:
+        self.spec = spec
+        self.watch = watch
+        self.worker: Worker | None = None
+
+    async def setup(self, worker: Worker) -> None:
+        """Start the engine in the background: a worker must not seem dead while weights load."""
+        if ENGINE_RESOURCE not in worker.state.total_resources:
+            return
+        self.worker = worker
+        self.engine_id = ""
+        self._client: EngineClient | None = None
+        self._incarnations = 0
+        self._contexts = ContextCache()
+        self._running: dict[Any, str] = {}
+        self._aborted: set[Any] = set()
+        dask.add_worker_handlers(
+            worker,
+            rpc={"heddle_context": self.serve_context},
+            stream={"heddle-abort": self.on_abort, "heddle-forget": self.on_forget},
+        )
+        dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
+        self._host = EngineHost(
+            self.spec,
+            Path(worker.local_directory) / "heddle",
+            on_ready=self._on_ready,
+            on_lost=self._on_lost,
+            on_trouble=self._on_trouble,
+            records=Path(tempfile.gettempdir()) / f"heddle-engines-{os.getuid()}",
+            watch=self.watch,
+        )
+        self._host.start()
+
+    async def teardown(self, worker: Worker) -> None:
+        """Stop the engine."""
+        if self.worker is not None:
+            await worker.set_resources(**{SLOT_RESOURCE: 0})
+            await self._host.stop()
+
+    # -- the engine's life -------------------------------------------------------------------------
+
+    def _on_ready(self, client: EngineClient, info: EngineInfo) -> None:
+        self._incarnations += 1
+        self._client = client
+        assert self.worker is not None
+        self.engine_id = f"{self.worker.name}/{os.getpid()}-{self._incarnations}"
+        self._background(self._announce(info))
+
+    async def _announce(self, info: EngineInfo) -> None:
+        """Publish the slots first: a step placed here must find the resource."""
+        assert self.worker is not None
+        engine_id = self.engine_id
+        await self.worker.set_resources(**{SLOT_RESOURCE: self.spec.slots})
+        if engine_id == self.engine_id:
+            facts = [engine_id, self.spec.slots, info.max_model_len, self.spec.tp_degree]
+            model = [self.spec.kind, self.spec.model]
+            self._tell({"op": "heddle-engine-ready", "engine": facts, "model": model})
+
+    def _on_lost(self, reason: str) -> None:
+        # The slots stay published: steps that are queued here must start, find no engine and end as data.
+        self._tell({"op": "heddle-engine-lost", "engine_id": self.engine_id, "reason": reason})
+        self.engine_id = ""
+        self._client = None
+
+    def _on_trouble(self, message: str) -> None:
+        self._tell({"op": "heddle-engine-trouble", "message": message})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        assert self.worker is not None
+        dask.send_from_worker(self.worker, message)
+
+    def _background(self, coroutine: Any) -> None:
+        assert self.worker is not None
+        self.worker.loop.add_callback(lambda: asyncio.ensure_future(coroutine))
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    async def run_step(self, call: StepCall) -> StepResult:
+        """Generate one step; every way it can end is a `StepResult`."""
+        started_s = time.perf_counter()
+        assert self.worker is not None
+        placed = dask.task_annotation(self.worker, call.key)
+        engine_id, client = self.engine_id, self._client
+        identity = [call.trajectory_id, call.step_index, call.attempt, placed.get("engine", engine_id)]
+        if client is None or engine_id != placed.get("engine"):
+            return self._failed(call, identity, "engine-lost", "the engine is gone")
+        context = await self._context(call, placed.get("source"))
+        if context is None:
+            return self._failed(call, identity, "context-missing", "")
+        self._tell({"op": "heddle-step-started", "session": call.session, "step": identity})
+        try:
+            result = await self._generate(client, call, context, float(placed.get("priority", 0.0)))
+        except EngineUnreachable as error:
+            return self._failed(call, identity, "engine-lost", str(error))
+        except EngineRefused as error:
+            return self._failed(call, identity, "refused", str(error))
+        answer = self._answer(call, context, result, engine_id, time.perf_counter() - started_s)
+        self._tell(
+            {
+                "op": "heddle-step-ended",
+                "session": call.session,
+                "step": identity,
+                "new_tokens": len(result.token_ids),
+                "cached_tokens": result.cached_tokens,
+                "finish_reason": result.finish_reason,
+                "policy_version": result.policy_version,
+            }
+        )
+        return answer
+
+    async def _generate(
+        self, client: EngineClient, call: StepCall, context: Context, priority: float
+    ) -> GenerateResult:
+        request = GenerateRequest(
+            request_id="-".join((call.session, call.trajectory_id, f"{call.step_index}.{call.attempt}")),
+            token_ids=context.token_ids.tolist(),
+            sampling=SamplingParams(
+                max_tokens=call.max_tokens,
+                temperature=call.temperature,
+                top_p=call.top_p,
+                seed=call.seed,
+                ignore_eos=call.ignore_eos,
+                stop_token_ids=call.stop_token_ids,
+            ),
+            priority=engine_priority(priority),
+        )
+        self._running[call.key] = request.request_id
+        try:
+            return await client.generate(request)
+        finally:
+            del self._running[call.key]
+
+    def _answer(
+        self, call: StepCall, context: Context, result: GenerateResult, engine_id: str, run_s: float
+    ) -> StepResult:
+        ids = np.asarray(result.token_ids, dtype="<i4").tobytes()
+        self._contexts.put(call.session, call.trajectory_id, context.extended(ids))
+        return StepResult(
+            status="aborted" if result.finish_reason == "abort" else "ok",
+            engine_id=engine_id,
+            token_ids=ids,
+            logprobs=np.asarray(result.logprobs, dtype="<f4").tobytes(),
+            finish_reason=result.finish_reason,
+            cached_tokens=result.cached_tokens,
+            policy_version=result.policy_version,
+            version_spans=tuple((s.policy_version, s.start, s.stop) for s in result.version_spans),
+            queue_s=result.queue_s,
+            prefill_s=result.prefill_s,
+            decode_s=result.decode_s,
+            run_s=run_s,
+        )
+
+    def _failed(self, call: StepCall, identity: list[Any], status: Any, message: str) -> StepResult:
+        self._tell({"op": "heddle-step-ended", "session": call.session, "step": identity, "cause": status})
+        return StepResult(status=status, engine_id=str(identity[3]), message=message)
+
+    # -- contexts ----------------------------------------------------------------------------------
+
+    async def _context(self, call: StepCall, source: str | None) -> Context | None:
+        """The whole context: delta alone, base held here, or base fetched from the worker before."""
+        if call.base_tokens == 0:
+            return Context(EMPTY, 0).extended(call.delta)
+        base = self._contexts.get(call.session, call.trajectory_id)
+        if base is None or not base.is_base(call.base_tokens, call.base_crc):
+            base = await self._fetch(call, source)
+        return None if base is None else base.extended(call.delta)
+
+    async def _fetch(self, call: StepCall, source: str | None) -> Context | None:
+        assert self.worker is not None
+        if source is None or source == self.worker.address:
+            return None
+        try:
+            data = await self.worker.rpc(source).heddle_context(
+                session=call.session, trajectory=call.trajectory_id
+            )
+        except (OSError, AttributeError):
+            return None  # that worker has left; the driver sends the whole context
+        if not data:
+            return None
+        base = Context(EMPTY, 0).extended(bytes(data))
+        return base if base.is_base(call.base_tokens, call.base_crc) else None
+
+    async def serve_context(self, session: str, trajectory: str) -> bytes:
+        """RPC of other rollout workers: the ids held for a trajectory that moves there."""
+        context = self._contexts.get(session, trajectory)
+        self._contexts.drop(session, trajectory)
+        return b"" if context is None else context.token_ids.tobytes()
+
+    async def on_abort(self, key: list[Any]) -> None:
+        """Stop the running request of a step; its call returns with the tokens so far."""
+        request_id = self._running.get(tuple(key))
+        if request_id is not None and self._client is not None:
+            await self._client.abort([request_id])
+
+    def on_forget(self, session: str, trajectory: str) -> None:
+        """Drop the context of a trajectory that has ended."""
+        self._contexts.drop(session, trajectory)

@@ -1,0 +1,147 @@
+"""Where a run's results go: the journal at once, the store in batches.
+
+`RUN.zarr` is the store; the journal lies beside it as `RUN.journal` (inside the Zarr group it would be an alien).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.records.journal import Journal, read_journal
+from heddle_dask.records.reader import RunReader
+from heddle_dask.records.store import RunStore, recover
+from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, TrajectoryRecord, trajectory_to_body
+
+WriteMode = Literal["create", "append", "overwrite", "resume"]
+# A store append costs about the same for one trajectory as for fifty.
+STORE_BATCH = 32
+STORE_INTERVAL_S = 2.0
+
+
+def journal_path(out: str | Path) -> Path:
+    """The journal that belongs to the store at `out`."""
+    out = Path(out)
+    return out.with_name(out.name.removesuffix(".zarr") + ".journal")
+
+
+class RunWriter:
+    """Owns the journal and the store of one run.
+
+    Parameters
+    ----------
+    mode
+        ``"create"`` refuses an existing path; ``"append"`` and ``"resume"`` first bring into the store what
+        the journal of a killed driver holds.
+
+    Raises
+    ------
+    BadInput
+        The path exists, is missing, is not ours, or cannot be written.
+    """
+
+    def __init__(self, out: str | Path, mode: WriteMode, metadata: Mapping[str, Any]) -> None:
+        self.out = Path(out)
+        path = journal_path(out)
+        if mode in ("append", "resume"):
+            self._store = RunStore.append_to(self.out)
+            self.batches = int(RunReader(self.out).metadata.get("batches", 0))
+            if path.exists():
+                recover(path, self._store)
+                self._journal = Journal.open_append(path)
+            else:
+                self._journal = Journal.create(path)
+        else:
+            if mode == "create" and path.exists():
+                raise BadInput(
+                    f"{path} exists: choose another path, or use --append, --resume or --overwrite"
+                )
+            self._store = RunStore.create(self.out, metadata, overwrite=mode == "overwrite")
+            self._journal = Journal.create(path, overwrite=mode == "overwrite")
+            self.batches = 0
+        self._unstored: list[TrajectoryRecord] = []
+        self._flush_due = False
+        self._storing = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __contains__(self, trajectory_id: str) -> bool:
+        """Whether the store holds this trajectory."""
+        return trajectory_id in self._store
+
+    def begin_batch(self) -> int:
+        """Number of the batch that begins now, from 0, counted over all sessions that wrote here."""
+        number = self.batches
+        self.batches += 1
+        self._store.update_metadata({"batches": self.batches})
+        return number
+
+    def recorded(self) -> list[tuple[str, dict[str, Any]]]:
+        """What the journal held when it was opened."""
+        return list(read_journal(self._journal.path))
+
+    def journal(self, kind: str, body: dict[str, Any]) -> None:
+        """Append to the journal; it is with the kernel before the event loop turns again."""
+        self._journal.append(kind, body)
+        if not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        self._journal.flush()
+
+    def finish(self, record: TrajectoryRecord) -> None:
+        """Journal a finished trajectory now and store it soon."""
+        self._journal.append(TRAJECTORY_FINISHED, trajectory_to_body(record))
+        self._journal.flush()
+        self._unstored.append(record)
+        if len(self._unstored) >= STORE_BATCH:
+            self._store_in_background()
+        elif self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(STORE_INTERVAL_S, self._store_in_background)
+
+    def _store_in_background(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        task = asyncio.ensure_future(self.store())
+        self._tasks.add(task)
+        task.add_done_callback(self._stored)
+
+    def _stored(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.failure = task.exception()
+
+    failure: BaseException | None = None
+
+    async def store(self) -> None:
+        """Bring everything finished into the store; the event loop goes on meanwhile.
+
+        Raises
+        ------
+        OSError
+            The disk refuses. The journal still holds the trajectories.
+        """
+        async with self._storing:
+            batch, self._unstored = self._unstored, []
+            if batch:
+                await asyncio.to_thread(self._store.append, batch)
+
+    async def close(self) -> None:
+        """Store the rest and close both files."""
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            await self.store()
+        finally:
+            self._journal.sync()
+            self._journal.close()
+            self._store.close()
+        if self.failure is not None:
+            raise self.failure

@@ -1,0 +1,422 @@
+"""The plugin in the Dask scheduler: turns hooks and messages into events, and carries out commands.
+
+Thin on purpose. It decides nothing: which engine, in which order, with how many CPUs, all comes from the
+controller of the session. Dask swallows what a hook raises; therefore every hook is wrapped, the first
+failure is latched in the session, no further command is issued, and the driver raises it at the client.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from heddle_dask.core import commands as cmd
+from heddle_dask.core import events as ev
+from heddle_dask.core.controller import Controller
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
+from heddle_dask.core.nouns import (
+    ActionRequest,
+    EngineDescription,
+    HostDescription,
+    StepRequest,
+    TrajectorySpec,
+)
+from heddle_dask.live import _dask_internals as dask
+from heddle_dask.live.messages import (
+    ACTION_PREFIX,
+    ENGINE_RESOURCE,
+    SLOT_RESOURCE,
+    STEP_PREFIX,
+    TOOL_RESOURCE,
+    Key,
+    action_key,
+    step_key,
+)
+from heddle_dask.live.session import Session
+from heddle_dask.strategies.presets import build_strategies
+
+PLUGIN_NAME = "heddle"
+# Messages wait this long for company instead of Dask's 2 to 10 ms: a step is on the critical path.
+STREAM_INTERVAL_S = 0.001
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def guarded(hook: F) -> F:
+    """Latch what a hook raises: Dask would log it and go on with a cluster that nobody steers."""
+
+    @functools.wraps(hook)
+    def wrapped(self: HeddleScheduler, *args: Any, **kwargs: Any) -> Any:
+        if self.session is None or self.session.failure is not None:
+            return None
+        try:
+            return hook(self, *args, **kwargs)
+        except Exception:
+            self.session.latch(traceback.format_exc())
+            return None
+
+    return wrapped  # type: ignore[return-value]
+
+
+class HeddleScheduler(SchedulerPlugin):
+    """Steers the steps and actions of one session at a time.
+
+    Register with ``client.register_plugin(HeddleScheduler())`` or by ``--preload workers.scheduler``;
+    a second registration changes nothing.
+    """
+
+    name = PLUGIN_NAME
+    idempotent = True
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self._engines: dict[EngineId, tuple[str, EngineDescription]] = {}
+        self._models: dict[EngineId, list[str]] = {}
+        self._hosts: dict[HostId, tuple[str, HostDescription]] = {}
+        self._engine_trouble: dict[str, str] = {}
+        self._sources: dict[EngineId, str] = {}
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Add our RPC and stream handlers and take over the workers that are there already."""
+        self.scheduler = scheduler
+        dask.add_handlers(
+            scheduler,
+            rpc={
+                "heddle_open": self.open_session,
+                "heddle_submit": self.submit,
+                "heddle_updates": self.updates,
+                "heddle_close": self.close_session,
+                "heddle_capacity": self.capacity,
+            },
+            stream={
+                "heddle-ended": self.on_trajectories_ended,
+                "heddle-engine-ready": self.on_engine_ready,
+                "heddle-engine-lost": self.on_engine_lost,
+                "heddle-engine-trouble": self.on_engine_trouble,
+                "heddle-host-ready": self.on_host_ready,
+                "heddle-step-started": self.on_step_started,
+                "heddle-step-ended": self.on_step_ended,
+                "heddle-action-ended": self.on_action_ended,
+            },
+        )
+
+    # -- the driver's RPCs -------------------------------------------------------------------------
+
+    async def open_session(
+        self,
+        session: str,
+        client: str,
+        preset: str,
+        overrides: Sequence[str],
+        seed: int,
+    ) -> Mapping[str, Any]:
+        """Start a session with its own controller; refuses while another client's session is open."""
+        if self.session is not None and self.session.client_id in self.scheduler.clients:
+            return {
+                "error": f"this cluster already runs heddle session {self.session.session_id} of "
+                f"{self.session.client_id}; close it, or use another cluster"
+            }
+        try:
+            strategies = build_strategies(preset, seed=seed, overrides=tuple(overrides))
+        except BadInput as error:
+            return {"error": str(error)}
+        self.session = Session(session, client, Controller(strategies))
+        dask.shorten_client_report_interval(self.scheduler, client, STREAM_INTERVAL_S)
+        for _, engine in self._engines.values():
+            self._feed(ev.EngineJoined(self.session.now(), engine))
+        for _, host in self._hosts.values():
+            self._feed(ev.HostJoined(self.session.now(), host))
+        return {"capacity": await self.capacity()}
+
+    async def capacity(self) -> Mapping[str, Any]:
+        """Engines that answer, tool CPUs, workers by tag, and the latest trouble of each engine."""
+        return {
+            "engines": [
+                [e.engine_id, e.slots, e.max_context_tokens, *self._models[e.engine_id]]
+                for _, e in self._engines.values()
+            ],
+            "plugins": list(self.scheduler.worker_plugins),
+            "tool_cpus": sum(host.cpus for _, host in self._hosts.values()),
+            "workers": len(self.scheduler.workers),
+            "engine_workers": sum(ENGINE_RESOURCE in ws.resources for ws in self.scheduler.workers.values()),
+            "tool_workers": sum(TOOL_RESOURCE in ws.resources for ws in self.scheduler.workers.values()),
+            "trouble": dict(self._engine_trouble),
+        }
+
+    async def submit(self, session: str, trajectories: Sequence[Sequence[Any]]) -> None:
+        """Announce trajectories; each is admitted by a notice."""
+        self._submit(session, trajectories)
+
+    @guarded
+    def _submit(self, session: str, trajectories: Sequence[Sequence[Any]]) -> None:
+        live = self._session(session)
+        for row in trajectories:
+            self._feed(ev.TrajectorySubmitted(live.now(), TrajectorySpec(*row)))
+
+    async def updates(self, session: str, wait_s: float) -> Mapping[str, Any]:
+        """Long poll of the driver: notices, journal lines, counts, and the latched failure if any."""
+        return await self._session(session).updates(wait_s)
+
+    async def close_session(self, session: str) -> Mapping[str, Any]:
+        """End the session; answers with its last updates."""
+        if self.session is None or self.session.session_id != session:
+            return {}
+        last = await self.session.updates(0)
+        self.session = None
+        return last
+
+    def _session(self, session_id: str) -> Session:
+        if self.session is None or self.session.session_id != session_id:
+            raise RuntimeError(f"heddle session {session_id} is not open on this scheduler")
+        return self.session
+
+    # -- Dask's hooks ------------------------------------------------------------------------------
+
+    @guarded
+    def update_graph(
+        self,
+        scheduler: Scheduler,
+        *,
+        client: str,
+        keys: set[Any],
+        annotations: Mapping[str, Mapping[Any, Any]],
+        priority: Mapping[Any, Any],
+        **kwargs: Any,
+    ) -> None:
+        """Place the steps and actions of a submission, before Dask's first transition of them."""
+        requests = annotations.get("heddle")
+        if not requests or self.session is None:
+            return
+        at = self.session.now()
+        # Dask collects annotations in a set: only the priorities still know the order of submission.
+        mine = [key for key in requests if key[1] == self.session.session_id]
+        for key in sorted(mine, key=priority.__getitem__):
+            dask.hold(scheduler.tasks[key])
+            self.session.held[key] = None
+            if key[0] == STEP_PREFIX:
+                self._feed(ev.StepRequested(at, StepRequest(*requests[key])))
+            elif key[0] == ACTION_PREFIX:
+                self._feed(ev.ActionRequested(at, ActionRequest(*requests[key])))
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """A worker left or died: its engine and its host are lost with all that ran there."""
+        for engine_id in [i for i, (address, _) in self._engines.items() if address == worker]:
+            del self._engines[engine_id]
+            self._lost(ev.EngineLost, engine_id, reason="its worker left", stranded=True)
+        for host_id in [i for i, (address, _) in self._hosts.items() if address == worker]:
+            del self._hosts[host_id]
+            self._lost(ev.HostLost, host_id)
+        self._engine_trouble.pop(worker, None)
+
+    @guarded
+    def _lost(self, kind: Callable[..., ev.Event], *ids: Any, **facts: Any) -> None:
+        assert self.session is not None
+        reclaimed = self._reclaim_stranded()
+        self._feed(kind(self.session.now(), *ids, **facts))
+        for key in reclaimed:
+            if key in self.session.held and not self.session.waits_for(key):
+                # It had finished, and its result died with the worker: the driver asks again.
+                del self.session.held[key]
+                self.session.notify("result-lost", list(key))
+
+    def _reclaim_stranded(self) -> list[Key]:
+        """Hold our tasks that Dask sent back to "no-worker" because their worker died."""
+        assert self.session is not None
+        reclaimed: list[Key] = []
+        for ts in list(self.scheduler.unrunnable):
+            key: Any = ts.key
+            if not isinstance(key, tuple) or len(key) != 5 or key[1] != self.session.session_id:
+                continue
+            if key not in self.session.held:
+                dask.forgive(ts)
+                dask.hold(ts)
+                self.session.held[key] = None
+                reclaimed.append(key)
+        return reclaimed
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """A driver that has gone takes its session with it."""
+        if self.session is not None and self.session.client_id == client:
+            self.session = None
+
+    # -- messages of workers and driver ------------------------------------------------------------
+
+    def on_engine_ready(self, worker: str, engine: Sequence[Any], model: Sequence[str]) -> None:
+        """An engine on `worker` answers; a new incarnation gets a new id. `model`: kind and directory."""
+        spec = EngineDescription(*engine)
+        if spec.engine_id in self._engines:
+            return
+        self._models[spec.engine_id] = list(model)
+        self._engines[spec.engine_id] = (worker, spec)
+        self._sources[spec.engine_id] = worker
+        self._engine_trouble.pop(worker, None)
+        dask.shorten_worker_interval(self.scheduler, worker, STREAM_INTERVAL_S)
+        self._joined(ev.EngineJoined, spec)
+
+    def on_host_ready(self, worker: str, host: Sequence[Any]) -> None:
+        """A worker takes actions."""
+        spec = HostDescription(*host)
+        if spec.host_id in self._hosts:
+            return
+        self._hosts[spec.host_id] = (worker, spec)
+        dask.shorten_worker_interval(self.scheduler, worker, STREAM_INTERVAL_S)
+        self._joined(ev.HostJoined, spec)
+
+    @guarded
+    def _joined(self, kind: Callable[..., ev.Event], spec: Any) -> None:
+        assert self.session is not None
+        self._feed(kind(self.session.now(), spec))
+
+    def on_engine_lost(self, worker: str, engine_id: EngineId, reason: str) -> None:
+        """The engine died under a living worker: each of its steps reports by itself."""
+        if self._engines.pop(engine_id, None) is not None:
+            self._engine_trouble[worker] = reason
+            self._lost_engine(engine_id, reason)
+
+    @guarded
+    def _lost_engine(self, engine_id: EngineId, reason: str) -> None:
+        assert self.session is not None
+        self.session.notify("engine-lost", engine_id, reason)
+        self._feed(ev.EngineLost(self.session.now(), engine_id, reason, stranded=False))
+
+    def on_engine_trouble(self, worker: str, message: str) -> None:
+        """An engine did not start; told to drivers that wait for capacity."""
+        self._engine_trouble[worker] = message
+
+    @guarded
+    def on_step_started(self, worker: str, session: str, step: Sequence[Any]) -> None:
+        """(trajectory, step index, attempt, engine)"""
+        if self._session_is(session):
+            assert self.session is not None
+            self._feed(ev.StepStarted(self.session.now(), *step))
+
+    @guarded
+    def on_step_ended(self, worker: str, session: str, step: Sequence[Any], **facts: Any) -> None:
+        """Comes before Dask's own message that the task is done, on the same stream."""
+        if not self._session_is(session):
+            return
+        assert self.session is not None
+        at = self.session.now()
+        kind = ev.StepFailed if "cause" in facts else ev.StepFinished
+        self._feed(kind(at, *step, **facts))
+
+    @guarded
+    def on_action_ended(
+        self, worker: str, session: str, action_id: ActionId, host_id: HostId, run_s: float, ok: bool
+    ) -> None:
+        """An action ended on its host, well or not."""
+        if self._session_is(session):
+            assert self.session is not None
+            self._feed(ev.ActionFinished(self.session.now(), action_id, host_id, run_s, ok))
+
+    @guarded
+    def on_trajectories_ended(
+        self, client: str, session: str, ended: Sequence[tuple[TrajectoryId, str]]
+    ) -> None:
+        """The driver ended trajectories."""
+        if not self._session_is(session):
+            return
+        assert self.session is not None
+        for trajectory_id, status in ended:
+            trajectory = self.session.controller.state.trajectories.get(trajectory_id)
+            home = trajectory.home if trajectory is not None else None
+            if home is not None and home in self._sources:
+                message = {"op": "heddle-forget", "session": session, "trajectory": trajectory_id}
+                dask.send_to_worker(self.scheduler, self._sources[home], message)
+            self._feed(ev.TrajectoryEnded(self.session.now(), trajectory_id, status))
+
+    def _session_is(self, session_id: str) -> bool:
+        return self.session is not None and self.session.session_id == session_id
+
+    # -- commands ----------------------------------------------------------------------------------
+
+    def _feed(self, event: ev.Event) -> None:
+        assert self.session is not None
+        for command in self.session.handle(event):
+            self._carry_out(command)
+
+    def _carry_out(self, command: cmd.Command) -> None:
+        assert self.session is not None
+        match command:
+            case cmd.StartStep():
+                self._start_step(command)
+            case cmd.RunAction():
+                self._run_action(command)
+            case cmd.AdmitTrajectory():
+                self.session.notify("admitted", command.trajectory_id)
+            case cmd.AbortStep():
+                address = self._sources.get(command.engine_id)
+                key = step_key(
+                    self.session.session_id, command.trajectory_id, command.step_index, command.attempt
+                )
+                self._abort(address, key)
+            case cmd.AbortAction():
+                address, _ = self._hosts[command.host_id]
+                self._abort(address, action_key(self.session.session_id, command.action_id))
+            case cmd.GiveUpStep():
+                self.session.notify(
+                    "step-given-up",
+                    command.trajectory_id,
+                    command.step_index,
+                    command.attempt,
+                    command.cause,
+                )
+            case cmd.GiveUpAction():
+                self.session.notify("action-given-up", command.action_id, command.cause)
+
+    def _start_step(self, command: cmd.StartStep) -> None:
+        assert self.session is not None
+        key = step_key(self.session.session_id, command.trajectory_id, command.step_index, command.attempt)
+        address, spec = self._engines[command.engine_id]
+        source = command.source_engine_id
+        self._dispatch(
+            key,
+            address,
+            {SLOT_RESOURCE: 1},
+            dask.dask_priority(command.priority, command.order),
+            {
+                "engine": spec.engine_id,
+                "priority": command.priority,
+                "source": self._sources.get(source) if source is not None else None,
+            },
+        )
+
+    def _run_action(self, command: cmd.RunAction) -> None:
+        assert self.session is not None
+        key = action_key(self.session.session_id, command.action_id)
+        address, _ = self._hosts[command.host_id]
+        self._dispatch(
+            key,
+            address,
+            {TOOL_RESOURCE: command.cpus},
+            dask.dask_priority(0.0, 0),
+            {"host": command.host_id, "cpus": command.cpus},
+        )
+
+    def _dispatch(
+        self,
+        key: Key,
+        address: str,
+        resources: Mapping[str, float],
+        priority: tuple[float, int, int],
+        annotation: Mapping[str, Any],
+    ) -> None:
+        assert self.session is not None
+        ts = self.scheduler.tasks.get(key)
+        self.session.held.pop(key, None)
+        if ts is None:
+            return  # the driver cancelled it meanwhile; it tells the controller by TrajectoryEnded
+        dask.pin(ts, address, resources, priority, annotation)
+        if ts.state == "no-worker":
+            # Never from inside a transition or another submission: the next turn of the loop does it.
+            self.scheduler.loop.add_callback(dask.release, self.scheduler, (key,), f"heddle-release-{key[2]}")
+
+    def _abort(self, address: str | None, key: Key) -> None:
+        if address is not None:
+            dask.send_to_worker(self.scheduler, address, {"op": "heddle-abort", "key": list(key)})

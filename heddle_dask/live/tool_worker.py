@@ -1,0 +1,141 @@
+"""The tool worker: a Dask worker that runs actions, many at a time, on its event loop.
+
+The plugin takes effect on workers that carry the resource ``TOOL`` (one unit per CPU). The controller grants
+CPUs and a host before an action is dispatched, so nothing waits here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import cloudpickle
+from distributed import Worker, get_worker
+from distributed.diagnostics.plugin import WorkerPlugin
+
+from heddle_dask.live import _dask_internals as dask
+from heddle_dask.live.messages import TOOL_RESOURCE, ActionCall, ActionOutcome
+from heddle_dask.live.scheduler_plugin import STREAM_INTERVAL_S
+
+PLUGIN_NAME = "heddle-tool-worker"
+# Plain functions get a thread each; more than this many at once wait for one another.
+MAX_THREADS = 64
+
+
+async def run_action(call: ActionCall) -> ActionOutcome:
+    """The Dask task of one action."""
+    worker = get_worker()
+    plugin = worker.plugins.get(PLUGIN_NAME)
+    if not isinstance(plugin, ToolWorker):
+        raise RuntimeError(f"worker {worker.address} has no {PLUGIN_NAME} plugin")
+    return await plugin.run_action(call)
+
+
+class ToolWorker(WorkerPlugin):
+    """Runs actions on every worker tagged ``TOOL``."""
+
+    name = PLUGIN_NAME
+
+    def __init__(self) -> None:
+        self.worker: Worker | None = None
+
+    def setup(self, worker: Worker) -> None:
+        """Announce the host to the scheduler plugin."""
+        cpus = int(worker.state.total_resources.get(TOOL_RESOURCE, 0))
+        if cpus < 1:
+            return
+        self.worker = worker
+        self.host_id = f"{worker.name}/{os.getpid()}"
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="heddle-action")
+        self._running: dict[Any, asyncio.Task[Any]] = {}
+        dask.add_worker_handlers(worker, rpc={}, stream={"heddle-abort": self.on_abort})
+        dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
+        dask.send_from_worker(worker, {"op": "heddle-host-ready", "host": [self.host_id, cpus]})
+
+    def teardown(self, worker: Worker) -> None:
+        """Let running threads end by themselves; nothing waits for them."""
+        if self.worker is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def run_action(self, call: ActionCall) -> ActionOutcome:
+        """Run the function; whatever it does is an `ActionOutcome`."""
+        assert self.worker is not None
+        granted = dask.task_annotation(self.worker, call.key)
+        cpus = int(granted.get("cpus", 1))
+        started_s = time.perf_counter()
+        task = asyncio.ensure_future(self._call(call, cpus))
+        self._running[call.key] = task
+        try:
+            status, value, message, detail = await self._outcome(task, call.timeout_s)
+        finally:
+            del self._running[call.key]
+        run_s = time.perf_counter() - started_s
+        dask.send_from_worker(
+            self.worker,
+            {
+                "op": "heddle-action-ended",
+                "session": call.session,
+                "action_id": call.action_id,
+                "host_id": granted.get("host", self.host_id),
+                "run_s": run_s,
+                "ok": status == "ok",
+            },
+        )
+        return ActionOutcome(status, value, message, detail, self.host_id, cpus, run_s)
+
+    async def _outcome(
+        self, task: asyncio.Task[bytes], timeout_s: float | None
+    ) -> tuple[Any, bytes, str, str]:
+        try:
+            return "ok", await asyncio.wait_for(task, timeout_s), "", ""
+        except TimeoutError as error:
+            if task.cancelled():
+                return "timeout", b"", f"it ran past its limit of {timeout_s} s", ""
+            return "raised", b"", _one_line(error), traceback.format_exc()
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise
+            return "aborted", b"", "its trajectory ended", ""
+        except Exception as error:
+            return "raised", b"", _one_line(error), traceback.format_exc()
+
+    async def _call(self, call: ActionCall, cpus: int) -> bytes:
+        function, args, kwargs = cloudpickle.loads(call.payload)
+        accepted = _parameters(function)
+        if "cpus" in accepted:
+            kwargs["cpus"] = cpus
+        if "idempotency_key" in accepted:
+            kwargs["idempotency_key"] = f"{call.session}/{call.action_id}"
+        if inspect.iscoroutinefunction(function):
+            value = await function(*args, **kwargs)
+        else:
+            loop = asyncio.get_running_loop()
+            value = await loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))
+            if inspect.isawaitable(value):
+                value = await value
+        pickled: bytes = cloudpickle.dumps(value)
+        return pickled
+
+    def on_abort(self, key: list[Any]) -> None:
+        """Cancel a running action; a sandbox kills its whole tree then."""
+        task = self._running.get(tuple(key))
+        if task is not None:
+            task.cancel()
+
+
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    try:
+        return frozenset(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return frozenset()  # a builtin without a signature takes neither
+
+
+def _one_line(error: BaseException) -> str:
+    first = str(error).splitlines()[0] if str(error) else ""
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -1,0 +1,245 @@
+"""The journal: an append-only file of (kind, body) records, one per run; the truth after a crash.
+
+Format: a fixed header line, then one line per record, ``CRC JSON\\n``: eight hexadecimal digits and
+``["kind", {body}]``. The CRC-32 of a line starts from the CRC of the line before it, so that a line
+that was changed, lost, doubled or moved is noticed, not only a damaged one. JSON here is Python's:
+nan and infinities are written as ``NaN`` and ``Infinity``.
+
+Promises:
+
+- A record is whole or absent. A process killed in the middle of a write leaves a *torn tail*: a last
+  line that does not check. Readers drop it and say how many bytes that was; opening for append cuts
+  it off. Anything else that does not check is damage, and is refused with its line number.
+- `append` only buffers. After `flush` the data is with the kernel: it survives the death of this
+  process, at once and by any signal. After `sync` it survives the death of the machine.
+- One writer: the file is locked (`flock`) where the file system can do that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.records.locks import lock_or_refuse
+
+HEADER = b'{"heddle":"journal","version":1}\n'
+
+# A caller that never flushes must not fill the memory: beyond this, append flushes by itself.
+_BUFFER_BYTES = 4 << 20
+_READ_BYTES = 1 << 20
+
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+class JournalRecords(list[tuple[str, dict[str, Any]]]):
+    """The whole records of a journal, in order; `dropped_bytes` is the length of its torn tail."""
+
+    dropped_bytes: int = 0
+
+
+class Journal:
+    """The writing end. Make one with `create` or `open_append`; close it, or use it in a `with`.
+
+    Not thread-safe: one owner. Nothing is written behind the owner's back: what was appended and
+    not flushed dies with the object.
+    """
+
+    def __init__(self, path: Path, descriptor: int, last_crc: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._last_crc = last_crc
+        self._buffer = bytearray()
+
+    @classmethod
+    def create(cls, path: str | Path, overwrite: bool = False) -> Journal:
+        """Begin a new, empty journal.
+
+        Raises
+        ------
+        BadInput
+            If the path exists (with `overwrite`: exists and is no journal), is locked by another
+            process, or cannot be written.
+        """
+        path = Path(path)
+        if path.exists() or path.is_symlink():
+            if not overwrite:
+                raise BadInput(f"{path} exists: choose another path, append to it or overwrite it")
+            _scan_header(path)
+        descriptor = _open_locked(path, os.O_CREAT)
+        os.ftruncate(descriptor, 0)
+        return cls._begin(path, descriptor)
+
+    @classmethod
+    def open_append(cls, path: str | Path) -> Journal:
+        """Go on with an existing journal after its last whole record; a torn tail is cut off.
+
+        Raises
+        ------
+        BadInput
+            If the file is missing, no journal, damaged before its end, locked by another process,
+            or cannot be written.
+        """
+        path = Path(path)
+        descriptor = _open_locked(path, 0)
+        try:
+            end, crc = 0, 0
+            for line in _scan(path):
+                end, crc = line.end, line.crc
+            os.ftruncate(descriptor, end)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if end == 0:  # died while writing the header
+            return cls._begin(path, descriptor)
+        return cls(path, descriptor, crc)
+
+    @classmethod
+    def _begin(cls, path: Path, descriptor: int) -> Journal:
+        journal = cls(path, descriptor, zlib.crc32(HEADER))
+        journal._buffer += HEADER
+        journal.flush()
+        return journal
+
+    def append(self, kind: str, body: dict[str, Any]) -> None:
+        """Add one record to the buffer; it is not safe before `flush`.
+
+        Raises
+        ------
+        TypeError
+            If the body is not JSON-able. The journal is then unchanged.
+        """
+        text = _encode([kind, body]).encode("ascii")
+        self._last_crc = crc = zlib.crc32(text, self._last_crc)
+        self._buffer += b"%08x %b\n" % (crc, text)
+        if len(self._buffer) > _BUFFER_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand everything appended so far to the kernel.
+
+        Raises
+        ------
+        OSError
+            If the disk refuses. What was not written is kept, and the next flush goes on there.
+        """
+        while self._buffer:
+            written = os.write(self._descriptor, self._buffer)
+            del self._buffer[:written]
+
+    def sync(self) -> None:
+        """Flush, and wait until the data is on the disk (milliseconds)."""
+        self.flush()
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Flush, unlock and close. A second close does nothing."""
+        if self._descriptor < 0:
+            return
+        self.flush()
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def read_journal(path: str | Path) -> JournalRecords:
+    """All whole records of the journal at `path`, also while it is being written.
+
+    Returns
+    -------
+    JournalRecords
+        A list of (kind, body), with the attribute `dropped_bytes`: length of the torn tail, or 0.
+
+    Raises
+    ------
+    BadInput
+        If the file is missing, unreadable, no journal, or damaged before its end (names the line).
+    """
+    path = Path(path)
+    records = JournalRecords()
+    end, size = 0, 0
+    for line in _scan(path):
+        end, size = line.end, line.size
+        if line.text:
+            kind, body = json.loads(line.text)
+            records.append((kind, body))
+    records.dropped_bytes = size - end
+    return records
+
+
+class _Line(NamedTuple):
+    text: bytes  # the JSON, empty for the header
+    crc: int
+    end: int  # bytes of the file up to and including this line
+    size: int  # bytes of the file when it was opened
+
+
+def _scan(path: Path) -> Iterator[_Line]:
+    """The header and every whole record; ends before a torn tail, raises at damage.
+
+    Always yields at least one line: for a file that ends within the header an empty one at byte 0.
+    """
+    header = _scan_header(path)
+    with open(path, "rb", buffering=_READ_BYTES) as file:
+        # Only the bytes that are there now: with a writer at work the file grows as we read.
+        size = os.fstat(file.fileno()).st_size
+        if header != HEADER:
+            yield _Line(b"", 0, 0, size)
+            return
+        file.seek(len(HEADER))
+        end, crc = len(HEADER), zlib.crc32(HEADER)
+        yield _Line(b"", crc, end, size)
+        number = 1
+        while end < size:
+            number += 1
+            line = file.readline(size - end)
+            text = _checked(line, crc)
+            if text is None:
+                if end + len(line) < size:
+                    raise BadInput(
+                        f"{path} is damaged at line {number}: restore it, or keep what is whole "
+                        f"with: head -n {number - 1}"
+                    )
+                return
+            end, crc = end + len(line), int(line[:8], 16)
+            yield _Line(text, crc, end, size)
+
+
+def _checked(line: bytes, previous_crc: int) -> bytes | None:
+    """The JSON of a line, or None if the line is not whole."""
+    if line[8:9] != b" " or line[-1:] != b"\n":
+        return None
+    text = line[9:-1]
+    return text if line[:8] == b"%08x" % zlib.crc32(text, previous_crc) else None
+
+
+def _scan_header(path: Path) -> bytes:
+    """The header as far as it was written; refuses files that are no journal of this version."""
+    try:
+        with open(path, "rb") as file:
+            header = file.read(len(HEADER))
+    except OSError as error:
+        raise BadInput(f"cannot read the journal {path}: {error.strerror}") from None
+    if not HEADER.startswith(header):
+        raise BadInput(f"{path} is no journal that this version of heddle can read")
+    return header
+
+
+def _open_locked(path: Path, flags: int) -> int:
+    try:
+        if flags & os.O_CREAT:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o666)
+    except OSError as error:
+        raise BadInput(f"cannot write the journal {path}: {error.strerror}") from None
+    lock_or_refuse(descriptor, path)
+    return descriptor

@@ -1,0 +1,238 @@
+"""What is kept of one trajectory: its token branches, its steps, its actions, and how it ended.
+
+Frozen values, checked when they are made, so that what is stored is consistent: each step names a
+branch, and the tokens it generated lie there as sampled. Every end is data: a trajectory that failed
+has a status and a cause, and its reward is None unless somebody computed one.
+
+The second half is the form of a trajectory in the journal: JSON-able, compact and exact.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle_dask.records.token_record import Attribution, TokenRecord
+
+Status = Literal["completed", "truncated", "aborted", "failed", "lost"]
+Cause = Literal["", "agent", "action", "engine", "context", "user", "driver"]
+
+TRAJECTORY_FINISHED = "trajectory_finished"
+"""Kind of the journal record whose body is `trajectory_to_body`; `recover` looks for it."""
+
+_Row = TypeVar("_Row")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One LLM step, all its preempted or migrated parts together. Times in seconds of the run.
+
+    Attributes
+    ----------
+    branch
+        Index into `TrajectoryRecord.branches`.
+    token_start, token_stop
+        The engine saw the first `token_start` tokens of the branch and generated those up to
+        `token_stop`.
+    prompt_tokens, generated_tokens, cached_tokens
+        As the engine counted; cached: part of the prompt that was a prefix hit.
+    queue_s, prefill_s, decode_s
+        nan where the engine does not say.
+    """
+
+    step_index: int
+    branch: int
+    token_start: int
+    token_stop: int
+    engine_id: str
+    finish_reason: str
+    prompt_tokens: int
+    generated_tokens: int
+    cached_tokens: int
+    preemptions: int
+    migrations: int
+    submitted_s: float
+    finished_s: float
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ActionRecord:
+    """One tool or reward call. Times in seconds of the run; nan where unknown.
+
+    Attributes
+    ----------
+    after_step
+        Index of the last step before it; -1 before the first.
+    cpus
+        CPUs it ran with.
+    """
+
+    action_index: int
+    after_step: int
+    kind: str
+    label: str
+    cpus: int
+    status: str
+    submitted_s: float
+    finished_s: float
+    queue_s: float
+    run_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRecord:
+    """One attempt of an agent at one prompt.
+
+    Attributes
+    ----------
+    trajectory_id
+        Unique in its run.
+    seed
+        Fits a signed 64-bit integer.
+    cause, detail
+        The boundary that ended it, empty where nothing failed; and what was said there.
+    reward
+        None where unknown; a nan given by an environment is unknown, too.
+    branches
+        The first is the main one; more where an agent rewrote its history.
+
+    Raises
+    ------
+    ValueError
+        If the parts contradict each other. That is our own bug, not the user's.
+    """
+
+    trajectory_id: str
+    group_id: str
+    task_id: str
+    environment: str
+    sample_index: int
+    seed: int
+    status: Status
+    cause: Cause
+    detail: str
+    reward: float | None
+    branches: tuple[TokenRecord, ...]
+    steps: tuple[StepRecord, ...]
+    actions: tuple[ActionRecord, ...]
+    started_s: float
+    finished_s: float
+
+    def __post_init__(self) -> None:
+        if self.status not in get_args(Status) or self.cause not in get_args(Cause):
+            self._refuse(f"status {self.status!r} with cause {self.cause!r}")
+        if not -(2**63) <= self.seed < 2**63:
+            self._refuse(f"seed {self.seed} does not fit 64 bits")
+        if self.reward is not None:
+            reward = float(self.reward)
+            object.__setattr__(self, "reward", None if math.isnan(reward) else reward)
+        for step in self.steps:
+            self._check_step(step)
+
+    def _check_step(self, step: StepRecord) -> None:
+        name = f"step {step.step_index}"
+        if not 0 <= step.branch < len(self.branches):
+            self._refuse(f"{name} is on branch {step.branch} of {len(self.branches)}")
+        branch = self.branches[step.branch]
+        start, stop = step.token_start, step.token_stop
+        if not 0 <= start <= stop <= len(branch):
+            self._refuse(f"{name} spans tokens {start} to {stop} of {len(branch)}")
+        if stop - start != step.generated_tokens:
+            self._refuse(f"{name} generated {step.generated_tokens} but spans {stop - start}")
+        if not bool((branch.attribution[start:stop] == Attribution.POLICY).all()):
+            self._refuse(f"{name} spans tokens that were not sampled")
+
+    def _refuse(self, what: str) -> None:
+        raise ValueError(f"inconsistent record of trajectory {self.trajectory_id}: {what}")
+
+
+def trajectory_to_body(record: TrajectoryRecord) -> dict[str, Any]:
+    """The JSON-able form of a trajectory; `trajectory_from_body` gives an equal one back.
+
+    Steps and actions are turned into columns, so that names are written once.
+    """
+    body: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(TrajectoryRecord)}
+    body["branches"] = [token_record_to_body(branch) for branch in record.branches]
+    body["steps"] = _columns(record.steps, StepRecord)
+    body["actions"] = _columns(record.actions, ActionRecord)
+    return body
+
+
+def trajectory_from_body(body: Mapping[str, Any]) -> TrajectoryRecord:
+    """Read what `trajectory_to_body` made."""
+    values = dict(body)
+    values["branches"] = tuple(token_record_from_body(branch) for branch in body["branches"])
+    values["steps"] = _rows(body["steps"], StepRecord)
+    values["actions"] = _rows(body["actions"], ActionRecord)
+    return TrajectoryRecord(**values)
+
+
+def token_record_to_body(record: TokenRecord) -> dict[str, Any]:
+    """The JSON-able form of a token record.
+
+    Arrays are base64 of little-endian bytes: exact for nan and float32, and measured at half the
+    size and a sixth of the time of lists of numbers (2,000 tokens: 15 kB in 0.1 ms). Authors and
+    versions come in runs and cost next to nothing.
+    """
+    sampled = record.loss_mask
+    return {
+        "ids": array_to_text(record.token_ids),
+        "authors": [[int(s.attribution), s.stop - s.start] for s in record.segments()],
+        "logprobs": array_to_text(record.logprobs[sampled]),
+        "versions": _runs(record.policy_version[sampled]),
+    }
+
+
+def token_record_from_body(body: Mapping[str, Any]) -> TokenRecord:
+    """Read what `token_record_to_body` made."""
+    ids = array_from_text(body["ids"], np.int32)
+    authors = _from_runs(body["authors"], np.uint8)
+    sampled = authors == Attribution.POLICY
+    logprobs = np.full(len(ids), np.nan, np.float32)
+    logprobs[sampled] = array_from_text(body["logprobs"], np.float32)
+    versions = np.full(len(ids), -1, np.int32)
+    versions[sampled] = _from_runs(body["versions"], np.int32)
+    return TokenRecord.from_arrays(ids, authors, logprobs, versions)
+
+
+def array_to_text(array: npt.NDArray[Any]) -> str:
+    """Base64 of the little-endian bytes of a flat array."""
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return base64.b64encode(little.tobytes()).decode("ascii")
+
+
+def array_from_text(text: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Read what `array_to_text` made of an array of `dtype`."""
+    little = np.dtype(dtype).newbyteorder("<")
+    return np.frombuffer(base64.b64decode(text), little).astype(dtype)
+
+
+def _runs(values: npt.NDArray[Any]) -> list[list[int]]:
+    if not len(values):
+        return []
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(values)) + 1))
+    counts = np.diff(np.append(starts, len(values)))
+    return [[int(v), int(n)] for v, n in zip(values[starts], counts, strict=True)]
+
+
+def _from_runs(runs: Sequence[Sequence[int]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    values = np.array([value for value, _ in runs], dtype)
+    return np.repeat(values, [count for _, count in runs]) if runs else values
+
+
+def _columns(rows: Sequence[Any], kind: type[Any]) -> dict[str, list[Any]]:
+    return {field.name: [getattr(row, field.name) for row in rows] for field in fields(kind)}
+
+
+def _rows(columns: Mapping[str, Sequence[Any]], kind: type[_Row]) -> tuple[_Row, ...]:
+    names = list(columns)
+    return tuple(kind(**dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True))

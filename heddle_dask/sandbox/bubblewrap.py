@@ -1,0 +1,102 @@
+"""The strong mode: namespaces by bubblewrap (`bwrap`). See `docs/sandbox.md` for what it promises.
+
+The private directory is a tmpfs of bounded size inside the sandbox's own mount namespace: it goes with
+the last process, also when we are killed with SIGKILL, and never exists on the host.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+from heddle_dask.sandbox import inside
+from heddle_dask.sandbox.confinement import Cell, Mode, common_environment, common_rlimits
+from heddle_dask.sandbox.interpreter import Interpreter, system_library_folders
+from heddle_dask.sandbox.limits import SandboxLimits
+from heddle_dask.sandbox.system_calls import filter_fd
+from heddle_dask.sandbox.user_ids import UserIds
+
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+
+
+class Bubblewrap:
+    """Runs behind bubblewrap.
+
+    Parameters
+    ----------
+    program
+        Path of ``bwrap``.
+    private_user_ids
+        True (needs root): no user namespace; each run takes a user id of its own, so that the kernel
+        bounds its processes. False: a user namespace, where the kernel counts per namespace
+        (Linux 5.14 and later) unless the invoking user is root.
+    """
+
+    mode: Mode = "bubblewrap"
+    isolates_network = True
+
+    def __init__(self, program: str, *, private_user_ids: bool) -> None:
+        self._fixed = _fixed_arguments(program, private_user_ids=private_user_ids)
+        self._command = _command(Interpreter.of_this_process())
+        self._libraries = Interpreter.of_this_process().libraries_inside
+        self._user_ids = UserIds() if private_user_ids else None
+
+    @asynccontextmanager
+    async def cell(self, limits: SandboxLimits, cpus: int) -> AsyncIterator[Cell]:
+        """See `Confinement.cell`."""
+        with ExitStack() as stack:
+            uid = stack.enter_context(self._user_ids.one()) if self._user_ids else None
+            calls = stack.enter_context(filter_fd())
+            environment = common_environment("/tmp", cpus)
+            if self._libraries:
+                environment["LD_LIBRARY_PATH"] = self._libraries
+            # A margin over the limit for bubblewrap's own process: the watchdog counts exactly.
+            rlimits = {**common_rlimits(limits), "RLIMIT_NPROC": limits.processes + 2}
+            yield Cell(
+                argv=(
+                    *self._fixed,
+                    *(() if calls is None else ("--seccomp", str(calls))),
+                    *("--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", "/tmp"),
+                    *("--remount-ro", "/", "--chdir", "/tmp", "--"),
+                    *self._command,
+                ),
+                environment=environment,
+                folder=None,
+                rlimits=rlimits,
+                setuid=uid,
+                owned_uid=None,
+                wrapper_processes=2,
+                pass_fds=() if calls is None else (calls,),
+            )
+
+
+def _command(interpreter: Interpreter) -> tuple[str, ...]:
+    return (interpreter.program_inside, "-I", "-S", "-B", "-c", inside.source())
+
+
+def _fixed_arguments(program: str, *, private_user_ids: bool) -> tuple[str, ...]:
+    arguments = [program, "--die-with-parent", "--hostname", "sandbox"]
+    arguments += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    arguments += ["--unshare-cgroup-try"]
+    if private_user_ids:
+        # Just enough for the inside program to leave root; the change of user id drops these too.
+        arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        arguments += ["--unshare-user", "--uid", "1000", "--gid", "1000"]
+    binds = [*Interpreter.of_this_process().binds, *((f, f) for f in system_library_folders())]
+    links = [link for link in ("/lib", "/lib64") if os.path.islink(link)]
+    # Named one by one: folders that bubblewrap makes on the way to a mount are closed to other users.
+    parents = {str(parent) for _, place in binds for parent in Path(place).parents}
+    for parent in sorted(parents - {"/"}):
+        arguments += ["--dir", parent]
+    for source, place in binds:
+        arguments += ["--ro-bind", source, place]
+    for link in links:
+        arguments += ["--symlink", os.readlink(link), link]
+    arguments += ["--dir", "/dev"]
+    for device in _DEVICES:
+        if Path(device).exists():
+            arguments += ["--dev-bind", device, device]
+    return tuple(arguments)

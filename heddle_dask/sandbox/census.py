@@ -1,0 +1,128 @@
+"""Counts the processes of sandboxed runs and their memory, for limits that the kernel does not enforce.
+
+One scan of /proc serves all runs of an event loop: it is taken in a thread when the last one is older
+than `period_s`, so hundreds of runs cost one scan, not hundreds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from heddle_dask.sandbox.confinement import Cell
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """One process as /proc shows it."""
+
+    pid: int
+    parent: int
+    uid: int
+    threads: int
+    resident_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one run uses now: its processes, threads in all, resident bytes in all."""
+
+    pids: tuple[int, ...]
+    threads: int
+    resident_bytes: int
+
+
+class Census:
+    """Shared view of all processes of this machine."""
+
+    def __init__(self, period_s: float = 0.1) -> None:
+        self._period_s = period_s
+        self._taken_s = float("-inf")
+        self._facts: Sequence[ProcessFacts] = ()
+        self._taking = asyncio.Lock()
+
+    async def usage(self, cell: Cell, root: int) -> Usage:
+        """What the run that started as process `root` uses, as of at most `period_s` ago."""
+        async with self._taking:
+            if time.monotonic() - self._taken_s > self._period_s:
+                self._facts = await asyncio.to_thread(scan)
+                self._taken_s = time.monotonic()
+        return usage_of(self._facts, cell.owned_uid, root)
+
+
+def usage_of(facts: Sequence[ProcessFacts], owned_uid: int | None, root: int) -> Usage:
+    """Add up the processes with the given user id, or without one those below (and with) `root`."""
+    if owned_uid is not None:
+        members = [entry for entry in facts if entry.uid == owned_uid]
+    else:
+        members = _tree(facts, root)
+    return Usage(
+        pids=tuple(entry.pid for entry in members),
+        threads=sum(entry.threads for entry in members),
+        resident_bytes=sum(entry.resident_bytes for entry in members),
+    )
+
+
+def proportional_bytes(pids: Sequence[int]) -> int | None:
+    """Resident memory with shared pages counted once over all sharers; None where not readable.
+
+    Costs more than a scan; asked only where the plain sum is over the limit, which forked children
+    that share their parent's pages make it too easily.
+    """
+    total = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+                lines = [line for line in file if line.startswith("Pss:")]
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended meanwhile
+        except PermissionError:
+            return None
+        total += sum(int(line.split()[1]) * 1024 for line in lines)
+    return total
+
+
+def scan() -> list[ProcessFacts]:
+    """Read /proc once. Processes that have ended are left out, also those that nobody has reaped yet."""
+    facts = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                stat = file.read()
+            uid = os.stat(f"/proc/{name}").st_uid
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        # The name in parentheses may hold spaces; fields are counted from its end.
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        if fields[0] in (b"Z", b"X"):
+            continue
+        facts.append(
+            ProcessFacts(
+                pid=int(name),
+                parent=int(fields[1]),
+                uid=uid,
+                threads=int(fields[17]),
+                resident_bytes=int(fields[21]) * _PAGE_BYTES,
+            )
+        )
+    return facts
+
+
+def _tree(facts: Sequence[ProcessFacts], root: int) -> list[ProcessFacts]:
+    children: Mapping[int, list[ProcessFacts]] = defaultdict(list)
+    members = []
+    for entry in facts:
+        children[entry.parent].append(entry)
+        if entry.pid == root:
+            members.append(entry)
+    for entry in members:  # grows while it is read: breadth first
+        members.extend(children.get(entry.pid, ()))
+    return members

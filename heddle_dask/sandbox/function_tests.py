@@ -1,0 +1,170 @@
+"""Hidden tests for a function that an agent wrote.
+
+The function runs in the sandbox and sees arguments only. Its results come out as data and are compared
+here, so the agent's code can neither read the expected values nor say that it passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.sandbox.inside import decode, encode
+from heddle_dask.sandbox.limits import SandboxLimits
+from heddle_dask.sandbox.outcome import RawRun, judge
+from heddle_dask.sandbox.python_runner import PythonSandbox, shared_sandbox
+
+Case = tuple[Sequence[Any], Any]
+
+_DEFAULT_LIMITS = SandboxLimits(output_bytes=1 << 20)
+_MOST_STORIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TestReport:
+    """How many cases passed.
+
+    Attributes
+    ----------
+    passed, total
+        Cases whose result equalled the expected value, and all cases.
+    text
+        A summary with the first failures. Never holds an expected value.
+    """
+
+    __test__ = False  # not a test class, whatever pytest thinks of its name
+
+    passed: int
+    total: int
+    text: str
+
+
+async def run_function_tests(
+    code: str,
+    function: str,
+    cases: Sequence[Case],
+    *,
+    limits: SandboxLimits = _DEFAULT_LIMITS,
+    cpus: int = 1,
+    sandbox: PythonSandbox | None = None,
+) -> TestReport:
+    """Run a function of the code on each case's arguments and compare outside the sandbox.
+
+    Values are those of plain built-in types (None, bool, int, float, complex, str, bytes, list, tuple,
+    set, frozenset, dict). They compare with ``==``; floats within a relative 1e-9.
+
+    Parameters
+    ----------
+    code, function
+        The agent's code and the name of the function in it.
+    cases
+        Pairs of arguments and expected value.
+    limits
+        For each sandbox; the wall clock covers all cases that it runs.
+    cpus
+        Sandboxes to split the cases over.
+    sandbox
+        Where to run; by default that of the running loop.
+
+    Raises
+    ------
+    BadInput
+        A case holds a value of another type, or there are no cases.
+    """
+    if not cases:
+        raise BadInput(f"hidden tests of {function!r}: no cases given")
+    place = sandbox or await shared_sandbox()
+    shares = [list(range(first, len(cases), cpus)) for first in range(min(cpus, len(cases)))]
+    order = [
+        {"function": function, "arguments": [_arguments(cases[i], i) for i in share]} for share in shares
+    ]
+    runs = await _all(place, code, order, limits)
+    stories: dict[int, str] = {}
+    for share, run in zip(shares, runs, strict=True):
+        stories.update(_stories(run, [(i, cases[i][1]) for i in share], limits))
+    failed = [f"case {i + 1}: {stories[i]}" for i in sorted(stories)]
+    passed = len(cases) - len(failed)
+    lines = [f"{passed} of {len(cases)} tests passed", *failed[:_MOST_STORIES]]
+    if len(failed) > _MOST_STORIES:
+        lines.append(f"and {len(failed) - _MOST_STORIES} more failed")
+    return TestReport(passed, len(cases), "\n".join(lines))
+
+
+async def _all(
+    sandbox: PythonSandbox, code: str, orders: Sequence[dict[str, Any]], limits: SandboxLimits
+) -> list[RawRun]:
+    # A task group: when one run fails to start, or we are cancelled, the others are killed too.
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(sandbox.run_raw(code, limits=limits, calls=order)) for order in orders]
+    return [task.result() for task in tasks]
+
+
+def _arguments(case: Case, index: int) -> Any:
+    try:
+        encode(case[1])
+        return encode(tuple(case[0]))
+    except TypeError as error:
+        raise BadInput(f"hidden test {index + 1}: {error}") from error
+
+
+def _stories(run: RawRun, expected: Sequence[tuple[int, Any]], limits: SandboxLimits) -> dict[int, str]:
+    """Why each failed case of one sandbox failed, by its number in the whole."""
+    answers = _answers(run.output)
+    missing = judge(run, limits).text.rsplit("\n", 1)[-1] if run.exit_status else "no result"
+    if run.stopped_for:
+        missing = judge(run, limits).text.rsplit("\n", 1)[-1]
+    if -1 in answers:
+        missing = answers[-1][1]
+    stories = {}
+    for place, (index, wanted) in enumerate(expected):
+        kind, value = answers.get(place, ("e", missing))
+        if kind != "r":
+            stories[index] = str(value)[:300]
+        elif not _matches(value, wanted):
+            stories[index] = "wrong result"
+    return stories
+
+
+def _answers(output: bytes) -> dict[int, tuple[str, Any]]:
+    """Lines of the form [index, kind, value]. The agent could have written them: anything else is skipped."""
+    answers: dict[int, tuple[str, Any]] = {}
+    for line in output.split(b"\n"):
+        try:
+            index, kind, value = json.loads(line)
+        except (ValueError, TypeError, RecursionError):
+            continue
+        if type(index) is int and kind in ("r", "e"):
+            answers.setdefault(index, (kind, value))
+    return answers
+
+
+def _matches(data: Any, wanted: Any) -> bool:
+    try:
+        return _equal(decode(data), wanted)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        return False
+
+
+def _equal(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, float) and isinstance(found, int | float):
+        if math.isnan(wanted):
+            return math.isnan(found)
+        return math.isclose(found, wanted, rel_tol=1e-9, abs_tol=1e-12)
+    if isinstance(wanted, list | tuple):
+        return (
+            type(found) is type(wanted)
+            and len(found) == len(wanted)
+            and all(_equal(a, b) for a, b in zip(found, wanted, strict=True))
+        )
+    if isinstance(wanted, dict):
+        return (
+            isinstance(found, dict)
+            and found.keys() == wanted.keys()
+            and all(_equal(found[key], value) for key, value in wanted.items())
+        )
+    return bool(found == wanted)

@@ -1,0 +1,69 @@
+"""Which Python runs inside the sandbox, and which files of the host it needs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A Python interpreter with the read-only files that it needs.
+
+    Attributes
+    ----------
+    program
+        Real path of the executable on the host.
+    program_inside
+        Path of the executable where only `binds` are mounted.
+    binds
+        Pairs of a host path and its place inside.
+    libraries_inside
+        Folder for ``LD_LIBRARY_PATH`` inside, ``""`` where the system's own suffice.
+    """
+
+    program: str
+    program_inside: str
+    binds: tuple[tuple[str, str], ...]
+    libraries_inside: str
+
+    @classmethod
+    def of_this_process(cls) -> Interpreter:
+        """The interpreter under the current virtual environment (`sys.base_prefix`)."""
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        prefix = Path(os.path.realpath(sys.base_prefix))
+        program = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
+        if prefix in (Path("/usr"), Path("/")):
+            # A system Python: the executable and its library, not the whole of /usr.
+            library = sysconfig.get_path("stdlib", vars={"installed_base": "/usr"})
+            return cls(
+                program=str(program),
+                program_inside=str(program),
+                binds=((str(program), str(program)), (library, library)),
+                libraries_inside="",
+            )
+        # Anything else is mounted at a neutral place: its host path would tell who runs this.
+        inside = f"/python/bin/{version}"
+        return cls(
+            program=str(program),
+            program_inside=inside,
+            binds=((str(program), inside), (str(prefix / "lib"), "/python/lib")),
+            libraries_inside="/python/lib",
+        )
+
+    @property
+    def open_to_all(self) -> bool:
+        """True when a user without rights can reach the executable on the host."""
+        parents = Path(self.program).parents
+        return all(parent.stat().st_mode & 0o001 for parent in parents)
+
+
+def system_library_folders() -> tuple[str, ...]:
+    """Folders that hold the C library and what extension modules link to, those that exist here."""
+    multiarch = sysconfig.get_config_var("MULTIARCH") or ""
+    candidates = (f"/usr/lib/{multiarch}" if multiarch else "", "/usr/lib64", "/lib64")
+    # A folder that is a link (merged /usr) is made as a link inside, by whoever mounts these.
+    return tuple(f for f in candidates if f and Path(f).is_dir() and not Path(f).is_symlink())

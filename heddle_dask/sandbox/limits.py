@@ -1,0 +1,46 @@
+"""What a sandboxed program may use. Values only; who enforces them is in the confinement files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from heddle_dask.core.errors import BadInput
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """Limits of one sandboxed run; all must be positive.
+
+    Attributes
+    ----------
+    wall_s
+        Seconds from start to end; then the whole process tree is killed.
+    cpu_s
+        CPU seconds of each process.
+    memory_bytes
+        Address space of each process, and resident memory of all of them together.
+    output_bytes
+        Bytes kept of standard output and standard error together; at the next byte the run is killed.
+    file_bytes
+        Size of the largest file that may be written.
+    disk_bytes
+        Size of the private directory.
+    processes
+        Processes and threads at one time.
+    """
+
+    wall_s: float = 10.0
+    cpu_s: float = 10.0
+    memory_bytes: int = 512 * MIB
+    output_bytes: int = 64 * 1024
+    file_bytes: int = 16 * MIB
+    disk_bytes: int = 64 * MIB
+    processes: int = 16
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if not value > 0:
+                raise BadInput(f"sandbox limit {entry.name} = {value!r}: must be greater than 0")

@@ -1,0 +1,91 @@
+"""What a sandboxed run came to: an answer for the agent, with a named cause where it failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from heddle_dask.sandbox.inside import EXIT_FILES, EXIT_MEMORY, EXIT_PROCESSES
+from heddle_dask.sandbox.limits import MIB, SandboxLimits
+
+Cause = Literal["", "error", "timeout", "memory", "output", "processes", "files"]
+
+_SIGXCPU = 24
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutput:
+    """Result of a tool as the agent sees it.
+
+    Attributes
+    ----------
+    text
+        Output of the program; where it failed, the last line says why.
+    ok
+        True when the program ended by itself with exit status 0.
+    cause
+        ``""`` when ok; ``"error"``: exception or exit status; else the limit that ended it.
+    seconds
+        Wall-clock seconds from start to the end of the last process.
+    """
+
+    text: str
+    ok: bool
+    cause: Cause
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RawRun:
+    """What the operating system says of a run.
+
+    Attributes
+    ----------
+    output
+        Bytes written, at most `SandboxLimits.output_bytes`.
+    exit_status
+        As a shell gives it: 128 + n for a death by signal n.
+    stopped_for
+        The limit for which we killed it, ``""`` if it ended by itself.
+    """
+
+    output: bytes
+    exit_status: int
+    stopped_for: Cause
+    seconds: float
+
+
+def judge(run: RawRun, limits: SandboxLimits) -> ToolOutput:
+    """Turn a raw run into what the agent is told."""
+    cause, sentence = _cause_and_sentence(run, limits)
+    text = run.output.decode("utf-8", errors="replace")
+    if sentence:
+        text = text + ("\n" if text and not text.endswith("\n") else "") + f"[{sentence}]"
+    return ToolOutput(text, ok=cause == "", cause=cause, seconds=run.seconds)
+
+
+def _cause_and_sentence(run: RawRun, limits: SandboxLimits) -> tuple[Cause, str]:
+    stopped: dict[Cause, str] = {
+        "timeout": f"stopped: ran longer than {limits.wall_s:g} s",
+        "memory": f"stopped: used more than {limits.memory_bytes / MIB:g} MiB of memory",
+        "output": f"stopped: wrote more than {limits.output_bytes} bytes of output",
+        "processes": f"stopped: started more than {limits.processes} processes and threads",
+        "files": f"stopped: wrote more than {limits.disk_bytes / MIB:g} MiB of files",
+    }
+    if run.stopped_for:
+        return run.stopped_for, stopped[run.stopped_for]
+    status = run.exit_status
+    if status == 0:
+        return "", ""
+    if status == EXIT_MEMORY:
+        return "memory", f"failed: memory limit of {limits.memory_bytes / MIB:g} MiB"
+    if status == EXIT_PROCESSES:
+        return "processes", f"failed: limit of {limits.processes} processes and threads"
+    if status == EXIT_FILES:
+        per_file, in_all = limits.file_bytes / MIB, limits.disk_bytes / MIB
+        return "files", f"failed: limit of {per_file:g} MiB per file and {in_all:g} MiB in all"
+    if status == 128 + _SIGXCPU:
+        return "timeout", f"stopped: used more than {limits.cpu_s:g} s of CPU time"
+    if status > 128:
+        return "error", f"failed: killed by signal {status - 128}"
+    return "error", f"failed: exit status {status}"

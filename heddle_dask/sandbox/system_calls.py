@@ -1,0 +1,135 @@
+"""A seccomp filter for the strong mode: system calls that no tool program needs and that would leak.
+
+Refused are: new namespaces and mounts (a user namespace of its own would give an unbounded tmpfs),
+memory that no limit counts (System V shared memory, memfd), io_uring (it goes round seccomp), and
+doors into the kernel (ptrace, bpf, keys, perf, userfaultfd). Refused calls fail with EPERM, `clone3`
+with ENOSYS so that the C library falls back to `clone`, whose flags a filter can read.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# Numbers from the kernel's tables arch/x86/entry/syscalls/syscall_64.tbl and
+# include/uapi/asm-generic/unistd.h. The ones from 424 on are the same everywhere.
+_SAME_EVERYWHERE = {
+    "io_uring_setup": 425,
+    "io_uring_enter": 426,
+    "io_uring_register": 427,
+    "open_tree": 428,
+    "move_mount": 429,
+    "fsopen": 430,
+    "fsconfig": 431,
+    "fsmount": 432,
+    "memfd_secret": 447,
+}
+_REFUSED = {
+    "x86_64": {
+        "shmget": 29,
+        "semget": 64,
+        "msgget": 68,
+        "ptrace": 101,
+        "personality": 135,
+        "pivot_root": 155,
+        "chroot": 161,
+        "mount": 165,
+        "umount2": 166,
+        "mq_open": 240,
+        "kexec_load": 246,
+        "add_key": 248,
+        "request_key": 249,
+        "keyctl": 250,
+        "unshare": 272,
+        "perf_event_open": 298,
+        "setns": 308,
+        "process_vm_readv": 310,
+        "process_vm_writev": 311,
+        "memfd_create": 319,
+        "bpf": 321,
+        "userfaultfd": 323,
+    },
+    "aarch64": {
+        "umount2": 39,
+        "mount": 40,
+        "pivot_root": 41,
+        "chroot": 51,
+        "personality": 92,
+        "unshare": 97,
+        "kexec_load": 104,
+        "ptrace": 117,
+        "mq_open": 180,
+        "msgget": 186,
+        "semget": 190,
+        "shmget": 194,
+        "add_key": 217,
+        "request_key": 218,
+        "keyctl": 219,
+        "perf_event_open": 241,
+        "setns": 268,
+        "process_vm_readv": 270,
+        "process_vm_writev": 271,
+        "memfd_create": 279,
+        "bpf": 280,
+        "userfaultfd": 282,
+    },
+}
+_CLONE = {"x86_64": 56, "aarch64": 220}
+_CLONE3 = 435
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_NEW_NAMESPACE_FLAGS = 0x7E020000
+
+_ALLOW = 0x7FFF0000
+_EPERM = 0x00050000 | 1
+_ENOSYS = 0x00050000 | 38
+_LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+
+
+def filter_program(machine: str) -> bytes:
+    """The filter for a machine (as `platform.machine` names it), ``b""`` where we know no numbers."""
+    if machine not in _REFUSED:
+        return b""
+    refused = sorted([*_REFUSED[machine].values(), *_SAME_EVERYWHERE.values()])
+    # Each test is followed by what to return if it holds; otherwise that return is jumped over.
+    program = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_EQUAL, 1, 0, _AUDIT_ARCH[machine]),
+        (_RETURN, 0, 0, _EPERM),
+        (_LOAD, 0, 0, _NUMBER),
+    ]
+    if machine == "x86_64":  # the x32 variants of all calls
+        program += [(_GREATER_EQUAL, 0, 1, 0x40000000), (_RETURN, 0, 0, _EPERM)]
+    for number in refused:
+        program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _EPERM)]
+    program += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ENOSYS)]
+    program += [
+        (_EQUAL, 0, 3, _CLONE[machine]),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT),
+        (_ANY_BIT, 0, 1, _NEW_NAMESPACE_FLAGS),
+        (_RETURN, 0, 0, _EPERM),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+    return b"".join(struct.pack("=HBBI", *line) for line in program)
+
+
+@contextmanager
+def filter_fd() -> Iterator[int | None]:
+    """An open file with the filter for this machine, to be read once; None where there is none."""
+    program = filter_program(platform.machine())
+    if not program:
+        yield None
+        return
+    # A pipe holds the whole filter (below 1 KiB), so nothing can block.
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, program)
+    finally:
+        os.close(writing)
+    try:
+        yield reading
+    finally:
+        os.close(reading)

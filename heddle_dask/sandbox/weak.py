@@ -1,0 +1,112 @@
+"""The weaker mode, for machines without bubblewrap. `docs/sandbox.md` says what it does not promise.
+
+Resource limits, a session and a private directory of its own, an empty environment, and no network
+where `unshare` may make a network namespace. As root every run takes a user id of its own, so that
+its processes can be counted, bounded and killed by it. Without root nothing of that kind exists:
+the program may then start no process and no thread at all, so none can be left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+from heddle_dask.sandbox import inside
+from heddle_dask.sandbox.confinement import Cell, Mode, common_environment, common_rlimits
+from heddle_dask.sandbox.limits import SandboxLimits
+from heddle_dask.sandbox.user_ids import UserIds
+
+
+class Weak:
+    """Runs behind resource limits and, as root, user ids.
+
+    Parameters
+    ----------
+    interpreter
+        Path of the Python to run; as root it must be readable to every user.
+    as_root
+        True: give each run a user id of its own (needs `setpriv`).
+    unshare
+        Path of ``unshare`` to cut off the network with, None to leave it on.
+    setpriv
+        Path of ``setpriv``, with which the program dies when we do; None: it may outlive us.
+    """
+
+    mode: Mode = "weak"
+
+    def __init__(self, interpreter: str, *, as_root: bool, unshare: str | None, setpriv: str | None) -> None:
+        self.isolates_network = unshare is not None
+        self._command = (interpreter, "-I", "-S", "-B", "-c", inside.source())
+        self._user_ids = UserIds() if as_root else None
+        self._unshare: tuple[str, ...] = ()
+        if unshare is not None:
+            new_user = () if as_root else ("--user", "--map-current-user")
+            self._unshare = (unshare, *new_user, "--net", "--ipc")
+        self._setpriv = setpriv
+
+    @asynccontextmanager
+    async def cell(self, limits: SandboxLimits, cpus: int) -> AsyncIterator[Cell]:
+        """See `Confinement.cell`."""
+        with ExitStack() as stack:
+            uid = stack.enter_context(self._user_ids.one()) if self._user_ids else None
+            folder = tempfile.mkdtemp(prefix="heddle-sandbox-")
+            try:
+                if uid is not None:
+                    os.chown(folder, uid, uid)
+                yield Cell(
+                    argv=(*self._unshare, *self._privileges(uid), *self._command),
+                    environment=common_environment(folder, cpus),
+                    folder=folder,
+                    rlimits={
+                        **common_rlimits(limits),
+                        # A margin over the limit, so that the watchdog can see it broken.
+                        "RLIMIT_NPROC": 1 if uid is None else limits.processes + 2,
+                    },
+                    setuid=None,
+                    owned_uid=uid,
+                    used_disk_bytes=lambda: used_bytes(Path(folder)),
+                )
+            finally:
+                # Handed to a thread in the same step, so a second cancellation cannot prevent it.
+                await asyncio.to_thread(remove, folder)
+
+    def _privileges(self, uid: int | None) -> tuple[str, ...]:
+        if self._setpriv is None:
+            return ()
+        # The death signal must be set after the change of user id, which clears it: setpriv does.
+        change = ("--reuid", str(uid), "--regid", str(uid), "--clear-groups") if uid else ()
+        return (self._setpriv, *change, "--no-new-privs", "--pdeathsig", "KILL")
+
+
+def used_bytes(folder: Path) -> int:
+    """Bytes on disk of all files below a folder; what vanishes meanwhile counts 0."""
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(path, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def remove(folder: str) -> None:
+    """Delete a folder with all below it, also what was made unreadable."""
+
+    def make_writable(function: Callable[[str], object], path: str, _info: object) -> None:
+        parent = os.path.dirname(path)
+        for place in (parent, path):
+            if os.path.lexists(place) and not os.path.islink(place) and place.startswith(folder):
+                os.chmod(place, stat.S_IRWXU)
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        elif os.path.lexists(path):
+            os.unlink(path)
+
+    shutil.rmtree(folder, onerror=make_writable)

@@ -1,0 +1,30 @@
+"""Admission: how many trajectories are alive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from heddle_dask.core.state import Trajectory
+from heddle_dask.core.view import ClusterView
+
+
+@dataclass(frozen=True, slots=True)
+class Unlimited:
+    """Admit every trajectory when it is submitted."""
+
+    def admit(self, view: ClusterView) -> Sequence[Trajectory]:
+        """All that wait."""
+        return list(view.unadmitted)
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """Keep at most `alive` trajectories alive, in order of submission."""
+
+    alive: int
+
+    def admit(self, view: ClusterView) -> Sequence[Trajectory]:
+        """As many of the oldest as there is room for."""
+        room = max(0, self.alive - view.alive)
+        return [t for t, _ in zip(view.unadmitted, range(room), strict=False)]

@@ -1,0 +1,44 @@
+"""Order: first come, first served, for steps and for actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from heddle_dask.core.ids import HostId
+from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.state import Trajectory
+from heddle_dask.core.view import ClusterView, Grant
+
+
+@dataclass(frozen=True, slots=True)
+class FirstComeFirstServed:
+    """Steps run in the order in which they were placed."""
+
+    def priority(self, trajectory: Trajectory, step: StepRequest, order: int) -> float:
+        """The earlier, the larger."""
+        return -float(order)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstComeMinimum:
+    """Actions start in order of arrival, each with the fewest CPUs it accepts, on the emptiest host.
+
+    Strictly in order: a wide action at the head waits for room and is not overtaken, so that it cannot
+    starve behind narrow ones.
+    """
+
+    def allocate(self, view: ClusterView) -> Sequence[Grant]:
+        """Grants for a prefix of the waiting actions."""
+        free: dict[HostId, int] = {host.spec.host_id: host.free_cpus for host in view.hosts}
+        pools = {host.spec.host_id: host.spec.pool for host in view.hosts}
+        grants: list[Grant] = []
+        for action in view.waiting_actions:
+            need = action.spec.min_cpus
+            fitting = [h for h, cpus in free.items() if cpus >= need and pools[h] == action.spec.pool]
+            if not fitting:
+                break
+            host_id = max(fitting, key=lambda h: free[h])  # the first of equals: join order
+            free[host_id] -= need
+            grants.append(Grant(action.spec.action_id, host_id, need))
+        return grants

@@ -1,0 +1,42 @@
+"""Placement: a trajectory stays where it started, and a hash says where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.state import Engine, Trajectory
+
+
+def home_among(trajectory: Trajectory, candidates: Sequence[Engine]) -> Engine | None:
+    """The trajectory's home when it is among the candidates."""
+    for engine in candidates:
+        if engine.engine_id == trajectory.home:
+            return engine
+    return None
+
+
+def hash_weight(trajectory_id: str, engine_id: str) -> int:
+    """A stable pseudo-random weight for the pair; the same in every process."""
+    digest = blake2b(f"{trajectory_id}\0{engine_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+@dataclass(frozen=True, slots=True)
+class Sticky:
+    """Keep the home; without one, rendezvous hashing (consistent hash by session, as routers ship it).
+
+    With rendezvous hashing the loss of an engine moves only the trajectories that lived on it.
+    """
+
+    def choose_engine(
+        self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
+    ) -> Engine:
+        """The home, else the candidate of largest hash weight."""
+        home = home_among(trajectory, candidates)
+        if home is not None:
+            return home
+        name = trajectory.trajectory_id
+        return max(candidates, key=lambda engine: hash_weight(name, engine.engine_id))

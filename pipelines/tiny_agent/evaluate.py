@@ -1,0 +1,212 @@
+"""Evaluate a model on the environments through a running vLLM, token ids in and out.
+
+``python -m pipelines.tiny_agent.evaluate --model DIR --url http://127.0.0.1:PORT --env math --tasks 100``
+
+Prints one JSON line per environment: solved share, steps and tokens per trajectory. The engine must
+have been started with ``--enable-scale-out``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import numpy as np
+from transformers import AutoTokenizer
+
+from heddle_dask.environments.base import ActionFailed, ActionKind, Environment, Reply, Task
+from pipelines.tiny_agent.conversations import make_environment
+from pipelines.tiny_agent.tokenizer import END_OF_TURN, render
+
+ENVIRONMENTS = ("math", "math:hard", "code", "code:hard", "search", "search:hard")
+
+
+@dataclass(slots=True)
+class Engine:
+    """A running vLLM and the tokenizer of its model."""
+
+    session: aiohttp.ClientSession
+    url: str
+    model: str
+    tokenizer: Any
+    temperature: float
+    max_context_tokens: int
+    sent: int = 0
+
+    async def sample(self, token_ids: list[int], max_tokens: int, seed: int) -> dict[str, Any]:
+        """One request; returns its first choice."""
+        self.sent += 1
+        body = {
+            "request_id": f"evaluate-{self.sent}",
+            "model": self.model,
+            "token_ids": token_ids,
+            "sampling_params": {
+                "max_tokens": max_tokens,
+                "temperature": self.temperature,
+                "seed": seed,
+                "logprobs": 0,
+            },
+        }
+        async with self.session.post(f"{self.url}/inference/v1/generate", json=body) as answer:
+            if answer.status != 200:
+                raise RuntimeError(f"engine: {answer.status} {await answer.text()}")
+            choice: dict[str, Any] = (await answer.json())["choices"][0]
+            return choice
+
+
+@dataclass(slots=True)
+class EngineContext:
+    """Implements the `Context` protocol directly over an engine, without Dask."""
+
+    engine: Engine
+    seed: int
+    token_ids: list[int] = field(default_factory=list)
+    waiting: list[dict[str, str]] = field(default_factory=list)
+    steps: int = 0
+    generated_tokens: int = 0
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Longest context that the engine takes."""
+        return self.engine.max_context_tokens
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens sent or sampled so far."""
+        return len(self.token_ids)
+
+    @property
+    def done(self) -> bool:
+        """True when the context has no room for another reply of some length."""
+        return len(self.token_ids) + 200 > self.max_context_tokens
+
+    def append(self, role: str, text: str) -> None:
+        """Add a message for the next step."""
+        self.waiting.append({"role": role, "content": text})
+
+    def append_tokens(self, token_ids: Sequence[int]) -> None:
+        """Add raw tokens for the next step."""
+        self.token_ids += token_ids
+
+    async def generate(
+        self,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        ignore_eos: bool = False,
+    ) -> Reply:
+        """Sample one reply."""
+        tokenizer = self.engine.tokenizer
+        # After a sampled turn the template's line break is still missing.
+        text = ("\n" if self.steps else "") + render(tokenizer, self.waiting, prompt=True)
+        self.waiting = []
+        self.token_ids += tokenizer.encode(text, add_special_tokens=False)
+        room = self.max_context_tokens - len(self.token_ids)
+        if room < 1:
+            return Reply("", (), (), "length")
+        limit = min(max_tokens or 512, room)
+        choice = await self.engine.sample(self.token_ids, limit, self.seed * 1000 + self.steps)
+        sampled = list(choice["token_ids"])
+        self.steps += 1
+        self.generated_tokens += len(sampled)
+        self.token_ids += sampled
+        stopped = choice["finish_reason"] == "stop"
+        if not stopped:
+            self.append_tokens(tokenizer.encode(END_OF_TURN, add_special_tokens=False))
+        plain = tokenizer.decode(sampled, skip_special_tokens=False).removesuffix(END_OF_TURN)
+        return Reply(plain, tuple(sampled), (), "stop" if stopped else "length")
+
+    async def call(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        cpus: tuple[int, int] = (1, 1),
+        kind: ActionKind = "tool",
+        label: str | None = None,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run a tool in this process or its sandbox."""
+        try:
+            value = function(*args, **kwargs)
+            return await value if hasattr(value, "__await__") else value
+        except Exception as error:
+            raise ActionFailed("raised", f"{type(error).__name__}: {error}") from error
+
+
+async def evaluate(
+    engine: Engine, environment: Environment, count: int, seed: int, at_once: int
+) -> tuple[dict[str, Any], list[tuple[Task, float | None, EngineContext]]]:
+    """Attempt `count` held-out tasks once each."""
+    gate = asyncio.Semaphore(at_once)
+
+    async def attempt(number: int, task: Task) -> tuple[Task, float | None, EngineContext]:
+        context = EngineContext(engine, seed * 1_000_000 + number)
+        async with gate:
+            return task, await environment.solve(task, context), context
+
+    tasks = environment.tasks(count, seed)
+    results = await asyncio.gather(*(attempt(number, task) for number, task in enumerate(tasks)))
+    contexts = [context for _, _, context in results]
+    steps = [context.steps for context in contexts]
+    generated = [context.generated_tokens for context in contexts]
+    length = [context.context_tokens for context in contexts]
+    summary = {
+        "env": environment.name,
+        "tasks": count,
+        "solved": float(np.mean([reward == 1.0 for _, reward, _ in results])),
+        "steps_mean": round(float(np.mean(steps)), 2),
+        "steps_max": max(steps),
+        "generated_tokens_mean": round(float(np.mean(generated)), 1),
+        "generated_tokens_max": max(generated),
+        "context_tokens_mean": round(float(np.mean(length)), 1),
+        "context_tokens_max": max(length),
+    }
+    return summary, results
+
+
+async def run(arguments: argparse.Namespace) -> None:
+    """Evaluate every environment asked for; failed trajectories on request."""
+    timeout = aiohttp.ClientTimeout(total=600)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        engine = Engine(
+            session,
+            arguments.url.rstrip("/"),
+            arguments.model,
+            AutoTokenizer.from_pretrained(arguments.model),
+            arguments.temperature,
+            arguments.max_context_tokens,
+        )
+        for name in ENVIRONMENTS if arguments.env == "all" else arguments.env.split(","):
+            environment = make_environment(name, "test")
+            summary, results = await evaluate(
+                engine, environment, arguments.tasks, arguments.seed, arguments.at_once
+            )
+            print(json.dumps(summary), flush=True)
+            failed = [context for _, reward, context in results if reward != 1.0]
+            for context in failed[: arguments.show_failed]:
+                print(engine.tokenizer.decode(context.token_ids), "\n" + "-" * 40, flush=True)
+
+
+def main() -> None:
+    """Read the arguments and evaluate."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="the directory that the engine serves")
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--env", default="all", help="names separated by commas, or all")
+    parser.add_argument("--tasks", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--max-context-tokens", type=int, default=4096)
+    parser.add_argument("--show-failed", type=int, default=0)
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Preload for rollout workers.
+
+Without ``--model`` it only imports what steps need, so that the first step does not pay for it. With ``--model`` (in
+``--preload-argv``) it starts the engine before any client comes::
+
+    dask worker ADDRESS --resources ENGINE=1 --nthreads 4096 \
+        --preload workers.rollout_worker --model DIR --engine vllm --slots 16
+"""
+
+from __future__ import annotations
+
+import click
+from distributed import Worker
+
+from heddle_dask.engines.spec import ENGINE_KINDS, EngineSpec
+from heddle_dask.live.rollout_worker import RolloutWorker
+
+
+@click.command()
+@click.option("--model", default=None, help="model directory; without it no engine is started here")
+@click.option("--engine", default="vllm", type=click.Choice(ENGINE_KINDS))
+@click.option("--slots", default=8, type=click.IntRange(min=1))
+@click.option("--max-model-len", default=4096, type=click.IntRange(min=2))
+@click.option("--tp-degree", default=1, type=click.IntRange(min=1))
+async def dask_setup(
+    worker: Worker, model: str | None, engine: str, slots: int, max_model_len: int, tp_degree: int
+) -> None:
+    """Start supervising an engine when a model is named."""
+    if model is not None:
+        spec = EngineSpec(engine, model, slots, max_model_len, tp_degree=tp_degree)  # type: ignore[arg-type]
+        await worker.plugin_add(RolloutWorker(spec), catch_errors=False)

@@ -1,0 +1,18 @@
+"""Preload for schedulers: ``dask scheduler --preload workers.scheduler``.
+
+Registers the plugin before the first client comes; a client that registers it again changes nothing.
+"""
+
+from __future__ import annotations
+
+from distributed import Scheduler
+
+from heddle_dask.live.scheduler_plugin import PLUGIN_NAME, HeddleScheduler
+
+
+async def dask_setup(scheduler: Scheduler) -> None:
+    """Add the plugin, once."""
+    if PLUGIN_NAME not in scheduler.plugins:
+        plugin = HeddleScheduler()
+        await plugin.start(scheduler)
+        scheduler.add_plugin(plugin, name=PLUGIN_NAME)
