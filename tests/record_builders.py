@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from heddle_dask.records.token_record import Attribution, TokenRecord
@@ -21,6 +22,10 @@ from heddle_dask.records.trajectory import (
 )
 
 Contexts = list[list[int]]
+
+# No time limits: the machine may be busy. Those that make a store per example make few.
+steady = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(steady, max_examples=8)
 
 token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=12)
 texts = st.text(max_size=20)
@@ -87,7 +92,9 @@ def agent_runs(draw: Any) -> tuple[tuple[TokenRecord, ...], tuple[StepRecord, ..
     """Branches, steps and the context given at each step, of an agent that also forks."""
     current = TokenRecord()
     current.append(draw(token_ids), Attribution.PROMPT)
-    branches, steps, contexts = [current], [], []
+    branches = [current]
+    steps: list[StepRecord] = []
+    contexts: Contexts = []
     for move in draw(st.lists(st.sampled_from(["step", "tool", "template", "fork"]), max_size=8)):
         if move == "step":
             ids = draw(token_ids)

@@ -128,7 +128,7 @@ for _ in range(5):
 threads = [threading.Thread(target=print, args=('x',)) for _ in range(4)]
 [t.start() for t in threads]; [t.join() for t in threads]
 """
-    assert sorted(run(mode, code).text) == sorted("x\n" * 4)
+    assert sorted(run(mode, code).text.split()) == ["x"] * 4, run(mode, code)
 
 
 def test_processes_in_the_background_are_killed(mode: str) -> None:

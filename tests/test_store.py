@@ -3,16 +3,18 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from record_builders import assert_same, exact, many_trajectories, plain_trajectory
+from record_builders import assert_same, exact, few, many_trajectories, plain_trajectory
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.journal import Journal
@@ -21,8 +23,6 @@ from heddle_dask.records.store import RunReader, RunStore, recover
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, trajectory_to_body
 
 METADATA = {"environment": "math", "seed": 3, "versions": {"zarr": "3"}, "slots": [1, 2]}
-
-few = settings(max_examples=8, deadline=None)
 
 
 def contents(path: Path) -> dict[str, object]:
@@ -111,6 +111,23 @@ def test_a_trajectory_is_stored_once(tmp_path):
         with pytest.raises(ValueError, match="'t1' is stored already"):
             store.append([plain_trajectory(1), plain_trajectory(1)])
     assert len(RunReader(tmp_path / "x.zarr")) == 1
+
+
+def test_threads_may_share_a_writer(tmp_path):
+    path = tmp_path / "x.zarr"
+    with RunStore.create(path, {}) as store, ThreadPoolExecutor(4) as threads:
+        appends = [threads.submit(store.append, [plain_trajectory(index)]) for index in range(6)]
+        notes = [threads.submit(store.update_metadata, {f"n{index}": 1}) for index in range(6)]
+        while not all(future.done() for future in appends):
+            assert "t9" not in store
+            assert len(store) <= 6
+            sleep(0.001)
+        for future in appends + notes:
+            future.result()
+    assert sorted(record.trajectory_id for record in RunReader(path)) == [f"t{i}" for i in range(6)]
+    for record in RunReader(path):
+        assert_same(record, plain_trajectory(int(record.trajectory_id[1:])))
+    assert sorted(RunReader(path).metadata) == [f"n{index}" for index in range(6)]
 
 
 def test_text_that_utf8_cannot_hold_is_escaped(tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from record_builders import agent_runs, exact, make_step, plain_trajectory, trajectories
+from record_builders import agent_runs, exact, make_step, plain_trajectory, steady, trajectories
 
 from heddle_dask.records.token_record import Attribution, TokenRecord
 from heddle_dask.records.trajectory import (
@@ -52,6 +52,7 @@ def test_segments_when_authors_alternate():
     assert list(TokenRecord().segments()) == []
 
 
+@steady
 @given(agent_runs())
 def test_segments_are_maximal_runs_that_cover_the_record(run):
     branches, _, _ = run
@@ -64,6 +65,7 @@ def test_segments_are_maximal_runs_that_cover_the_record(run):
             assert one.attribution != next_one.attribution
 
 
+@steady
 @given(agent_runs())
 def test_every_context_is_a_prefix_of_its_branch(run):
     branches, steps, contexts = run
@@ -79,6 +81,7 @@ def test_history_cannot_be_rewritten_through_a_view():
             column[0] = 0
 
 
+@steady
 @given(st.lists(st.integers(0, 400), max_size=12))
 def test_views_stay_what_they_were_when_the_record_grows(sizes):
     record, views, expected = TokenRecord(), [], []
@@ -129,6 +132,7 @@ def test_from_arrays_refuses_columns_that_do_not_fit():
         TokenRecord.from_arrays([1], [9], [0.0], [0])
 
 
+@steady
 @given(agent_runs())
 def test_body_of_a_token_record_is_exact(run):
     for branch in run[0]:
@@ -138,6 +142,7 @@ def test_body_of_a_token_record_is_exact(run):
         assert back.logprobs[back.loss_mask].tobytes() == branch.logprobs[branch.loss_mask].tobytes()
 
 
+@steady
 @given(trajectories())
 def test_body_of_a_trajectory_is_exact(drawn):
     record, _ = drawn

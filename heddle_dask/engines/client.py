@@ -8,6 +8,7 @@ step of 30,000 tokens is ordinary; only connecting and the small questions are b
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ _JSON_HEADERS = {"Content-Type": "application/json"}
 # that the other side is just closing is lost, and a step must not be sent twice blindly.
 _KEEPALIVE_S = 3.0
 _ABORT_REPEATS = 8
+_LARGE_BODY_BYTES = 1 << 20
 
 
 class EngineClient:
@@ -87,7 +89,11 @@ class EngineClient:
         submitted = time.monotonic()
         try:
             async with self._open().post(
-                self._generate_url, data=body, headers=_JSON_HEADERS, timeout=self._step_timeout
+                self._generate_url,
+                # aiohttp warns of large bodies as bytes; a context of 150,000 tokens is one.
+                data=body if len(body) < _LARGE_BODY_BYTES else io.BytesIO(body),
+                headers=_JSON_HEADERS,
+                timeout=self._step_timeout,
             ) as response:
                 if response.status != 200:
                     message = wire.error_message(await response.read())

@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import secrets
-import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 from heddle_dask.core.errors import BadInput, HeddleError
-from heddle_dask.engines import leash
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import (
     WARM_UP_REQUEST_ID,
@@ -30,6 +25,7 @@ from heddle_dask.engines.contract import (
     SamplingParams,
 )
 from heddle_dask.engines.emulated.traits import traits_of
+from heddle_dask.engines.leashed import LeashedProcess
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import (
     EngineCommand,
@@ -38,6 +34,7 @@ from heddle_dask.engines.vllm_command import (
     vllm_command,
 )
 
+_LOG_NAME = "engine"
 _POLL_S = 0.05
 _TAIL_LINES = 20
 _LOG_PREFIX = re.compile(r"^(\([^)]*pid=\d+\)\s*)?((ERROR|CRITICAL)\s+[\d:. -]+\[[^]]*\]\s*)?")
@@ -86,23 +83,18 @@ class EngineProcess:
         grace_s: float = 5.0,
     ) -> None:
         self.spec = spec
-        self.directory = Path(directory)
-        self.records = Path(records) if records is not None else self.directory
-        self.log_path = self.directory / "engine.log"
-        self._grace_s = grace_s
         if port is not None:
             _check_port(port)
-        self._asked_port = port
-        self._port = 0
-        self._mark = secrets.token_hex(8)
-        self._popen: subprocess.Popen[bytes] | None = None
-        self._pipe = -1
-        self._log_start_bytes = 0
+        self._port = port if port is not None else 0
         if spec.kind == "vllm":
             check_model(spec.model)
             self._build = installed_vllm_build()
         else:
             traits_of(spec)
+        self._directory = Path(directory)
+        self._records = Path(records) if records is not None else self._directory
+        self._grace_s = grace_s
+        self._leashed: LeashedProcess | None = None
 
     @property
     def base_url(self) -> str:
@@ -115,23 +107,24 @@ class EngineProcess:
         return self._port
 
     @property
+    def log_path(self) -> Path:
+        """Where everything that the engine prints goes."""
+        return self._directory / f"{_LOG_NAME}.log"
+
+    @property
     def pid(self) -> int:
         """Pid of the guard in front of the engine; SIGKILL to it ends the engine. 0 before `start`."""
-        return self._popen.pid if self._popen is not None else 0
+        return self._leashed.pid if self._leashed is not None else 0
 
     @property
     def engine_pid(self) -> int:
         """Pid of the engine itself; 0 when it is not running."""
-        path = self.records / f"engine-{self._mark}.leash.json"
-        try:
-            return int(json.loads(path.read_text(encoding="utf-8"))["engine"])
-        except FileNotFoundError:
-            return 0
+        return self._leashed.program_pid if self._leashed is not None else 0
 
     @property
     def returncode(self) -> int | None:
-        """Exit code, None while the engine runs."""
-        return self._popen.poll() if self._popen is not None else None
+        """Exit code, None while the engine runs (and before `start`)."""
+        return self._leashed.returncode if self._leashed is not None else None
 
     async def start(self, timeout_s: float) -> str:
         """Start the engine; returns its base URL once it is healthy and has run a first step.
@@ -143,13 +136,21 @@ class EngineProcess:
         EngineStartError
             It ended early, or was not ready within `timeout_s`.
         """
-        if self._popen is not None:
+        if self._leashed is not None:
             raise HeddleError("this engine was started before: make a new EngineProcess")
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self.records.mkdir(parents=True, exist_ok=True)
-        await asyncio.to_thread(leash.kill_stale, str(self.records))
-        self._port = self._asked_port if self._asked_port is not None else free_port()
-        self._launch(self._command())
+        if not self._port:
+            self._port = free_port()
+        command = self._command()
+        self._leashed = LeashedProcess(
+            command.argv,
+            self._directory,
+            _LOG_NAME,
+            env=command.env,
+            records=self._records,
+            grace_s=self._grace_s,
+        )
+        await self._leashed.clear_stale()
+        self._leashed.launch()
         deadline = time.monotonic() + timeout_s
         try:
             async with EngineClient(self.base_url, question_timeout_s=2.0) as client:
@@ -161,44 +162,17 @@ class EngineProcess:
 
     async def wait(self) -> int:
         """Wait for the engine's end; returns its exit code (128 + n when signal n ended it)."""
-        assert self._popen is not None, "start the engine first"
-        while self._popen.poll() is None:
-            await asyncio.sleep(_POLL_S)
-        self._close_pipe()
-        code = self._popen.returncode
-        return code if code >= 0 else 128 - code
+        assert self._leashed is not None, "start the engine first"
+        return await self._leashed.wait()
 
     async def stop(self, grace_s: float | None = None) -> None:
         """End the engine: SIGTERM, then SIGKILL of everything it started. Harmless when it is gone."""
-        popen = self._popen
-        if popen is None:
-            return
-        try:
-            grace_s = self._grace_s if grace_s is None else grace_s
-            if popen.poll() is None and grace_s > 0:
-                popen.send_signal(signal.SIGTERM)
-                await self._ended_within(grace_s)
-            # The guard takes the end of the pipe for our end, and kills the tree.
-            self._close_pipe()
-            if not await self._ended_within(30.0):
-                popen.kill()
-        finally:
-            self._close_pipe()
-        # What guard and leash could not end (they were killed themselves) ends here.
-        await asyncio.to_thread(leash.kill_tree, 0, self._mark)
-        await asyncio.to_thread(popen.wait)
-        (self.records / f"engine-{self._mark}.leash.json").unlink(missing_ok=True)
+        if self._leashed is not None:
+            await self._leashed.stop(grace_s)
 
     def log_tail(self, lines: int = _TAIL_LINES) -> tuple[str, ...]:
         """The last lines that the engine printed since its start."""
-        try:
-            with self.log_path.open("rb") as file:
-                end = file.seek(0, os.SEEK_END)
-                file.seek(max(self._log_start_bytes, end - 64 * 1024))
-                text = file.read().decode(errors="replace")
-        except FileNotFoundError:
-            return ()
-        return tuple([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])
+        return self._leashed.log_tail(lines) if self._leashed is not None else ()
 
     # ------------------------------------------------------------------ inside
 
@@ -208,32 +182,6 @@ class EngineProcess:
         spec_json = json.dumps(self.spec.to_mapping())
         argv = (sys.executable, "-m", "heddle_dask.engines.emulated")
         return EngineCommand((*argv, "--port", str(self._port), "--spec", spec_json), {})
-
-    def _launch(self, command: EngineCommand) -> None:
-        read_end, self._pipe = os.pipe()
-        owner = os.getpid()
-        argv = [sys.executable, "-I", "-S", leash.__file__]
-        argv += ["--pipe", str(read_end), "--mark", self._mark, "--records", str(self.records)]
-        argv += ["--owner", str(owner), "--owner-started", str(leash.start_time(owner))]
-        argv += ["--grace", str(self._grace_s)]
-        for name, value in command.env.items():
-            argv += ["--env", f"{name}={value}"]
-        with self.log_path.open("ab") as log:
-            self._log_start_bytes = log.tell()
-            try:
-                self._popen = subprocess.Popen(
-                    [*argv, "--", *command.argv],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(read_end,),
-                    # A Ctrl-C at the terminal is for the owner, who then decides.
-                    start_new_session=True,
-                )
-            finally:
-                os.close(read_end)
-                if self._popen is None:
-                    self._close_pipe()
 
     async def _until_ready(self, client: EngineClient, deadline: float, timeout_s: float) -> None:
         while not await client.healthy():
@@ -256,7 +204,8 @@ class EngineProcess:
                         raise self._start_error(message)
             await step
         except (EngineUnreachable, EngineRefused) as error:
-            await self._ended_within(1.0)
+            if self._leashed is not None:
+                await self._leashed.ended_within(1.0)
             self._raise_if_ended()
             raise self._start_error(f"failed its first step: {error}") from error
         finally:
@@ -274,20 +223,6 @@ class EngineProcess:
         message += f": {cause}" if cause else ""
         return EngineStartError(f"{message} (log: {self.log_path})", tail)
 
-    async def _ended_within(self, seconds: float) -> bool:
-        assert self._popen is not None
-        deadline = time.monotonic() + seconds
-        while self._popen.poll() is None:
-            if time.monotonic() >= deadline:
-                return False
-            await asyncio.sleep(0.02)
-        return True
-
-    def _close_pipe(self) -> None:
-        if self._pipe >= 0:
-            os.close(self._pipe)
-            self._pipe = -1
-
 
 def free_port() -> int:
     """A loopback port that nobody listens on now."""
@@ -298,11 +233,15 @@ def free_port() -> int:
 
 def likely_cause(lines: tuple[str, ...]) -> str:
     """The line of an engine's log that names why it ended; the last line where none stands out."""
-    for line in reversed(lines):
-        text = _LOG_PREFIX.sub("", line, count=1).strip()
+    texts = [_LOG_PREFIX.sub("", line, count=1) for line in lines]
+    for index in range(len(texts) - 1, -1, -1):
+        text = texts[index].strip()
         if _CAUSE.match(text) and not any(phrase in text for phrase in _NOT_THE_CAUSE):
+            # Pydantic says what is wrong only in the line below.
+            if "validation error" in text and index + 1 < len(texts):
+                text = texts[index + 1].strip()
             return text[:300]
-    return lines[-1].strip()[:300] if lines else ""
+    return texts[-1].strip()[:300] if texts else ""
 
 
 def _check_port(port: int) -> None:

@@ -91,7 +91,7 @@ def search_world(query: str, world: int, results: int) -> list[str]:
     if not tokens[0]:
         return []
     texts = [page.text for page in build_world(world).pages.values()]
-    found, scores = _index(world).retrieve(tokens, k=results, show_progress=False)
+    found, scores = _index(world).retrieve(tokens, k=min(results, len(texts)), show_progress=False)
     return [texts[int(number)] for number, score in zip(found[0], scores[0], strict=True) if score > 0]
 
 

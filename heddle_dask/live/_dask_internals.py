@@ -124,10 +124,10 @@ async def call_scheduler(client: Client, handler: str, **arguments: Any) -> Any:
     """
     if client.scheduler is None:
         raise ConnectionError("the client has no connection to its scheduler")
-    try:
-        return await getattr(client.scheduler, handler)(**arguments)
-    except AttributeError as error:  # the scheduler's way to say that it knows no such operation
-        raise RuntimeError(f"the scheduler has no handler {handler}: {error}") from error
+    answer = await getattr(client.scheduler, handler)(**arguments)
+    if answer is None:  # Dask's answer to an operation that it does not know; ours never answer None
+        raise RuntimeError(f"the scheduler has no handler {handler}: is the heddle plugin registered?")
+    return answer
 
 
 def shorten_worker_interval(scheduler: Scheduler, address: str, interval_s: float) -> None:

@@ -18,7 +18,7 @@ from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment, Task
-from heddle_dask.environments.loading import as_environment
+from heddle_dask.environments.functions import as_environment
 from heddle_dask.live import _dask_internals as dask
 from heddle_dask.live.capacity import Patience, wait_for_capacity
 from heddle_dask.live.context import Budget, Sampling, Services
@@ -138,7 +138,7 @@ class Rollout:
         self.client = client
         self.budget = budget or Budget()
         self.sampling = sampling or Sampling()
-        self.environment = as_environment(env)
+        self.environment = _environment(env)
         self.template = ChatTemplate.load(str(model))
         self.spec = (
             engine
@@ -342,7 +342,7 @@ class Rollout:
             self.client,
             "heddle_open",
             session=session,
-            client=self.client.id,
+            client_id=self.client.id,
             preset=self._strategy,
             overrides=list(self._overrides),
             seed=self.seed,
@@ -414,6 +414,15 @@ class Rollout:
             writer.journal("control", {"lines": last["journal"]})
         if self._owns_engines:
             await self.client.unregister_worker_plugin(ENGINE_PLUGIN)
+
+
+def _environment(env: object) -> Environment:
+    if isinstance(env, str):
+        # Names load the environments that ship, and with them libraries that a user's own may not need.
+        from heddle_dask.environments.loading import load_environment
+
+        return load_environment(env)
+    return as_environment(env)
 
 
 async def _next_or_none(stream: AsyncIterator[TrajectoryRecord]) -> TrajectoryRecord | None:

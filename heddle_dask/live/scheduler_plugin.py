@@ -111,7 +111,7 @@ class HeddleScheduler(SchedulerPlugin):
     async def open_session(
         self,
         session: str,
-        client: str,
+        client_id: str,
         preset: str,
         overrides: Sequence[str],
         seed: int,
@@ -126,8 +126,8 @@ class HeddleScheduler(SchedulerPlugin):
             strategies = build_strategies(preset, seed=seed, overrides=tuple(overrides))
         except BadInput as error:
             return {"error": str(error)}
-        self.session = Session(session, client, Controller(strategies))
-        dask.shorten_client_report_interval(self.scheduler, client, STREAM_INTERVAL_S)
+        self.session = Session(session, client_id, Controller(strategies))
+        dask.shorten_client_report_interval(self.scheduler, client_id, STREAM_INTERVAL_S)
         for _, engine in self._engines.values():
             self._feed(ev.EngineJoined(self.session.now(), engine))
         for _, host in self._hosts.values():
@@ -149,9 +149,10 @@ class HeddleScheduler(SchedulerPlugin):
             "trouble": dict(self._engine_trouble),
         }
 
-    async def submit(self, session: str, trajectories: Sequence[Sequence[Any]]) -> None:
+    async def submit(self, session: str, trajectories: Sequence[Sequence[Any]]) -> Mapping[str, Any]:
         """Announce trajectories; each is admitted by a notice."""
         self._submit(session, trajectories)
+        return {}
 
     @guarded
     def _submit(self, session: str, trajectories: Sequence[Sequence[Any]]) -> None:

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import shutil
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ class RunStore:
     """The writing end of a run. Make one with `create` or `append_to`; close it, or use `with`.
 
     One append costs about 0.1 s for 1 to 64 trajectories alike (it touches every column), so
-    batch what finishes together and keep it off an event loop. Not thread-safe: one call at a time.
+    batch what finishes together and call it from a thread beside an event loop: the methods may be
+    called from any thread, one write waits for another, and `in` and `len` wait for none.
     """
 
     _group: zarr.Group
@@ -70,6 +72,7 @@ class RunStore:
             If the run is damaged.
         """
         self._lock = lock
+        self._writing = threading.RLock()
         self._adopt(group)
 
     @classmethod
@@ -150,26 +153,27 @@ class RunStore:
         """
         if not records:
             return
-        self._settle()
-        new_ids = [_clean(record.trajectory_id) for record in records]
-        if len(set(new_ids)) < len(new_ids) or not self._ids.isdisjoint(new_ids):
-            doubled = sorted(i for i in set(new_ids) if new_ids.count(i) > 1 or i in self._ids)
-            raise ValueError(f"trajectory {doubled[0]!r} is stored already")
-        tables = _to_rows(records, self._rows)
-        rows = dict(self._rows)
-        self._in_doubt = True
-        for table, columns in tables.items():
-            rows[table] += self._write(table, columns)
-        self._group.attrs["committed"] = rows
-        self._in_doubt = False
-        self._rows = rows
-        self._ids.update(new_ids)
+        with self._writing:
+            self._settle()
+            new_ids = [_clean(record.trajectory_id) for record in records]
+            if len(set(new_ids)) < len(new_ids) or not self._ids.isdisjoint(new_ids):
+                doubled = sorted(i for i in set(new_ids) if new_ids.count(i) > 1 or i in self._ids)
+                raise ValueError(f"trajectory {doubled[0]!r} is stored already")
+            tables = _to_rows(records, self._rows)
+            try:
+                self._rows = self._commit(tables)
+            except BaseException:
+                self._in_doubt = True
+                raise
+            self._ids.update(new_ids)
 
     def update_metadata(self, changes: Mapping[str, Any]) -> None:
         """Set entries of the metadata, such as how the run ended."""
-        self._settle()
-        metadata: Any = self._group.attrs["metadata"]
-        self._group.attrs["metadata"] = {**metadata, **json.loads(json.dumps(dict(changes)))}
+        facts = json.loads(json.dumps(dict(changes)))
+        with self._writing:
+            self._settle()
+            metadata: Any = self._group.attrs["metadata"]
+            self._group.attrs["metadata"] = {**metadata, **facts}
 
     def close(self) -> None:
         """Give up the lock. Everything appended is committed already. May be called twice."""
@@ -196,12 +200,12 @@ class RunStore:
     def _settle(self) -> None:
         """After an append that failed, perhaps behind its commit: only the disk knows."""
         if self._in_doubt:
-            self._adopt(zarr.open_group(self._group.store_path, mode="r+", zarr_format=3))
+            with self._writing:  # twice is harmless
+                self._adopt(zarr.open_group(self._group.store_path, mode="r+", zarr_format=3))
 
     def _adopt(self, group: zarr.Group) -> None:
         """Believe what is committed and cut the rest."""
         self._group = group
-        self._in_doubt = False
         self._rows = committed_rows(group)
         self._columns = {
             table: {column: open_column(group, table, column, self._rows[table]) for column in layout.columns}
@@ -212,6 +216,15 @@ class RunStore:
                 _resize(array, self._rows[table])
         ids = self._columns["trajectories"]["id"][: self._rows["trajectories"]]
         self._ids = set(np.asarray(ids).tolist())
+        self._in_doubt = False
+
+    def _commit(self, tables: Mapping[str, _Rows]) -> dict[str, int]:
+        """Write rows, then let them count; returns the new counts."""
+        rows = dict(self._rows)
+        for table, columns in tables.items():
+            rows[table] += self._write(table, columns)
+        self._group.attrs["committed"] = rows
+        return rows
 
     def _write(self, table: str, columns: _Rows) -> int:
         """Put rows behind the committed ones; returns how many."""

@@ -58,10 +58,9 @@ class Census:
 
 def usage_of(facts: Sequence[ProcessFacts], owned_uid: int | None, root: int) -> Usage:
     """Add up the processes with the given user id, or without one those below (and with) `root`."""
+    members = _tree(facts, root)
     if owned_uid is not None:
         members = [entry for entry in facts if entry.uid == owned_uid]
-    else:
-        members = _tree(facts, root)
     return Usage(
         pids=tuple(entry.pid for entry in members),
         threads=sum(entry.threads for entry in members),

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from heddle_dask.sandbox.census import Census, proportional_bytes, scan
+from heddle_dask.sandbox.child import Child
 from heddle_dask.sandbox.confinement import Cell
 from heddle_dask.sandbox.limits import SandboxLimits
 from heddle_dask.sandbox.outcome import Cause, RawRun
@@ -35,71 +36,40 @@ async def run_confined(cell: Cell, order: Mapping[str, Any], limits: SandboxLimi
         The program could not be started at all.
     """
     started_s = time.monotonic()
-    process = await asyncio.create_subprocess_exec(
-        *cell.argv,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env=dict(cell.environment),
-        cwd=cell.folder or "/",
-        pass_fds=cell.pass_fds,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    output = _Output(limits.output_bytes)
-    reader = asyncio.create_task(output.read_from(process.stdout))
-    feed = asyncio.create_task(_feed(process, marshal.dumps(dict(order))))
-    exit_seen = asyncio.create_task(_exit_of(process.pid))
-    watch = asyncio.create_task(_watch(cell, process.pid, limits, census))
-    over = asyncio.create_task(output.over.wait())
+    child = Child(cell, marshal.dumps(dict(order)), limits.output_bytes)
+    exit_seen = asyncio.create_task(child.exited.wait())
+    watch = asyncio.create_task(_watch(cell, child.pid, limits, census))
+    over = asyncio.create_task(child.output_over.wait())
     try:
-        deadline_s = started_s + limits.wall_s
-        stopped_for = await _until_end(exit_seen, watch, over, deadline_s)
+        stopped_for = await _until_end(exit_seen, watch, over, timeout_s=limits.wall_s)
     finally:
-        # Both the kill and the removal below are handed to a thread before anything is awaited.
-        for helper in (feed, exit_seen, watch, over):
-            helper.cancel()
-        await _leave_nothing(process, cell)
-        await asyncio.wait([reader], timeout=_REAP_S)
-        reader.cancel()
-    if output.over.is_set() and not stopped_for:
+        for task in (exit_seen, watch, over):
+            task.cancel()
+        try:
+            await _leave_nothing(child, cell)
+        finally:
+            child.close()
+    if child.output_over.is_set() and not stopped_for:
         stopped_for = "output"
-    status = process.returncode if process.returncode is not None else -int(signal.SIGKILL)
     return RawRun(
-        output=bytes(output.kept),
-        exit_status=status if status >= 0 else 128 - status,
+        output=bytes(child.output),
+        exit_status=128 + signal.SIGKILL if child.exit_status is None else child.exit_status,
         stopped_for=stopped_for,
         seconds=time.monotonic() - started_s,
     )
-
-
-class _Output:
-    """Keeps the first bytes of a stream and tells when there are more."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self.kept = bytearray()
-        self.over = asyncio.Event()
-        self._most_bytes = most_bytes
-
-    async def read_from(self, stream: asyncio.StreamReader) -> None:
-        """Read to the end of the stream. What is too much is dropped until the writer is killed."""
-        while chunk := await stream.read(65536):
-            room = self._most_bytes - len(self.kept)
-            self.kept += chunk[:room]
-            if len(chunk) > room:
-                self.over.set()
 
 
 async def _until_end(
     exit_seen: asyncio.Task[Any],
     watch: asyncio.Task[Any],
     over: asyncio.Task[Any],
-    deadline_s: float,
+    *,
+    timeout_s: float,
 ) -> Cause:
     """Wait for the program's exit or the first limit that it breaks; says which."""
     done, _ = await asyncio.wait(
         [exit_seen, watch, over],
-        timeout=max(0.0, deadline_s - time.monotonic()),
+        timeout=timeout_s,
         return_when=asyncio.FIRST_COMPLETED,
     )
     if over in done:
@@ -110,36 +80,6 @@ async def _until_end(
         cause: Cause = watch.result()
         return cause
     return "timeout"
-
-
-async def _feed(process: asyncio.subprocess.Process, payload: bytes) -> None:
-    assert process.stdin is not None
-    # A program that died early closes the pipe; its exit status tells that story, not this error.
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        process.stdin.write(payload)
-        await process.stdin.drain()
-        process.stdin.close()
-
-
-async def _exit_of(pid: int) -> None:
-    """Return when the process has exited, whoever still holds its pipes open."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    loop = asyncio.get_running_loop()
-    exited = loop.create_future()
-
-    def report() -> None:
-        if not exited.done():
-            exited.set_result(None)
-
-    loop.add_reader(handle, report)
-    try:
-        await exited
-    finally:
-        loop.remove_reader(handle)
-        os.close(handle)
 
 
 async def _watch(cell: Cell, root: int, limits: SandboxLimits, census: Census) -> Cause:
@@ -161,15 +101,17 @@ async def _watch(cell: Cell, root: int, limits: SandboxLimits, census: Census) -
                 return "files"
 
 
-async def _leave_nothing(process: asyncio.subprocess.Process, cell: Cell) -> None:
-    """Kill every process of the run and wait until the first one is reaped."""
-    await asyncio.to_thread(_kill_all, process.pid, process.returncode is None, cell)
+async def _leave_nothing(child: Child, cell: Cell) -> None:
+    """Kill every process of the run, wait until the first one is reaped, and take its last output."""
     try:
-        await asyncio.wait_for(process.wait(), _REAP_S)
+        # Handed to a thread before anything is awaited: a second cancellation cannot prevent it.
+        await asyncio.to_thread(_kill_all, child.pid, not child.exited.is_set(), cell)
+        await asyncio.wait_for(child.exited.wait(), _REAP_S)
     finally:
-        if process.returncode is None:
+        if not child.exited.is_set():
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(child.pid, signal.SIGKILL)
+    await asyncio.wait_for(child.output_ended.wait(), _REAP_S)
 
 
 def _kill_all(root: int, running: bool, cell: Cell) -> None:

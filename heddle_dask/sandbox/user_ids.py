@@ -8,6 +8,7 @@ machine never share one.
 from __future__ import annotations
 
 import os
+import secrets
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,9 @@ class UserIds:
 
     def __init__(self) -> None:
         # First in, first out: what a run left for init to reap still counts for its user id.
+        # The start is by chance for the same reason: it may be our second object in this process.
         self._free = deque(range(_SLOTS - 1))
+        self._free.rotate(secrets.randbelow(_SLOTS))
 
     @contextmanager
     def one(self) -> Iterator[int]:

@@ -65,7 +65,7 @@ def make_tokenizer() -> Any:
     tokenizer.add_tokens(
         [AddedToken(token, normalized=False, special=token in _CONTROL) for token in special_tokens()]
     )
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END_OF_TURN,
         pad_token=END_OF_TEXT,
@@ -83,7 +83,7 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, str]], *, prompt: boo
 
 def save_tokenizer(directory: Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and the chat template."""
-    make_tokenizer().save_pretrained(directory)
+    make_tokenizer().save_pretrained(directory, save_jinja_files=False)
     # The class name that every version of transformers knows; newer ones write another.
     path = directory / "tokenizer_config.json"
     config = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}

