@@ -33,7 +33,7 @@ from heddle_dask.engines.spec import EngineSpec
 
 MAX_MODEL_LEN = 2048
 SLOTS = 8
-CEILING_S = 120.0
+CEILING_S = 150.0
 CHECKPOINT = Path(__file__).parents[1] / "pipelines" / "tiny_agent" / "checkpoint"
 
 
@@ -223,18 +223,26 @@ def test_a_stop_token_ends_the_step_and_is_kept(engine):
     engine.tell(story)
 
 
-def test_an_abort_returns_what_there_is_and_the_step_goes_on_from_the_cache(engine):
-    async def story(client: EngineClient) -> None:
-        prompt = _prompt(600, 3)
-        whole = (await client.generate(_step(prompt, 300))).token_ids
-        request = _step(prompt, 1200)
+async def _aborted_midway(client: EngineClient, prompt: list[int]) -> GenerateResult:
+    # How far a step is after a while is the machine's affair; only one caught midway says something.
+    for _ in range(20):
+        request = _step(prompt, 1400)
         running = asyncio.ensure_future(client.generate(request))
         await asyncio.sleep(0.4)
         await client.abort([request.request_id])
         part = await running
         _check(part)
-        assert part.finish_reason == "abort"
-        assert 0 < len(part.token_ids) < 1200
+        assert (part.finish_reason == "abort") == (len(part.token_ids) < 1400)
+        if 0 < len(part.token_ids) < 1400:
+            return part
+    raise AssertionError("no step was caught midway")
+
+
+def test_an_abort_returns_what_there_is_and_the_step_goes_on_from_the_cache(engine):
+    async def story(client: EngineClient) -> None:
+        prompt = _prompt(600, 3)
+        whole = (await client.generate(_step(prompt, 300))).token_ids
+        part = await _aborted_midway(client, prompt)
         rest = await client.generate(_step([*prompt, *part.token_ids], 20))
         assert rest.finish_reason == "length"
         assert rest.cached_tokens >= len(prompt) // 2
@@ -271,42 +279,55 @@ def test_aborting_what_is_unknown_or_nothing_harms_nobody(engine):
     engine.tell(story)
 
 
-def test_a_cancelled_call_frees_its_slot(engine):
+def test_cancelled_calls_are_dropped_by_the_engine(engine):
     async def story(client: EngineClient) -> None:
+        # Run to their ends, these would take longer than the ceiling of this test.
         calls = [
-            asyncio.ensure_future(client.generate(_step(_prompt(10, salt), 2000))) for salt in range(SLOTS)
+            asyncio.ensure_future(client.generate(_step(_prompt(10, salt), 2000)))
+            for salt in range(50 * SLOTS)
         ]
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.5)
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-        started = time.monotonic()
-        await client.generate(_step(_prompt(10), 2))
-        # Not a measurement: all eight would take far longer than this to run to their end.
-        assert time.monotonic() - started < 3.0
+        result = await client.generate(_step(_prompt(10), 2, priority=1))
+        assert len(result.token_ids) == 2
 
     engine.tell(story)
 
 
 def test_with_all_slots_taken_the_smaller_priority_goes_first(engine):
-    async def story(client: EngineClient) -> None:
-        order: list[str] = []
+    async def attempt(client: EngineClient) -> tuple[list[str], int, int]:
+        def begin(request: GenerateRequest) -> asyncio.Task[GenerateResult]:
+            return asyncio.ensure_future(client.generate(request))
 
-        async def note(name: str, request: GenerateRequest) -> None:
-            await client.generate(request)
-            order.append(name)
-
-        holders = [
-            asyncio.ensure_future(note("holder", _step(_prompt(10, salt), 200 + 100 * salt)))
-            for salt in range(SLOTS)
-        ]
-        await asyncio.sleep(0.2)
-        late = asyncio.ensure_future(note("late", _step(_prompt(12), 5, priority=10)))
+        requests = [_step(_prompt(10, salt), 2000) for salt in range(SLOTS)]
+        holders = [begin(request) for request in requests]
+        await asyncio.sleep(0.3)
+        late = _step(_prompt(12), 1900, priority=10)
+        urgent = _step(_prompt(14), 1900, priority=-10)
+        waiting = [begin(late)]
         await asyncio.sleep(0.05)
-        urgent = asyncio.ensure_future(note("urgent", _step(_prompt(14), 5, priority=-10)))
-        await asyncio.gather(late, urgent, *holders)
-        assert order[0] == "holder"
-        assert order.index("urgent") < order.index("late")
+        waiting.append(begin(urgent))
+        await asyncio.sleep(0.3)
+        await client.abort([requests[0].request_id])
+        await asyncio.sleep(0.3)
+        # The one that got the slot has tokens, the other has none.
+        await client.abort([late.request_id, urgent.request_id])
+        await client.abort([request.request_id for request in requests[1:]])
+        late_result, urgent_result = await asyncio.gather(*waiting)
+        reasons = [result.finish_reason for result in await asyncio.gather(*holders)]
+        return reasons, len(late_result.token_ids), len(urgent_result.token_ids)
+
+    async def story(client: EngineClient) -> None:
+        for _ in range(10):
+            reasons, late_tokens, urgent_tokens = await attempt(client)
+            # On a slow machine a holder may have ended by itself, or nobody may have got so far.
+            if reasons == ["abort"] * SLOTS and late_tokens + urgent_tokens > 0:
+                assert late_tokens == 0
+                assert urgent_tokens > 0
+                return
+        raise AssertionError("the slots were never full long enough")
 
     engine.tell(story)
 
@@ -396,11 +417,15 @@ def test_a_killed_engine_is_unreachable(engine):
     """Last of the suite: the engine does not come back."""
 
     async def story(client: EngineClient) -> None:
-        running = asyncio.ensure_future(client.generate(_step(_prompt(10), 1900)))
+        # Three batches of them, so that the last is still to come however slow this process is.
+        running = [
+            asyncio.ensure_future(client.generate(_step(_prompt(10, salt), 1900)))
+            for salt in range(3 * SLOTS)
+        ]
         await asyncio.sleep(0.3)
         os.kill(engine.process.engine_pid, signal.SIGKILL)
-        with pytest.raises(EngineUnreachable):
-            await running
+        results = await asyncio.gather(*running, return_exceptions=True)
+        assert isinstance(results[-1], EngineUnreachable)
         assert await engine.process.wait() == 128 + signal.SIGKILL
         assert not await client.healthy()
         with pytest.raises(EngineUnreachable):

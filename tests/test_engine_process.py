@@ -33,7 +33,7 @@ CEILING_S = 60.0
 
 
 def _spec(**changes) -> EngineSpec:
-    given = {"slots": 4, "max_model_len": 1000, "cost": {"seconds_per_token": 0.001}, **changes}
+    given = {"slots": 4, "max_model_len": 100_000, "cost": {"seconds_per_token": 0.001}, **changes}
     return EngineSpec("emulated", "none", **given)
 
 
@@ -104,7 +104,7 @@ def test_an_engine_that_is_not_ready_in_time_is_ended(tmp_path):
 
 
 def test_an_engine_that_runs_no_step_is_ended(tmp_path):
-    error = _fails(_spec(cost={"seconds_per_token": 600}), tmp_path, timeout_s=2.0)
+    error = _fails(_spec(cost={"seconds_per_token": 600}), tmp_path, timeout_s=5.0)
     assert "healthy but ran no step" in str(error)
 
 
@@ -158,7 +158,7 @@ def test_an_asked_port_is_used(tmp_path):
         ({"cost": {"profile": "nope"}}, "cost profile 'nope'"),
         ({"faults": {"explode": 1}}, "engine faults has unknown key 'explode'"),
         ({"faults": {"slow_factor": "much"}}, "slow_factor is 'much'"),
-        ({"emulation": {"kv_capacity_tokens": 500}}, "fewer than max_model_len 1000"),
+        ({"emulation": {"kv_capacity_tokens": 500}}, "fewer than max_model_len 100000"),
         ({"emulation": {"color": 1}}, "engine emulation has unknown key 'color'"),
     ],
 )
@@ -169,7 +169,7 @@ def test_an_impossible_emulation_is_refused_before_anything_starts(tmp_path, cha
 
 def test_a_crash_ends_steps_and_is_seen_by_wait(tmp_path):
     async def story(process: EngineProcess, client: EngineClient) -> None:
-        running = asyncio.ensure_future(client.generate(_step("a", 900)))
+        running = asyncio.ensure_future(client.generate(_step("a", 90_000)))
         await client.generate(_step("b"))
         with pytest.raises(EngineUnreachable):
             await client.generate(_step("c"))
@@ -311,7 +311,7 @@ def test_nobody_there_is_unreachable():
 def test_closing_the_client_ends_its_steps(tmp_path):
     async def story(process: EngineProcess, _client: EngineClient) -> None:
         client = EngineClient(process.base_url)
-        running = asyncio.ensure_future(client.generate(_step("a", 900)))
+        running = asyncio.ensure_future(client.generate(_step("a", 90_000)))
         await asyncio.sleep(0.1)
         await client.close()
         with pytest.raises(EngineUnreachable):

@@ -88,7 +88,7 @@ def test_results_before_a_timeout_count() -> None:
         "def f(x): return E(-1)",
         # prints to the real output, on every descriptor, in our own format
         "import os, json\nfor fd in range(1, 64):\n"
-        "    try: os.write(fd, b''.join(b'[%d, \"r\", true]\\n' % i for i in range(5)))\n"
+        "    try: os.write(fd, b''.join(b'[%d, \"r\", \"zz\"]\\n' % i for i in range(5)))\n"
         "    except OSError: pass\ndef f(x): return None",
         # changes the encoder that reports the results
         "import json\njson.dumps = lambda v: '[0, \"r\", null]\\n' * 9\ndef f(x): return None",
@@ -111,7 +111,8 @@ def f(x):
         found.append(repr(frame.f_locals) + repr(frame.f_globals))
         frame = frame.f_back
     found += [repr(o) for o in gc.get_objects() if isinstance(o, (list, dict, tuple)) and len(o) < 9]
-    return any('271828' in text for text in found)
+    wanted = str(271827 + x)
+    return any(wanted in text for text in found)
 """
     assert report(code, [((1,), 271828), ((2,), True)]).passed == 0
 

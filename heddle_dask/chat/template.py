@@ -1,9 +1,208 @@
-"""LEAD'S STOPGAP: overwrite me."""
+"""Chat templates as deltas: what a template puts between a sampled turn and the next generation prompt.
+
+History is never tokenised again. The first prompt is rendered whole (`ChatTemplate.render`); after
+that each step adds only a bridge (`ChatTemplate.bridge`), which a dummy conversation yields: the text
+behind the end token of the dummy's assistant turn. Every assumption about the template is checked and
+fails with `BadInput`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from heddle_dask.core.errors import BadInput
+
+Message = Mapping[str, str]
+
+_REPLY = "Zq7 reply Zq7"  # stands for the sampled turn; no template text contains it
+_THINKING_REPLY = f"<think>\nplan\n</think>\n\n{_REPLY}"
+_QUESTION: Message = {"role": "user", "content": "question"}
+
+
 class ChatTemplate:
-    end_token_ids=(257,)
-    vocab_size=320
+    """The tokenizer and chat template of one model directory. Make it with `load`.
+
+    Attributes
+    ----------
+    end_token_ids
+        Tokens that end an assistant turn: the template's own first, then those of the model's files.
+    vocab_size
+        Number of token ids of the tokenizer, special ones included.
+    """
+
+    def __init__(self, tokenizer: Any, model_dir: str, more_end_ids: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._model_dir = model_dir
+        added = tokenizer.added_tokens_decoder.values()
+        special = {*tokenizer.all_special_tokens, *(str(t.content) for t in added if t.special)}
+        self._special = sorted(special, key=lambda token: (-len(token), token))
+        self._end_text = self._find_end_text()
+        end_ids = [*self._encode(self._end_text), *more_end_ids]
+        if tokenizer.eos_token_id is not None:
+            end_ids.append(tokenizer.eos_token_id)
+        self.end_token_ids: tuple[int, ...] = tuple(dict.fromkeys(end_ids))
+        self.vocab_size = len(tokenizer)
+
     @classmethod
-    def load(cls, d): return cls()
-    def render(self, msgs): return [b for m in msgs for b in m["content"].encode()]
-    def bridge(self, msgs, *, ended): return [b for m in msgs for b in m["content"].encode()]
-    def decode(self, ids): return bytes(i for i in ids if i<256).decode("utf8","replace")
+    def load(cls, model_dir: str) -> ChatTemplate:
+        """Read tokenizer and chat template from a Hugging Face model directory.
+
+        Raises
+        ------
+        BadInput
+            The directory has no tokenizer or no chat template, or its template cannot be used.
+        """
+        folder = Path(model_dir)
+        if not folder.is_dir():
+            raise BadInput(f"model directory {model_dir!r}: no such directory")
+        tokenizer = _load_tokenizer(folder)
+        if not tokenizer.chat_template:
+            raise BadInput(
+                f"model directory {model_dir!r}: the tokenizer has no chat template; "
+                "add chat_template.jinja or use an instruction-tuned model"
+            )
+        return cls(tokenizer, model_dir, _generation_end_ids(folder))
+
+    def render(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a whole conversation, ending with the generation prompt."""
+        return self._encode(self._text(self._clean(messages), prompt=True))
+
+    def bridge(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
+        """Token ids that follow a sampled assistant turn, to the end of the next generation prompt.
+
+        Parameters
+        ----------
+        messages
+            What is said between the two turns; may be empty.
+        ended
+            True when the sampled turn holds its end token; else the bridge starts with it.
+        """
+        text = self._bridge_text(self._clean(messages))
+        return self._encode(text if not ended else text.removeprefix(self._end_text))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of sampled ids, special tokens kept, without the token that ends the turn."""
+        ids = list(token_ids)
+        if ids and ids[-1] in self.end_token_ids:
+            ids.pop()
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def check_append_only(self) -> None:
+        """Check that earlier turns stay as they were when the conversation goes on.
+
+        A template that rewrites them (say, drops the thinking of earlier turns) gives, after a step,
+        another history than the one the model sampled; a trajectory then keeps what was sampled.
+
+        Raises
+        ------
+        BadInput
+            The template rewrites history, or its text is tokenised otherwise in pieces.
+        """
+        for role in ("user", "tool"):
+            for reply in (_REPLY, _THINKING_REPLY):
+                self._check_one(role, reply)
+
+    def _check_one(self, role: str, reply: str) -> None:
+        answer: Message = {"role": role, "content": "answer"}
+        history: list[Message] = [_QUESTION, {"role": "assistant", "content": reply}]
+        try:
+            whole = self._text([*history, answer], prompt=True)
+        except BadInput:
+            if role == "tool":
+                return  # a template without tools: nothing to check
+            raise
+        pieces = [self._text([_QUESTION], prompt=True), reply + self._end_text]
+        pieces.append(self._bridge_text([answer]).removeprefix(self._end_text))
+        what = "with thinking " if reply == _THINKING_REPLY else ""
+        if "".join(pieces) != whole:
+            raise self._bad(
+                f"rewrites an earlier assistant turn {what}when a {role} message follows; "
+                "steps would not extend what was sampled"
+            )
+        ids = [token for piece in pieces for token in self._encode(piece)]
+        if ids != self._encode(whole):
+            raise self._bad(f"is tokenised otherwise in pieces when a {role} message follows")
+
+    def _find_end_text(self) -> str:
+        """The special token right behind an assistant turn."""
+        turn = [_QUESTION, {"role": "assistant", "content": _REPLY}]
+        text = self._text(turn, prompt=False)
+        if text.count(_REPLY) != 1:
+            raise self._bad("does not show an assistant turn exactly once")
+        if self._text([_QUESTION], prompt=True) == self._text([_QUESTION], prompt=False):
+            raise self._bad("has no generation prompt (add_generation_prompt changes nothing)")
+        behind = text.partition(_REPLY)[2]
+        for token in self._special:
+            if behind.startswith(token):
+                return str(token)
+        raise self._bad(f"puts no special token behind an assistant turn, but {behind[:20]!r}")
+
+    def _bridge_text(self, messages: Sequence[Message]) -> str:
+        turn: list[Message] = [_QUESTION, {"role": "assistant", "content": _REPLY}]
+        text = self._text([*turn, *messages], prompt=True)
+        _, found, behind = text.partition(_REPLY)
+        if not found or not behind.startswith(self._end_text):
+            roles = ", ".join(message["role"] for message in messages)
+            raise self._bad(f"drops or changes an assistant turn when these follow: {roles}")
+        return behind
+
+    def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
+        from jinja2.exceptions import TemplateError
+
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=prompt,
+            )
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise self._bad(f"refuses a conversation of {roles}: {error}") from error
+        return str(text)
+
+    def _clean(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages whose content holds no special token: a tool's output must not end a turn."""
+        return [{**message, "content": self._defuse(message["content"])} for message in messages]
+
+    def _defuse(self, text: str) -> str:
+        for token in self._special:
+            if token in text:
+                text = text.replace(token, f"{token[0]} {token[1:]}")
+        return text
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _bad(self, story: str) -> BadInput:
+        return BadInput(f"chat template of {self._model_dir!r} {story}")
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    # Imported here because it takes 0.8 to 2 s, which only who renders text should pay.
+    # `PreTrainedTokenizerFast` does not import torch; `AutoTokenizer` does wherever torch is
+    # installed, so it is left for directories without a tokenizer.json.
+    if (folder / "tokenizer.json").is_file():
+        from transformers.tokenization_utils_fast import PreTrainedTokenizerFast as Loader
+    else:
+        from transformers import AutoTokenizer as Loader
+    try:
+        return Loader.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        raise BadInput(f"model directory {str(folder)!r}: no usable tokenizer: {first[0]}") from error
+
+
+def _generation_end_ids(folder: Path) -> tuple[int, ...]:
+    """End tokens that `generation_config.json` names, where there is one."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return ()
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (ValueError, AttributeError) as error:
+        raise BadInput(f"{str(path)!r}: not a JSON object: {error}") from error
+    ids = value if isinstance(value, list) else [value]
+    return tuple(token for token in ids if isinstance(token, int))

@@ -13,7 +13,7 @@ Promises
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ from heddle_dask.core.state import Action, Engine, Host, State, Trajectory
 from heddle_dask.core.transitions import (
     ActionEvent,
     EngineEvent,
+    EngineState,
     KvEvent,
     TrajectoryEvent,
     TrajectoryState,
@@ -130,7 +131,8 @@ class Controller:
             self.state.alive -= 1
         commands += self._cancel_actions(trajectory)
         self._forget_if_over(trajectory)
-        return [*commands, *self._admit(event.at)]
+        # A dropped action may have stood at the head of the line, an aborted step on a full engine.
+        return [*commands, *self._place_waiting(event.at), *self._allocate(), *self._admit(event.at)]
 
     def _abort_open_step(self, trajectory: Trajectory, reason: str) -> list[Command]:
         step, engine_id = trajectory.step, trajectory.counted_on
@@ -210,6 +212,8 @@ class Controller:
         )
 
     def _place_waiting(self, at: float) -> list[Command]:
+        if not self.state.ready_engines:
+            return []
         commands: list[Command] = []
         for trajectory_id in list(self.state.waiting_steps):
             commands += self._place(self.state.trajectories[trajectory_id], at)
@@ -247,27 +251,30 @@ class Controller:
         current = self._current(event)
         if current is None:
             return self._late()
-        trajectory, _ = current
-        self._end_step(trajectory, event.at)
+        trajectory, engine = current
+        if engine.state is not EngineState.LOST:
+            trajectory.advance_kv(KvEvent.WRITTEN)
+        self._end_step(trajectory, engine, event.at)
         self.state.set_context(trajectory, trajectory.context_tokens + event.new_tokens)
         trajectory.generated_tokens += event.new_tokens
         trajectory.policy_version = event.policy_version
-        trajectory.advance_kv(KvEvent.WRITTEN)
         if event.finish_reason != "abort":
             trajectory.steps_finished += 1
-        return []
+        return self._place_waiting(event.at)
 
     def _step_failed(self, event: ev.StepFailed) -> list[Command]:
         current = self._current(event)
         if current is None:
             return self._late()
-        self._end_step(current[0], event.at)
-        return []
+        self._end_step(*current, event.at)
+        return self._place_waiting(event.at)
 
-    def _end_step(self, trajectory: Trajectory, at: float) -> None:
+    def _end_step(self, trajectory: Trajectory, engine: Engine, at: float) -> None:
         was_generating = trajectory.state is TrajectoryState.GENERATING
         self.state.uncount_inflight(trajectory, was_generating)
         trajectory.advance(TrajectoryEvent.STEP_ENDED, at)
+        if engine.state is EngineState.LOST:
+            self.state.set_home(trajectory, None)
 
     # -- engines -----------------------------------------------------------------------------------
 
@@ -292,6 +299,8 @@ class Controller:
             return self._late()
         if engine.advance(EngineEvent.LOST):
             self.state.refresh_ready()
+        elif not (event.stranded and engine.inflight):  # else: now its worker died too
+            return self._late()
         if event.stranded:
             self._strand(engine, event.at)
         for trajectory_id in list(engine.residents):
@@ -305,14 +314,16 @@ class Controller:
             self.state.set_home(trajectory, None)
 
     def _strand(self, engine: Engine, at: float) -> None:
-        for trajectory_id in list(engine.inflight):
+        stranded = list(engine.inflight)
+        for trajectory_id in stranded:
             trajectory = self.state.trajectories[trajectory_id]
             was_generating = trajectory.state is TrajectoryState.GENERATING
             self.state.uncount_inflight(trajectory, was_generating)
             trajectory.advance(TrajectoryEvent.STRANDED, at)
             # Only those that held a slot can have killed the worker; the queued ones are innocent.
             trajectory.losses += was_generating
-            self.state.waiting_steps[trajectory_id] = None
+        # They had been placed before those that wait were asked for: they come first.
+        self.state.waiting_steps = {**dict.fromkeys(stranded), **self.state.waiting_steps}
 
     def _give_up_hopeless(self, at: float) -> list[Command]:
         commands: list[Command] = []
@@ -327,6 +338,8 @@ class Controller:
 
     def _action_requested(self, event: ev.ActionRequested) -> list[Command]:
         spec = event.action
+        if spec.action_id in self.state.actions:
+            raise KeyError(f"action {spec.action_id} was requested before")
         trajectory = self.state.trajectories.get(spec.trajectory_id)
         if trajectory is None or not trajectory.advance(TrajectoryEvent.ACTION_REQUESTED, event.at):
             return self._late()
@@ -334,11 +347,20 @@ class Controller:
         action = Action(spec=spec, number=self.state.next_number())
         self.state.actions[spec.action_id] = action
         self.state.waiting_actions[spec.action_id] = None
-        pool = [h.spec.cpus for h in self.state.hosts.values() if h.spec.pool == spec.pool]
-        if pool and max(pool) < spec.min_cpus:
-            cause = f"it needs {spec.min_cpus} CPUs; the largest tool worker has {max(pool)}"
-            return self._give_up_action(action, event.at, cause)
-        return self._allocate()
+        return [*self._give_up_too_wide([action], event.at), *self._allocate()]
+
+    def _give_up_too_wide(self, waiting: Iterable[Action], at: float) -> list[Command]:
+        """Give up actions that no host of their pool could run even when empty."""
+        largest: dict[str, int] = {}
+        for host in self.state.hosts.values():
+            largest[host.spec.pool] = max(host.spec.cpus, largest.get(host.spec.pool, 0))
+        commands: list[Command] = []
+        for action in waiting:
+            need, most = action.spec.min_cpus, largest.get(action.spec.pool)
+            if most is not None and most < need:
+                cause = f"it needs {need} CPUs; the largest tool worker has {most}"
+                commands += self._give_up_action(action, at, cause)
+        return commands
 
     def _allocate(self) -> list[Command]:
         if not self.state.waiting_actions or not self.state.hosts:
@@ -396,7 +418,8 @@ class Controller:
             raise KeyError(f"host {spec.host_id} joined before; a restart needs a new id")
         number = self.state.next_number()
         self.state.hosts[spec.host_id] = Host(spec=spec, number=number, free_cpus=spec.cpus)
-        return self._allocate()
+        # Those that came before any host; when a host is lost, its wide actions wait for it to come back.
+        return [*self._give_up_too_wide(list(self.view.waiting_actions), event.at), *self._allocate()]
 
     def _host_lost(self, event: ev.HostLost) -> list[Command]:
         host = self.state.hosts.get(event.host_id)
@@ -408,15 +431,17 @@ class Controller:
             self._release(action)
             action.advance(ActionEvent.HOST_LOST)
             action.losses += 1
-            self.state.waiting_actions[action.spec.action_id] = None
+        # They had started before those that wait now: they come first.
+        first = dict.fromkeys(a.spec.action_id for a in sorted(stranded, key=lambda a: a.number))
+        self.state.waiting_actions = {**first, **self.state.waiting_actions}
         del self.state.hosts[event.host_id]
         for action in stranded:
-            if action.losses > self.limits.max_losses:
-                cause = f"its worker died {action.losses} times while it ran"
-                commands += self._give_up_action(action, event.at, cause)
-            elif self.state.trajectories[action.spec.trajectory_id].state is TrajectoryState.ENDED:
+            if self.state.trajectories[action.spec.trajectory_id].state is TrajectoryState.ENDED:
                 action.advance(ActionEvent.CANCELLED)
                 self._forget_action(action)
+            elif action.losses > self.limits.max_losses:
+                cause = f"its worker died {action.losses} times while it ran"
+                commands += self._give_up_action(action, event.at, cause)
         return [*commands, *self._allocate()]
 
     def _late(self) -> list[Command]:

@@ -3,7 +3,7 @@
 Two kinds of blame are kept apart. `BadInput` is the user's: one line that says what is wrong, where,
 and what to do; the command line turns it into exit code 2. `InvalidTransition` and `GuardViolation`
 are ours: they carry the story and are raised at once. Failures of agents, tools and engines are
-neither: they are data (`heddle_dask.core.causes`).
+neither: they are data (a `cause` in events and records).
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Trajectory:
     ----------
     home
         Engine that holds its context, or that it is assigned to. None before the first placement and
-        after that engine was lost. `Engine.residents` of the home lists this trajectory.
+        after that engine was lost (and the last step there has reported). `Engine.residents` of the home lists this trajectory.
     counted_on, counted_tokens
         Engine whose `inflight_tokens` counts the current step, and with how many tokens.
     context_tokens
@@ -176,9 +176,9 @@ class State:
     unadmitted
         Submitted trajectories that wait for admission, oldest first.
     waiting_steps
-        Trajectories whose step no engine takes yet, oldest first.
+        Trajectories whose step no engine takes yet, oldest first; stranded steps are the oldest.
     waiting_actions
-        Actions that wait for CPUs, oldest first.
+        Actions that wait for CPUs, oldest first; those of a lost host are the oldest.
     alive
         Admitted trajectories that have not ended.
     late_arrivals
@@ -264,6 +264,14 @@ class State:
             With the index and both values, when one has drifted.
         """
         inflight = {TrajectoryState.QUEUED, TrajectoryState.GENERATING}
+        for t in self.trajectories.values():
+            assert (t.counted_on is not None) == (t.state in inflight), t.trajectory_id
+            mine = [a for a in self.actions.values() if a.spec.trajectory_id == t.trajectory_id]
+            assert t.actions_open == len(mine), t.trajectory_id
+            assert t.home is None or t.home in self.engines, t.trajectory_id
+            assert t.state is not TrajectoryState.ENDED or (t.home is None and t.actions_open > 0)
+        dormant = {TrajectoryState.SUBMITTED, TrajectoryState.ENDED}
+        assert self.alive == sum(t.state not in dormant for t in self.trajectories.values())
         for engine in self.engines.values():
             living = [t for t in self.trajectories.values() if t.home == engine.engine_id]
             here = [t for t in living if t.state in inflight]
@@ -274,6 +282,8 @@ class State:
             assert engine.inflight_tokens == sum(t.counted_tokens for t in here), name
             generating = sum(t.state is TrajectoryState.GENERATING for t in here)
             assert engine.generating == generating, name
+            if engine.state is EngineState.LOST:  # only steps that still report keep it as their home
+                assert sorted(engine.residents) == sorted(engine.inflight), name
         ready = [e for e in self.engines.values() if e.state is EngineState.READY]
         assert list(self.ready_engines) == ready
         waiting = sorted(t.trajectory_id for t in self.in_state(TrajectoryState.WAITING))
@@ -282,6 +292,8 @@ class State:
         assert sorted(self.unadmitted) == submitted
         for host in self.hosts.values():
             used = sum(self.actions[a].cpus for a in host.running)
-            assert host.free_cpus == host.spec.cpus - used, host.spec.host_id
+            assert 0 <= host.free_cpus == host.spec.cpus - used, host.spec.host_id
+        running = sorted(i for i, a in self.actions.items() if a.state is ActionState.RUNNING)
+        assert running == sorted(i for host in self.hosts.values() for i in host.running)
         unstarted = [i for i, a in self.actions.items() if a.state is ActionState.WAITING]
         assert sorted(self.waiting_actions) == sorted(unstarted)

@@ -52,22 +52,34 @@ def decode(row: Sequence[Any]) -> Event | Command:
     BadInput
         The type is unknown or the number of fields differs: another version wrote it.
     """
-    kind = _TYPES.get(row[0])
-    if kind is None or len(row) - 1 != len(_FIELDS[kind]):
-        raise BadInput(
-            f"journal entry {row[:1]} is not of this version; replay it with the version that wrote it"
-        )
-    values = [
-        _NESTED[name](*value) if isinstance(value, list | tuple) else value
-        for name, value in zip(_FIELDS[kind], row[1:], strict=True)
-    ]
-    item: Event | Command = kind(*values)
+    kind = _TYPES.get(row[0]) if row and isinstance(row[0], str) else None
+    if kind is None:
+        raise _foreign(row)
+    item: Event | Command = _build(kind, row[1:], row)
     return item
+
+
+def _build(kind: type, values: Sequence[Any], row: Sequence[Any]) -> Any:
+    names = _FIELDS[kind]
+    if len(values) != len(names):
+        raise _foreign(row)
+    return kind(
+        *(
+            _build(_NESTED[name], value, row) if name in _NESTED else value
+            for name, value in zip(names, values, strict=True)
+        )
+    )
+
+
+def _foreign(row: Sequence[Any]) -> BadInput:
+    return BadInput(
+        f"journal entry {list(row[:1])} is not of this version; replay it with the version that wrote it"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """The first place where a replay differs: line number, the event, recorded and replayed commands."""
+    """A place where a replay differs: line number, the event, recorded and replayed commands."""
 
     line: int
     event: list[Any]

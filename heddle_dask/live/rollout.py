@@ -195,10 +195,18 @@ class Rollout:
             return self._stream(tasks)
         return self._stream_sync(tasks)
 
-    def interrupt(self) -> None:
-        """Stop admitting and abort what runs; the run then ends, and nothing finished is lost."""
-        if self._driver is not None and self.client.loop is not None:
-            self.client.loop.add_callback(self._driver.interrupt)
+    def interrupt(self) -> bool:
+        """Stop admitting and abort what runs; the run then ends, and nothing finished is lost.
+
+        Returns
+        -------
+        bool
+            False before the first trajectory was admitted: then there is nothing to stop.
+        """
+        if self._driver is None or self.client.loop is None:
+            return False
+        self.client.loop.add_callback(self._driver.interrupt)
+        return True
 
     def progress(self) -> Mapping[str, Any]:
         """Counts of the running batch: by state, tokens generated, trajectories finished."""
@@ -421,7 +429,8 @@ def _environment(env: object) -> Environment:
         # Names load the environments that ship, and with them libraries that a user's own may not need.
         from heddle_dask.environments.loading import load_environment
 
-        return load_environment(env)
+        loaded: Environment = load_environment(env)
+        return loaded
     return as_environment(env)
 
 

@@ -91,8 +91,10 @@ class RolloutWorker(WorkerPlugin):
     async def teardown(self, worker: Worker) -> None:
         """Stop the engine."""
         if self.worker is not None:
-            await worker.set_resources(**{SLOT_RESOURCE: 0})
             await self._host.stop()
+            if self.engine_id:
+                self._on_lost("it was stopped")
+            await worker.set_resources(**{SLOT_RESOURCE: 0})
 
     # -- the engine's life -------------------------------------------------------------------------
 

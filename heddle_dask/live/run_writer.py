@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from heddle_dask.core.errors import BadInput
 from heddle_dask.records.journal import Journal, read_journal
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.store import RunStore, recover
@@ -45,28 +44,30 @@ class RunWriter:
 
     def __init__(self, out: str | Path, mode: WriteMode, metadata: Mapping[str, Any]) -> None:
         self.out = Path(out)
-        path = journal_path(out)
-        if mode in ("append", "resume"):
-            self._store = RunStore.append_to(self.out)
-            self.batches = int(RunReader(self.out).metadata.get("batches", 0))
-            if path.exists():
-                recover(path, self._store)
-                self._journal = Journal.open_append(path)
-            else:
-                self._journal = Journal.create(path)
-        else:
-            if mode == "create" and path.exists():
-                raise BadInput(
-                    f"{path} exists: choose another path, or use --append, --resume or --overwrite"
-                )
-            self._store = RunStore.create(self.out, metadata, overwrite=mode == "overwrite")
-            self._journal = Journal.create(path, overwrite=mode == "overwrite")
-            self.batches = 0
+        self.batches = 0
+        # The journal first: it is locked or foreign before anything of an older run is touched.
+        self._journal = _open_journal(journal_path(out), mode)
+        try:
+            self._store = self._open_store(mode, metadata)
+        except BaseException:
+            self._journal.close()
+            if mode == "create":
+                self._journal.path.unlink()  # it is ours and empty
+            raise
         self._unstored: list[TrajectoryRecord] = []
         self._flush_due = False
+        self._failure: BaseException | None = None
         self._storing = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def _open_store(self, mode: WriteMode, metadata: Mapping[str, Any]) -> RunStore:
+        if mode in ("create", "overwrite"):
+            return RunStore.create(self.out, metadata, overwrite=mode == "overwrite")
+        store = RunStore.append_to(self.out)
+        recover(self._journal.path, store)
+        self.batches = int(RunReader(self.out).metadata.get("batches", 0))
+        return store
 
     def __contains__(self, trajectory_id: str) -> bool:
         """Whether the store holds this trajectory."""
@@ -84,7 +85,14 @@ class RunWriter:
         return list(read_journal(self._journal.path))
 
     def journal(self, kind: str, body: dict[str, Any]) -> None:
-        """Append to the journal; it is with the kernel before the event loop turns again."""
+        """Append to the journal; it is with the kernel before the event loop turns again.
+
+        Raises
+        ------
+        OSError
+            An earlier write failed (a full disk): the run must not go on unrecorded.
+        """
+        self._raise_failure()
         self._journal.append(kind, body)
         if not self._flush_due:
             self._flush_due = True
@@ -92,10 +100,24 @@ class RunWriter:
 
     def _flush(self) -> None:
         self._flush_due = False
-        self._journal.flush()
+        try:
+            self._journal.flush()
+        except OSError as error:
+            self._failure = error
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def finish(self, record: TrajectoryRecord) -> None:
-        """Journal a finished trajectory now and store it soon."""
+        """Journal a finished trajectory now and store it soon.
+
+        Raises
+        ------
+        OSError
+            This or an earlier write failed.
+        """
+        self._raise_failure()
         self._journal.append(TRAJECTORY_FINISHED, trajectory_to_body(record))
         self._journal.flush()
         self._unstored.append(record)
@@ -116,9 +138,7 @@ class RunWriter:
     def _stored(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            self.failure = task.exception()
-
-    failure: BaseException | None = None
+            self._failure = task.exception()
 
     async def store(self) -> None:
         """Bring everything finished into the store; the event loop goes on meanwhile.
@@ -130,8 +150,12 @@ class RunWriter:
         """
         async with self._storing:
             batch, self._unstored = self._unstored, []
-            if batch:
-                await asyncio.to_thread(self._store.append, batch)
+            try:
+                if batch:
+                    await asyncio.to_thread(self._store.append, batch)
+            except OSError:
+                self._unstored = [*batch, *self._unstored]
+                raise
 
     async def close(self) -> None:
         """Store the rest and close both files."""
@@ -143,5 +167,10 @@ class RunWriter:
             self._journal.sync()
             self._journal.close()
             self._store.close()
-        if self.failure is not None:
-            raise self.failure
+        self._raise_failure()
+
+
+def _open_journal(path: Path, mode: WriteMode) -> Journal:
+    if mode in ("append", "resume") and path.exists():
+        return Journal.open_append(path)
+    return Journal.create(path, overwrite=mode == "overwrite")

@@ -100,6 +100,7 @@ class HeddleScheduler(SchedulerPlugin):
                 "heddle-engine-lost": self.on_engine_lost,
                 "heddle-engine-trouble": self.on_engine_trouble,
                 "heddle-host-ready": self.on_host_ready,
+                "heddle-host-lost": self.on_host_lost,
                 "heddle-step-started": self.on_step_started,
                 "heddle-step-ended": self.on_step_ended,
                 "heddle-action-ended": self.on_action_ended,
@@ -273,6 +274,11 @@ class HeddleScheduler(SchedulerPlugin):
     def _joined(self, kind: Callable[..., ev.Event], spec: Any) -> None:
         assert self.session is not None
         self._feed(kind(self.session.now(), spec))
+
+    def on_host_lost(self, worker: str, host_id: HostId) -> None:
+        """A worker takes no actions any more."""
+        if self._hosts.pop(host_id, None) is not None:
+            self._lost(ev.HostLost, host_id)
 
     def on_engine_lost(self, worker: str, engine_id: EngineId, reason: str) -> None:
         """The engine died under a living worker: each of its steps reports by itself."""

@@ -61,6 +61,7 @@ class ToolWorker(WorkerPlugin):
     def teardown(self, worker: Worker) -> None:
         """Let running threads end by themselves; nothing waits for them."""
         if self.worker is not None:
+            dask.send_from_worker(worker, {"op": "heddle-host-lost", "host_id": self.host_id})
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def run_action(self, call: ActionCall) -> ActionOutcome:

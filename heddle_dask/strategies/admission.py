@@ -24,6 +24,10 @@ class AtMost:
 
     alive: int
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.alive, int) or self.alive < 1:
+            raise ValueError(f"alive is {self.alive!r}; it must be a whole number from 1")
+
     def admit(self, view: ClusterView) -> Sequence[Trajectory]:
         """As many of the oldest as there is room for."""
         room = max(0, self.alive - view.alive)

@@ -24,20 +24,26 @@ class FirstComeFirstServed:
 class FirstComeMinimum:
     """Actions start in order of arrival, each with the fewest CPUs it accepts, on the emptiest host.
 
-    Strictly in order: a wide action at the head waits for room and is not overtaken, so that it cannot
-    starve behind narrow ones.
+    Strictly in order within a pool: a wide action at the head waits for room and is not overtaken, so that
+    it cannot starve behind narrow ones.
     """
 
     def allocate(self, view: ClusterView) -> Sequence[Grant]:
-        """Grants for a prefix of the waiting actions."""
+        """Grants for a prefix of the waiting actions of each pool."""
         free: dict[HostId, int] = {host.spec.host_id: host.free_cpus for host in view.hosts}
         pools = {host.spec.host_id: host.spec.pool for host in view.hosts}
+        open_pools = dict.fromkeys(pools.values())
         grants: list[Grant] = []
         for action in view.waiting_actions:
+            if not open_pools:
+                break
+            if action.spec.pool not in open_pools:
+                continue
             need = action.spec.min_cpus
             fitting = [h for h, cpus in free.items() if cpus >= need and pools[h] == action.spec.pool]
             if not fitting:
-                break
+                del open_pools[action.spec.pool]
+                continue
             host_id = max(fitting, key=lambda h: free[h])  # the first of equals: join order
             free[host_id] -= need
             grants.append(Grant(action.spec.action_id, host_id, need))

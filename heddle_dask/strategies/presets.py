@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
@@ -92,6 +92,9 @@ def _build(part: str, name: str, options: dict[str, Any], seed: int) -> Any:
         if key not in allowed:
             listed = ", ".join(allowed) or "none"
             raise BadInput(f"{part} '{name}' has no option '{key}'; its options: {listed}")
+    for key, option in allowed.items():
+        if key not in options and option.default is MISSING and option.default_factory is MISSING:
+            raise BadInput(f"{part} '{name}' needs the option '{key}': {part}={name},{key}=…")
     if "seed" in allowed:
         options = {"seed": seed, **options}
     try:

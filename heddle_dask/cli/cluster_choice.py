@@ -1,0 +1,134 @@
+"""Where a rollout runs: a cluster on this machine, made here, or somebody's scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from distributed import Client
+
+from heddle_dask.cli.shared_options import read_toml, unknown_key
+from heddle_dask.core.errors import BadInput
+from heddle_dask.live.local_cluster import LocalRolloutCluster
+
+CONNECT_TIMEOUT_S = 10.0
+JOIN_TIMEOUT_S = 60.0
+_LOG_LINES = 4
+_LOG_LINE_CHARS = 300
+_LOG_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LocalShape:
+    """What a cluster on this machine consists of; the fields are the keys of ``--cluster FILE.toml``."""
+
+    engines: int
+    slots: int
+    tool_workers: int
+    tool_cpus: int | None
+
+    def overlaid(self, path: Path, given: frozenset[str]) -> LocalShape:
+        """This shape with the values of a file, except those given on the command line.
+
+        Raises
+        ------
+        BadInput
+            No TOML, an unknown key, or a value that is no whole number of at least 1.
+        """
+        names = {field.name.replace("_", "-"): field.name for field in fields(self)}
+        values = {name: getattr(self, name) for name in names.values()}
+        for key, value in read_toml(path, "--cluster").items():
+            if key not in names:
+                raise unknown_key(key, list(names), f"--cluster {path}")
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise BadInput(f"--cluster {path}: {key} is {value!r}: use a whole number of at least 1")
+            if names[key] not in given:
+                values[names[key]] = value
+        return LocalShape(**values)
+
+
+@contextlib.asynccontextmanager
+async def local_client(shape: LocalShape, dashboard: bool) -> AsyncIterator[Client]:
+    """A client of a new cluster on this machine; the cluster ends with it.
+
+    A refusal that passes through gets the last lines of the engines' logs: they go with the cluster.
+    """
+    with tempfile.TemporaryDirectory(prefix="heddle-cluster-", ignore_cleanup_errors=True) as directory:
+        cluster = LocalRolloutCluster(
+            engines=shape.engines,
+            tool_workers=shape.tool_workers,
+            tool_cpus=shape.tool_cpus,
+            dashboard=dashboard,
+            directory=directory,
+            asynchronous=True,
+        )
+        # A start that is broken off leaves a scheduler behind; it takes half a second, so it is waited for.
+        starting = asyncio.ensure_future(_start(cluster))
+        try:
+            await asyncio.shield(starting)
+            async with Client(cluster, asynchronous=True) as client:
+                yield client
+        except BadInput as error:
+            raise BadInput(f"{error}{_engine_log_tail(Path(directory))}") from None
+        finally:
+            await asyncio.wait([starting])
+            await cluster.close()
+
+
+async def _start(cluster: LocalRolloutCluster) -> None:
+    await cluster  # a task takes a coroutine, which a cluster is not
+
+
+async def workers_joined(client: Client, shape: LocalShape) -> None:
+    """Wait until every process of the local cluster has joined.
+
+    Raises
+    ------
+    BadInput
+        They do not come within a minute.
+    """
+    wanted = shape.engines + shape.tool_workers
+    try:
+        await client.wait_for_workers(wanted, timeout=JOIN_TIMEOUT_S)  # type: ignore[func-returns-value,misc]
+    except TimeoutError:
+        raise BadInput(
+            f"fewer than {wanted} worker processes of the local cluster run after {JOIN_TIMEOUT_S:.0f} s: "
+            "ask for fewer engines or tool workers, or free memory"
+        ) from None
+
+
+@contextlib.asynccontextmanager
+async def remote_client(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> AsyncIterator[Client]:
+    """A client of the scheduler at `address`.
+
+    Raises
+    ------
+    BadInput
+        The address is none, or nothing answers there in time.
+    """
+    try:
+        client = await Client(address, asynchronous=True, timeout=timeout_s)
+    except (OSError, ValueError) as error:
+        said = f"{error}".strip().splitlines()
+        raise BadInput(
+            f"no Dask scheduler answers at {address} within {timeout_s:.0f} s ({said[0] if said else ''}): "
+            "give the address that `dask scheduler` prints, such as tcp://HOST:8786"
+        ) from None
+    async with client:
+        yield client
+
+
+def _engine_log_tail(directory: Path) -> str:
+    """The last lines of the engine log that was written last, as the end of a one-line message."""
+    logs = sorted(directory.rglob("engine.log"), key=lambda path: path.stat().st_mtime)
+    if not logs:
+        return ""
+    with logs[-1].open("rb") as file:
+        file.seek(max(0, logs[-1].stat().st_size - _LOG_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    tail = [line.strip()[:_LOG_LINE_CHARS] for line in lines if line.strip()][-_LOG_LINES:]
+    return f"; last lines of its log: {' | '.join(tail)}" if tail else ""

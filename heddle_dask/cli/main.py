@@ -1,0 +1,34 @@
+"""Entry points: ``heddle`` and ``dask heddle``.
+
+The modules imported here know options and nothing else. What does the work (dask, zarr, transformers: seconds of
+imports) is imported inside the command functions, because Dask loads this module at every start of every ``dask``
+command, those of our own workers included, and because ``heddle --help`` must be quick.
+"""
+
+from __future__ import annotations
+
+import click
+
+from heddle_dask.cli.doctor import doctor
+from heddle_dask.cli.one_line import OneLineGroup
+from heddle_dask.cli.rollout import rollout
+from heddle_dask.cli.show import show
+
+
+@click.group("heddle", cls=OneLineGroup, invoke_without_command=True)
+@click.version_option(package_name="heddle-dask", prog_name="heddle")
+@click.pass_context
+def heddle(ctx: click.Context) -> None:
+    """Agentic-RL rollouts on Dask clusters with vLLM."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+heddle.add_command(rollout)
+heddle.add_command(show)
+heddle.add_command(doctor)
+
+
+def main() -> None:
+    """The console script."""
+    heddle(prog_name="heddle")

@@ -1,0 +1,63 @@
+"""Which model a rollout uses, and how long a context it takes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.vllm_command import check_model
+
+MOST_CONTEXT_TOKENS = 4096
+
+
+def shipped_model() -> Path:
+    """The checkpoint that comes with the package `pipelines`.
+
+    Raises
+    ------
+    BadInput
+        The package or the checkpoint is absent.
+    """
+    spec = importlib.util.find_spec("pipelines")
+    for root in (spec.submodule_search_locations or []) if spec is not None else []:
+        path = Path(root) / "tiny_agent" / "checkpoint"
+        if (path / "config.json").is_file():
+            return path
+    raise BadInput(
+        "the tiny-agent checkpoint is not installed: give --model DIR, or make one with "
+        "`python -m pipelines.tiny_agent.make --out DIR`"
+    )
+
+
+def chosen_model(model: str | None) -> str:
+    """The model directory asked for, checked from outside, or the shipped one.
+
+    Raises
+    ------
+    BadInput
+        It is no model directory.
+    """
+    if model is None:
+        return str(shipped_model())
+    check_model(model)
+    return model
+
+
+def context_limit(model: str, asked: int | None) -> int:
+    """Longest context: as asked, else what the model's configuration takes, at most `MOST_CONTEXT_TOKENS`."""
+    if asked is not None:
+        return asked
+    path = Path(model) / "config.json"
+    if not path.is_file():
+        return MOST_CONTEXT_TOKENS
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadInput(f"{path} is no JSON: {error}") from None
+    # Models that also see keep the language model's configuration one level down.
+    takes = config.get("max_position_embeddings") or config.get("text_config", {}).get(
+        "max_position_embeddings"
+    )
+    return min(MOST_CONTEXT_TOKENS, int(takes)) if takes else MOST_CONTEXT_TOKENS

@@ -1,0 +1,73 @@
+"""Errors of the command line: bad input is one line on stderr and exit code 2.
+
+The group handles them itself instead of leaving them to the program that runs it, so that ``heddle …`` and
+``dask heddle …`` answer alike. What is neither bad input nor an interrupt is our own bug and stays a traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from heddle_dask.core.errors import BadInput
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+class OneLineGroup(click.Group):
+    """A group whose users never see a usage block or a traceback for what they mistyped."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Parse the group's own options."""
+        with one_line_errors():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Parse and run the command."""
+        with one_line_errors():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turn bad input into one line and exit code 2, and an early Ctrl-C into exit code 130."""
+    try:
+        yield
+    except BadInput as error:
+        refuse(str(error))
+    except click.ClickException as error:
+        refuse(_message(error))
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("heddle: interrupted", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def refuse(message: str) -> None:
+    """Print one line and exit with code 2."""
+    click.echo(f"heddle: {' '.join(message.split())}", err=True)
+    sys.exit(EXIT_BAD_INPUT)
+
+
+def _message(error: click.ClickException) -> str:
+    """Click's message, with what is allowed where click leaves that to its usage block."""
+    message = error.format_message()
+    ctx = getattr(error, "ctx", None)
+    if ctx is None:
+        return message
+    if isinstance(error, click.NoSuchOption):
+        return f"{message} Allowed: {', '.join(long_options(ctx.command))}."
+    if isinstance(ctx.command, click.Group):
+        return f"{message} Commands: {', '.join(ctx.command.commands)}."
+    return message
+
+
+def long_options(command: click.Command) -> list[str]:
+    """The long options of a command, with the two dashes."""
+    options = (name for param in command.params for name in (*param.opts, *param.secondary_opts))
+    return [name for name in options if name.startswith("--")] + ["--help"]

@@ -1,0 +1,113 @@
+"""The options that every command takes, and the file that may stand in for any of them."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from heddle_dask.core.errors import BadInput
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def shared_options(function: F) -> F:
+    """Add ``--json``, ``--seed`` and ``--config``."""
+    options = (
+        click.option(
+            "--json",
+            "as_json",
+            is_flag=True,
+            help="One JSON object on the last line of stdout; everything else goes to stderr.",
+        ),
+        click.option(
+            "--seed",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="Of everything that is drawn.",
+        ),
+        click.option(
+            "--config",
+            type=click.Path(path_type=Path),
+            is_eager=True,
+            expose_value=False,
+            callback=_take_config,
+            help="TOML file whose keys are long options; options given here win.",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def print_json(result: Mapping[str, Any]) -> None:
+    """The last line of stdout; nan and infinities must have become null before."""
+    click.echo(json.dumps(result, allow_nan=False))
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """Parse a TOML file.
+
+    Raises
+    ------
+    BadInput
+        It is missing, unreadable or no TOML; `what` names the option.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"{what} {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{what} {path} is no TOML: {error}") from None
+
+
+def unknown_key(key: str, allowed: list[str], where: str) -> BadInput:
+    """The refusal of a key, with the nearest allowed one and the whole list."""
+    close = get_close_matches(key, allowed, n=1)
+    hint = f" (did you mean '{close[0]}'?)" if close else ""
+    return BadInput(f"{where} has unknown key '{key}'{hint}; allowed: {', '.join(allowed)}")
+
+
+def _take_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+    """Make the file's values the defaults of this command."""
+    if path is None:
+        return
+    options = {
+        name[2:]: option
+        for option in ctx.command.params
+        if isinstance(option, click.Option) and option is not param
+        for name in option.opts
+        if name.startswith("--")
+    }
+    defaults: dict[str, Any] = {}
+    for key, value in read_toml(path, "--config").items():
+        if key not in options:
+            raise unknown_key(key, list(options), f"--config {path}")
+        option = options[key]
+        assert option.name is not None
+        defaults[option.name] = _as_given(option, value, f"--config {path}: {key}")
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+
+
+def _as_given(option: click.Option, value: Any, where: str) -> Any:
+    """A value as the command line would give it, so that one set of checks holds for both."""
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise BadInput(f"{where} is {value!r}: use true or false")
+        return value
+    if option.multiple:
+        values = value if isinstance(value, list) else [value]
+        return [_text(item, where) for item in values]
+    return _text(value, where)
+
+
+def _text(value: Any, where: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise BadInput(f"{where} is {value!r}: use a number or a text")
+    return str(value)

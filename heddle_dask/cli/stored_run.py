@@ -1,0 +1,106 @@
+"""A run as it lies on disk, store and journal together, without changing either.
+
+What a killed driver had finished but not stored is in the journal; `heddle rollout --resume` or ``--append`` brings
+it into the store, reading alone never does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.live.run_writer import journal_path
+from heddle_dask.records.journal import read_journal
+from heddle_dask.records.reader import RunReader
+from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, TrajectoryRecord, trajectory_from_body
+
+
+class StoredRun:
+    """All finished trajectories of a run: those stored first, then those only journalled.
+
+    Attributes
+    ----------
+    stored
+        Trajectories in the store.
+    recovered
+        Trajectories that only the journal has.
+    unfinished
+        Trajectories with journalled steps or actions and no end.
+    dropped_bytes
+        Length of the journal's torn tail.
+
+    Raises
+    ------
+    BadInput
+        The path is no run, or its journal is damaged.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._reader = RunReader(self.path)
+        ids = [str(name) for name in self._reader.column("trajectories/id").tolist()]
+        self._rows = {name: row for row, name in enumerate(ids)}
+        self._journalled: dict[str, dict[str, Any]] = {}
+        open_ids: dict[str, None] = {}
+        self.dropped_bytes = 0
+        journal = journal_path(self.path)
+        if journal.exists():
+            lines = read_journal(journal)
+            self.dropped_bytes = lines.dropped_bytes
+            for kind, body in lines:
+                if kind == TRAJECTORY_FINISHED:
+                    if body["trajectory_id"] not in self._rows:
+                        self._journalled.setdefault(body["trajectory_id"], body)
+                elif "trajectory_id" in body:
+                    open_ids[body["trajectory_id"]] = None
+        self.stored = len(self._rows)
+        self.recovered = len(self._journalled)
+        self.unfinished = sum(not self._is_finished(name) for name in open_ids)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the run was made with."""
+        return self._reader.metadata
+
+    @property
+    def ids(self) -> list[str]:
+        """Ids of the trajectories, in order."""
+        return [*self._rows, *self._journalled]
+
+    @property
+    def begun(self) -> int:
+        """Trajectories of which anything is known."""
+        return len(self) + self.unfinished
+
+    def find(self, name: str) -> TrajectoryRecord:
+        """A trajectory by its id, or by its number in the order of `ids`.
+
+        Raises
+        ------
+        BadInput
+            There is none.
+        """
+        ids = self.ids
+        if not self._is_finished(name):
+            if not name.isdigit() or int(name) >= len(ids):
+                shown = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
+                numbers = f"a number below {len(ids)} or an id" if ids else "it has none"
+                raise BadInput(f"{self.path} has no trajectory '{name}': {numbers} ({shown})")
+            name = ids[int(name)]
+        return self._get(name)
+
+    def __iter__(self) -> Iterator[TrajectoryRecord]:
+        return (self._get(name) for name in self.ids)
+
+    def __len__(self) -> int:
+        return self.stored + self.recovered
+
+    def _is_finished(self, name: str) -> bool:
+        return name in self._rows or name in self._journalled
+
+    def _get(self, name: str) -> TrajectoryRecord:
+        if name in self._rows:
+            return self._reader.trajectory(self._rows[name])
+        return trajectory_from_body(self._journalled[name])

@@ -1,0 +1,223 @@
+"""Replays recorded trajectories: their token counts and tool times, with made-up tokens.
+
+Each step samples exactly the recorded number of tokens (`ignore_eos`), each tool is an action that
+takes its recorded seconds, and observations are printable bytes drawn from a seed. Prompts are drawn
+by group, so trajectories of one group share their prompt as a prefix, as they did when recorded.
+
+Token counts that a trace does not know are never estimated: such trajectories are left out. A tool
+time that it does not know, and a wait for a person, count 0 seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from heddle_dask.core.errors import BadInput, HeddleError
+from heddle_dask.environments.base import Context, Task
+from heddle_dask.workloads.traces import TracedTrajectory, read_traces
+
+logger = logging.getLogger(__name__)
+
+# In a byte-level vocabulary these ids are the printable ASCII characters; other vocabularies have
+# ordinary tokens there. No special token has an id below 127 in the models that we know.
+_FIRST_ID, _LAST_ID = 33, 126
+
+
+class TraceDoesNotFit(HeddleError):
+    """The tokens to generate alone are more than the engine's context; says how many and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """One step to replay: tokens to sample, tokens to append after it, and the tool in between."""
+
+    generated_tokens: int
+    observation_tokens: int
+    tool: str | None
+    tool_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """A trajectory to replay, fitted into a context.
+
+    Attributes
+    ----------
+    clipped_tokens
+        Prompt and observation tokens that were left out to fit.
+    """
+
+    prompt_tokens: int
+    steps: tuple[PlannedStep, ...]
+    clipped_tokens: int
+
+    @property
+    def context_tokens(self) -> int:
+        """Length of the context at the end, the last step's tokens included."""
+        return self.prompt_tokens + sum(
+            step.generated_tokens + step.observation_tokens for step in self.steps
+        )
+
+
+def is_replayable(trace: TracedTrajectory) -> bool:
+    """True when all token counts that a replay needs are known. The last observation is not."""
+    return (
+        trace.prompt_tokens is not None
+        and all(step.generated_tokens is not None for step in trace.steps)
+        and all(step.observation_tokens is not None for step in trace.steps[:-1])
+    )
+
+
+def plan_replay(
+    trace: TracedTrajectory, *, token_scale: float, tool_scale: float, max_context_tokens: int
+) -> ReplayPlan:
+    """Scale a replayable trajectory and clip prompt and observations, evenly, to fit the context.
+
+    Generated tokens are scaled, to at least 1 a step, but never clipped.
+
+    Raises
+    ------
+    TraceDoesNotFit
+        The generated tokens leave no room for a prompt of one token.
+    """
+    generated = [_scaled(step.generated_tokens, token_scale, 1) for step in trace.steps]
+    # Nothing reads the last observation, nor waits for the tool behind the last step.
+    observed = [_scaled(step.observation_tokens, token_scale, 0) for step in trace.steps[:-1]] + [0]
+    prompt = _scaled(trace.prompt_tokens, token_scale, 1)
+    room = max_context_tokens - sum(generated)
+    if room < 1:
+        raise TraceDoesNotFit(
+            f"trajectory {trace.trajectory_id}: {sum(generated)} tokens to generate do not fit into "
+            f"a context of {max_context_tokens}; use a smaller token_scale or a longer context"
+        )
+    wanted = prompt + sum(observed)
+    if wanted > room:
+        observed = [tokens * room // wanted for tokens in observed]
+        prompt = max(1, prompt * room // wanted)
+        if prompt + sum(observed) > room:  # only where the prompt was raised to 1
+            observed[observed.index(max(observed))] -= 1
+    waits = [0.0 if step.human or step.tool_s is None else step.tool_s * tool_scale for step in trace.steps]
+    tools = [step.tool for step in trace.steps[:-1]] + [None]
+    return ReplayPlan(
+        prompt_tokens=prompt,
+        steps=tuple(PlannedStep(*each) for each in zip(generated, observed, tools, waits, strict=True)),
+        clipped_tokens=wanted - prompt - sum(observed),
+    )
+
+
+async def wait_like_tool(seconds: float) -> None:
+    """The tool of a replay: takes its time and nothing else."""
+    await asyncio.sleep(seconds)
+
+
+class ReplayEnvironment:
+    """Replays a trace file. One sample a task makes sense: all samples of one are alike.
+
+    Parameters
+    ----------
+    path
+        A ``.jsonl`` or ``.jsonl.gz`` file of trajectories (`workloads.traces`).
+    token_scale, tool_scale
+        Factors on all token counts and on all tool seconds.
+
+    Attributes
+    ----------
+    skipped
+        Trajectories of the file left out because a token count is not known.
+    clipped_trajectories, clipped_tokens
+        What did not fit into the context so far.
+
+    Raises
+    ------
+    BadInput
+        The file is no trace file, none of it can be replayed, or a scale is out of range.
+    """
+
+    def __init__(self, path: Path | str, *, token_scale: float = 1.0, tool_scale: float = 1.0) -> None:
+        if not (math.isfinite(token_scale) and token_scale > 0):
+            raise BadInput(f"token scale {token_scale!r}: must be greater than 0")
+        if not (math.isfinite(tool_scale) and tool_scale >= 0):
+            raise BadInput(f"tool scale {tool_scale!r}: must be 0 or greater")
+        self._path = Path(path)
+        self._token_scale = token_scale
+        self._tool_scale = tool_scale
+        self._traces: dict[str, TracedTrajectory] = {}
+        self.skipped = 0
+        self.clipped_trajectories = 0
+        self.clipped_tokens = 0
+        for trace in read_traces(path):
+            if trace.trajectory_id in self._traces:
+                raise BadInput(f"trace file {str(path)!r}: id {trace.trajectory_id!r} comes twice")
+            if is_replayable(trace):
+                self._traces[trace.trajectory_id] = trace
+            else:
+                self.skipped += 1
+        if not self._traces:
+            raise BadInput(f"trace file {str(path)!r}: no trajectory with known token counts")
+        if self.skipped:
+            logger.warning("%s: left out %d trajectories with unknown tokens", path, self.skipped)
+
+    @property
+    def name(self) -> str:
+        """See `Environment.name`."""
+        return f"replay:{self._path.name}"
+
+    def tasks(self, count: int, seed: int) -> Sequence[Task]:
+        """`count` different trajectories, chosen by the seed. The payload holds the trace's group.
+
+        Raises
+        ------
+        BadInput
+            The file has fewer than `count` trajectories.
+        """
+        if count > len(self._traces):
+            raise BadInput(
+                f"{count} tasks asked of trace file {str(self._path)!r}, which has "
+                f"{len(self._traces)} trajectories to replay"
+            )
+        chosen = random.Random(f"replay tasks {seed}").sample(list(self._traces), count)
+        return [Task(name, "", {"group": self._traces[name].group_id}) for name in chosen]
+
+    async def solve(self, task: Task, ctx: Context) -> float | None:
+        """Replay one trajectory. The reward is not known: what is sampled here solves nothing."""
+        trace = self._traces[task.task_id]
+        plan = plan_replay(
+            trace,
+            token_scale=self._token_scale,
+            tool_scale=self._tool_scale,
+            max_context_tokens=ctx.max_context_tokens,
+        )
+        if plan.clipped_tokens:
+            self.clipped_trajectories += 1
+            self.clipped_tokens += plan.clipped_tokens
+            logger.info(
+                "trajectory %s: clipped %d prompt and observation tokens to fit %d",
+                *(trace.trajectory_id, plan.clipped_tokens, ctx.max_context_tokens),
+            )
+        ctx.append_tokens(_tokens(f"prompt of {trace.group_id}", plan.prompt_tokens))
+        for index, step in enumerate(plan.steps):
+            if ctx.done:
+                return None
+            await ctx.generate(max_tokens=step.generated_tokens, ignore_eos=True)
+            if step.tool is not None:
+                await ctx.call(wait_like_tool, step.tool_s, label=step.tool)
+            if step.observation_tokens:
+                seed = f"observation {index} of {trace.trajectory_id}"
+                ctx.append_tokens(_tokens(seed, step.observation_tokens))
+        return None
+
+
+def _tokens(seed: str, count: int) -> list[int]:
+    # A seed of type str is hashed by SHA-512, not by `hash`: the same in every process.
+    return random.Random(seed).choices(range(_FIRST_ID, _LAST_ID + 1), k=count)
+
+
+def _scaled(tokens: int | None, scale: float, least: int) -> int:
+    assert tokens is not None, "only replayable trajectories are planned"
+    return max(least, round(tokens * scale))

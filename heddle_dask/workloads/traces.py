@@ -1,0 +1,187 @@
+"""Reads recorded trajectories: JSON lines (plain or gzip), one trajectory a line, numbers and labels only.
+
+A field that is missing or of the wrong type is the user's error and names file, line and field. A
+token count that is null is a fact (the recorder did not know it) and stays None.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from heddle_dask.core.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """One LLM step and the tool work behind it.
+
+    Attributes
+    ----------
+    generated_tokens, observation_tokens
+        Tokens sampled in the step, and tokens that the tool's answer added; None = not known.
+    input_tokens
+        Full input of the step; None = not known.
+    tool
+        Label of the tool, None if none ran.
+    tool_s, llm_s
+        Seconds of the tool and of the step; None = not known.
+    human
+        True when `tool_s` is a wait for a person, not for a tool.
+    """
+
+    generated_tokens: int | None
+    observation_tokens: int | None
+    input_tokens: int | None
+    tool: str | None
+    tool_s: float | None
+    llm_s: float | None
+    human: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TracedTrajectory:
+    """One recorded trajectory.
+
+    Attributes
+    ----------
+    trajectory_id, group_id
+        Unique in the file; what attempts at one prompt (or turns of one conversation) share.
+    prompt_tokens
+        Tokens before the first step; None = not known.
+    complete
+        False when the recording was cut off.
+    success
+        Whether it solved its task; None = not known.
+    """
+
+    trajectory_id: str
+    group_id: str
+    prompt_tokens: int | None
+    complete: bool
+    success: bool | None
+    steps: tuple[TracedStep, ...]
+
+
+def read_traces(path: Path | str) -> Iterator[TracedTrajectory]:
+    """Yield the trajectories of a ``.jsonl`` or ``.jsonl.gz`` file in order.
+
+    Raises
+    ------
+    BadInput
+        The file cannot be read, or a line lacks a field; the message names file, line and field.
+    """
+    path = Path(path)
+    with _lines(path) as lines:
+        number = 0
+        while True:
+            number += 1
+            where = f"trace file {str(path)!r}, line {number}"
+            try:
+                line = lines.readline()
+            except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+                raise BadInput(f"{where}: cannot be read: {error}") from error
+            if not line:
+                return
+            if line.strip():
+                yield _trajectory(line, where)
+
+
+@contextmanager
+def _lines(path: Path) -> Iterator[io.TextIOBase]:
+    try:
+        file: Any = (
+            gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+        )
+    except OSError as error:
+        raise BadInput(f"trace file {str(path)!r}: {error.strerror or error}") from error
+    with file:
+        yield file
+
+
+def _trajectory(line: str, where: str) -> TracedTrajectory:
+    try:
+        data = json.loads(line)
+    except ValueError as error:
+        raise BadInput(f"{where}: not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise BadInput(f"{where}: not a JSON object")
+    fields = _Fields(data, where)
+    steps = fields.needed("steps", list)
+    if not steps:
+        raise BadInput(f"{where}: field 'steps' is empty")
+    return TracedTrajectory(
+        trajectory_id=fields.needed("id", str),
+        group_id=fields.needed("group", str),
+        prompt_tokens=fields.count("prompt_tokens", needed=True),
+        complete=fields.needed("complete", bool),
+        success=fields.optional("success", bool),
+        steps=tuple(_step(step, f"{where}, step {i + 1}") for i, step in enumerate(steps)),
+    )
+
+
+def _step(data: Any, where: str) -> TracedStep:
+    if not isinstance(data, dict):
+        raise BadInput(f"{where}: not a JSON object")
+    fields = _Fields(data, where)
+    fields.present("tool")
+    return TracedStep(
+        generated_tokens=fields.count("gen_tokens", needed=True),
+        observation_tokens=fields.count("obs_tokens", needed=True),
+        input_tokens=fields.count("in_tokens", needed=False),
+        tool=fields.optional("tool", str),
+        tool_s=fields.seconds("tool_s", needed=True),
+        llm_s=fields.seconds("llm_s", needed=False),
+        human=bool(fields.count("human", needed=False)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """Typed access to one JSON object, with the place to blame."""
+
+    data: Mapping[str, Any]
+    where: str
+
+    def present(self, name: str) -> None:
+        if name not in self.data:
+            raise BadInput(f"{self.where}: field {name!r} is missing")
+
+    def needed(self, name: str, kind: type) -> Any:
+        self.present(name)
+        value = self.data[name]
+        if not isinstance(value, kind):
+            raise BadInput(f"{self.where}: field {name!r} is {value!r:.60}, not a {kind.__name__}")
+        return value
+
+    def optional(self, name: str, kind: type) -> Any:
+        return None if self.data.get(name) is None else self.needed(name, kind)
+
+    def count(self, name: str, *, needed: bool) -> int | None:
+        value = self._number(name, needed=needed)
+        if value is not None and not isinstance(value, int):
+            raise BadInput(f"{self.where}: field {name!r} is {value!r}, not a whole number")
+        return value
+
+    def seconds(self, name: str, *, needed: bool) -> float | None:
+        value = self._number(name, needed=needed)
+        return None if value is None else float(value)
+
+    def _number(self, name: str, *, needed: bool) -> int | float | None:
+        if needed:
+            self.present(name)
+        value: Any = self.data.get(name)
+        if value is None:
+            return None
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        if not good or not math.isfinite(value) or value < 0:
+            raise BadInput(f"{self.where}: field {name!r} is {value!r:.60}, not a number from 0 up")
+        return value  # type: ignore[no-any-return]

@@ -1,0 +1,25 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> str:
+    """The shipped model directory: its tokenizer and template are real whatever engine runs."""
+    shipped = REPOSITORY / "pipelines" / "tiny_agent" / "checkpoint"
+    return str(shipped) if shipped.is_dir() else "/tmp/eh/rand"
+
+
+@pytest.fixture(scope="session")
+def trace_dir() -> Path:
+    """The recorded trajectories beside the checkout; skips where they are absent."""
+    directory = REPOSITORY.parent / "shared" / "traces"
+    if not directory.is_dir():
+        pytest.skip("no traces beside this checkout")
+    return directory

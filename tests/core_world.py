@@ -1,0 +1,434 @@
+"""A random world around a controller: it knows the truth, carries out commands, and checks every one.
+
+Who draws (a seeded generator, or hypothesis) hands in `pick`. Run as a script, it plays one world per
+preset and prints the journals: the same lines under every PYTHONHASHSEED.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from core_builders import Stage, action_of, engine_of, host_of, step_of, trajectory_spec
+from heddle_dask.core import commands as cmd
+from heddle_dask.core import events as ev
+from heddle_dask.core.controller import Limits
+from heddle_dask.core.nouns import ActionRequest, EngineDescription, HostDescription, StepRequest
+from heddle_dask.strategies.presets import PRESETS
+
+T = TypeVar("T")
+Pick = Callable[[Sequence[T]], T]
+
+CONTEXTS: Final = (10, 60, 200, 900)
+ENGINE_SIZES: Final = (128, 512, 4096)
+POOLS: Final = ("cpu", "gpu")
+LARGEST_CPUS: Final = 8
+
+
+@dataclass
+class Step:
+    """What the world knows of a step that was asked for and has not ended."""
+
+    request: StepRequest
+    engine_id: str | None = None
+    started: bool = False
+    losses: int = 0
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        return self.request.trajectory_id, self.request.step_index, self.request.attempt, self.engine_id
+
+
+@dataclass
+class Program:
+    """A trajectory's program."""
+
+    admitted: bool = False
+    given_up: bool = False
+    next_index: int = 0
+    retry: Step | None = None
+    step: Step | None = None
+
+
+@dataclass
+class Call:
+    """An action that was asked for and has not reported."""
+
+    request: ActionRequest
+    number: int
+    host_id: str | None = None
+    cpus: int = 0
+    losses: int = 0
+    orphaned: bool = False
+
+
+@dataclass
+class World:
+    """Engines, hosts and programs, and a stage that is told of them."""
+
+    stage: Stage
+    limits: Limits
+    pick: Pick[Any]
+    engines: dict[str, EngineDescription] = field(default_factory=dict)
+    ready: dict[str, None] = field(default_factory=dict)
+    dying: dict[str, None] = field(default_factory=dict)  # engine dead, its worker alive
+    hosts: dict[str, HostDescription] = field(default_factory=dict)
+    programs: dict[str, Program] = field(default_factory=dict)
+    calls: dict[str, Call] = field(default_factory=dict)
+    stale: list[tuple[Any, ...]] = field(default_factory=list)
+    numbers: int = 0
+
+    # -- the orders of the controller --------------------------------------------------------------------
+
+    def tell(self, kind: type, *fields: Any) -> None:
+        """Let an event happen, carry out what follows, and compare the world with the controller."""
+        for command in self.stage.feed(kind, *fields):
+            self.obey(command)
+        self.check()
+
+    def obey(self, command: cmd.Command) -> None:
+        match command:
+            case cmd.AdmitTrajectory():
+                program = self.programs[command.trajectory_id]
+                assert not program.admitted
+                program.admitted = True
+            case cmd.StartStep():
+                self._start_step(command)
+            case cmd.GiveUpStep():
+                self._give_up_step(command)
+            case cmd.AbortStep():
+                # Its program has ended; whatever the engine still says is stale.
+                assert command.trajectory_id not in self.programs
+                identity = (command.trajectory_id, command.step_index, command.attempt, command.engine_id)
+                self.stale.append((ev.StepFinished, *identity, 3, 0, "abort"))
+            case cmd.RunAction():
+                self._run_action(command)
+            case cmd.GiveUpAction():
+                call = self.calls.pop(command.action_id)
+                assert call.host_id is None
+                assert not call.orphaned, "nobody waits for it"
+            case cmd.AbortAction():
+                call = self.calls[command.action_id]
+                assert call.host_id == command.host_id
+                assert call.orphaned
+
+    def _start_step(self, command: cmd.StartStep) -> None:
+        step = self.programs[command.trajectory_id].step
+        assert step is not None, "the step had ended"
+        assert step.engine_id is None, "it was commanded before"
+        assert (step.request.step_index, step.request.attempt) == (command.step_index, command.attempt)
+        assert command.engine_id in self.ready
+        assert step.request.context_tokens < self.engines[command.engine_id].max_context_tokens
+        assert step.losses <= self.limits.max_losses
+        step.engine_id = command.engine_id
+
+    def _give_up_step(self, command: cmd.GiveUpStep) -> None:
+        program = self.programs[command.trajectory_id]
+        step = program.step
+        assert step is not None
+        assert step.engine_id is None
+        assert (step.request.step_index, step.request.attempt) == (command.step_index, command.attempt)
+        fits = [self.engines[e] for e in self.ready]
+        too_long = all(e.max_context_tokens <= step.request.context_tokens for e in fits)
+        assert step.losses > self.limits.max_losses or (fits and too_long)
+        program.step, program.given_up = None, True
+
+    def _run_action(self, command: cmd.RunAction) -> None:
+        call = self.calls[command.action_id]
+        assert call.host_id is None
+        assert not call.orphaned
+        assert call.losses <= self.limits.max_losses
+        assert call.request.min_cpus <= command.cpus <= call.request.max_cpus
+        assert self.hosts[command.host_id].pool == call.request.pool
+        assert self.free_cpus(command.host_id) >= command.cpus, "oversubscribed"
+        call.host_id, call.cpus = command.host_id, command.cpus
+
+    # -- what must hold after every event ----------------------------------------------------------------
+
+    def check(self) -> None:
+        state = self.stage.state
+        assert state.alive == sum(p.admitted for p in self.programs.values())
+        for name, program in self.programs.items():
+            record = self.stage.trajectory(name)
+            step = program.step
+            waits = name in state.waiting_steps
+            runs = [i for i, engine in state.engines.items() if name in engine.inflight]
+            if step is None:
+                assert not waits and not runs, f"{name}: its step had ended"
+                continue
+            assert record.step == step.request
+            assert waits == (step.engine_id is None), f"{name} is lost between waiting and commanded"
+            assert runs == ([] if step.engine_id is None else [step.engine_id])
+            # No strategy of ours holds a step back while an engine takes it.
+            assert not (waits and self.ready), f"{name} waits beside a ready engine"
+        for pool in POOLS:
+            waiting = [c for c in self.calls.values() if c.host_id is None and c.request.pool == pool]
+            if waiting:
+                head = min(waiting, key=lambda c: (c.losses == 0, c.number))
+                room = [self.free_cpus(h) for h, host in self.hosts.items() if host.pool == pool]
+                assert all(free < head.request.min_cpus for free in room), "the head of the line fits"
+        assert set(state.actions) == set(self.calls)
+
+    def free_cpus(self, host_id: str) -> int:
+        used = sum(call.cpus for call in self.calls.values() if call.host_id == host_id)
+        return self.hosts[host_id].cpus - used
+
+    def fresh(self, prefix: str) -> str:
+        self.numbers += 1
+        return f"{prefix}{self.numbers}"
+
+    # -- moves: each a (possible, do) pair by name -------------------------------------------------------
+
+    def possible(self, move: str) -> list[Any]:
+        """What the move could be applied to now."""
+        alive = {n: p for n, p in self.programs.items() if p.admitted and not p.given_up}
+        held = [p.step for p in self.programs.values() if p.step is not None and p.step.engine_id]
+        running = [a for a, c in self.calls.items() if c.host_id is not None]
+        subjects: dict[str, list[Any]] = {
+            "join_engine": list(ENGINE_SIZES) if len(self.ready) < 5 else [],
+            "drain_engine": list(self.ready),
+            "lose_engine": list(self.engines),
+            "engine_dies": [e for e in self.engines if e not in self.dying],
+            "join_host": [(p, c) for p in POOLS for c in (1, 2, 4)] if len(self.hosts) < 4 else [],
+            "lose_host": list(self.hosts),
+            "submit": [0, 50] if len(self.programs) < 12 else [],
+            "end": list(self.programs),
+            "request": [n for n, p in alive.items() if p.step is None],
+            "start": [s for s in held if not s.started],
+            "finish": held,
+            "abort": held,
+            "fail": held,
+            "act": list(alive),
+            "act_ends": running,
+            "stale": self.stale,
+        }
+        return subjects[move]
+
+    def do(self, move: str, subject: Any) -> None:
+        getattr(self, f"_do_{move}")(subject)
+
+    def _do_join_engine(self, size: int) -> None:
+        made = engine_of(self.fresh("E"), self.pick((1, 2, 4)), size)
+        self.engines[made.engine_id] = made
+        self.ready[made.engine_id] = None
+        self.tell(ev.EngineJoined, made)
+
+    def _do_drain_engine(self, engine_id: str) -> None:
+        del self.ready[engine_id]
+        self.stale.append((ev.EngineDraining, engine_id))
+        self.tell(ev.EngineDraining, engine_id)
+
+    def _do_lose_engine(self, engine_id: str) -> None:
+        """Its worker dies: none of its steps reports."""
+        for step in self._steps_at(engine_id):
+            if self.pick((True, False)):  # a message that was on the wire
+                self.stale.append((ev.StepFinished, *step.identity, 5, 0, "stop"))
+                self.stale.append((ev.StepStarted, *step.identity))
+            step.losses += step.started
+            step.engine_id, step.started = None, False
+        del self.engines[engine_id]
+        self.ready.pop(engine_id, None)
+        self.dying.pop(engine_id, None)
+        self.stale.append((ev.EngineLost, engine_id, "again", self.pick((True, False))))
+        self.tell(ev.EngineLost, engine_id, "worker died", True)
+
+    def _do_engine_dies(self, engine_id: str) -> None:
+        """The engine dies under a living worker: its steps report by themselves."""
+        self.ready.pop(engine_id, None)
+        self.dying[engine_id] = None
+        self.stale.append((ev.EngineLost, engine_id, "again", False))
+        self.tell(ev.EngineLost, engine_id, "engine died", False)
+
+    def _steps_at(self, engine_id: str) -> list[Step]:
+        steps = [p.step for p in self.programs.values() if p.step is not None]
+        return [step for step in steps if step.engine_id == engine_id]
+
+    def _do_join_host(self, kind: tuple[str, int]) -> None:
+        made = host_of(self.fresh("H"), kind[1], kind[0])
+        self.hosts[made.host_id] = made
+        self.tell(ev.HostJoined, made)
+
+    def _do_lose_host(self, host_id: str) -> None:
+        del self.hosts[host_id]
+        for name, call in list(self.calls.items()):
+            if call.host_id == host_id:
+                self.stale.append((ev.ActionFinished, name, host_id, 0.1))
+                call.host_id, call.cpus = None, 0
+                call.losses += 1
+                if call.orphaned:
+                    del self.calls[name]
+        self.stale.append((ev.HostLost, host_id))
+        self.tell(ev.HostLost, host_id)
+
+    def _do_submit(self, prompt_tokens: int) -> None:
+        name = self.fresh("t")
+        self.programs[name] = Program()
+        self.tell(ev.TrajectorySubmitted, trajectory_spec(name, prompt_tokens))
+
+    def _do_end(self, name: str) -> None:
+        del self.programs[name]
+        for action, call in list(self.calls.items()):
+            if call.request.trajectory_id == name:
+                call.orphaned = True
+                if call.host_id is None:
+                    del self.calls[action]
+        self.stale.append((ev.TrajectoryEnded, name, "completed"))
+        self.stale.append((ev.StepRequested, step_of(name, 99)))
+        self.tell(ev.TrajectoryEnded, name, "completed")
+
+    def _do_request(self, name: str) -> None:
+        program = self.programs[name]
+        last = program.retry
+        if last is None:
+            request = step_of(name, program.next_index, context=self.pick(CONTEXTS))
+            program.next_index += 1
+        else:
+            at = last.request
+            request = step_of(name, at.step_index, attempt=at.attempt + 1, context=at.context_tokens)
+        program.step = Step(request, losses=last.losses if last is not None else 0)
+        program.retry = None
+        self.tell(ev.StepRequested, request)
+
+    def _do_start(self, step: Step) -> None:
+        step.started = True
+        self.stale.append((ev.StepStarted, *step.identity))
+        self.tell(ev.StepStarted, *step.identity)
+
+    def _do_finish(self, step: Step, reason: str = "stop") -> None:
+        facts = (*step.identity, self.pick((0, 7, 40)), 0, reason)
+        self._step_ended(step, (ev.StepFinished, *facts))
+        self.tell(ev.StepFinished, *facts)
+
+    def _do_abort(self, step: Step) -> None:
+        """The engine answers early, and the driver goes on from what there is."""
+        self.programs[step.request.trajectory_id].retry = step
+        self._do_finish(step, "abort")
+
+    def _do_fail(self, step: Step) -> None:
+        self.programs[step.request.trajectory_id].retry = step
+        self._step_ended(step, (ev.StepFailed, *step.identity, "engine"))
+        self.tell(ev.StepFailed, *step.identity, "engine")
+
+    def _step_ended(self, step: Step, message: tuple[Any, ...]) -> None:
+        self.programs[step.request.trajectory_id].step = None
+        self.stale.append(message)
+        self.stale.append((ev.StepStarted, *step.identity))
+
+    def _do_act(self, name: str) -> None:
+        least = self.pick((1, 1, 2, 4))
+        request = action_of(self.fresh("x"), name, cpus=(least, least + 2), pool=self.pick(POOLS))
+        self.calls[request.action_id] = Call(request, self.numbers)
+        self.tell(ev.ActionRequested, request)
+
+    def _do_act_ends(self, action_id: str) -> None:
+        call = self.calls.pop(action_id)
+        self.stale.append((ev.ActionFinished, action_id, call.host_id, 0.1))
+        self.tell(ev.ActionFinished, action_id, call.host_id, 0.1, self.pick((True, False)))
+
+    def _do_stale(self, message: tuple[Any, ...]) -> None:
+        """A message that comes twice, too late, or from where nobody lives any more."""
+        if message[0] is ev.StepStarted:
+            for program in self.programs.values():
+                if program.step is not None and program.step.identity == message[1:]:
+                    return  # not stale: the step is there, and would start now
+        if message[0] is ev.EngineLost and message[3] and message[1] in self.dying:
+            return
+        self.stage.late(*message)
+
+    # -- the end of the world ----------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Make everything healthy, let every program take one more step, and end every trajectory."""
+        for engine_id in list(self.dying):
+            for step in self._steps_at(engine_id):
+                self._do_fail(step)
+        for pool in POOLS:
+            self._do_join_host((pool, LARGEST_CPUS))
+        self._do_join_engine(100_000)
+        rounds = 0
+        while self.programs:
+            rounds += 1
+            assert rounds < 10_000, "the world does not come to its end"
+            self._advance_all()
+        while running := self.possible("act_ends"):
+            self._do_act_ends(running[0])
+        self._check_empty()
+
+    def _advance_all(self) -> None:
+        admitted = [n for n, p in self.programs.items() if p.admitted]
+        assert admitted, "trajectories wait and none is admitted"
+        for step in self.possible("finish"):
+            self._do_finish(step)
+        for action_id in self.possible("act_ends"):
+            self._do_act_ends(action_id)
+        busy = {c.request.trajectory_id for c in self.calls.values()}
+        for name in admitted:
+            program = self.programs[name]
+            assert program.step is None or program.step.engine_id is not None, "a step waits for ever"
+            if program.step is None and name not in busy:
+                self._do_end(name)
+
+    def _check_empty(self) -> None:
+        state = self.stage.state
+        assert not state.trajectories
+        assert not state.actions
+        assert not state.unadmitted and not state.waiting_steps and not state.waiting_actions
+        assert state.alive == 0
+        assert all(host.free_cpus == host.spec.cpus for host in state.hosts.values())
+        assert all(e.inflight_tokens == e.resident_tokens == e.generating == 0 for e in state.engines.values())
+
+
+# How often each move is made by `play`; what makes progress comes most.
+WEIGHTS: Final[dict[str, int]] = {
+    "join_engine": 3,
+    "drain_engine": 1,
+    "lose_engine": 2,
+    "engine_dies": 1,
+    "join_host": 3,
+    "lose_host": 1,
+    "submit": 8,
+    "end": 3,
+    "request": 14,
+    "start": 14,
+    "finish": 12,
+    "abort": 2,
+    "fail": 2,
+    "act": 8,
+    "act_ends": 8,
+    "stale": 4,
+}
+
+
+def new_world(
+    preset: str, pick: Pick[Any], *, seed: int = 0, max_losses: int = 2, overrides: Sequence[str] = ()
+) -> World:
+    """An empty world."""
+    limits = Limits(max_losses)
+    return World(Stage(preset, seed=seed, overrides=overrides, limits=limits), limits, pick)
+
+
+def play(preset: str, *, seed: int, moves: int, overrides: Sequence[str] = (), drain: bool = True) -> World:
+    """A world of that many random moves."""
+    rng = random.Random(seed)
+    world = new_world(preset, rng.choice, seed=seed, overrides=overrides)
+    for move in rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=moves):
+        if subjects := world.possible(move):
+            world.do(move, rng.choice(subjects))
+    if drain:
+        world.drain()
+    return world
+
+
+def main() -> None:
+    """Print the journals of one world per preset."""
+    for preset in PRESETS:
+        for line in play(preset, seed=11, moves=400, overrides=["admission=at-most,alive=9"]).stage.journal:
+            sys.stdout.write(json.dumps([preset, line]) + "\n")
+
+
+if __name__ == "__main__":
+    main()
