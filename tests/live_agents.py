@@ -34,6 +34,11 @@ def count_and_maybe_die(marker: str) -> int:
     return calls
 
 
+def always_die() -> None:
+    """Kill the worker that runs this."""
+    os.kill(os.getpid(), 9)
+
+
 class ToolAgent:
     """`steps` steps with a tool call after each."""
 

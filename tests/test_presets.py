@@ -80,7 +80,8 @@ def test_overrides_replace_parts_and_the_last_of_one_part_wins() -> None:
         ("sticky", "admission=at-most,alive=0", "alive is 0; it must be a whole number from 1"),
         ("sticky", "admission=at-most,alive=many", "alive is 'many'; it must be a whole number from 1"),
         ("sticky", "placement=round-robin,_turn=3", "has no option '_turn'; its options: none"),
-        ("sticky", "placement=least-load,seed=[1]", "placement 'least-load': "),
+        ("sticky", "placement=least-load,seed=None", "placement 'least-load': seed is None; it must be a whole"),
+        ("sticky", "placement=sticky-least-loaded,seed=x", "seed is 'x'; it must be a whole number"),
     ],
 )
 def test_bad_input_gets_one_line_that_says_what_is_allowed(preset: str, override: str, message: str) -> None:

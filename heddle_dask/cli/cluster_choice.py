@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from distributed import Client
 
@@ -30,6 +32,12 @@ class LocalShape:
     slots: int
     tool_workers: int
     tool_cpus: int | None
+
+    @property
+    def all_tool_cpus(self) -> int:
+        """CPUs that actions may use, as `LocalRolloutCluster` shares them out."""
+        cpus = self.tool_cpus or os.cpu_count() or 1
+        return max(1, cpus // self.tool_workers) * self.tool_workers
 
     def overlaid(self, path: Path, given: frozenset[str]) -> LocalShape:
         """This shape with the values of a file, except those given on the command line.
@@ -76,11 +84,12 @@ async def local_client(shape: LocalShape, dashboard: bool) -> AsyncIterator[Clie
             raise BadInput(f"{error}{_engine_log_tail(Path(directory))}") from None
         finally:
             await asyncio.wait([starting])
-            await cluster.close()
+            closing: Any = cluster.close()
+            await closing
 
 
 async def _start(cluster: LocalRolloutCluster) -> None:
-    await cluster  # a task takes a coroutine, which a cluster is not
+    await cluster  # type: ignore[misc]
 
 
 async def workers_joined(client: Client, shape: LocalShape) -> None:
@@ -93,7 +102,8 @@ async def workers_joined(client: Client, shape: LocalShape) -> None:
     """
     wanted = shape.engines + shape.tool_workers
     try:
-        await client.wait_for_workers(wanted, timeout=JOIN_TIMEOUT_S)  # type: ignore[func-returns-value,misc]
+        joined: Any = client.wait_for_workers(wanted, timeout=JOIN_TIMEOUT_S)  # type: ignore[func-returns-value]
+        await joined
     except TimeoutError:
         raise BadInput(
             f"fewer than {wanted} worker processes of the local cluster run after {JOIN_TIMEOUT_S:.0f} s: "

@@ -31,8 +31,10 @@ def shipped_model() -> Path:
     )
 
 
-def chosen_model(model: str | None) -> str:
+def chosen_model(model: str | None, engine: str) -> str:
     """The model directory asked for, checked from outside, or the shipped one.
+
+    The emulated engine needs no weights, but a directory for the tokenizer.
 
     Raises
     ------
@@ -41,7 +43,10 @@ def chosen_model(model: str | None) -> str:
     """
     if model is None:
         return str(shipped_model())
-    check_model(model)
+    if engine == "vllm":
+        check_model(model)
+    if not Path(model).is_dir():
+        raise BadInput(f"model directory {model} does not exist: give a directory with a tokenizer")
     return model
 
 

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from heddle_dask.live.run_writer import WriteMode
 
 _COUNT = click.IntRange(min=1)
-_SECONDS = click.FloatRange(min=0, min_open=True)
-_SCALE = click.FloatRange(min=0, min_open=True)
+_POSITIVE = click.FloatRange(min=0, min_open=True)
 _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 
 
@@ -46,8 +45,10 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     default=None,
     help="TOML file with engines, slots, tool-workers, tool-cpus of a local cluster.",
 )
-@click.option("--token-scale", type=_SCALE, default=1.0, show_default=True, help="replay: scales lengths.")
-@click.option("--tool-scale", type=_SCALE, default=1.0, show_default=True, help="replay: scales tool time.")
+@click.option("--token-scale", type=_POSITIVE, default=None, help="replay: scales lengths [default: 1].")
+@click.option(
+    "--tool-scale", type=click.FloatRange(min=0), default=None, help="replay: scales tool time [default: 1]."
+)
 @click.option("--max-steps", type=_COUNT, default=64, show_default=True, help="LLM steps per trajectory.")
 @click.option("--max-step-tokens", type=_COUNT, default=512, show_default=True, help="Tokens per step.")
 @click.option(
@@ -60,8 +61,8 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 @click.option("--top-p", type=click.FloatRange(min=0, max=1, min_open=True), default=1.0, show_default=True)
 @click.option("--tool-workers", type=_COUNT, default=1, show_default=True, help="Of the local cluster.")
 @click.option("--tool-cpus", type=_COUNT, default=None, help="For tools [default: those of the machine].")
-@click.option("--worker-timeout", type=_SECONDS, default=30.0, show_default=True, help="Seconds.")
-@click.option("--engine-timeout", type=_SECONDS, default=600.0, show_default=True, help="Seconds.")
+@click.option("--worker-timeout", type=_POSITIVE, default=30.0, show_default=True, help="Seconds.")
+@click.option("--engine-timeout", type=_POSITIVE, default=600.0, show_default=True, help="Seconds.")
 @click.option("--dashboard/--no-dashboard", default=None, help="[default: where bokeh is installed]")
 @shared_options
 @click.pass_context

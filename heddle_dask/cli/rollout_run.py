@@ -28,7 +28,7 @@ from heddle_dask.cli.summary import Tally, table
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.vllm_command import installed_vllm_build
 from heddle_dask.environments.base import Environment
-from heddle_dask.environments.loading import as_environment
+from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.capacity import Patience
 from heddle_dask.live.context import Budget, Sampling
 from heddle_dask.live.rollout import Rollout
@@ -54,8 +54,8 @@ class RolloutOrder:
     mode: WriteMode
     scheduler: str | None
     cluster: Path | None
-    token_scale: float
-    tool_scale: float
+    token_scale: float | None
+    tool_scale: float | None
     max_steps: int
     max_step_tokens: int
     max_context_tokens: int | None
@@ -115,7 +115,7 @@ class _Run:
         build_strategies(order.strategy, seed=order.seed, overrides=order.overrides)
         check_out(self.out, order.mode)
         self.environment = _environment(order)
-        self.model = chosen_model(order.model)
+        self.model = chosen_model(order.model, order.engine)
         if order.engine == "vllm" and order.scheduler is None:
             installed_vllm_build()
         self.dashboard = _dashboard(order.dashboard)
@@ -179,6 +179,9 @@ class _Run:
     def _make(self, client: Client) -> Rollout:
         order = self.order
         limit = context_limit(self.model, order.max_context_tokens)
+        facts: dict[str, Any] = {"tasks": order.tasks, "command": sys.argv[1:]}
+        if order.scheduler is None:
+            facts |= {"slots": self.shape.slots * self.shape.engines, "tool_cpus": self.shape.all_tool_cpus}
         return Rollout(
             client,
             env=self.environment,
@@ -195,7 +198,7 @@ class _Run:
             budget=Budget(order.max_steps, order.max_step_tokens, limit),
             sampling=Sampling(order.temperature, order.top_p),
             patience=Patience(order.worker_timeout, order.engine_timeout),
-            metadata={"tasks": order.tasks, "command": sys.argv[1:]},
+            metadata=facts,
             on_progress=self.progress.message,
         )
 
@@ -218,7 +221,9 @@ def _environment(order: RolloutOrder) -> Environment:
     # As `python -m` does: a user's module lies where the command is given.
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
-    return as_environment(order.env)
+    scales = {"token_scale": order.token_scale, "tool_scale": order.tool_scale}
+    given = {name: value for name, value in scales.items() if value is not None}
+    return load_environment(order.env, options=given)
 
 
 def _dashboard(asked: bool | None) -> bool:

@@ -232,7 +232,8 @@ class Driver:
     def _send_ended(self) -> None:
         ended, self._ended = self._ended, []
         message = {"op": "heddle-ended", "session": self._services.session, "ended": ended}
-        dask.send_from_client(self._client, message)
+        if self._client.status == "running":
+            dask.send_from_client(self._client, message)
 
     def _record(
         self, attempt: Attempt, context: LiveContext, ending: Ending, started_s: float

@@ -283,7 +283,6 @@ class HeddleScheduler(SchedulerPlugin):
     def on_engine_lost(self, worker: str, engine_id: EngineId, reason: str) -> None:
         """The engine died under a living worker: each of its steps reports by itself."""
         if self._engines.pop(engine_id, None) is not None:
-            self._engine_trouble[worker] = reason
             self._lost_engine(engine_id, reason)
 
     @guarded

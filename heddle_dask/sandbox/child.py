@@ -59,8 +59,13 @@ class Child:
         self.pid = self._process.pid
         self._stdin = self._process.stdin
         self._stdout = self._process.stdout
-        # Our own child, not reaped before `_on_exit`: its id cannot have been given to another.
-        self._handle = os.pidfd_open(self.pid)
+        try:
+            # Our own child, not reaped before `_on_exit`: its id cannot have been given to another.
+            self._handle = os.pidfd_open(self.pid)
+        except OSError:  # no descriptors left, or a kernel before 5.3: it has got no order yet
+            self._process.kill()
+            self._process.communicate()
+            raise
         for stream in (self._stdin, self._stdout):
             os.set_blocking(stream.fileno(), False)
         self._loop.add_reader(self._handle, self._on_exit)

@@ -80,7 +80,7 @@ def _cause_and_sentence(run: RawRun, limits: SandboxLimits) -> tuple[Cause, str]
     if status == EXIT_MEMORY:
         return "memory", f"failed: memory limit of {limits.memory_bytes / MIB:g} MiB"
     if status == EXIT_PROCESSES:
-        return "processes", f"failed: limit of {limits.processes} processes and threads"
+        return "processes", "failed: no more processes and threads allowed"
     if status == EXIT_FILES:
         per_file, in_all = limits.file_bytes / MIB, limits.disk_bytes / MIB
         return "files", f"failed: limit of {per_file:g} MiB per file and {in_all:g} MiB in all"

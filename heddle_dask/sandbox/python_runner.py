@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.sandbox.bubblewrap import Bubblewrap
@@ -34,6 +33,8 @@ __all__ = [
 ]
 
 _DEFAULT_LIMITS = SandboxLimits()
+# Each run holds three descriptors, and 1024 is a usual limit. Further runs wait; their time limits do not.
+_MOST_AT_ONCE = 256
 # A mode counts only if the kernel itself bounds processes in it: a watchdog is too late for a fork bomb.
 _PROBE = """
 import json, os, signal, socket, subprocess
@@ -47,7 +48,7 @@ except BlockingIOError:
 _PROBE_LIMITS = SandboxLimits(wall_s=20.0, processes=8)
 
 # A memo of a fact about this machine, one per event loop because what it holds belongs to a loop.
-_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[PythonSandbox]] = WeakKeyDictionary()
+_shared: dict[asyncio.AbstractEventLoop, asyncio.Task[PythonSandbox]] = {}
 
 
 class PythonSandbox:
@@ -56,6 +57,7 @@ class PythonSandbox:
     def __init__(self, confinement: Confinement) -> None:
         self.confinement = confinement
         self._census = Census()
+        self._places = asyncio.Semaphore(_MOST_AT_ONCE)
 
     @classmethod
     async def detect(cls, only: Mode | None = None) -> PythonSandbox:
@@ -118,7 +120,7 @@ class PythonSandbox:
     ) -> RawRun:
         """Run code, or with `calls` one function of it many times (`inside.run_calls`)."""
         checked = {_relative(path): text for path, text in (files or {}).items()}
-        async with self.confinement.cell(limits, cpus) as cell:
+        async with self._places, self.confinement.cell(limits, cpus) as cell:
             order = {
                 "limits": dict(cell.rlimits),
                 "uid": cell.setuid,
@@ -158,6 +160,8 @@ async def shared_sandbox() -> PythonSandbox:
         No mode works on this machine.
     """
     loop = asyncio.get_running_loop()
+    for closed in [other for other in tuple(_shared) if other.is_closed()]:
+        _shared.pop(closed, None)
     task = _shared.get(loop)
     if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
         task = _shared[loop] = loop.create_task(PythonSandbox.detect())
@@ -174,7 +178,8 @@ async def run_python(
 ) -> ToolOutput:
     """Run Python code in the sandbox. Whatever the code does comes back as a `ToolOutput`.
 
-    Cancelling the coroutine kills every process of the run and removes its directory.
+    Cancelling the coroutine kills every process of the run and removes its directory. At most 256 runs
+    go on at once in one event loop; more wait their turn.
 
     Parameters
     ----------

@@ -97,6 +97,8 @@ def _build(part: str, name: str, options: dict[str, Any], seed: int) -> Any:
             raise BadInput(f"{part} '{name}' needs the option '{key}': {part}={name},{key}=…")
     if "seed" in allowed:
         options = {"seed": seed, **options}
+        if not isinstance(options["seed"], int):  # None would seed from the system: no replay
+            raise BadInput(f"{part} '{name}': seed is {options['seed']!r}; it must be a whole number")
     try:
         strategy = kind(**options)
     except (TypeError, ValueError) as error:

@@ -97,10 +97,9 @@ def read_traces(path: Path | str) -> Iterator[TracedTrajectory]:
 
 @contextmanager
 def _lines(path: Path) -> Iterator[io.TextIOBase]:
+    opener: Any = gzip.open if path.suffix == ".gz" else open
     try:
-        file: Any = (
-            gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-        )
+        file = opener(path, "rt", encoding="utf-8")
     except OSError as error:
         raise BadInput(f"trace file {str(path)!r}: {error.strerror or error}") from error
     with file:

@@ -1,0 +1,176 @@
+"""Makes an environment for language models of one with the Gymnasium API (`reset`, `step`, `close`).
+
+The environment object is stateful and often neither picklable nor thread-safe, so its calls cannot be
+actions that land on any worker. It lives in the driver, on a thread of its own per trajectory: the
+event loop is not blocked, calls never overlap (also when a cancelled one is still running), and what
+insists on its thread, like SQLite or a window, finds it. Steps that compute for long belong into a
+tool that is called with `ctx.call`.
+
+Gymnasium itself is not imported: anything with its methods and a five-tuple from `step` will do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.environments.base import Context, Task
+
+_INTEGER = re.compile(r"-?\d+")
+
+
+class GymnasiumApi(Protocol):
+    """What is used of an environment with the Gymnasium API."""
+
+    @property
+    def action_space(self) -> Any:
+        """Space of the actions that `step` takes."""
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode; returns observation and information."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Act; returns observation, reward, terminated, truncated and information."""
+
+    def close(self) -> None:
+        """Release what it holds."""
+
+
+Parse = Callable[[str, Any], Any]
+
+
+def parse_action(text: str, space: Any) -> Any:
+    """The action in a model's reply, for the spaces that text fits: `Discrete` and `Text`.
+
+    Discrete: the last integer in the reply. Text: the reply without surrounding white space.
+
+    Raises
+    ------
+    ValueError
+        The reply holds no valid action; the message is for the model.
+    BadInput
+        Another kind of space: give a parse function.
+    """
+    kinds = [kind.__name__ for kind in type(space).__mro__]
+    if "Discrete" in kinds:
+        lowest, highest = int(space.start), int(space.start) + int(space.n) - 1
+        found = _INTEGER.findall(text)
+        # A number of absurd length is no action, and `int` would refuse it in its own words.
+        if not found or len(found[-1]) > 18 or not lowest <= int(found[-1]) <= highest:
+            raise ValueError(f"Invalid action. Reply with an integer from {lowest} to {highest}.")
+        return int(found[-1])
+    if "Text" in kinds:
+        action = text.strip()
+        if not space.contains(action):
+            raise ValueError("Invalid action. Reply with a text that the environment allows.")
+        return action
+    raise BadInput(
+        f"no default way to read a {kinds[0]} action from a reply: give GymnasiumEnvironment a parse function"
+    )
+
+
+class GymnasiumEnvironment:
+    """Wraps a factory of environments with the Gymnasium API. The reward is the sum over the episode.
+
+    Parameters
+    ----------
+    factory
+        Makes a fresh environment; called on the thread that will use it.
+    name
+        Stored with each trajectory.
+    instructions
+        Opens the first message, before the first observation.
+    parse
+        Turns a reply and the action space into an action; a ValueError goes to the model as text.
+    describe
+        Turns an observation into text. By default the rendering where the environment's
+        ``render_mode`` is ``"ansi"``, else ``str``.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], GymnasiumApi],
+        *,
+        name: str = "gymnasium",
+        instructions: str = "",
+        parse: Parse = parse_action,
+        describe: Callable[[Any], str] | None = None,
+    ) -> None:
+        self._factory = factory
+        self._name = name
+        self._instructions = instructions
+        self._parse = parse
+        self._describe = describe
+
+    @property
+    def name(self) -> str:
+        """See `Environment.name`."""
+        return self._name
+
+    def tasks(self, count: int, seed: int) -> Sequence[Task]:
+        """`count` tasks, each with its own seed for `reset`: attempts at one task start alike."""
+        chance = random.Random(f"gymnasium tasks {seed}")
+        seeds = [chance.randrange(1 << 31) for _ in range(count)]
+        return [Task(f"{self._name}-{reset}-{i}", "", {"seed": reset}) for i, reset in enumerate(seeds)]
+
+    async def solve(self, task: Task, ctx: Context) -> float | None:
+        """Play one episode, to its end or to the end of the trajectory's budget.
+
+        An exception of the environment fails the trajectory. An unreadable action costs a step of
+        the trajectory, not of the environment: the model is told and may try again.
+        """
+        with_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self._name)
+        try:
+            return await self._episode(_OnThread(with_thread), task, ctx)
+        finally:
+            # Not waiting: a step that hangs must not hang the driver's loop.
+            with_thread.shutdown(wait=False)
+
+    async def _episode(self, thread: _OnThread, task: Task, ctx: Context) -> float:
+        environment = await thread.run(self._factory)
+        try:
+            seed = task.payload.get("seed")
+            observation, _ = await thread.run(lambda: environment.reset(seed=seed))
+            opening = [self._instructions, task.prompt]
+            opening.append(await thread.run(self._text, environment, observation))
+            ctx.append("user", "\n\n".join(part for part in opening if part))
+            reward = 0.0
+            while not ctx.done:
+                reply = await ctx.generate()
+                try:
+                    action = self._parse(reply.text, environment.action_space)
+                except ValueError as error:
+                    ctx.append("user", str(error))
+                    continue
+                step = await thread.run(environment.step, action)
+                observation, gained, terminated, truncated, _ = step
+                reward += float(gained)
+                if terminated or truncated:
+                    break
+                ctx.append("user", await thread.run(self._text, environment, observation))
+            return reward
+        finally:
+            # Submitted before it is awaited, so it runs after the last call also when cancelled again.
+            await thread.run(environment.close)
+
+    def _text(self, environment: Any, observation: Any) -> str:
+        if self._describe is not None:
+            return self._describe(observation)
+        if getattr(environment, "render_mode", None) == "ansi":
+            return str(environment.render())
+        return str(observation)
+
+
+class _OnThread:
+    """Runs calls one after the other on one thread."""
+
+    def __init__(self, executor: ThreadPoolExecutor) -> None:
+        self._executor = executor
+
+    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)

@@ -1,0 +1,195 @@
+"""From the text of ``--env`` to an environment. Whatever is wrong is named in one line.
+
+Forms: a name with an optional tier (``math``, ``code:hard``), ``replay:FILE``, and
+``package.module:function``. The function of the last form is one of
+
+- ``async def solve(task, ctx)``: the agent program itself. A function ``tasks(count, seed)`` of the
+  same module gives its tasks; without one they are numbered and empty.
+- a factory without required arguments that returns an environment (`environments.base.Environment`)
+  or an object with the Gymnasium API, which is wrapped.
+- an environment.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, cast
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.environments.base import Context, Environment, Task
+from heddle_dask.environments.gymnasium_adapter import GymnasiumEnvironment
+
+Solve = Callable[[Task, Context], Awaitable[float | None]]
+
+# Names instead of classes: each is imported when it is asked for, with what it alone depends on.
+BUILT_IN = {
+    "math": "heddle_dask.environments.math_env:MathEnvironment",
+    "code": "heddle_dask.environments.code_env:CodeEnvironment",
+    "search": "heddle_dask.environments.search_env:SearchEnvironment",
+    "replay": "heddle_dask.environments.replay:ReplayEnvironment",
+}
+TIERS = ("easy", "hard")
+REPLAY_OPTIONS = ("token_scale", "tool_scale")
+_FORMS = (
+    f"allowed are {', '.join(f'{name}[:tier]' for name in BUILT_IN if name != 'replay')} "
+    f"(tier {' or '.join(TIERS)}), replay:FILE and package.module:function"
+)
+
+
+def load_environment(spec: str, *, options: Mapping[str, Any] | None = None) -> Environment:
+    """Make the environment that `spec` names.
+
+    Parameters
+    ----------
+    spec
+        See the module's text.
+    options
+        For ``replay``: ``token_scale`` and ``tool_scale``. For a factory: its keyword arguments.
+
+    Raises
+    ------
+    BadInput
+        Unknown name or tier, unknown option, module or function that cannot be used.
+    """
+    given = dict(options or {})
+    name, colon, rest = spec.partition(":")
+    if name == "replay":
+        if not rest:
+            raise BadInput(f"environment {spec!r}: name the trace file, as in replay:FILE")
+        _only(given, REPLAY_OPTIONS, spec)
+        return cast(Environment, _class_of(name)(rest, **given))
+    if name in BUILT_IN:
+        _only(given, (), spec)
+        if colon and rest not in TIERS:
+            raise BadInput(f"environment {spec!r}: no tier {rest!r}; allowed are {', '.join(TIERS)}")
+        return cast(Environment, _class_of(name)(tier=rest or TIERS[0]))
+    if not colon:
+        raise BadInput(f"no environment {spec!r}; {_FORMS}")
+    return _from_user(spec, name, rest, given)
+
+
+class FunctionEnvironment:
+    """An agent program given as a function, with the tasks that its module offers.
+
+    Parameters
+    ----------
+    solve
+        ``async def solve(task, ctx)``, returns the reward or None.
+    name
+        Stored with each trajectory.
+    tasks
+        ``tasks(count, seed)``; None: numbered tasks with an empty prompt.
+    """
+
+    def __init__(
+        self,
+        solve: Solve,
+        *,
+        name: str,
+        tasks: Callable[[int, int], Sequence[Task]] | None = None,
+    ) -> None:
+        self._solve = solve
+        self._name = name
+        self._tasks = tasks
+
+    @property
+    def name(self) -> str:
+        """See `Environment.name`."""
+        return self._name
+
+    def tasks(self, count: int, seed: int) -> Sequence[Task]:
+        """See `Environment.tasks`."""
+        if self._tasks is not None:
+            return self._tasks(count, seed)
+        return [Task(f"{self._name}-{seed}-{i}", "") for i in range(count)]
+
+    async def solve(self, task: Task, ctx: Context) -> float | None:
+        """See `Environment.solve`."""
+        return await self._solve(task, ctx)
+
+
+def _from_user(spec: str, module_name: str, path: str, options: dict[str, Any]) -> Environment:
+    module = _imported(spec, module_name)
+    found: Any = module
+    for part in path.split("."):
+        if not part or not hasattr(found, part):
+            raise BadInput(f"environment {spec!r}: module {module_name!r} has no {path!r}")
+        found = getattr(found, part)
+    if inspect.iscoroutinefunction(found):
+        _only(options, (), spec)
+        tasks = getattr(module, "tasks", None)
+        return FunctionEnvironment(found, name=spec, tasks=tasks if callable(tasks) else None)
+    if not isinstance(found, type) and _is_environment(found):
+        _only(options, (), spec)
+        return cast(Environment, found)
+    if not callable(found):
+        raise BadInput(
+            f"environment {spec!r}: a {type(found).__name__} is neither a coroutine function "
+            "solve(task, ctx), nor a factory, nor an environment"
+        )
+    return _made(spec, found, options)
+
+
+def _made(spec: str, factory: Callable[..., Any], options: dict[str, Any]) -> Environment:
+    product = _call(spec, factory, options)
+    if _is_environment(product):
+        return cast(Environment, product)
+    if all(callable(getattr(product, name, None)) for name in ("reset", "step", "close")):
+        product.close()  # it only showed its kind; each trajectory gets one of its own
+        return GymnasiumEnvironment(lambda: factory(**options), name=spec)
+    if inspect.iscoroutine(product):
+        product.close()  # never awaited, which Python would complain of
+    raise BadInput(
+        f"environment {spec!r}: returned a {type(product).__name__}, which has neither "
+        "name, tasks and solve nor the Gymnasium API (reset, step, close)"
+    )
+
+
+def _call(spec: str, factory: Callable[..., Any], options: dict[str, Any]) -> Any:
+    try:
+        return factory(**options)
+    except BadInput:
+        raise
+    except Exception as error:  # any error of the user's code is the user's to see, in one line
+        raise BadInput(f"environment {spec!r}: {_one_line(error)}") from error
+
+
+def _imported(spec: str, module_name: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise BadInput(
+                f"environment {spec!r}: no module {error.name!r} on the import path; {_FORMS}"
+            ) from error
+        raise BadInput(f"environment {spec!r}: {_one_line(error)}") from error
+    except Exception as error:  # a module may raise anything while it is imported
+        raise BadInput(
+            f"environment {spec!r}: importing {module_name!r} failed: {_one_line(error)}"
+        ) from error
+
+
+def _class_of(name: str) -> Any:
+    module_name, _, attribute = BUILT_IN[name].partition(":")
+    return getattr(importlib.import_module(module_name), attribute)
+
+
+def _is_environment(value: Any) -> bool:
+    return (
+        callable(getattr(value, "tasks", None))
+        and inspect.iscoroutinefunction(getattr(value, "solve", None))
+        and isinstance(getattr(value, "name", None), str)
+    )
+
+
+def _only(options: Mapping[str, Any], allowed: Sequence[str], spec: str) -> None:
+    for name in options:
+        if name not in allowed:
+            what = f"allowed are {', '.join(allowed)}" if allowed else "it takes none"
+            raise BadInput(f"environment {spec!r} has no option {name!r}; {what}")
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,0 +1,120 @@
+"""Hypothesis plays random worlds against the controller; `World` checks every command and every state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from core_world import World, new_world, play
+from heddle_dask.core.controller import Controller
+from heddle_dask.core.story import replay
+from heddle_dask.strategies.presets import PRESETS, build_strategies
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "engines": ("join_engine", "drain_engine", "lose_engine", "engine_dies"),
+    "hosts": ("join_host", "lose_host"),
+    "trajectories": ("submit", "end"),
+    "steps": ("start", "finish", "abort", "fail"),
+    "actions": ("act", "act_ends"),
+}
+
+
+class RandomWorld(RuleBasedStateMachine):
+    """Each rule is one thing that happens; `World` asserts what must hold after it."""
+
+    world: World
+
+    @initialize(
+        preset=st.sampled_from(sorted(PRESETS)),
+        seed=st.integers(0, 3),
+        alive=st.sampled_from([None, 1, 3]),
+        max_losses=st.integers(0, 2),
+    )
+    def begin(self, preset: str, seed: int, alive: int | None, max_losses: int) -> None:
+        self.overrides = [] if alive is None else [f"admission=at-most,alive={alive}"]
+        self.preset, self.seed = preset, seed
+        self.world = new_world(
+            preset, self._pick, seed=seed, max_losses=max_losses, overrides=self.overrides
+        )
+
+    def _pick(self, choices: Sequence[Any]) -> Any:
+        return self.data.draw(st.sampled_from(choices)) if self.data is not None else choices[0]
+
+    data: Any = None
+
+    def _one_of(self, moves: Sequence[str], data: Any) -> None:
+        possible = [(move, subject) for move in moves for subject in self.world.possible(move)]
+        if not possible:
+            return
+        self.data = data
+        move, subject = data.draw(st.sampled_from(possible))
+        self.world.do(move, subject)
+        self.data = None
+
+    @rule(data=st.data())
+    def engines_come_and_go(self, data: Any) -> None:
+        self._one_of(GROUPS["engines"], data)
+
+    @rule(data=st.data())
+    def hosts_come_and_go(self, data: Any) -> None:
+        self._one_of(GROUPS["hosts"], data)
+
+    @rule(data=st.data())
+    def trajectories_come_and_go(self, data: Any) -> None:
+        self._one_of(GROUPS["trajectories"], data)
+
+    @precondition(lambda self: self.world.possible("request"))
+    @rule(data=st.data())
+    def a_step_is_requested(self, data: Any) -> None:
+        self._one_of(("request",), data)
+
+    @precondition(lambda self: self.world.possible("finish"))
+    @rule(data=st.data())
+    def a_step_moves_on(self, data: Any) -> None:
+        self._one_of(GROUPS["steps"], data)
+
+    @rule(data=st.data())
+    def actions_come_and_go(self, data: Any) -> None:
+        self._one_of(GROUPS["actions"], data)
+
+    @precondition(lambda self: self.world.stale)
+    @rule(data=st.data())
+    def a_message_comes_late_or_twice(self, data: Any) -> None:
+        self._one_of(("stale",), data)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        self.data = None
+        self.world.drain()
+        lines = json.loads(json.dumps(self.world.stage.journal))
+        fresh = Controller(
+            build_strategies(self.preset, seed=self.seed, overrides=self.overrides), self.world.limits
+        )
+        assert list(replay(fresh, lines)) == []
+
+
+TestRandomWorld = RandomWorld.TestCase
+TestRandomWorld.settings = settings(
+    max_examples=120,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_long_worlds_come_to_their_end(preset: str) -> None:
+    kinds: set[str] = set()
+    for seed in range(12):
+        overrides = ["admission=at-most,alive=4"] if seed % 3 == 0 else []
+        world = play(preset, seed=1000 + seed, moves=300, overrides=overrides)
+        assert world.stage.state.late_arrivals > 0
+        for event, commands in world.stage.journal:
+            kinds |= {event[0], *(command[0] for command in commands)}
+    assert len(kinds) == 20, "every kind of event and command took part"
