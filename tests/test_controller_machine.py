@@ -99,7 +99,8 @@ class RandomWorld(RuleBasedStateMachine):
         assert list(replay(fresh, lines)) == []
 
 
-TestRandomWorld = RandomWorld.TestCase
+# A failure is shrunk for up to five minutes; the ceiling lets it end.
+TestRandomWorld = pytest.mark.timeout(900)(RandomWorld.TestCase)
 TestRandomWorld.settings = settings(
     max_examples=120,
     stateful_step_count=50,

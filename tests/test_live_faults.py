@@ -8,15 +8,19 @@ from typing import Any
 
 import psutil
 import pytest
+from distributed import Client
 from live_agents import ToolAgent, always_die, count_and_maybe_die, echo_tool
 from live_world import cluster, descendants, emulated, kill, run, until
 
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.story import replay
 from heddle_dask.environments.base import Context, Task
+from heddle_dask.live.control_channel import ControlPlaneFailed
+from heddle_dask.live.local_cluster import LocalRolloutCluster
 from heddle_dask.live.rollout import Rollout
 from heddle_dask.live.run_writer import journal_path
 from heddle_dask.records.journal import read_journal
+from heddle_dask.records.store import RunReader
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.strategies.presets import build_strategies
 
@@ -219,3 +223,28 @@ def test_interrupt_keeps_what_is_finished_and_aborts_the_rest(model_dir: str, tm
     assert statuses.count("completed") >= 3
     assert statuses.count("aborted") == 20 - statuses.count("completed") > 0
     assert {r.cause for r in records if r.status == "aborted"} == {"user"}
+
+
+def test_a_killed_scheduler_ends_the_run_and_keeps_what_is_finished(model_dir: str, tmp_path: Path) -> None:
+    async def body() -> None:
+        async with LocalRolloutCluster(1, tool_cpus=8, dashboard=False, asynchronous=True) as made:
+            async with Client(made, asynchronous=True) as client:
+                rollout = Rollout(
+                    client,
+                    env=ToolAgent(steps=4),
+                    model=model_dir,
+                    engine=emulated(model_dir, seconds_per_token=0.01, slots=2),
+                    samples=2,
+                    out=tmp_path / "run.zarr",
+                )
+
+                def fault() -> None:
+                    kill(made.scheduler._process.program_pid)
+
+                with pytest.raises(ControlPlaneFailed, match="the scheduler does not answer"):
+                    await collect(rollout.stream(10), 3, fault)
+
+    run(body())
+    stored = list(RunReader(tmp_path / "run.zarr"))
+    assert len(stored) >= 3
+    assert {record.status for record in stored} == {"completed"}

@@ -51,14 +51,24 @@ def in_sandbox(mode: str, body: Callable[[PythonSandbox], Awaitable[T]]) -> T:
 def run(mode: str, code: str, limits: SandboxLimits = LIMITS, **more: object) -> ToolOutput:
     before = traces_of_runs()
     output = in_sandbox(mode, lambda box: box.run(code, limits=limits, **more))  # type: ignore[arg-type]
-    assert traces_of_runs() == before
+    assert_gone(before)
     return output
 
 
-def traces_of_runs() -> tuple[list[str], list[int]]:
-    """Directories and processes that runs of ours leave: none, ever."""
+def traces_of_runs() -> set[str | int]:
+    """Directories and processes of runs on this machine, ours and those of other test processes."""
     folders = glob.glob(os.path.join(tempfile.gettempdir(), "heddle-sandbox-*"))
-    return sorted(folders), sorted(entry.pid for entry in scan() if is_of_a_run(entry.pid))
+    return {*folders, *(entry.pid for entry in scan() if is_of_a_run(entry.pid))}
+
+
+def assert_gone(before: set[str | int]) -> None:
+    """Nothing that was not there before stays. What other test processes run goes by itself."""
+    suspects = traces_of_runs() - before
+    deadline_s = time.monotonic() + 60
+    while suspects and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+        suspects &= traces_of_runs()
+    assert not suspects
 
 
 def is_of_a_run(pid: int) -> bool:
@@ -140,8 +150,8 @@ def test_processes_in_the_background_are_killed(mode: str) -> None:
 
 
 def test_endless_loop_ends_at_the_wall_clock_limit(mode: str) -> None:
-    output = run(mode, "print('before')\nwhile True: pass", SandboxLimits(wall_s=0.5))
-    assert (output.cause, output.text) == ("timeout", "before\n[stopped: ran longer than 0.5 s]")
+    output = run(mode, "print('before')\nwhile True: pass", SandboxLimits(wall_s=3))
+    assert (output.cause, output.text) == ("timeout", "before\n[stopped: ran longer than 3 s]")
 
 
 def test_cpu_limit_ends_a_loop(mode: str) -> None:
@@ -291,7 +301,7 @@ def test_cancellation_leaves_nothing(mode: str, after_s: float) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert traces_of_runs() == before
+        assert_gone(before)
 
     in_sandbox(mode, body)
 
@@ -352,18 +362,18 @@ def test_death_of_the_parent_ends_the_run(mode: str) -> None:
         "    await box.run('import time; time.sleep(600)')\n"
         "asyncio.run(main())\n"
     )
-    before = traces_of_runs()[1]
+    before = traces_of_runs()
     with subprocess.Popen([sys.executable, "-c", program, mode], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "up\n"
         deadline_s = time.monotonic() + 30
-        while len(traces_of_runs()[1]) <= len(before) and time.monotonic() < deadline_s:
+        while not (traces_of_runs() - before) and time.monotonic() < deadline_s:
             time.sleep(0.05)
-        time.sleep(0.3)  # past the start, where the death signal is not yet set
+        time.sleep(1)  # past the start, where the death signal is not yet set
+        ours = traces_of_runs() - before
         parent.kill()
-    while traces_of_runs()[1] != before and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert traces_of_runs()[1] == before
-    for folder in set(traces_of_runs()[0]):  # the weak mode says that this directory stays
-        assert mode == "weak"
+    for folder in [trace for trace in ours if isinstance(trace, str)]:
+        assert mode == "weak"  # which says that its directory stays
         shutil.rmtree(folder)
+    assert ours
+    assert_gone(before)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed import Client
+from distributed.comm import parse_address, parse_host_port
 
 from heddle_dask.cli.shared_options import read_toml, unknown_key
 from heddle_dask.core.errors import BadInput
@@ -89,7 +90,7 @@ async def local_client(shape: LocalShape, dashboard: bool) -> AsyncIterator[Clie
 
 
 async def _start(cluster: LocalRolloutCluster) -> None:
-    await cluster  # type: ignore[misc]
+    await cluster
 
 
 async def workers_joined(client: Client, shape: LocalShape) -> None:
@@ -121,6 +122,7 @@ async def remote_client(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> A
         The address is none, or nothing answers there in time.
     """
     try:
+        parse_host_port(parse_address(address)[1])
         client = await Client(address, asynchronous=True, timeout=timeout_s)
     except (OSError, ValueError) as error:
         said = f"{error}".strip().splitlines()

@@ -10,6 +10,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.vllm_command import check_model
 
 MOST_CONTEXT_TOKENS = 4096
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
 
 
 def shipped_model() -> Path:
@@ -47,6 +48,8 @@ def chosen_model(model: str | None, engine: str) -> str:
         check_model(model)
     if not Path(model).is_dir():
         raise BadInput(f"model directory {model} does not exist: give a directory with a tokenizer")
+    if not any(next(Path(model).glob(pattern), None) for pattern in _TOKENIZER_FILES):
+        raise BadInput(f"model directory {model} is no model: it has no tokenizer (tokenizer.json)")
     return model
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
+import tempfile
 from datetime import datetime
 from pathlib import Path
 
@@ -43,8 +43,12 @@ def check_out(out: Path, mode: WriteMode) -> None:
     parent = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if not parent.is_dir():
         raise BadInput(f"cannot write a run to {out}: {parent} is not a directory")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise BadInput(f"cannot write a run to {out}: {parent} is not writable")
+    try:
+        # Really tried: permissions say nothing to root, nor about a file system that is full or read-only.
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        raise BadInput(f"cannot write a run to {out}: {parent}: {error.strerror}") from None
 
 
 def remove_if_empty(out: Path) -> bool:

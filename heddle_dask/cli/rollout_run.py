@@ -86,17 +86,17 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
     BadInput
         Whatever of the order cannot be.
     """
+    run = _Run(order, Progress(Console(stderr=True)))
     # Until the event loop watches signals nothing is running that would have to be ended in order.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     # What Dask says about connections and workers that end is known here.
     logging.getLogger("distributed").setLevel(logging.ERROR)
-    run = _Run(order, Progress(Console(stderr=True)))
-    out: str | None = str(run.out)
     try:
         exit_code = asyncio.run(run.run())
     finally:
-        if order.mode == "create" and remove_if_empty(run.out):
-            out = None
+        if order.mode == "create":
+            remove_if_empty(run.out)
+    out = str(run.out) if run.out.exists() else None
     Console(stderr=to_stderr).print(table(run.tally, out), soft_wrap=True)
     return Outcome(run.tally.result(out), exit_code)
 

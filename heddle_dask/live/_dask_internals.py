@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from distributed import Client, Scheduler, Worker
+from distributed import Client, Future, Scheduler, Worker
 from distributed.scheduler import TaskState
 
 # A resource that no worker has: a task that needs it waits in state "no-worker" until we release it.
@@ -110,6 +110,13 @@ def send_from_worker(worker: Worker, message: dict[str, Any]) -> None:
 def send_from_client(client: Client, message: dict[str, Any]) -> None:
     """Send to the scheduler in order with this client's submissions."""
     client._send_to_scheduler(message)
+
+
+async def settled(future: Future) -> None:
+    """Wait until the future is finished, failed or cancelled; being cancelled itself is harmless."""
+    state = future._state
+    if state is not None:
+        await state.wait()
 
 
 async def call_scheduler(client: Client, handler: str, **arguments: Any) -> Any:

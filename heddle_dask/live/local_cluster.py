@@ -204,6 +204,15 @@ class LocalRolloutCluster(SpecCluster):
         return {"cls": LocalWorker, "options": options}
 
     async def _close(self) -> None:
+        if isinstance(self.scheduler, LeashedDask) and self.scheduler.failed():
+            await self._close_without_scheduler()
         await super()._close()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
+
+    async def _close_without_scheduler(self) -> None:
+        """Dask's own way asks the scheduler to retire the workers, for half a minute: it is dead."""
+        await asyncio.gather(*(worker.close() for worker in self.workers.values()))
+        self.workers.clear()
+        self.shutdown_scheduler = False
+        await self.scheduler.close()

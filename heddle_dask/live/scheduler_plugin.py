@@ -357,15 +357,12 @@ class HeddleScheduler(SchedulerPlugin):
             case cmd.AdmitTrajectory():
                 self.session.notify("admitted", command.trajectory_id)
             case cmd.AbortStep():
-                address = self._sources.get(command.engine_id)
-                key = step_key(
-                    self.session.session_id, command.trajectory_id, command.step_index, command.attempt
-                )
-                self._abort(address, key)
+                self._abort(self._sources.get(command.engine_id), self._key_of(command))
             case cmd.AbortAction():
                 address, _ = self._hosts[command.host_id]
                 self._abort(address, action_key(self.session.session_id, command.action_id))
             case cmd.GiveUpStep():
+                self.session.held.pop(self._key_of(command), None)
                 self.session.notify(
                     "step-given-up",
                     command.trajectory_id,
@@ -374,15 +371,19 @@ class HeddleScheduler(SchedulerPlugin):
                     command.cause,
                 )
             case cmd.GiveUpAction():
+                self.session.held.pop(action_key(self.session.session_id, command.action_id), None)
                 self.session.notify("action-given-up", command.action_id, command.cause)
 
-    def _start_step(self, command: cmd.StartStep) -> None:
+    def _key_of(self, command: cmd.StartStep | cmd.AbortStep | cmd.GiveUpStep) -> Key:
         assert self.session is not None
-        key = step_key(self.session.session_id, command.trajectory_id, command.step_index, command.attempt)
+        session = self.session.session_id
+        return step_key(session, command.trajectory_id, command.step_index, command.attempt)
+
+    def _start_step(self, command: cmd.StartStep) -> None:
         address, spec = self._engines[command.engine_id]
         source = command.source_engine_id
         self._dispatch(
-            key,
+            self._key_of(command),
             address,
             {SLOT_RESOURCE: 1},
             dask.dask_priority(command.priority, command.order),

@@ -14,7 +14,7 @@ import dask
 from distributed import Client, Future
 from distributed.client import FutureCancelledError
 
-from heddle_dask.live._dask_internals import HOLD_RESOURCE
+from heddle_dask.live._dask_internals import HOLD_RESOURCE, settled
 from heddle_dask.live.messages import ActionCall, ActionOutcome, Key, PerKey, StepCall, StepResult
 from heddle_dask.live.rollout_worker import run_step
 from heddle_dask.live.tool_worker import run_action
@@ -64,7 +64,7 @@ class Submitter:
     def interrupt(self, key: Key, kind: str, cause: str) -> None:
         """Raise `Interrupted` where the result of this key is awaited."""
         gathering = self._gathering.get(key)
-        if gathering is not None:
+        if gathering is not None and key not in self._interrupts:
             self._interrupts[key] = Interrupted(kind, cause)
             gathering.cancel()
 
@@ -76,18 +76,27 @@ class Submitter:
         submitted: asyncio.Future[Future] = asyncio.get_running_loop().create_future()
         self._submitted[key] = submitted
         future = await submitted
-        gathering = asyncio.ensure_future(self._client.gather(future, direct=True, asynchronous=True))
+        gathering = asyncio.ensure_future(self._fetch(future))
         self._gathering[key] = gathering
         try:
             return await gathering
-        except (asyncio.CancelledError, FutureCancelledError):
+        except (asyncio.CancelledError, FutureCancelledError) as error:
             interrupt = self._interrupts.pop(key, None)
-            if interrupt is None:
-                raise
-            raise interrupt from None
+            if interrupt is not None:
+                raise interrupt from None
+            if isinstance(error, FutureCancelledError):
+                # The scheduler has gone, and with it every future: the control channel ends the run. Until then
+                # nothing must be taken for the program's own failure.
+                await asyncio.Event().wait()
+            raise
         finally:
             del self._gathering[key]
             future.release()
+
+    async def _fetch(self, future: Future) -> Any:
+        # Wait first, then gather: a gather that is cancelled while it waits leaves noise behind.
+        await settled(future)
+        return await self._client.gather(future, direct=True, asynchronous=True)
 
     def _flush(self) -> None:
         pending, self._pending = self._pending, {}

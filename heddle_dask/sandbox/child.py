@@ -1,4 +1,4 @@
-"""One child process on the event loop: feeds it, keeps the first bytes it writes, sees its exit.
+"""One child process on the event loop: feeds it when it is ready, keeps the first bytes it writes, sees its exit.
 
 Not `asyncio.create_subprocess_exec`, for three reasons: it waits with one thread per child, its `wait`
 returns only when every holder of the pipes is gone, and a cancellation while it starts can hang
@@ -13,6 +13,7 @@ import os
 import subprocess
 
 from heddle_dask.sandbox.confinement import Cell
+from heddle_dask.sandbox.inside import READY
 
 _CHUNK_BYTES = 65536
 
@@ -43,6 +44,7 @@ class Child:
         self.exited = asyncio.Event()
         self._most_output_bytes = most_output_bytes
         self._left = memoryview(payload)
+        self._ready = False
         self._loop = asyncio.get_running_loop()
         self._process = subprocess.Popen(
             cell.argv,
@@ -70,7 +72,6 @@ class Child:
             os.set_blocking(stream.fileno(), False)
         self._loop.add_reader(self._handle, self._on_exit)
         self._loop.add_reader(self._stdout.fileno(), self._on_readable)
-        self._loop.add_writer(self._stdin.fileno(), self._on_writable)
 
     @property
     def exit_status(self) -> int | None:
@@ -101,6 +102,10 @@ class Child:
         if not chunk:
             self._close_stdout()
             return
+        if not self._ready and chunk.startswith(READY):
+            chunk = chunk[len(READY) :]
+            self._loop.add_writer(self._stdin.fileno(), self._on_writable)
+        self._ready = True  # without the byte: a wrapper failed, and this is what it says
         room = self._most_output_bytes - len(self.output)
         self.output += chunk[:room]
         if len(chunk) > room:  # what is too much is dropped until the writer is killed

@@ -126,9 +126,14 @@ def _kill_all(root: int, running: bool, cell: Cell) -> None:
     if not running:
         return
     victims = [entry.pid for entry in scan() if entry.parent == root] if _wraps(cell) else []
-    for victim in victims or [root]:
+    for victim in victims:
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
+    if not victims:
+        # The group, not the process: it may be forking right now, and a child that lost its parent
+        # before it asked for a death signal would wait for it for ever.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(root, signal.SIGKILL)
 
 
 def _wraps(cell: Cell) -> bool:

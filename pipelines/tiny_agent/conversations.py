@@ -20,12 +20,12 @@ from pipelines.tiny_agent.scripted_context import ScriptedContext
 from pipelines.tiny_agent.tokenizer import END_OF_TURN, render
 
 SHARES = {
-    "math": 0.22,
-    "math:hard": 0.12,
+    "math": 0.26,
+    "math:hard": 0.09,
     "code": 0.22,
-    "code:hard": 0.1,
-    "search": 0.22,
-    "search:hard": 0.12,
+    "code:hard": 0.08,
+    "search": 0.26,
+    "search:hard": 0.09,
 }
 """Share of the conversations by environment and tier."""
 CARELESSNESS = {"math:hard": 0.4, "code:hard": 0.5, "search:hard": 0.4}

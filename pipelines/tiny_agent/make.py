@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--conversations", type=int, default=10_000)
+    parser.add_argument("--conversations", type=int, default=5_500)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -33,13 +34,16 @@ def main() -> None:
     conversations = make_conversations(arguments.conversations, arguments.seed, make_tokenizer())
     print(f"conversations after {time.monotonic() - started:.0f} s", file=sys.stderr)
     options = TrainingOptions()
-    model, record = train(conversations, arguments.seed, options)
+
+    def keep(model: Any) -> None:
+        save(model, arguments.out)
+
+    model, record = train(conversations, arguments.seed, options, keep)
     save(model, arguments.out)
     record |= {
         "seed": arguments.seed,
         "conversations": len(conversations),
-        "batch_tokens": options.batch_tokens,
-        "learning_rate": options.learning_rate,
+        "options": asdict(options),
         "minutes_in_all": round((time.monotonic() - started) / 60, 1),
     }
     (arguments.out / "training.json").write_text(json.dumps(record, indent=2) + "\n")

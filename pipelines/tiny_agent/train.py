@@ -1,4 +1,4 @@
-"""Imitation: next-token loss on the experts' turns alone, AdamW, one-cycle cosine."""
+"""Imitation: next-token loss on the experts' turns alone, Muon and AdamW, one-cycle cosine."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import math
 import random
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from pipelines.tiny_agent.conversations import Conversation
+from pipelines.tiny_agent.initial_weights import prepare
 from pipelines.tiny_agent.tokenizer import END_OF_TEXT, END_OF_TURN, VOCABULARY, token_id
 
 
@@ -24,12 +27,17 @@ class TrainingOptions:
     ----------
     batch_tokens
         Tokens of one train step at most, padding included.
+    copy_steps
+        Train steps of the warm-up on repeated words, before the first conversation.
+    muon_rate, adam_rate
+        Peak learning rates of the two optimizers.
     """
 
     batch_tokens: int = 6_000
-    learning_rate: float = 4e-3
-    warmup_share: float = 0.05
-    weight_decay: float = 0.05
+    copy_steps: int = 150
+    muon_rate: float = 0.02
+    adam_rate: float = 4e-3
+    warmup_share: float = 0.03
     beta2: float = 0.98
 
 
@@ -78,38 +86,53 @@ def batches(conversations: list[Conversation], batch_tokens: int, seed: int) -> 
 
 
 def train(
-    conversations: list[Conversation], seed: int, options: TrainingOptions
+    conversations: list[Conversation],
+    seed: int,
+    options: TrainingOptions,
+    keep: Callable[[Any], None],
 ) -> tuple[Any, dict[str, float]]:
-    """Train on each conversation once; returns the model and what to put on record."""
+    """Train on each conversation once; returns the model and what to put on record.
+
+    `keep` gets the model every 200 train steps, lest an interruption cost everything.
+    """
     torch.manual_seed(seed)
     model: Any = Qwen3ForCausalLM(make_config())
-    _sharpen_attention(model)
+    prepare(model)
     model.train()
-    optimizer = torch.optim.AdamW(
-        _parameter_groups(model, options.weight_decay),
-        lr=options.learning_rate,
-        betas=(0.9, options.beta2),
-    )
     order = batches(conversations, options.batch_tokens, seed)
+    copying = random.Random(f"copying-{seed}")
+    steps = options.copy_steps + len(order)
+    optimizers = _optimizers(model, options)
+    peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     started = time.monotonic()
     mean_loss = float("nan")
     tokens = 0
-    for step, indexes in enumerate(order):
-        for group in optimizer.param_groups:
-            group["lr"] = options.learning_rate * _schedule(step, len(order), options.warmup_share)
-        batch = [conversations[index] for index in indexes]
+    for step in range(steps):
+        share = _schedule(step, steps, options.warmup_share)
+        for optimizer, rates in zip(optimizers, peaks, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * share
+        if step < options.copy_steps:
+            batch = draw_copying(copying, count=32, length=64 + 64 * (step % 2))
+        else:
+            batch = [conversations[index] for index in order[step - options.copy_steps]]
         loss = _batch_loss(model, batch)
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         tokens += sum(len(conversation.token_ids) for conversation in batch)
-        mean_loss = loss.item() if step == 0 else 0.97 * mean_loss + 0.03 * loss.item()
+        fresh = step in (0, options.copy_steps)
+        mean_loss = loss.item() if fresh else 0.97 * mean_loss + 0.03 * loss.item()
         if step % 20 == 0:
             rate = tokens / (time.monotonic() - started)
-            print(f"{step}/{len(order)} loss {mean_loss:.4f} {rate:.0f} tokens/s", file=sys.stderr)
+            print(f"{step}/{steps} loss {mean_loss:.4f} {rate:.0f} tokens/s", file=sys.stderr)
+        if step % 200 == 199:
+            keep(model)
     record = {
-        "train_steps": len(order),
+        "train_steps": steps,
         "tokens": tokens,
         "loss": round(mean_loss, 4),
         "minutes": round((time.monotonic() - started) / 60, 1),
@@ -118,23 +141,32 @@ def train(
     return model, record
 
 
-def _sharpen_attention(model: Any) -> None:
-    """Start the norms of queries and keys at 2.
+def draw_copying(rng: random.Random, count: int, length: int) -> list[Conversation]:
+    """A warm-up: random words that come again and again; learned is how a word goes on."""
+    drawn = []
+    for _ in range(count):
+        letters = rng.choice([range(48, 58), range(97, 123), range(33, 127), range(48, 58)])
+        words = [[rng.choice(letters) for _ in range(rng.randint(2, 8))] for _ in range(rng.randint(2, 4))]
+        ids: list[int] = []
+        marks: list[bool] = []
+        known = [False] * len(words)
+        while len(ids) < length:
+            number = rng.randrange(len(words))
+            ids += [*words[number], rng.choice((32, 10, 44, 46))]
+            marks += [False, *[known[number]] * (len(words[number]) - 1), False]
+            known[number] = True
+        drawn.append(Conversation(np.array(ids, dtype=np.int32), np.array(marks, dtype=bool)))
+    return drawn
 
-    At 1 no attention score can exceed the root of the head size, 5.7: too flat to single out one of a
-    thousand tokens, and copying would have to wait until the gains have grown.
-    """
-    for layer in model.model.layers:
-        torch.nn.init.constant_(layer.self_attn.q_norm.weight, 2.0)
-        torch.nn.init.constant_(layer.self_attn.k_norm.weight, 2.0)
 
-
-def _parameter_groups(model: Any, decay: float) -> list[dict[str, object]]:
-    """Matrices decay; gains of norms do not."""
-    weights = list(model.parameters())
+def _optimizers(model: Any, options: TrainingOptions) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers (it finds copying several times sooner), else AdamW."""
+    named = list(model.named_parameters())
+    inner = [weight for name, weight in named if weight.dim() == 2 and "embed" not in name]
+    outer = [weight for name, weight in named if weight.dim() != 2 or "embed" in name]
     return [
-        {"params": [weight for weight in weights if weight.dim() >= 2], "weight_decay": decay},
-        {"params": [weight for weight in weights if weight.dim() < 2], "weight_decay": 0.0},
+        torch.optim.Muon(inner, lr=options.muon_rate, weight_decay=0.01, momentum=0.95),
+        torch.optim.AdamW(outer, lr=options.adam_rate, betas=(0.9, options.beta2), weight_decay=0.0),
     ]
 
 
