@@ -1,0 +1,61 @@
+"""Agentic-RL rollouts on Dask clusters with vLLM, and a short tail of long trajectories.
+
+The public names are loaded when they are first used: engines, leashes and the command line import this package at
+every start and need none of them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from heddle_dask.core.errors import BadInput
+    from heddle_dask.engines.spec import EngineSpec
+    from heddle_dask.environments.base import ActionFailed, Context, Environment, Reply, Task
+    from heddle_dask.live.context import Budget, Sampling
+    from heddle_dask.live.local_cluster import LocalRolloutCluster
+    from heddle_dask.live.rollout import Batch, Rollout
+    from heddle_dask.records.store import RunReader
+
+_PLACES = {
+    "ActionFailed": "heddle_dask.environments.base",
+    "BadInput": "heddle_dask.core.errors",
+    "Batch": "heddle_dask.live.rollout",
+    "Budget": "heddle_dask.live.context",
+    "Context": "heddle_dask.environments.base",
+    "EngineSpec": "heddle_dask.engines.spec",
+    "Environment": "heddle_dask.environments.base",
+    "LocalRolloutCluster": "heddle_dask.live.local_cluster",
+    "Reply": "heddle_dask.environments.base",
+    "Rollout": "heddle_dask.live.rollout",
+    "RunReader": "heddle_dask.records.store",
+    "Sampling": "heddle_dask.live.context",
+    "Task": "heddle_dask.environments.base",
+}
+
+__all__ = [
+    "ActionFailed",
+    "BadInput",
+    "Batch",
+    "Budget",
+    "Context",
+    "EngineSpec",
+    "Environment",
+    "LocalRolloutCluster",
+    "Reply",
+    "Rollout",
+    "RunReader",
+    "Sampling",
+    "Task",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'heddle_dask' has no attribute '{name}'")
+    return getattr(import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

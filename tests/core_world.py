@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from core_builders import Stage, action_of, engine_of, host_of, step_of, trajectory_spec
+
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Limits
@@ -23,7 +24,7 @@ from heddle_dask.strategies.presets import PRESETS
 T = TypeVar("T")
 Pick = Callable[[Sequence[T]], T]
 
-CONTEXTS: Final = (10, 60, 200, 900)
+CONTEXTS: Final = (10, 128, 200, 512)  # some as long as an engine's limit
 ENGINE_SIZES: Final = (128, 512, 4096)
 POOLS: Final = ("cpu", "gpu")
 LARGEST_CPUS: Final = 8
@@ -79,6 +80,7 @@ class World:
     hosts: dict[str, HostDescription] = field(default_factory=dict)
     programs: dict[str, Program] = field(default_factory=dict)
     calls: dict[str, Call] = field(default_factory=dict)
+    line: list[str] = field(default_factory=list)  # calls that wait for a host, as they are to start
     stale: list[tuple[Any, ...]] = field(default_factory=list)
     numbers: int = 0
 
@@ -110,6 +112,7 @@ class World:
             case cmd.GiveUpAction():
                 call = self.calls.pop(command.action_id)
                 assert call.host_id is None
+                self.line.remove(command.action_id)
                 assert not call.orphaned, "nobody waits for it"
             case cmd.AbortAction():
                 call = self.calls[command.action_id]
@@ -144,6 +147,8 @@ class World:
         assert call.losses <= self.limits.max_losses
         assert call.request.min_cpus <= command.cpus <= call.request.max_cpus
         assert self.hosts[command.host_id].pool == call.request.pool
+        assert call is self.head_of_line(call.request.pool), "it overtook another"
+        self.line.remove(command.action_id)
         assert self.free_cpus(command.host_id) >= command.cpus, "oversubscribed"
         call.host_id, call.cpus = command.host_id, command.cpus
 
@@ -166,12 +171,15 @@ class World:
             # No strategy of ours holds a step back while an engine takes it.
             assert not (waits and self.ready), f"{name} waits beside a ready engine"
         for pool in POOLS:
-            waiting = [c for c in self.calls.values() if c.host_id is None and c.request.pool == pool]
-            if waiting:
-                head = min(waiting, key=lambda c: (c.losses == 0, c.number))
+            head = self.head_of_line(pool)
+            if head is not None:
                 room = [self.free_cpus(h) for h, host in self.hosts.items() if host.pool == pool]
                 assert all(free < head.request.min_cpus for free in room), "the head of the line fits"
         assert set(state.actions) == set(self.calls)
+
+    def head_of_line(self, pool: str) -> Call | None:
+        """The action of that pool that is to start next."""
+        return next((self.calls[i] for i in self.line if self.calls[i].request.pool == pool), None)
 
     def free_cpus(self, host_id: str) -> int:
         used = sum(call.cpus for call in self.calls.values() if call.host_id == host_id)
@@ -251,9 +259,13 @@ class World:
         made = host_of(self.fresh("H"), kind[1], kind[0])
         self.hosts[made.host_id] = made
         self.tell(ev.HostJoined, made)
+        largest = max(host.cpus for host in self.hosts.values() if host.pool == made.pool)
+        mine = [self.calls[i].request for i in self.line if self.calls[i].request.pool == made.pool]
+        assert all(request.min_cpus <= largest for request in mine), "one waits that can never run"
 
     def _do_lose_host(self, host_id: str) -> None:
         del self.hosts[host_id]
+        back = []
         for name, call in list(self.calls.items()):
             if call.host_id == host_id:
                 self.stale.append((ev.ActionFinished, name, host_id, 0.1))
@@ -261,6 +273,9 @@ class World:
                 call.losses += 1
                 if call.orphaned:
                     del self.calls[name]
+                else:
+                    back.append(name)
+        self.line = [*sorted(back, key=lambda name: self.calls[name].number), *self.line]
         self.stale.append((ev.HostLost, host_id))
         self.tell(ev.HostLost, host_id)
 
@@ -276,6 +291,7 @@ class World:
                 call.orphaned = True
                 if call.host_id is None:
                     del self.calls[action]
+                    self.line.remove(action)
         self.stale.append((ev.TrajectoryEnded, name, "completed"))
         self.stale.append((ev.StepRequested, step_of(name, 99)))
         self.tell(ev.TrajectoryEnded, name, "completed")
@@ -322,6 +338,7 @@ class World:
         least = self.pick((1, 1, 2, 4))
         request = action_of(self.fresh("x"), name, cpus=(least, least + 2), pool=self.pick(POOLS))
         self.calls[request.action_id] = Call(request, self.numbers)
+        self.line.append(request.action_id)
         self.tell(ev.ActionRequested, request)
 
     def _do_act_ends(self, action_id: str) -> None:
@@ -386,10 +403,10 @@ class World:
 WEIGHTS: Final[dict[str, int]] = {
     "join_engine": 3,
     "drain_engine": 1,
-    "lose_engine": 2,
+    "lose_engine": 3,
     "engine_dies": 1,
-    "join_host": 3,
-    "lose_host": 1,
+    "join_host": 4,
+    "lose_host": 2,
     "submit": 8,
     "end": 3,
     "request": 14,
@@ -414,7 +431,7 @@ def new_world(
 def play(preset: str, *, seed: int, moves: int, overrides: Sequence[str] = (), drain: bool = True) -> World:
     """A world of that many random moves."""
     rng = random.Random(seed)
-    world = new_world(preset, rng.choice, seed=seed, overrides=overrides)
+    world = new_world(preset, rng.choice, seed=seed, max_losses=seed % 3, overrides=overrides)
     for move in rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=moves):
         if subjects := world.possible(move):
             world.do(move, rng.choice(subjects))

@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 from core_builders import Stage, engine_of, host_of, identity, step_of
+
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import (
     AbortStep,

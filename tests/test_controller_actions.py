@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from core_builders import Stage, action_of
+
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import AbortAction, GiveUpAction, RunAction
 from heddle_dask.core.controller import Limits

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from core_world import World, new_world, play
-from heddle_dask.core.controller import Controller
-from heddle_dask.core.story import replay
-from heddle_dask.strategies.presets import PRESETS, build_strategies
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from heddle_dask.core.controller import Controller
+from heddle_dask.core.story import replay
+from heddle_dask.strategies.presets import PRESETS, build_strategies
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "engines": ("join_engine", "drain_engine", "lose_engine", "engine_dies"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from core_builders import Stage, action_of, engine_of, host_of, step_of
+
 from heddle_dask.core import guards
 from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.ids import ActionId, HostId

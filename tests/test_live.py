@@ -18,8 +18,8 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.story import replay
 from heddle_dask.live import rollout as rollout_module
 from heddle_dask.live.capacity import Patience
-from heddle_dask.live.control_channel import ControlPlaneFailed
 from heddle_dask.live.context import Budget
+from heddle_dask.live.control_channel import ControlPlaneFailed
 from heddle_dask.live.local_cluster import LocalRolloutCluster
 from heddle_dask.live.rollout import Rollout
 from heddle_dask.live.run_writer import journal_path
@@ -194,22 +194,21 @@ def test_sync_client_streams_and_runs(model_dir: str) -> None:
 
 def test_futures_are_released_and_keys_share_two_prefixes(model_dir: str) -> None:
     async def body() -> None:
-        async with cluster(engines=1) as (_, client):
-            async with Rollout(
-                client, env=ToolAgent(steps=2), model=model_dir, engine=emulated(model_dir)
-            ) as rollout:
-                await rollout.run(4)
-                await rollout.run(4)
+        async with cluster(engines=1) as (_, client), Rollout(
+            client, env=ToolAgent(steps=2), model=model_dir, engine=emulated(model_dir)
+        ) as rollout:
+            await rollout.run(4)
+            await rollout.run(4)
 
-                def left(dask_scheduler: Any) -> tuple[int, list[str]]:
-                    return len(dask_scheduler.tasks), sorted(dask_scheduler.task_prefixes)
+            def left(dask_scheduler: Any) -> tuple[int, list[str]]:
+                return len(dask_scheduler.tasks), sorted(dask_scheduler.task_prefixes)
 
-                for _ in range(100):
-                    tasks, prefixes = await client.run_on_scheduler(left)
-                    if tasks == 0:
-                        break
-                assert tasks == 0
-                assert prefixes == ["llm", "tool"]
+            for _ in range(100):
+                tasks, prefixes = await client.run_on_scheduler(left)
+                if tasks == 0:
+                    break
+            assert tasks == 0
+            assert prefixes == ["llm", "tool"]
 
     run(body())
 
@@ -270,14 +269,13 @@ def test_a_failure_inside_the_plugin_is_raised_at_the_client(model_dir: str) -> 
         dask_scheduler.plugins["heddle"].session.controller.handle = broken
 
     async def body() -> None:
-        async with cluster(engines=1) as (_, client):
-            async with Rollout(
-                client, env=ToolAgent(), model=model_dir, engine=emulated(model_dir)
-            ) as rollout:
-                await rollout.run(1)
-                await client.run_on_scheduler(sabotage)
-                with pytest.raises(ControlPlaneFailed, match="the controller is broken"):
-                    await rollout.run(2)
+        async with cluster(engines=1) as (_, client), Rollout(
+            client, env=ToolAgent(), model=model_dir, engine=emulated(model_dir)
+        ) as rollout:
+            await rollout.run(1)
+            await client.run_on_scheduler(sabotage)
+            with pytest.raises(ControlPlaneFailed, match="the controller is broken"):
+                await rollout.run(2)
 
     run(body())
 

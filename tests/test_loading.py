@@ -11,8 +11,9 @@ import pytest
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Task
+from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.gymnasium_adapter import GymnasiumEnvironment
-from heddle_dask.environments.loading import FunctionEnvironment, load_environment
+from heddle_dask.environments.loading import load_environment
 from heddle_dask.environments.replay import ReplayEnvironment
 
 MODULE = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import is_dataclass
 
 import pytest
+
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.view import StrategySet
 from heddle_dask.strategies.admission import AtMost, Unlimited

@@ -9,6 +9,9 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from core_builders import Stage
 from core_world import play
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from heddle_dask.core import events as ev
 from heddle_dask.core import nouns
 from heddle_dask.core.commands import Command, StartStep
@@ -18,8 +21,6 @@ from heddle_dask.core.events import Event
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.story import decode, encode, replay
 from heddle_dask.strategies.presets import PRESETS, build_strategies
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 KINDS = (*get_args(Event), *get_args(Command))
 finite = st.floats(allow_nan=False)

@@ -7,6 +7,9 @@ from itertools import pairwise
 
 import pytest
 from core_builders import Stage, engine_of, step_of, trajectory_spec
+from hypothesis import given
+from hypothesis import strategies as st
+
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.state import Engine, Trajectory
@@ -16,8 +19,6 @@ from heddle_dask.strategies.least_load import LeastLoad, inflight_load, resident
 from heddle_dask.strategies.round_robin import RoundRobin
 from heddle_dask.strategies.sticky import Sticky, hash_weight
 from heddle_dask.strategies.sticky_least_loaded import StickyLeastLoaded
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def engines(*names: str, slots: int = 4) -> list[Engine]:

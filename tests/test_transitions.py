@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import pytest
 from core_builders import Stage
+
 from heddle_dask.core.commands import StartStep
 from heddle_dask.core.errors import InvalidTransition
+from heddle_dask.core.states_page import states_page
 from heddle_dask.core.transitions import (
     ACTION,
     ENGINE,
@@ -178,3 +181,21 @@ def test_rule_5_a_step_waits_while_its_kv_moves() -> None:
     (command,) = stage.join("E3")
     assert isinstance(command, StartStep)
     assert (command.trajectory_id, command.engine_id) == ("a", "E1")
+
+
+# -- the page --------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_states_is_the_one_that_the_tables_give() -> None:
+    page = Path(__file__).parents[1] / "docs" / "states.md"
+    assert page.read_text(encoding="utf-8") == states_page(), (
+        "run: python -m heddle_dask.core.states_page > docs/states.md"
+    )
+
+
+def test_the_page_names_every_state_and_event() -> None:
+    page = states_page()
+    for _, states, events, _ in TABLES.values():
+        for member in (*states, *events):
+            assert str(member.value) in page
+    assert "5. A trajectory whose KV is MOVING is not dispatched" in page

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, fields
@@ -20,6 +21,7 @@ from heddle_dask.live.local_cluster import LocalRolloutCluster
 
 CONNECT_TIMEOUT_S = 10.0
 JOIN_TIMEOUT_S = 60.0
+_LOG_PATH = re.compile(r" \(log: [^)]*\)")  # of a file that is gone when the message is read
 _LOG_LINES = 4
 _LOG_LINE_CHARS = 300
 _LOG_BYTES = 64 * 1024
@@ -82,7 +84,8 @@ async def local_client(shape: LocalShape, dashboard: bool) -> AsyncIterator[Clie
             async with Client(cluster, asynchronous=True) as client:
                 yield client
         except BadInput as error:
-            raise BadInput(f"{error}{_engine_log_tail(Path(directory))}") from None
+            message = _LOG_PATH.sub("", str(error))
+            raise BadInput(f"{message}{_engine_log_tail(Path(directory))}") from None
         finally:
             await asyncio.wait([starting])
             closing: Any = cluster.close()

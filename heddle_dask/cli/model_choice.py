@@ -35,7 +35,8 @@ def shipped_model() -> Path:
 def chosen_model(model: str | None, engine: str) -> str:
     """The model directory asked for, checked from outside, or the shipped one.
 
-    The emulated engine needs no weights, but a directory for the tokenizer.
+    The path is made absolute: workers and later readers of the run stand elsewhere. The emulated engine needs no
+    weights, but a directory for the tokenizer.
 
     Raises
     ------
@@ -50,7 +51,7 @@ def chosen_model(model: str | None, engine: str) -> str:
         raise BadInput(f"model directory {model} does not exist: give a directory with a tokenizer")
     if not any(next(Path(model).glob(pattern), None) for pattern in _TOKENIZER_FILES):
         raise BadInput(f"model directory {model} is no model: it has no tokenizer (tokenizer.json)")
-    return model
+    return str(Path(model).resolve())
 
 
 def context_limit(model: str, asked: int | None) -> int:

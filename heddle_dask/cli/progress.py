@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from heddle_dask.cli.summary import Tally
 
@@ -21,6 +22,8 @@ LIVE_INTERVAL_S = 0.25
 PLAIN_INTERVAL_S = 5.0
 _RATE_WINDOW_S = 10.0
 _BAR_CHARS = 24
+_SHARE_FOR_ESTIMATE = 0.1
+_PLAIN_TICKS_PER_WAIT_LINE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Snapshot:
     Attributes
     ----------
     left_s
-        Estimate from the pace so far; None until something is done. The tail makes it too small.
+        Estimate from the pace so far; None until a tenth is done. The tail makes it too small.
     """
 
     done: int
@@ -41,6 +44,11 @@ class Snapshot:
     failed: int
     tokens_per_s: float
     left_s: float | None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any trajectory has done anything."""
+        return bool(self.done or self.generating or self.queued or self.in_tools)
 
     def line(self) -> str:
         """One line for people."""
@@ -88,7 +96,7 @@ class Meter:
         if self._began_s is None and (counts.get("alive") or done):
             self._began_s = now_s
         left_s = None
-        if self._began_s is not None and done:
+        if self._began_s is not None and done and done >= _SHARE_FOR_ESTIMATE * self._total:
             left_s = (now_s - self._began_s) * (self._total - done) / done
         return Snapshot(
             done=done,
@@ -116,11 +124,12 @@ class Progress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._began_s = time.monotonic()
+        self._latest = ""
 
     def message(self, text: str) -> None:
         """One line that stays."""
-        elapsed_s = time.monotonic() - self._began_s
-        self._print(f"[{elapsed_s:6.1f} s] {text}")
+        self._latest = text
+        self._print(text)
 
     @contextlib.asynccontextmanager
     async def following(self, meter: Meter) -> AsyncIterator[None]:
@@ -135,21 +144,30 @@ class Progress:
                 await task
 
     async def _follow_plain(self, meter: Meter) -> None:
+        waits = 0
         while True:
             await asyncio.sleep(PLAIN_INTERVAL_S)
             snapshot = meter.snapshot()
-            if snapshot.done or snapshot.generating or snapshot.queued or snapshot.in_tools:
-                self.message(snapshot.line())
+            if snapshot.has_begun:
+                self._print(snapshot.line())
+                continue
+            waits += 1
+            if waits % _PLAIN_TICKS_PER_WAIT_LINE == 0:
+                self._print(f"still waiting: {self._latest}")
 
     async def _follow_live(self, meter: Meter) -> None:
         with Live(console=self._console, transient=True, auto_refresh=False) as live:
             while True:
-                live.update(_live_line(meter.snapshot()), refresh=True)
+                snapshot = meter.snapshot()
+                elapsed = duration(time.monotonic() - self._began_s)
+                waiting = Text(f"{self._latest} · {elapsed}", overflow="ellipsis", no_wrap=True)
+                live.update(_live_line(snapshot) if snapshot.has_begun else waiting, refresh=True)
                 await asyncio.sleep(LIVE_INTERVAL_S)
 
     def _print(self, text: str) -> None:
         # While a live line is shown, the console prints above it.
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        elapsed_s = time.monotonic() - self._began_s
+        self._console.print(f"[{elapsed_s:6.1f} s] {text}", highlight=False, markup=False, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 from distributed import Client
 from rich.console import Console
 
@@ -223,7 +224,18 @@ def _environment(order: RolloutOrder) -> Environment:
         sys.path.insert(0, here)
     scales = {"token_scale": order.token_scale, "tool_scale": order.tool_scale}
     given = {name: value for name, value in scales.items() if value is not None}
-    return load_environment(order.env, options=given)
+    environment = load_environment(order.env, options=given)
+    if order.scheduler is not None:
+        _send_by_value(order.env.partition(":")[0], here)
+    return environment
+
+
+def _send_by_value(name: str, here: str) -> None:
+    """Let tools of a module in this directory travel whole: workers of another cluster cannot import it."""
+    module = sys.modules.get(name)
+    path = getattr(module, "__file__", None)
+    if module is not None and path is not None and Path(path).parent.is_relative_to(here):
+        cloudpickle.register_pickle_by_value(module)
 
 
 def _dashboard(asked: bool | None) -> bool:

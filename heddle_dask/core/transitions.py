@@ -11,7 +11,7 @@ Coupling, in one place:
 
 1. An engine that is lost strands its queued and generating trajectories: `STRANDED`, hence WAITING.
 2. A lost engine takes the KV caches that live on it: KV `ENGINE_LOST`.
-3. A step that finishes leaves its KV on its engine: KV `WRITTEN`.
+3. A step that finishes leaves its KV on its engine: KV `WRITTEN`; not when that engine is lost.
 4. A trajectory that ends frees its KV: KV `DROPPED`; its waiting actions are `CANCELLED`.
 5. A trajectory whose KV is MOVING is not dispatched before the move ends.
 """

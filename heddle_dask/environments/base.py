@@ -18,11 +18,20 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One prompt to attempt. `payload` is JSON-able and private to the environment (answers, tests)."""
+    """One prompt to attempt.
+
+    Attributes
+    ----------
+    payload
+        JSON-able and private to the environment: answers, hidden tests.
+    group
+        What several tasks share, for predictors; empty: the attempts at this task are the group.
+    """
 
     task_id: str
     prompt: str
     payload: Mapping[str, Any] = field(default_factory=dict)
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

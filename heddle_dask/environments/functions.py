@@ -4,52 +4,76 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from typing import cast
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Context, Environment, Task
 
-Program = Callable[[Task, Context], Awaitable[float | None]]
+Solve = Callable[[Task, Context], Awaitable[float | None]]
 
 
-@dataclass(frozen=True)
 class FunctionEnvironment:
-    """Runs one coroutine function.
+    """An agent program given as a function, with the tasks that come with it.
 
-    Attributes
+    Parameters
     ----------
-    program
-        ``async def solve(task, ctx) -> float | None``. When it has an attribute ``tasks``, that is called with
-        (count, seed) for the tasks; else they are numbered and their prompts are empty.
+    solve
+        ``async def solve(task, ctx)``, returns the reward or None.
+    name
+        Stored with each trajectory.
+    tasks
+        ``tasks(count, seed)``; None: numbered tasks with an empty prompt.
     """
 
-    name: str
-    program: Program
+    def __init__(
+        self,
+        solve: Solve,
+        *,
+        name: str,
+        tasks: Callable[[int, int], Sequence[Task]] | None = None,
+    ) -> None:
+        self._solve = solve
+        self._name = name
+        self._tasks = tasks
+
+    @property
+    def name(self) -> str:
+        """See `Environment.name`."""
+        return self._name
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
-        """The program's own tasks, or numbered ones."""
-        own = getattr(self.program, "tasks", None)
-        if own is not None:
-            return list(own(count, seed))
-        return [Task(task_id=f"task-{index}", prompt="") for index in range(count)]
+        """See `Environment.tasks`."""
+        if self._tasks is not None:
+            return self._tasks(count, seed)
+        return [Task(f"{self._name}-{seed}-{i}", "") for i in range(count)]
 
     async def solve(self, task: Task, ctx: Context) -> float | None:
-        """Run the program."""
-        return await self.program(task, ctx)
+        """See `Environment.solve`."""
+        return await self._solve(task, ctx)
+
+
+def is_environment(value: object) -> bool:
+    """Whether `value` keeps the contract of `Environment`."""
+    return (
+        callable(getattr(value, "tasks", None))
+        and inspect.iscoroutinefunction(getattr(value, "solve", None))
+        and isinstance(getattr(value, "name", None), str)
+    )
 
 
 def as_environment(env: object) -> Environment:
-    """An `Environment` from one, or from a coroutine function.
+    """An `Environment` from one, or from a coroutine function ``solve(task, ctx)``.
 
     Raises
     ------
     BadInput
         It is neither.
     """
-    if callable(getattr(env, "solve", None)) and callable(getattr(env, "tasks", None)):
-        return env  # type: ignore[return-value]
+    if not isinstance(env, type) and is_environment(env):
+        return cast(Environment, env)
     if inspect.iscoroutinefunction(env):
-        return FunctionEnvironment(env.__name__, env)
+        return FunctionEnvironment(env, name=env.__name__)
     raise BadInput(
-        f"env is a {type(env).__name__}: give a name, an Environment, or `async def solve(task, ctx)`"
+        f"env is a {type(env).__name__}: give a name, an environment (name, tasks, solve), or "
+        "`async def solve(task, ctx)`"
     )

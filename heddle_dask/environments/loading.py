@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.environments.base import Context, Environment, Task
+from heddle_dask.environments.base import Environment
+from heddle_dask.environments.functions import FunctionEnvironment, is_environment
 from heddle_dask.environments.gymnasium_adapter import GymnasiumEnvironment
-
-Solve = Callable[[Task, Context], Awaitable[float | None]]
 
 # Names instead of classes: each is imported when it is asked for, with what it alone depends on.
 BUILT_IN = {
@@ -70,46 +69,6 @@ def load_environment(spec: str, *, options: Mapping[str, Any] | None = None) -> 
     return _from_user(spec, name, rest, given)
 
 
-class FunctionEnvironment:
-    """An agent program given as a function, with the tasks that its module offers.
-
-    Parameters
-    ----------
-    solve
-        ``async def solve(task, ctx)``, returns the reward or None.
-    name
-        Stored with each trajectory.
-    tasks
-        ``tasks(count, seed)``; None: numbered tasks with an empty prompt.
-    """
-
-    def __init__(
-        self,
-        solve: Solve,
-        *,
-        name: str,
-        tasks: Callable[[int, int], Sequence[Task]] | None = None,
-    ) -> None:
-        self._solve = solve
-        self._name = name
-        self._tasks = tasks
-
-    @property
-    def name(self) -> str:
-        """See `Environment.name`."""
-        return self._name
-
-    def tasks(self, count: int, seed: int) -> Sequence[Task]:
-        """See `Environment.tasks`."""
-        if self._tasks is not None:
-            return self._tasks(count, seed)
-        return [Task(f"{self._name}-{seed}-{i}", "") for i in range(count)]
-
-    async def solve(self, task: Task, ctx: Context) -> float | None:
-        """See `Environment.solve`."""
-        return await self._solve(task, ctx)
-
-
 def _from_user(spec: str, module_name: str, path: str, options: dict[str, Any]) -> Environment:
     module = _imported(spec, module_name)
     found: Any = module
@@ -121,7 +80,7 @@ def _from_user(spec: str, module_name: str, path: str, options: dict[str, Any]) 
         _only(options, (), spec)
         tasks = getattr(module, "tasks", None)
         return FunctionEnvironment(found, name=spec, tasks=tasks if callable(tasks) else None)
-    if not isinstance(found, type) and _is_environment(found):
+    if not isinstance(found, type) and is_environment(found):
         _only(options, (), spec)
         return cast(Environment, found)
     if not callable(found):
@@ -134,7 +93,7 @@ def _from_user(spec: str, module_name: str, path: str, options: dict[str, Any]) 
 
 def _made(spec: str, factory: Callable[..., Any], options: dict[str, Any]) -> Environment:
     product = _call(spec, factory, options)
-    if _is_environment(product):
+    if is_environment(product):
         return cast(Environment, product)
     if all(callable(getattr(product, name, None)) for name in ("reset", "step", "close")):
         product.close()  # it only showed its kind; each trajectory gets one of its own
@@ -174,14 +133,6 @@ def _imported(spec: str, module_name: str) -> Any:
 def _class_of(name: str) -> Any:
     module_name, _, attribute = BUILT_IN[name].partition(":")
     return getattr(importlib.import_module(module_name), attribute)
-
-
-def _is_environment(value: Any) -> bool:
-    return (
-        callable(getattr(value, "tasks", None))
-        and inspect.iscoroutinefunction(getattr(value, "solve", None))
-        and isinstance(getattr(value, "name", None), str)
-    )
 
 
 def _only(options: Mapping[str, Any], allowed: Sequence[str], spec: str) -> None:

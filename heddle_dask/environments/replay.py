@@ -182,7 +182,10 @@ class ReplayEnvironment:
                 f"{len(self._traces)} trajectories to replay"
             )
         chosen = random.Random(f"replay tasks {seed}").sample(list(self._traces), count)
-        return [Task(name, "", {"group": self._traces[name].group_id}) for name in chosen]
+        return [
+            Task(name, "", {"group": self._traces[name].group_id}, group=self._traces[name].group_id)
+            for name in chosen
+        ]
 
     async def solve(self, task: Task, ctx: Context) -> float | None:
         """Replay one trajectory. The reward is not known: what is sampled here solves nothing."""

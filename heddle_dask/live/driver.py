@@ -67,7 +67,7 @@ def attempts_of(
         for sample in range(samples):
             spec = TrajectorySpec(
                 trajectory_id=TrajectoryId(f"{batch}{task.task_id}/{sample}"),
-                group_id=GroupId(f"{batch}{task.task_id}"),
+                group_id=GroupId(f"{batch}{task.group or task.task_id}"),
                 sample_index=sample,
                 domain=environment,
             )

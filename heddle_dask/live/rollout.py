@@ -140,6 +140,7 @@ class Rollout:
         self.sampling = sampling or Sampling()
         self.environment = _environment(env)
         self.template = ChatTemplate.load(str(model))
+        self._check_template(on_progress)
         self.spec = (
             engine
             if isinstance(engine, EngineSpec)
@@ -342,6 +343,13 @@ class Rollout:
         await self._open_session()
         await self._provide_workers()
         await wait_for_capacity(self.client, self._engines, self._patience, self._on_progress)
+
+    def _check_template(self, on_progress: Callable[[str], None]) -> None:
+        """Say so when the template would rewrite history; the record keeps what was sampled all the same."""
+        try:
+            self.template.check_append_only()
+        except BadInput as error:
+            on_progress(f"note: {error}; trajectories keep their history as it was sampled")
 
     async def _open_session(self) -> None:
         """Claim the cluster before anything on it is changed."""

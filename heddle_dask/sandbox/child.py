@@ -1,8 +1,8 @@
-"""One child process on the event loop: feeds it when it is ready, keeps the first bytes it writes, sees its exit.
+"""One child process on the event loop: feeds it when it is ready, keeps the first bytes it writes.
 
-Not `asyncio.create_subprocess_exec`, for three reasons: it waits with one thread per child, its `wait`
-returns only when every holder of the pipes is gone, and a cancellation while it starts can hang
-(CPython 3.11). Starting costs the loop the same one to two milliseconds in both.
+Not `asyncio.create_subprocess_exec`, for two reasons: on Python 3.11 it waits with one thread per child,
+and its `wait` returns only when every holder of the pipes is gone. Starting costs the loop the same one
+to two milliseconds in both.
 """
 
 from __future__ import annotations

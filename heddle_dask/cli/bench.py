@@ -1,0 +1,58 @@
+"""``heddle bench``: the measurements behind the numbers in README and docs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from heddle_dask.cli.one_line import OneLineGroup
+from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.core.errors import BadInput
+
+
+@click.group("bench", cls=OneLineGroup)
+def bench() -> None:
+    """Measure this installation on this machine."""
+
+
+@bench.command("overhead")
+@click.option(
+    "--trajectories", default="50,200,400", show_default=True, help="Counts to measure, comma-separated."
+)
+@click.option("--model", default=None, help="Directory with a tokenizer [default: the shipped tiny-agent].")
+@shared_options
+def overhead(trajectories: str, model: str | None, as_json: bool, seed: int) -> None:
+    """Latency added to each LLM step and tool call, and the ceiling in steps per second."""
+    counts = _counts(trajectories)
+    from heddle_dask.benchmarks.overhead import as_json as overhead_json
+    from heddle_dask.benchmarks.overhead import measure_overhead
+    from heddle_dask.cli.model_choice import chosen_model
+
+    rows = asyncio.run(
+        measure_overhead(
+            chosen_model(model, "emulated"),
+            counts,
+            seed=seed,
+            on_progress=lambda message: click.echo(message, err=True),
+        )
+    )
+    click.echo("trajectories  step added p50/p99 ms  action added p50/p99 ms  steps/s", err=as_json)
+    for row in rows:
+        click.echo(
+            f"{row.trajectories:12d}  {row.added_ms_p50:9.1f} / {row.added_ms_p99:7.1f}  "
+            f"{row.action_added_ms_p50:10.1f} / {row.action_added_ms_p99:8.1f}  {row.steps_per_s:7.0f}",
+            err=as_json,
+        )
+    if as_json:
+        print_json(overhead_json(rows))
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise BadInput(f"--trajectories {text}: use whole numbers of at least 1, for example 50,200,400")
+    return counts
