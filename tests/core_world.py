@@ -396,7 +396,9 @@ class World:
         assert not state.unadmitted and not state.waiting_steps and not state.waiting_actions
         assert state.alive == 0
         assert all(host.free_cpus == host.spec.cpus for host in state.hosts.values())
-        assert all(e.inflight_tokens == e.resident_tokens == e.generating == 0 for e in state.engines.values())
+        assert all(
+            e.inflight_tokens == e.resident_tokens == e.generating == 0 for e in state.engines.values()
+        )
 
 
 # How often each move is made by `play`; what makes progress comes most.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -256,6 +257,22 @@ def test_engine_that_does_not_start_is_one_line_with_the_end_of_its_log(heddle):
     assert process.returncode == 2 and out == ""
     last = err.splitlines()[-1]
     assert "engine" in last and "max_model_len" in last
+    assert not heddle.path().exists()
+    heddle.assert_nothing_left()
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_vllm_that_does_not_start_is_one_line_with_the_end_of_its_log(heddle):
+    broken = heddle.directory / "broken"
+    shutil.copytree(heddle.model, broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    process = heddle.start("--engine", "vllm", "--model", broken, "--tasks", 1)
+    out, err = process.communicate(timeout=2 * HANG_S)
+    assert process.returncode == 2 and out == ""
+    last = err.splitlines()[-1]
+    assert "vllm engine" in last and "last lines of its log: " in last
     assert not heddle.path().exists()
     heddle.assert_nothing_left()
 

@@ -150,7 +150,9 @@ def test_a_second_request_while_a_step_is_open_is_our_bug_and_tells_the_story() 
     stage.join("E1")
     stage.submit("a")
     stage.placed("a")
-    with pytest.raises(InvalidTransition, match=r"admitted: submitted -> thinking.*placed: waiting -> queued"):
+    with pytest.raises(
+        InvalidTransition, match=r"admitted: submitted -> thinking.*placed: waiting -> queued"
+    ):
         stage.request("a", 1)
 
 

@@ -39,9 +39,7 @@ class RandomWorld(RuleBasedStateMachine):
     def begin(self, preset: str, seed: int, alive: int | None, max_losses: int) -> None:
         self.overrides = [] if alive is None else [f"admission=at-most,alive={alive}"]
         self.preset, self.seed = preset, seed
-        self.world = new_world(
-            preset, self._pick, seed=seed, max_losses=max_losses, overrides=self.overrides
-        )
+        self.world = new_world(preset, self._pick, seed=seed, max_losses=max_losses, overrides=self.overrides)
 
     def _pick(self, choices: Sequence[Any]) -> Any:
         return self.data.draw(st.sampled_from(choices)) if self.data is not None else choices[0]

@@ -62,9 +62,7 @@ class Recorder(SchedulerPlugin):
 def submit(client: Client, task: Callable[..., Any], values: list[Any], **annotations: Any) -> list[Any]:
     keys = [("step", value) for value in values]
     with dask.annotate(**annotations):
-        return client.map(
-            task, values, key=keys, pure=False, resources={internals.HOLD_RESOURCE: 1}
-        )
+        return client.map(task, values, key=keys, pure=False, resources={internals.HOLD_RESOURCE: 1})
 
 
 async def until(condition: Callable[[], Any]) -> None:

@@ -31,7 +31,9 @@ pytestmark = pytest.mark.cluster
 
 
 def control_lines(out: Path) -> list[Any]:
-    return [line for kind, body in read_journal(journal_path(out)) if kind == "control" for line in body["lines"]]
+    return [
+        line for kind, body in read_journal(journal_path(out)) if kind == "control" for line in body["lines"]
+    ]
 
 
 @pytest.mark.parametrize("strategy", PRESETS)
@@ -72,9 +74,7 @@ def test_the_record_is_what_the_engine_saw_and_sampled(
     strategy: str, model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen_path = tmp_path / "seen.jsonl"
-    monkeypatch.setattr(
-        rollout_module, "RolloutWorker", lambda spec: RecordingWorker(spec, str(seen_path))
-    )
+    monkeypatch.setattr(rollout_module, "RolloutWorker", lambda spec: RecordingWorker(spec, str(seen_path)))
 
     async def body() -> Any:
         async with cluster() as (_, client):
@@ -194,9 +194,10 @@ def test_sync_client_streams_and_runs(model_dir: str) -> None:
 
 def test_futures_are_released_and_keys_share_two_prefixes(model_dir: str) -> None:
     async def body() -> None:
-        async with cluster(engines=1) as (_, client), Rollout(
-            client, env=ToolAgent(steps=2), model=model_dir, engine=emulated(model_dir)
-        ) as rollout:
+        async with (
+            cluster(engines=1) as (_, client),
+            Rollout(client, env=ToolAgent(steps=2), model=model_dir, engine=emulated(model_dir)) as rollout,
+        ):
             await rollout.run(4)
             await rollout.run(4)
 
@@ -232,9 +233,7 @@ def test_a_second_session_is_refused_while_the_first_is_open(model_dir: str) -> 
 def test_a_cluster_without_tagged_workers_is_named_within_bounded_time(model_dir: str) -> None:
     async def body() -> None:
         async with (
-            LocalCluster(
-                n_workers=1, processes=False, dashboard_address=None, asynchronous=True
-            ) as plain,
+            LocalCluster(n_workers=1, processes=False, dashboard_address=None, asynchronous=True) as plain,
             Client(plain, asynchronous=True) as client,
         ):
             rollout = Rollout(
@@ -255,7 +254,7 @@ def test_an_engine_that_does_not_start_is_named_with_its_reason(model_dir: str) 
         async with cluster(engines=1) as (_, client):
             spec = emulated(model_dir, faults={"fail_start": "no memory today"})
             rollout = Rollout(client, env=ToolAgent(), model=model_dir, engine=spec)
-            with pytest.raises(BadInput, match="an engine does not start on worker .*: .*no memory today"):
+            with pytest.raises(BadInput, match=r"an engine does not start on worker .*: .*no memory today"):
                 await rollout.run(1)
 
     run(body())
@@ -269,9 +268,10 @@ def test_a_failure_inside_the_plugin_is_raised_at_the_client(model_dir: str) -> 
         dask_scheduler.plugins["heddle"].session.controller.handle = broken
 
     async def body() -> None:
-        async with cluster(engines=1) as (_, client), Rollout(
-            client, env=ToolAgent(), model=model_dir, engine=emulated(model_dir)
-        ) as rollout:
+        async with (
+            cluster(engines=1) as (_, client),
+            Rollout(client, env=ToolAgent(), model=model_dir, engine=emulated(model_dir)) as rollout,
+        ):
             await rollout.run(1)
             await client.run_on_scheduler(sabotage)
             with pytest.raises(ControlPlaneFailed, match="the controller is broken"):

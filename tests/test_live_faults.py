@@ -8,7 +8,6 @@ from typing import Any
 
 import psutil
 import pytest
-from distributed import Client
 from live_agents import ToolAgent, always_die, count_and_maybe_die, echo_tool
 from live_world import cluster, descendants, emulated, kill, run, until
 
@@ -16,7 +15,6 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.story import replay
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.control_channel import ControlPlaneFailed
-from heddle_dask.live.local_cluster import LocalRolloutCluster
 from heddle_dask.live.rollout import Rollout
 from heddle_dask.live.run_writer import journal_path
 from heddle_dask.records.journal import read_journal
@@ -124,7 +122,9 @@ def test_a_killed_engine_is_restarted_and_its_steps_go_on_elsewhere(model_dir: s
                 check_complete(records, 24, 5)
                 await until(lambda: rollout.progress()["engines_ready"] == 2)
                 second = await collect(rollout.stream(4), 0, lambda: None)
-                names = {s.engine_id for r in (*records, *second) for s in r.steps if "rollout-1" in s.engine_id}
+                names = {
+                    s.engine_id for r in (*records, *second) for s in r.steps if "rollout-1" in s.engine_id
+                }
                 assert len(names) == 2, "a restarted engine has a new id"
 
     run(body())
@@ -152,9 +152,7 @@ def test_actions_of_a_killed_tool_worker_run_again(model_dir: str, tmp_path: Pat
 
     async def body() -> Any:
         async with cluster(engines=1, tool_workers=2) as (_, client):
-            rollout = Rollout(
-                client, env=DeadlyTool(marker), model=model_dir, engine=emulated(model_dir)
-            )
+            rollout = Rollout(client, env=DeadlyTool(marker), model=model_dir, engine=emulated(model_dir))
             return await rollout.run(4)
 
     batch = run(body())
@@ -227,22 +225,21 @@ def test_interrupt_keeps_what_is_finished_and_aborts_the_rest(model_dir: str, tm
 
 def test_a_killed_scheduler_ends_the_run_and_keeps_what_is_finished(model_dir: str, tmp_path: Path) -> None:
     async def body() -> None:
-        async with LocalRolloutCluster(1, tool_cpus=8, dashboard=False, asynchronous=True) as made:
-            async with Client(made, asynchronous=True) as client:
-                rollout = Rollout(
-                    client,
-                    env=ToolAgent(steps=4),
-                    model=model_dir,
-                    engine=emulated(model_dir, seconds_per_token=0.01, slots=2),
-                    samples=2,
-                    out=tmp_path / "run.zarr",
-                )
+        async with cluster(1) as (made, client):
+            rollout = Rollout(
+                client,
+                env=ToolAgent(steps=4),
+                model=model_dir,
+                engine=emulated(model_dir, seconds_per_token=0.01, slots=2),
+                samples=2,
+                out=tmp_path / "run.zarr",
+            )
 
-                def fault() -> None:
-                    kill(made.scheduler._process.program_pid)
+            def fault() -> None:
+                kill(made.scheduler._process.program_pid)
 
-                with pytest.raises(ControlPlaneFailed, match="the scheduler does not answer"):
-                    await collect(rollout.stream(10), 3, fault)
+            with pytest.raises(ControlPlaneFailed, match="the scheduler does not answer"):
+                await collect(rollout.stream(10), 3, fault)
 
     run(body())
     stored = list(RunReader(tmp_path / "run.zarr"))

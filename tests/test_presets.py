@@ -61,7 +61,8 @@ def test_the_seed_reaches_the_strategies_that_draw() -> None:
 
 def test_overrides_replace_parts_and_the_last_of_one_part_wins() -> None:
     built = build_strategies(
-        "sticky", overrides=["placement=round-robin", "admission=at-most,alive=3", "admission=at-most,alive=8"]
+        "sticky",
+        overrides=["placement=round-robin", "admission=at-most,alive=3", "admission=at-most,alive=8"],
     )
     assert isinstance(built.placement, RoundRobin)
     assert built.admission == AtMost(8)
@@ -74,14 +75,22 @@ def test_overrides_replace_parts_and_the_last_of_one_part_wins() -> None:
         ("sticky", "plaicement=x", "unknown part 'plaicement'; choose one of: placement, scheduling, "),
         ("sticky", "placement=x", "unknown placement 'x'; choose one of: round-robin, "),
         ("sticky", "placement", "unknown placement ''; choose one of: round-robin, "),
-        ("sticky", "admission=at-most", "admission 'at-most' needs the option 'alive': admission=at-most,alive="),
+        (
+            "sticky",
+            "admission=at-most",
+            "admission 'at-most' needs the option 'alive': admission=at-most,alive=",
+        ),
         ("sticky", "admission=at-most,alive", "'alive' is not of the form option=value"),
         ("sticky", "admission=at-most,alife=3", "'at-most' has no option 'alife'; its options: alive"),
         ("sticky", "admission=unlimited,alive=3", "has no option 'alive'; its options: none"),
         ("sticky", "admission=at-most,alive=0", "alive is 0; it must be a whole number from 1"),
         ("sticky", "admission=at-most,alive=many", "alive is 'many'; it must be a whole number from 1"),
         ("sticky", "placement=round-robin,_turn=3", "has no option '_turn'; its options: none"),
-        ("sticky", "placement=least-load,seed=None", "placement 'least-load': seed is None; it must be a whole"),
+        (
+            "sticky",
+            "placement=least-load,seed=None",
+            "placement 'least-load': seed is None; it must be a whole",
+        ),
         ("sticky", "placement=sticky-least-loaded,seed=x", "seed is 'x'; it must be a whole number"),
     ],
 )

@@ -21,7 +21,7 @@ from heddle_dask.cli.summary import Tally
 LIVE_INTERVAL_S = 0.25
 PLAIN_INTERVAL_S = 5.0
 _RATE_WINDOW_S = 10.0
-_BAR_CHARS = 24
+_BAR_CHARS = 16
 _SHARE_FOR_ESTIMATE = 0.1
 _PLAIN_TICKS_PER_WAIT_LINE = 3
 

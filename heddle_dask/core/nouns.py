@@ -74,7 +74,8 @@ class ActionRequest:
     Attributes
     ----------
     min_cpus, max_cpus
-        The least it needs to start and the most it can use (ARL-Tangram: elastic actions).
+        The least it needs to start and the most it can use (ARL-Tangram: elastic actions); 0 and 0 when it only
+        waits for somebody else.
     pool
         Which kind of host may run it.
     """

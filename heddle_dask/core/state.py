@@ -44,8 +44,8 @@ class Trajectory:
     Attributes
     ----------
     home
-        Engine that holds its context, or that it is assigned to. None before the first placement and
-        after that engine was lost (and the last step there has reported). `Engine.residents` of the home lists this trajectory.
+        Engine that holds its context, or that it is assigned to. None before the first placement and after that
+        engine was lost and the last step there has reported. `Engine.residents` of the home lists this trajectory.
     counted_on, counted_tokens
         Engine whose `inflight_tokens` counts the current step, and with how many tokens.
     context_tokens

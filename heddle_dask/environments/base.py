@@ -122,7 +122,7 @@ class Context(Protocol):
         function
             Picklable, plain or async. If it has a parameter named ``cpus``, it gets the number granted.
         cpus
-            Least and most CPUs that the action can use.
+            Least and most CPUs that the action can use; (0, 0) for one that only waits (a remote API).
 
         Raises
         ------

@@ -62,7 +62,7 @@ class Budget:
         Prompt and generated tokens together; never more than the engine takes.
     """
 
-    max_steps: int = 64
+    max_steps: int = 512
     max_step_tokens: int = 512
     max_context_tokens: int = 4096
 
@@ -125,7 +125,7 @@ class LiveContext:
         self._messages: list[dict[str, str]] = []
         self._raw: list[int] = []
         self._held: tuple[int, int] = (0, 0)
-        self._sent_crc = 0
+        self._sent_crc: int | None = None
         self._ended_turn = True
         self._told_done = False
         self.record = TokenRecord()
@@ -228,8 +228,8 @@ class LiveContext:
         ActionFailed
         """
         least, most = cpus
-        if not 1 <= least <= most:
-            raise ValueError(f"cpus=({least}, {most}): use (least, most) with 1 <= least <= most")
+        if not 0 <= least <= most:
+            raise ValueError(f"cpus=({least}, {most}): use (least, most) with 0 <= least <= most")
         name = str(label or getattr(function, "__name__", type(function).__name__))
         index = len(self.actions)
         submitted_s = self._services.clock()
@@ -257,6 +257,7 @@ class LiveContext:
         """The next journalled result of this step, or one from an engine."""
         if self._recorded.steps:
             body = self._recorded.steps.popleft()
+            self._sent_crc = None  # no worker has seen it: the first real step brings everything
             if (body["step_index"], body["context_tokens"]) != (step.index, len(self.record)):
                 raise ReplayDiverged(
                     f"step {step.index} over {len(self.record)} tokens; the journal holds step "
@@ -320,7 +321,10 @@ class LiveContext:
             return replace(step, attempt=attempt, send_all=True)
         ids = np.frombuffer(result.token_ids, dtype="<i4")
         self._append_sampled(ids, result)
-        self._held = (len(self.record), zlib.crc32(result.token_ids, self._sent_crc))
+        if self._sent_crc is None:
+            self._held = (0, 0)
+        else:
+            self._held = (len(self.record), zlib.crc32(result.token_ids, self._sent_crc))
         self.generated_tokens += len(ids)
         step = replace(
             step,

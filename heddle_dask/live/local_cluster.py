@@ -215,4 +215,5 @@ class LocalRolloutCluster(SpecCluster):
         await asyncio.gather(*(worker.close() for worker in self.workers.values()))
         self.workers.clear()
         self.shutdown_scheduler = False
+        assert self.scheduler is not None
         await self.scheduler.close()
