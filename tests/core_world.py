@@ -335,7 +335,7 @@ class World:
         self.stale.append((ev.StepStarted, *step.identity))
 
     def _do_act(self, name: str) -> None:
-        least = self.pick((1, 1, 2, 4))
+        least = self.pick((0, 1, 1, 2, 4))
         request = action_of(self.fresh("x"), name, cpus=(least, least + 2), pool=self.pick(POOLS))
         self.calls[request.action_id] = Call(request, self.numbers)
         self.line.append(request.action_id)

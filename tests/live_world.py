@@ -18,9 +18,9 @@ from heddle_dask.live.local_cluster import LocalRolloutCluster
 HANG_S = 120
 
 
-def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def run(coroutine: Coroutine[Any, Any, Any], hang_s: float = HANG_S) -> Any:
     """Run to the end; the ceiling is for hangs only."""
-    return asyncio.run(asyncio.wait_for(coroutine, HANG_S))
+    return asyncio.run(asyncio.wait_for(coroutine, hang_s))
 
 
 def emulated(model: str, *, seconds_per_token: float = 0.002, slots: int = 4, **options: Any) -> EngineSpec:

@@ -147,10 +147,11 @@ def test_rollout_refuses_an_out_path_that_cannot_be_written():
     assert "/proc" in refused("rollout", "--engine", "emulated", "--out", "/proc/x/y.zarr")
 
 
-def test_rollout_refuses_to_resume_with_other_options():
-    stored("x.zarr", samples=4)
-    line = refused("rollout", "--engine", "emulated", "--env", "math", "--resume", "--out", "x.zarr")
-    assert "environment" in line or "model" in line or "samples" in line
+def test_rollout_refuses_to_resume_with_other_options(model_dir):
+    stored("x.zarr", samples=4, seed=3)
+    resume = ("rollout", "--engine", "emulated", "--model", model_dir, "--env", "math", "--resume")
+    assert "samples 4, not 8" in refused(*resume, "--out", "x.zarr", "--samples", 8, "--seed", 3)
+    assert "seed 3, not 0" in refused(*resume, "--out", "x.zarr", "--samples", 4)
 
 
 def test_rollout_refuses_an_address_that_is_none(model_dir):
@@ -159,7 +160,7 @@ def test_rollout_refuses_an_address_that_is_none(model_dir):
 
 
 def test_rollout_refuses_a_scheduler_that_does_not_answer(model_dir, monkeypatch):
-    monkeypatch.setattr("heddle_dask.cli.cluster_choice.CONNECT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("heddle_dask.cli.rollout_run.CONNECT_TIMEOUT_S", 1.0)
     line = refused("rollout", "--engine", "emulated", "--model", model_dir, "--scheduler", "127.0.0.1:9")
     assert "127.0.0.1:9" in line
 

@@ -73,6 +73,15 @@ def test_a_wide_action_holds_back_only_its_own_pool() -> None:
     assert stage.act("b2", "b") == [run("b2")]
 
 
+def test_an_action_that_needs_no_cpu_runs_on_a_full_host() -> None:
+    stage = stage_with(1)
+    stage.act("a1", "a")
+    assert stage.act("a2", "a", cpus=(0, 0)) == [run("a2", cpus=0)]
+    assert stage.state.hosts[H1].free_cpus == 0
+    stage.acted(run("a2", cpus=0))
+    assert stage.act("b1", "b") == []
+
+
 def test_actions_wait_for_the_first_host() -> None:
     stage = Stage()
     stage.submit("a")

@@ -35,7 +35,6 @@ _LEAST_MEMORY_GIB = 4
 _LEAST_OPEN_FILES = 4096
 _PACKAGES = ("dask", "distributed", "zarr", "numpy", "transformers", "xgboost")
 _CUDA_DEVICES = Path("/dev/nvidiactl")
-_SCHEDULER_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,11 +208,11 @@ def _slurm() -> Check:
 
 async def _scheduler(address: str) -> Check:
     # Seconds of imports, and only here.
-    from heddle_dask.cli.cluster_choice import remote_client
+    from heddle_dask.cli.cluster_choice import CONNECT_TIMEOUT_S, remote_client
     from heddle_dask.live.messages import ENGINE_RESOURCE, SLOT_RESOURCE, TOOL_RESOURCE
 
     try:
-        async with remote_client(address, _SCHEDULER_TIMEOUT_S) as client:
+        async with remote_client(address, CONNECT_TIMEOUT_S) as client:
             scheduler: Any = client.scheduler
             identity = await scheduler.identity(n_workers=-1)
     except BadInput as error:

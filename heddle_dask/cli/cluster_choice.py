@@ -116,7 +116,7 @@ async def workers_joined(client: Client, shape: LocalShape) -> None:
 
 
 @contextlib.asynccontextmanager
-async def remote_client(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> AsyncIterator[Client]:
+async def remote_client(address: str, timeout_s: float) -> AsyncIterator[Client]:
     """A client of the scheduler at `address`.
 
     Raises

@@ -18,7 +18,13 @@ import cloudpickle
 from distributed import Client
 from rich.console import Console
 
-from heddle_dask.cli.cluster_choice import LocalShape, local_client, remote_client, workers_joined
+from heddle_dask.cli.cluster_choice import (
+    CONNECT_TIMEOUT_S,
+    LocalShape,
+    local_client,
+    remote_client,
+    workers_joined,
+)
 from heddle_dask.cli.interrupts import Interrupts
 from heddle_dask.cli.model_choice import chosen_model, context_limit
 from heddle_dask.cli.one_line import EXIT_TERMINATED
@@ -157,7 +163,7 @@ class _Run:
 
     def _client(self) -> AbstractAsyncContextManager[Client]:
         if self.order.scheduler is not None:
-            return remote_client(self.order.scheduler)
+            return remote_client(self.order.scheduler, CONNECT_TIMEOUT_S)
         self.progress.message(f"starting a local cluster for {self.shape.engines} engine(s)")
         return local_client(self.shape, self.dashboard)
 

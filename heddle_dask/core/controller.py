@@ -13,26 +13,23 @@ Promises
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from heddle_dask.core import events as ev
 from heddle_dask.core import guards
+from heddle_dask.core.action_desk import ActionDesk
 from heddle_dask.core.commands import (
-    AbortAction,
     AbortStep,
     AdmitTrajectory,
     Command,
-    GiveUpAction,
     GiveUpStep,
-    RunAction,
     StartStep,
 )
 from heddle_dask.core.ids import EngineId
-from heddle_dask.core.state import Action, Engine, Host, State, Trajectory
+from heddle_dask.core.state import Engine, State, Trajectory
 from heddle_dask.core.transitions import (
-    ActionEvent,
     EngineEvent,
     EngineState,
     KvEvent,
@@ -64,6 +61,7 @@ class Controller:
         self.view = ClusterView(self.state)
         self.strategies = strategies
         self.limits = limits or Limits()
+        self.actions = ActionDesk(self.state, self.view, strategies.actions, self.limits.max_losses)
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             ev.TrajectorySubmitted: self._trajectory_submitted,
             ev.TrajectoryEnded: self._trajectory_ended,
@@ -71,13 +69,13 @@ class Controller:
             ev.StepStarted: self._step_started,
             ev.StepFinished: self._step_finished,
             ev.StepFailed: self._step_failed,
-            ev.ActionRequested: self._action_requested,
-            ev.ActionFinished: self._action_finished,
+            ev.ActionRequested: self.actions.requested,
+            ev.ActionFinished: self.actions.finished,
             ev.EngineJoined: self._engine_joined,
             ev.EngineLost: self._engine_lost,
             ev.EngineDraining: self._engine_draining,
-            ev.HostJoined: self._host_joined,
-            ev.HostLost: self._host_lost,
+            ev.HostJoined: self.actions.host_joined,
+            ev.HostLost: self.actions.host_lost,
         }
 
     def handle(self, event: ev.Event) -> list[Command]:
@@ -117,7 +115,7 @@ class Controller:
     def _trajectory_ended(self, event: ev.TrajectoryEnded) -> list[Command]:
         trajectory = self.state.trajectories.get(event.trajectory_id)
         if trajectory is None or trajectory.state is TrajectoryState.ENDED:
-            return self._late()
+            return self.state.late()
         was = trajectory.state
         commands = self._abort_open_step(trajectory, "trajectory ended")
         self.state.uncount_inflight(trajectory, was is TrajectoryState.GENERATING)
@@ -129,10 +127,10 @@ class Controller:
         trajectory.step = None
         if was is not TrajectoryState.SUBMITTED:
             self.state.alive -= 1
-        commands += self._cancel_actions(trajectory)
-        self._forget_if_over(trajectory)
+        commands += self.actions.cancel_all(trajectory)
+        self.state.forget_if_over(trajectory)
         # A dropped action may have stood at the head of the line, an aborted step on a full engine.
-        return [*commands, *self._place_waiting(event.at), *self._allocate(), *self._admit(event.at)]
+        return [*commands, *self._place_waiting(event.at), *self.actions.allocate(), *self._admit(event.at)]
 
     def _abort_open_step(self, trajectory: Trajectory, reason: str) -> list[Command]:
         step, engine_id = trajectory.step, trajectory.counted_on
@@ -140,31 +138,13 @@ class Controller:
             return []
         return [AbortStep(trajectory.trajectory_id, step.step_index, step.attempt, engine_id, reason)]
 
-    def _forget_if_over(self, trajectory: Trajectory) -> None:
-        """A session may last for days: what has ended, actions included, is dropped."""
-        if trajectory.state is TrajectoryState.ENDED and trajectory.actions_open == 0:
-            self.state.trajectories.pop(trajectory.trajectory_id, None)
-
-    def _cancel_actions(self, trajectory: Trajectory) -> list[Command]:
-        if trajectory.actions_open == 0:
-            return []
-        mine = [a for a in self.state.actions.values() if a.spec.trajectory_id == trajectory.trajectory_id]
-        commands: list[Command] = []
-        for action in mine:
-            action.advance(ActionEvent.CANCELLED)
-            if action.host is None:
-                self._forget_action(action)
-            else:
-                commands.append(AbortAction(action.spec.action_id, action.host))
-        return commands
-
     # -- steps -------------------------------------------------------------------------------------
 
     def _step_requested(self, event: ev.StepRequested) -> list[Command]:
         step = event.step
         trajectory = self.state.trajectories.get(step.trajectory_id)
         if trajectory is None or not trajectory.advance(TrajectoryEvent.STEP_REQUESTED, event.at):
-            return self._late()
+            return self.state.late()
         if trajectory.step is None or trajectory.step.step_index != step.step_index:
             trajectory.losses = 0
         trajectory.step = step
@@ -243,14 +223,14 @@ class Controller:
     def _step_started(self, event: ev.StepStarted) -> list[Command]:
         current = self._current(event)
         if current is None or not current[0].advance(TrajectoryEvent.STARTED, event.at):
-            return self._late()
+            return self.state.late()
         current[1].generating += 1
         return []
 
     def _step_finished(self, event: ev.StepFinished) -> list[Command]:
         current = self._current(event)
         if current is None:
-            return self._late()
+            return self.state.late()
         trajectory, engine = current
         if engine.state is not EngineState.LOST:
             trajectory.advance_kv(KvEvent.WRITTEN)
@@ -265,7 +245,7 @@ class Controller:
     def _step_failed(self, event: ev.StepFailed) -> list[Command]:
         current = self._current(event)
         if current is None:
-            return self._late()
+            return self.state.late()
         self._end_step(*current, event.at)
         return self._place_waiting(event.at)
 
@@ -289,18 +269,18 @@ class Controller:
     def _engine_draining(self, event: ev.EngineDraining) -> list[Command]:
         engine = self.state.engines[event.engine_id]
         if not engine.advance(EngineEvent.DRAIN_ORDERED):
-            return self._late()
+            return self.state.late()
         self.state.refresh_ready()
         return []
 
     def _engine_lost(self, event: ev.EngineLost) -> list[Command]:
         engine = self.state.engines.get(event.engine_id)
         if engine is None:
-            return self._late()
+            return self.state.late()
         if engine.advance(EngineEvent.LOST):
             self.state.refresh_ready()
         elif not (event.stranded and engine.inflight):  # else: now its worker died too
-            return self._late()
+            return self.state.late()
         if event.stranded:
             self._strand(engine, event.at)
         for trajectory_id in list(engine.residents):
@@ -333,117 +313,3 @@ class Controller:
                 cause = f"its worker died {trajectory.losses} times while it was generating"
                 commands += self._give_up_step(trajectory, at, cause)
         return commands
-
-    # -- actions -----------------------------------------------------------------------------------
-
-    def _action_requested(self, event: ev.ActionRequested) -> list[Command]:
-        spec = event.action
-        if spec.action_id in self.state.actions:
-            raise KeyError(f"action {spec.action_id} was requested before")
-        trajectory = self.state.trajectories.get(spec.trajectory_id)
-        if trajectory is None or not trajectory.advance(TrajectoryEvent.ACTION_REQUESTED, event.at):
-            return self._late()
-        trajectory.actions_open += 1
-        action = Action(spec=spec, number=self.state.next_number())
-        self.state.actions[spec.action_id] = action
-        self.state.waiting_actions[spec.action_id] = None
-        return [*self._give_up_too_wide([action], event.at), *self._allocate()]
-
-    def _give_up_too_wide(self, waiting: Iterable[Action], at: float) -> list[Command]:
-        """Give up actions that no host of their pool could run even when empty."""
-        largest: dict[str, int] = {}
-        for host in self.state.hosts.values():
-            largest[host.spec.pool] = max(host.spec.cpus, largest.get(host.spec.pool, 0))
-        commands: list[Command] = []
-        for action in waiting:
-            need, most = action.spec.min_cpus, largest.get(action.spec.pool)
-            if most is not None and most < need:
-                cause = f"it needs {need} CPUs; the largest tool worker has {most}"
-                commands += self._give_up_action(action, at, cause)
-        return commands
-
-    def _allocate(self) -> list[Command]:
-        if not self.state.waiting_actions or not self.state.hosts:
-            return []
-        commands: list[Command] = []
-        for grant in self.strategies.actions.allocate(self.view):
-            guards.check_grant(self.state, grant)
-            action, host = self.state.actions[grant.action_id], self.state.hosts[grant.host_id]
-            action.advance(ActionEvent.STARTED)
-            action.host, action.cpus = grant.host_id, grant.cpus
-            host.free_cpus -= grant.cpus
-            host.running[grant.action_id] = None
-            del self.state.waiting_actions[grant.action_id]
-            commands.append(RunAction(grant.action_id, grant.host_id, grant.cpus))
-        return commands
-
-    def _action_finished(self, event: ev.ActionFinished) -> list[Command]:
-        action = self.state.actions.get(event.action_id)
-        if action is None or action.host != event.host_id:
-            return self._late()
-        self._release(action)
-        action.advance(ActionEvent.FINISHED)
-        self._close_action(action, event.at)
-        return self._allocate()
-
-    def _release(self, action: Action) -> None:
-        assert action.host is not None, action.spec.action_id
-        host = self.state.hosts[action.host]
-        host.free_cpus += action.cpus
-        del host.running[action.spec.action_id]
-        action.host, action.cpus = None, 0
-
-    def _close_action(self, action: Action, at: float) -> None:
-        """Forget the action and tell its trajectory."""
-        trajectory = self.state.trajectories[action.spec.trajectory_id]
-        self._forget_action(action)
-        if trajectory.actions_open == 0 and trajectory.state is not TrajectoryState.ENDED:
-            trajectory.advance(TrajectoryEvent.LAST_ACTION_ENDED, at)
-
-    def _forget_action(self, action: Action) -> None:
-        self.state.waiting_actions.pop(action.spec.action_id, None)
-        del self.state.actions[action.spec.action_id]
-        trajectory = self.state.trajectories[action.spec.trajectory_id]
-        trajectory.actions_open -= 1
-        self._forget_if_over(trajectory)
-
-    def _give_up_action(self, action: Action, at: float, cause: str) -> list[Command]:
-        action.advance(ActionEvent.CANCELLED)
-        self._close_action(action, at)
-        return [GiveUpAction(action.spec.action_id, cause)]
-
-    def _host_joined(self, event: ev.HostJoined) -> list[Command]:
-        spec = event.host
-        if spec.host_id in self.state.hosts:
-            raise KeyError(f"host {spec.host_id} joined before; a restart needs a new id")
-        number = self.state.next_number()
-        self.state.hosts[spec.host_id] = Host(spec=spec, number=number, free_cpus=spec.cpus)
-        # Those that came before any host; when a host is lost, its wide actions wait for it to come back.
-        return [*self._give_up_too_wide(list(self.view.waiting_actions), event.at), *self._allocate()]
-
-    def _host_lost(self, event: ev.HostLost) -> list[Command]:
-        host = self.state.hosts.get(event.host_id)
-        if host is None:
-            return self._late()
-        commands: list[Command] = []
-        stranded = [self.state.actions[action_id] for action_id in host.running]
-        for action in stranded:
-            self._release(action)
-            action.advance(ActionEvent.HOST_LOST)
-            action.losses += 1
-        # They had started before those that wait now: they come first.
-        first = dict.fromkeys(a.spec.action_id for a in sorted(stranded, key=lambda a: a.number))
-        self.state.waiting_actions = {**first, **self.state.waiting_actions}
-        del self.state.hosts[event.host_id]
-        for action in stranded:
-            if self.state.trajectories[action.spec.trajectory_id].state is TrajectoryState.ENDED:
-                action.advance(ActionEvent.CANCELLED)
-                self._forget_action(action)
-            elif action.losses > self.limits.max_losses:
-                cause = f"its worker died {action.losses} times while it ran"
-                commands += self._give_up_action(action, event.at, cause)
-        return [*commands, *self._allocate()]
-
-    def _late(self) -> list[Command]:
-        self.state.late_arrivals += 1
-        return []

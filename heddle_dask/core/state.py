@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from heddle_dask.core.commands import Command
 from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
 from heddle_dask.core.nouns import (
     ActionRequest,
@@ -202,6 +203,16 @@ class State:
         """The next running number: ids of records and the order of equal priorities."""
         self._counter += 1
         return self._counter
+
+    def late(self) -> list[Command]:
+        """Count an event that came too late; nothing is to be done about it."""
+        self.late_arrivals += 1
+        return []
+
+    def forget_if_over(self, trajectory: Trajectory) -> None:
+        """A session may last for days: what has ended, actions included, is dropped."""
+        if trajectory.state is TrajectoryState.ENDED and trajectory.actions_open == 0:
+            self.trajectories.pop(trajectory.trajectory_id, None)
 
     @property
     def ready_engines(self) -> Sequence[Engine]:

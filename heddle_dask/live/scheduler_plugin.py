@@ -208,8 +208,10 @@ class HeddleScheduler(SchedulerPlugin):
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """A worker left or died: its engine and its host are lost with all that ran there."""
-        for engine_id in [i for i, (address, _) in self._engines.items() if address == worker]:
-            del self._engines[engine_id]
+        # Engines that died before their worker count too: their steps may not have reported yet.
+        for engine_id in [i for i, address in self._sources.items() if address == worker]:
+            self._engines.pop(engine_id, None)
+            del self._sources[engine_id]
             self._lost(ev.EngineLost, engine_id, reason="its worker left", stranded=True)
         for host_id in [i for i, (address, _) in self._hosts.items() if address == worker]:
             del self._hosts[host_id]

@@ -1,0 +1,157 @@
+"""Actions: who waits for CPUs, who runs where, and what becomes of those whose host or trajectory is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from heddle_dask.core import events as ev
+from heddle_dask.core import guards
+from heddle_dask.core.commands import AbortAction, Command, GiveUpAction, RunAction
+from heddle_dask.core.state import Action, Host, State, Trajectory
+from heddle_dask.core.transitions import ActionEvent, TrajectoryEvent, TrajectoryState
+from heddle_dask.core.view import ActionAllocation, ClusterView
+
+
+class ActionDesk:
+    """The controller's part that deals with actions and their hosts.
+
+    Parameters
+    ----------
+    max_losses
+        How often an action may die with its host before it is given up.
+    """
+
+    def __init__(
+        self, state: State, view: ClusterView, allocation: ActionAllocation, max_losses: int
+    ) -> None:
+        self.state = state
+        self.view = view
+        self.allocation = allocation
+        self.max_losses = max_losses
+
+    def requested(self, event: ev.ActionRequested) -> list[Command]:
+        """A trajectory asks for an action."""
+        spec = event.action
+        if spec.action_id in self.state.actions:
+            raise KeyError(f"action {spec.action_id} was requested before")
+        trajectory = self.state.trajectories.get(spec.trajectory_id)
+        if trajectory is None or not trajectory.advance(TrajectoryEvent.ACTION_REQUESTED, event.at):
+            return self.state.late()
+        trajectory.actions_open += 1
+        action = Action(spec=spec, number=self.state.next_number())
+        self.state.actions[spec.action_id] = action
+        self.state.waiting_actions[spec.action_id] = None
+        return [*self._give_up_too_wide([action], event.at), *self.allocate()]
+
+    def _give_up_too_wide(self, waiting: Iterable[Action], at: float) -> list[Command]:
+        """Give up actions that no host of their pool could run even when empty."""
+        largest: dict[str, int] = {}
+        for host in self.state.hosts.values():
+            largest[host.spec.pool] = max(host.spec.cpus, largest.get(host.spec.pool, 0))
+        commands: list[Command] = []
+        for action in waiting:
+            need, most = action.spec.min_cpus, largest.get(action.spec.pool)
+            if most is not None and most < need:
+                cause = f"it needs {need} CPUs; the largest tool worker has {most}"
+                commands += self._give_up_action(action, at, cause)
+        return commands
+
+    def allocate(self) -> list[Command]:
+        """Start whatever the strategy starts now."""
+        if not self.state.waiting_actions or not self.state.hosts:
+            return []
+        commands: list[Command] = []
+        for grant in self.allocation.allocate(self.view):
+            guards.check_grant(self.state, grant)
+            action, host = self.state.actions[grant.action_id], self.state.hosts[grant.host_id]
+            action.advance(ActionEvent.STARTED)
+            action.host, action.cpus = grant.host_id, grant.cpus
+            host.free_cpus -= grant.cpus
+            host.running[grant.action_id] = None
+            del self.state.waiting_actions[grant.action_id]
+            commands.append(RunAction(grant.action_id, grant.host_id, grant.cpus))
+        return commands
+
+    def finished(self, event: ev.ActionFinished) -> list[Command]:
+        """An action reported from its host."""
+        action = self.state.actions.get(event.action_id)
+        if action is None or action.host != event.host_id:
+            return self.state.late()
+        self._release(action)
+        action.advance(ActionEvent.FINISHED)
+        self._close_action(action, event.at)
+        return self.allocate()
+
+    def _release(self, action: Action) -> None:
+        assert action.host is not None, action.spec.action_id
+        host = self.state.hosts[action.host]
+        host.free_cpus += action.cpus
+        del host.running[action.spec.action_id]
+        action.host, action.cpus = None, 0
+
+    def _close_action(self, action: Action, at: float) -> None:
+        """Forget the action and tell its trajectory."""
+        trajectory = self.state.trajectories[action.spec.trajectory_id]
+        self._forget_action(action)
+        if trajectory.actions_open == 0 and trajectory.state is not TrajectoryState.ENDED:
+            trajectory.advance(TrajectoryEvent.LAST_ACTION_ENDED, at)
+
+    def _forget_action(self, action: Action) -> None:
+        self.state.waiting_actions.pop(action.spec.action_id, None)
+        del self.state.actions[action.spec.action_id]
+        trajectory = self.state.trajectories[action.spec.trajectory_id]
+        trajectory.actions_open -= 1
+        self.state.forget_if_over(trajectory)
+
+    def _give_up_action(self, action: Action, at: float, cause: str) -> list[Command]:
+        action.advance(ActionEvent.CANCELLED)
+        self._close_action(action, at)
+        return [GiveUpAction(action.spec.action_id, cause)]
+
+    def host_joined(self, event: ev.HostJoined) -> list[Command]:
+        """A host takes actions."""
+        spec = event.host
+        if spec.host_id in self.state.hosts:
+            raise KeyError(f"host {spec.host_id} joined before; a restart needs a new id")
+        number = self.state.next_number()
+        self.state.hosts[spec.host_id] = Host(spec=spec, number=number, free_cpus=spec.cpus)
+        # Those that came before any host; when a host is lost, its wide actions wait for it to come back.
+        return [*self._give_up_too_wide(list(self.view.waiting_actions), event.at), *self.allocate()]
+
+    def host_lost(self, event: ev.HostLost) -> list[Command]:
+        """A host is gone with all that ran there."""
+        host = self.state.hosts.get(event.host_id)
+        if host is None:
+            return self.state.late()
+        commands: list[Command] = []
+        stranded = [self.state.actions[action_id] for action_id in host.running]
+        for action in stranded:
+            self._release(action)
+            action.advance(ActionEvent.HOST_LOST)
+            action.losses += 1
+        # They had started before those that wait now: they come first.
+        first = dict.fromkeys(a.spec.action_id for a in sorted(stranded, key=lambda a: a.number))
+        self.state.waiting_actions = {**first, **self.state.waiting_actions}
+        del self.state.hosts[event.host_id]
+        for action in stranded:
+            if self.state.trajectories[action.spec.trajectory_id].state is TrajectoryState.ENDED:
+                action.advance(ActionEvent.CANCELLED)
+                self._forget_action(action)
+            elif action.losses > self.max_losses:
+                cause = f"its worker died {action.losses} times while it ran"
+                commands += self._give_up_action(action, event.at, cause)
+        return [*commands, *self.allocate()]
+
+    def cancel_all(self, trajectory: Trajectory) -> list[Command]:
+        """The trajectory has ended: drop its waiting actions, abort its running ones."""
+        if trajectory.actions_open == 0:
+            return []
+        mine = [a for a in self.state.actions.values() if a.spec.trajectory_id == trajectory.trajectory_id]
+        commands: list[Command] = []
+        for action in mine:
+            action.advance(ActionEvent.CANCELLED)
+            if action.host is None:
+                self._forget_action(action)
+            else:
+                commands.append(AbortAction(action.spec.action_id, action.host))
+        return commands

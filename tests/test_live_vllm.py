@@ -1,0 +1,125 @@
+"""The whole path with real vLLM: agents, tools in the sandbox, records equal to what the engine saw."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from live_agents import RecordingWorker, ToolAgent
+from live_world import cluster, kill, run, until
+
+from heddle_dask.core.controller import Controller
+from heddle_dask.core.story import replay
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.live import rollout as rollout_module
+from heddle_dask.live.rollout import Rollout
+from heddle_dask.live.run_writer import journal_path
+from heddle_dask.records.journal import read_journal
+from heddle_dask.records.store import RunReader
+from heddle_dask.strategies.presets import build_strategies
+
+pytestmark = [pytest.mark.cluster, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def engine(model: str) -> EngineSpec:
+    return EngineSpec("vllm", model, slots=4, max_model_len=2048, dtype="float32")
+
+
+def vllm_processes() -> list[psutil.Process]:
+    marks = ("vllm.entrypoints", "VLLM::")
+    return [p for p in psutil.Process().children(recursive=True) if any(m in " ".join(p.cmdline()) for m in marks)]
+
+
+def test_records_equal_what_vllm_saw_and_a_killed_worker_leaves_no_engine(
+    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen_path = tmp_path / "seen.jsonl"
+    monkeypatch.setattr(
+        rollout_module, "RolloutWorker", lambda spec: RecordingWorker(spec, str(seen_path))
+    )
+
+    async def body() -> None:
+        async with cluster(engines=1) as (made, client):
+            rollout = Rollout(
+                client,
+                env=ToolAgent(steps=3, tokens=12),
+                model=model_dir,
+                engine=engine(model_dir),
+                samples=3,
+                out=tmp_path / "run.zarr",
+            )
+            async with rollout:
+                batch = await rollout.run(4)
+                assert batch.counts == {"completed": 12}
+                engines = vllm_processes()
+                assert len(engines) >= 2, "API server and engine core"
+                nanny = psutil.Process(made.workers["rollout-0"]._process.program_pid)
+                (worker,) = [c for c in nanny.children() if "tracker" not in " ".join(c.cmdline())]
+                kill(worker.pid)
+                await until(lambda: not any(p.is_running() and p.status() != "zombie" for p in engines))
+
+    run(body(), hang_s=400)
+    seen: dict[tuple[str, int], Any] = {}
+    for line in seen_path.read_text().splitlines():
+        row = json.loads(line)
+        seen[row["trajectory"], row["step"]] = row
+    records = list(RunReader(tmp_path / "run.zarr"))
+    assert len(records) == 12
+    for record in records:
+        (branch,) = record.branches
+        joined = np.concatenate([segment.token_ids for segment in branch.segments()])
+        for step in record.steps:
+            row = seen[record.trajectory_id, step.step_index]
+            assert joined[: step.token_start].tolist() == row["seen"]
+            assert joined[step.token_start : step.token_stop].tolist() == row["sampled"]
+            logprobs = branch.logprobs[step.token_start : step.token_stop]
+            assert np.isfinite(logprobs).all() and (logprobs <= 0).all()
+    lines = [
+        line
+        for kind, written in read_journal(journal_path(tmp_path / "run.zarr"))
+        if kind == "control"
+        for line in written["lines"]
+    ]
+    assert list(replay(Controller(build_strategies("sticky-least-loaded")), lines)) == []
+
+
+@pytest.mark.parametrize("env", ["math", "code", "search"])
+def test_the_shipped_agent_uses_its_tools_and_solves_tasks(
+    env: str, model_dir: str, vllm_session: Any
+) -> None:
+    batch = vllm_session(env)
+    assert batch.counts.get("completed", 0) >= 12, batch.counts
+    assert all(record.reward is not None for record in batch)
+    assert sum(record.reward for record in batch) >= 6, "the tiny agent solves a good share of easy tasks"
+    assert sum(len(record.actions) for record in batch) >= 16
+    assert {a.status for record in batch for a in record.actions} == {"ok"}
+    lengths = {len(record.steps) for record in batch}
+    assert len(lengths) > 1 or env == "code", "trajectories vary in length"
+
+
+@pytest.fixture(scope="module")
+def vllm_session(model_dir: str) -> Any:
+    """Runs environments one after another on one cluster whose engine stays."""
+    import asyncio
+
+    loop = asyncio.new_event_loop()
+    stack = cluster(engines=1)
+    _, client = loop.run_until_complete(stack.__aenter__())
+    plugin_kept = Rollout(client, env=ToolAgent(steps=1), model=model_dir, engine=engine(model_dir))
+    loop.run_until_complete(plugin_kept.__aenter__())
+    loop.run_until_complete(plugin_kept.run(1))
+
+    def roll(env: str) -> Any:
+        from heddle_dask.environments.loading import load_environment
+
+        plugin_kept.environment = load_environment(env)
+        return loop.run_until_complete(asyncio.wait_for(plugin_kept.run(16), 200))
+
+    yield roll
+    loop.run_until_complete(plugin_kept.__aexit__())
+    loop.run_until_complete(stack.__aexit__(None, None, None))
+    loop.close()
