@@ -31,16 +31,16 @@ def engine(model: str) -> EngineSpec:
 
 def vllm_processes() -> list[psutil.Process]:
     marks = ("vllm.entrypoints", "VLLM::")
-    return [p for p in psutil.Process().children(recursive=True) if any(m in " ".join(p.cmdline()) for m in marks)]
+    return [
+        p for p in psutil.Process().children(recursive=True) if any(m in " ".join(p.cmdline()) for m in marks)
+    ]
 
 
 def test_records_equal_what_vllm_saw_and_a_killed_worker_leaves_no_engine(
     model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen_path = tmp_path / "seen.jsonl"
-    monkeypatch.setattr(
-        rollout_module, "RolloutWorker", lambda spec: RecordingWorker(spec, str(seen_path))
-    )
+    monkeypatch.setattr(rollout_module, "RolloutWorker", lambda spec: RecordingWorker(spec, str(seen_path)))
 
     async def body() -> None:
         async with cluster(engines=1) as (made, client):

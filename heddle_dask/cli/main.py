@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import click
 
+from heddle_dask.cli.bench import bench
 from heddle_dask.cli.doctor import doctor
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.cli.rollout import rollout
@@ -27,6 +28,7 @@ def heddle(ctx: click.Context) -> None:
 heddle.add_command(rollout)
 heddle.add_command(show)
 heddle.add_command(doctor)
+heddle.add_command(bench)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ again up to where it was.
 
 from __future__ import annotations
 
-import base64
+import math
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +21,8 @@ from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.nouns import StepRequest, TrajectorySpec
 from heddle_dask.environments.base import ActionFailed, ActionKind, Reply, Role
 from heddle_dask.live.messages import ActionCall, ActionOutcome, StepCall, StepResult
+from heddle_dask.live.open_step import OpenStep
+from heddle_dask.live.result_codec import action_body, action_from_body, step_body, step_from_body
 from heddle_dask.live.submission import Interrupted, Submitter
 from heddle_dask.records.token_record import Attribution, TokenRecord
 from heddle_dask.records.trajectory import ActionRecord, StepRecord
@@ -199,7 +201,7 @@ class LiveContext:
             raise BudgetExhausted(self._why_exhausted())
         budget = self._services.budget
         room = budget.max_context_tokens - len(self.record)
-        step = _OpenStep(
+        step = OpenStep(
             index=len(self.steps),
             start=len(self.record),
             max_tokens=min(max_tokens or budget.max_step_tokens, room),
@@ -239,11 +241,11 @@ class LiveContext:
         if body is not None:
             if body["label"] != name:
                 raise ReplayDiverged(f"action {index} is {name}; the journal holds {body['label']}")
-            outcome = _action_from_body(body)
+            outcome = action_from_body(body)
         else:
             payload = cloudpickle.dumps((function, args, kwargs))
             outcome = await self._run_action(index, payload, kind, name, (least, most), timeout_s)
-            self._journal("action", {"action_index": index, "label": name, **_action_body(outcome)})
+            self._journal("action", {"action_index": index, "label": name, **action_body(outcome)})
         self._close_action(index, outcome)
         if outcome.status != "ok":
             raise ActionFailed(
@@ -253,7 +255,7 @@ class LiveContext:
 
     # -- steps -------------------------------------------------------------------------------------
 
-    async def _operation(self, step: _OpenStep) -> StepResult:
+    async def _operation(self, step: OpenStep) -> StepResult:
         """The next journalled result of this step, or one from an engine."""
         if self._recorded.steps:
             body = self._recorded.steps.popleft()
@@ -263,13 +265,18 @@ class LiveContext:
                     f"step {step.index} over {len(self.record)} tokens; the journal holds step "
                     f"{body['step_index']} over {body['context_tokens']}"
                 )
-            return _step_from_body(body)
+            return step_from_body(body)
+        asked_s = self._services.clock()
         result = await self._ask(step)
         if result.status in ("ok", "aborted"):
-            self._journal("step", _step_body(step, len(self.record), result))
+            # Waiting for an engine and for a slot, and the control plane; a wait inside the engine comes on top.
+            outside_s = max(0.0, self._services.clock() - asked_s - result.run_s)
+            inside_s = 0.0 if math.isnan(result.queue_s) else result.queue_s
+            result = replace(result, queue_s=outside_s + inside_s)
+            self._journal("step", step_body(step.index, len(self.record), result))
         return result
 
-    async def _ask(self, step: _OpenStep) -> StepResult:
+    async def _ask(self, step: OpenStep) -> StepResult:
         request = StepRequest(
             self._spec.trajectory_id,
             step.index,
@@ -309,7 +316,7 @@ class LiveContext:
                 return StepResult(status="engine-lost", message="its worker died with the result")
             return StepResult(status="refused", message=interrupt.cause)
 
-    def _take(self, step: _OpenStep, result: StepResult) -> _OpenStep:
+    def _take(self, step: OpenStep, result: StepResult) -> OpenStep:
         """Fold one answer into the record and the open step."""
         if result.status == "refused":
             raise StepLost(f"step {step.index}: {result.message}")
@@ -318,7 +325,7 @@ class LiveContext:
             if attempt >= MAX_STEP_ATTEMPTS:
                 raise StepLost(f"step {step.index} was lost {attempt} times: {result.message}")
             # With the engine, the worker's copy of the context may be gone: send everything.
-            return replace(step, attempt=attempt, send_all=True)
+            return step.asked_again()
         ids = np.frombuffer(result.token_ids, dtype="<i4")
         self._append_sampled(ids, result)
         if self._sent_crc is None:
@@ -326,20 +333,7 @@ class LiveContext:
         else:
             self._held = (len(self.record), zlib.crc32(result.token_ids, self._sent_crc))
         self.generated_tokens += len(ids)
-        step = replace(
-            step,
-            attempt=attempt,
-            send_all=False,
-            parts=step.parts + 1,
-            generated=step.generated + len(ids),
-            preemptions=step.preemptions + (result.status == "aborted"),
-            migrations=step.migrations + (step.last is not None and step.last.engine_id != result.engine_id),
-            cached_tokens=step.cached_tokens + result.cached_tokens,
-            queue_s=_sum_known(step.queue_s, result.queue_s),
-            prefill_s=_sum_known(step.prefill_s, result.prefill_s),
-            decode_s=_sum_known(step.decode_s, result.decode_s),
-            last=result,
-        )
+        step = step.with_part(result, len(ids))
         if result.status == "aborted" and step.generated >= step.max_tokens:
             return replace(step, last=replace(result, status="ok", finish_reason="length"))
         return step
@@ -350,29 +344,10 @@ class LiveContext:
         for version, start, stop in spans:
             self.record.append_sampled(ids[start:stop], logprobs[start:stop], version)
 
-    def _close(self, step: _OpenStep) -> Reply:
+    def _close(self, step: OpenStep) -> Reply:
         last = step.last
         assert last is not None, step
-        self.steps.append(
-            StepRecord(
-                step_index=step.index,
-                branch=0,
-                token_start=step.start,
-                token_stop=len(self.record),
-                engine_id=last.engine_id,
-                finish_reason=last.finish_reason,
-                prompt_tokens=step.start,
-                generated_tokens=step.generated,
-                cached_tokens=step.cached_tokens,
-                preemptions=step.preemptions,
-                migrations=step.migrations,
-                submitted_s=step.submitted_s,
-                finished_s=self._services.clock(),
-                queue_s=step.queue_s,
-                prefill_s=step.prefill_s,
-                decode_s=step.decode_s,
-            )
-        )
+        self.steps.append(step.as_record(len(self.record), self._services.clock()))
         ids = self.record.token_ids[step.start :]
         self._ended_turn = len(ids) > 0 and int(ids[-1]) in self._services.template.end_token_ids
         return Reply(
@@ -449,73 +424,6 @@ class LiveContext:
         self._services.journal(kind, {"trajectory_id": self._spec.trajectory_id, **body})
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenStep:
-    """A step that is being asked for; preempted or lost parts fold into it."""
-
-    index: int
-    start: int
-    max_tokens: int
-    temperature: float
-    ignore_eos: bool
-    submitted_s: float
-    attempt: int = 0
-    parts: int = 0
-    send_all: bool = False
-    generated: int = 0
-    preemptions: int = 0
-    migrations: int = 0
-    cached_tokens: int = 0
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    last: StepResult | None = None
-
-    @property
-    def finished(self) -> bool:
-        return self.last is not None and self.last.status == "ok"
-
-
-def _sum_known(total: float, part: float) -> float:
-    """NaN as soon as one part is unknown: a sum over the known ones would be too small."""
-    return total + part
-
-
 def _pending_action(index: int, after: int, kind: str, label: str, at: float) -> ActionRecord:
     nan = float("nan")
     return ActionRecord(index, after, kind, label, 0, "pending", at, nan, nan, nan)
-
-
-_STEP_FIELDS = ("status", "engine_id", "finish_reason", "cached_tokens", "policy_version")
-_STEP_TIMES = ("queue_s", "prefill_s", "decode_s", "run_s")
-
-
-def _step_body(step: _OpenStep, context_tokens: int, result: StepResult) -> dict[str, Any]:
-    body: dict[str, Any] = {name: getattr(result, name) for name in (*_STEP_FIELDS, *_STEP_TIMES)}
-    body |= {"step_index": step.index, "context_tokens": context_tokens}
-    body["version_spans"] = [list(span) for span in result.version_spans]
-    body["token_ids"] = base64.b64encode(result.token_ids).decode("ascii")
-    body["logprobs"] = base64.b64encode(result.logprobs).decode("ascii")
-    return body
-
-
-def _step_from_body(body: Mapping[str, Any]) -> StepResult:
-    return StepResult(
-        **{name: body[name] for name in (*_STEP_FIELDS, *_STEP_TIMES)},
-        version_spans=tuple((v, a, b) for v, a, b in body["version_spans"]),
-        token_ids=base64.b64decode(body["token_ids"]),
-        logprobs=base64.b64decode(body["logprobs"]),
-    )
-
-
-_ACTION_FIELDS = ("status", "message", "detail", "host_id", "cpus", "run_s")
-
-
-def _action_body(outcome: ActionOutcome) -> dict[str, Any]:
-    body: dict[str, Any] = {name: getattr(outcome, name) for name in _ACTION_FIELDS}
-    return {**body, "value": base64.b64encode(outcome.value).decode("ascii")}
-
-
-def _action_from_body(body: Mapping[str, Any]) -> ActionOutcome:
-    fields = {name: body[name] for name in _ACTION_FIELDS}
-    return ActionOutcome(value=base64.b64decode(body["value"]), **fields)

@@ -42,7 +42,9 @@ class StepRecord:
         `token_stop`.
     prompt_tokens, generated_tokens, cached_tokens
         As the engine counted; cached: part of the prompt that was a prefix hit.
-    queue_s, prefill_s, decode_s
+    queue_s
+        Waiting for an engine and a slot, the control plane, and the engine's own queue where it tells.
+    prefill_s, decode_s
         nan where the engine does not say.
     """
 
