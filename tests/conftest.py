@@ -12,8 +12,7 @@ REPOSITORY = Path(__file__).parents[1]
 @pytest.fixture(scope="session")
 def model_dir() -> str:
     """The shipped model directory: its tokenizer and template are real whatever engine runs."""
-    shipped = REPOSITORY / "pipelines" / "tiny_agent" / "checkpoint"
-    return str(shipped) if shipped.is_dir() else "/tmp/eh/rand"
+    return str(REPOSITORY / "pipelines" / "tiny_agent" / "checkpoint")
 
 
 @pytest.fixture(scope="session")

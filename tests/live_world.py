@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 from distributed import Client
 
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.local_cluster import LocalRolloutCluster
+from heddle_dask.live.run_writer import journal_path
+from heddle_dask.records.journal import read_journal
+from heddle_dask.records.trajectory import TrajectoryRecord
 
 HANG_S = 120
 
@@ -54,6 +60,31 @@ def descendants(word: str) -> list[psutil.Process]:
             if any(word in part for part in process.cmdline()):
                 found.append(process)
     return found
+
+
+def check_against_engine(records: Sequence[TrajectoryRecord], seen_path: Path) -> None:
+    """Each stored trajectory's segments, joined, are what went to the engine and what came from it."""
+    seen: dict[tuple[str, int], Any] = {}
+    for line in seen_path.read_text().splitlines():
+        row = json.loads(line)
+        seen[row["trajectory"], row["step"]] = row
+    for record in records:
+        (branch,) = record.branches
+        joined = np.concatenate([segment.token_ids for segment in branch.segments()])
+        assert record.steps
+        for step in record.steps:
+            row = seen[record.trajectory_id, step.step_index]
+            assert joined[: step.token_start].tolist() == row["seen"]
+            assert joined[step.token_start : step.token_stop].tolist() == row["sampled"]
+            logprobs = branch.logprobs[step.token_start : step.token_stop]
+            assert np.isfinite(logprobs).all() and (logprobs <= 0).all()
+            assert (branch.policy_version[step.token_start : step.token_stop] == 0).all()
+
+
+def control_lines(out: Path) -> list[Any]:
+    """The controller's journal of a run: (event, commands) lines."""
+    records = read_journal(journal_path(out))
+    return [line for kind, body in records if kind == "control" for line in body["lines"]]
 
 
 def kill(pid: int) -> None:

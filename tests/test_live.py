@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import dask
-import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 from live_agents import FaultyAgent, RecordingWorker, ToolAgent
-from live_world import cluster, emulated, run
+from live_world import check_against_engine, cluster, control_lines, emulated, run
 
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
@@ -22,18 +20,10 @@ from heddle_dask.live.context import Budget
 from heddle_dask.live.control_channel import ControlPlaneFailed
 from heddle_dask.live.local_cluster import LocalRolloutCluster
 from heddle_dask.live.rollout import Rollout
-from heddle_dask.live.run_writer import journal_path
-from heddle_dask.records.journal import read_journal
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import PRESETS, build_strategies
 
 pytestmark = pytest.mark.cluster
-
-
-def control_lines(out: Path) -> list[Any]:
-    return [
-        line for kind, body in read_journal(journal_path(out)) if kind == "control" for line in body["lines"]
-    ]
 
 
 @pytest.mark.parametrize("strategy", PRESETS)
@@ -90,21 +80,9 @@ def test_the_record_is_what_the_engine_saw_and_sampled(
             return await rollout.run(4)
 
     run(body())
-    seen: dict[tuple[str, int], Any] = {}
-    for line in seen_path.read_text().splitlines():
-        row = json.loads(line)
-        seen[row["trajectory"], row["step"]] = row
     records = list(RunReader(tmp_path / "run.zarr"))
     assert len(records) == 8
-    for record in records:
-        (branch,) = record.branches
-        joined = np.concatenate([segment.token_ids for segment in branch.segments()])
-        for step in record.steps:
-            row = seen[record.trajectory_id, step.step_index]
-            assert joined[: step.token_start].tolist() == row["seen"]
-            assert joined[step.token_start : step.token_stop].tolist() == row["sampled"]
-            assert np.isfinite(branch.logprobs[step.token_start : step.token_stop]).all()
-            assert (branch.policy_version[step.token_start : step.token_stop] == 0).all()
+    check_against_engine(records, seen_path)
     if strategy == "round-robin":
         moved = [r for r in records if len({s.engine_id for s in r.steps}) > 1]
         assert moved, "round robin moves contexts between workers"

@@ -9,15 +9,13 @@ from typing import Any
 import psutil
 import pytest
 from live_agents import ToolAgent, always_die, count_and_maybe_die, echo_tool
-from live_world import cluster, descendants, emulated, kill, run, until
+from live_world import cluster, control_lines, descendants, emulated, kill, run, until
 
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.story import replay
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.control_channel import ControlPlaneFailed
 from heddle_dask.live.rollout import Rollout
-from heddle_dask.live.run_writer import journal_path
-from heddle_dask.records.journal import read_journal
 from heddle_dask.records.store import RunReader
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.strategies.presets import build_strategies
@@ -90,12 +88,7 @@ def test_a_killed_rollout_worker_takes_its_engine_and_loses_nothing(model_dir: s
                 assert len(used) == 2
 
     run(body())
-    lines = [
-        line
-        for kind, body_ in read_journal(journal_path(tmp_path / "run.zarr"))
-        if kind == "control"
-        for line in body_["lines"]
-    ]
+    lines = control_lines(tmp_path / "run.zarr")
     assert any(line[0][0] == "EngineLost" and line[0][-1] is True for line in lines)
     assert list(replay(Controller(build_strategies("sticky-least-loaded")), lines)) == []
 

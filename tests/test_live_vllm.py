@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 from live_agents import RecordingWorker, ToolAgent
-from live_world import cluster, kill, run, until
+from live_world import check_against_engine, cluster, control_lines, kill, run, until
 
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.story import replay
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live import rollout as rollout_module
 from heddle_dask.live.rollout import Rollout
-from heddle_dask.live.run_writer import journal_path
-from heddle_dask.records.journal import read_journal
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import build_strategies
 
@@ -63,27 +59,10 @@ def test_records_equal_what_vllm_saw_and_a_killed_worker_leaves_no_engine(
                 await until(lambda: not any(p.is_running() and p.status() != "zombie" for p in engines))
 
     run(body(), hang_s=400)
-    seen: dict[tuple[str, int], Any] = {}
-    for line in seen_path.read_text().splitlines():
-        row = json.loads(line)
-        seen[row["trajectory"], row["step"]] = row
     records = list(RunReader(tmp_path / "run.zarr"))
     assert len(records) == 12
-    for record in records:
-        (branch,) = record.branches
-        joined = np.concatenate([segment.token_ids for segment in branch.segments()])
-        for step in record.steps:
-            row = seen[record.trajectory_id, step.step_index]
-            assert joined[: step.token_start].tolist() == row["seen"]
-            assert joined[step.token_start : step.token_stop].tolist() == row["sampled"]
-            logprobs = branch.logprobs[step.token_start : step.token_stop]
-            assert np.isfinite(logprobs).all() and (logprobs <= 0).all()
-    lines = [
-        line
-        for kind, written in read_journal(journal_path(tmp_path / "run.zarr"))
-        if kind == "control"
-        for line in written["lines"]
-    ]
+    check_against_engine(records, seen_path)
+    lines = control_lines(tmp_path / "run.zarr")
     assert list(replay(Controller(build_strategies("sticky-least-loaded")), lines)) == []
 
 

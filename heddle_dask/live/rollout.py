@@ -6,7 +6,6 @@ import platform
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +19,7 @@ from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment, Task
 from heddle_dask.environments.functions import as_environment
 from heddle_dask.live import _dask_internals as dask
+from heddle_dask.live.batch import Batch
 from heddle_dask.live.capacity import Patience, wait_for_capacity
 from heddle_dask.live.context import Budget, Sampling, Services
 from heddle_dask.live.control_channel import ControlChannel
@@ -35,41 +35,6 @@ from heddle_dask.live.tool_worker import ToolWorker
 from heddle_dask.records.trajectory import TrajectoryRecord
 
 Tasks = int | Sequence[Task | str]
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The trajectories of one `Rollout.run`, in order of completion, and where they are stored."""
-
-    trajectories: Sequence[TrajectoryRecord]
-    makespan_s: float
-    out: str | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.trajectories)
-
-    def __iter__(self) -> Iterator[TrajectoryRecord]:
-        return iter(self.trajectories)
-
-    @property
-    def reward_mean(self) -> float | None:
-        """Mean over the trajectories whose reward is known; None when none is."""
-        rewards = [t.reward for t in self.trajectories if t.reward is not None]
-        return sum(rewards) / len(rewards) if rewards else None
-
-    @property
-    def generated_tokens(self) -> int:
-        """Tokens that were sampled."""
-        return sum(int(b.loss_mask.sum()) for t in self.trajectories for b in t.branches)
-
-    def _repr_html_(self) -> str:
-        mean = "unknown" if self.reward_mean is None else f"{self.reward_mean:.3f}"
-        rows = "".join(f"<tr><td>{status}</td><td>{n}</td></tr>" for status, n in self.counts.items())
-        return (
-            f"<p><b>{len(self)} trajectories</b> in {self.makespan_s:.1f} s, {self.generated_tokens} tokens, "
-            f"mean reward {mean}</p><table>{rows}</table>"
-        )
 
 
 class Rollout:

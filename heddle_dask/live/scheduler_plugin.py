@@ -1,4 +1,4 @@
-"""The plugin in the Dask scheduler: turns hooks and messages into events, and carries out commands.
+"""The plugin in the Dask scheduler: turns hooks and messages into events; `Dispatcher` carries out the commands.
 
 Thin on purpose. It decides nothing: which engine, in which order, with how many CPUs, all comes from the
 controller of the session. Dask swallows what a hook raises; therefore every hook is wrapped, the first
@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
@@ -28,16 +27,15 @@ from heddle_dask.core.nouns import (
     TrajectorySpec,
 )
 from heddle_dask.live import _dask_internals as dask
+from heddle_dask.live.dispatcher import Dispatcher
 from heddle_dask.live.messages import (
     ACTION_PREFIX,
     ENGINE_RESOURCE,
-    SLOT_RESOURCE,
     STEP_PREFIX,
     TOOL_RESOURCE,
     Key,
-    action_key,
-    step_key,
 )
+from heddle_dask.live.places import Places
 from heddle_dask.live.session import Session
 from heddle_dask.strategies.presets import build_strategies
 
@@ -76,14 +74,10 @@ class HeddleScheduler(SchedulerPlugin):
 
     def __init__(self) -> None:
         self.session: Session | None = None
-        self._engines: dict[EngineId, tuple[str, EngineDescription]] = {}
-        self._models: dict[EngineId, list[str]] = {}
-        self._hosts: dict[HostId, tuple[str, HostDescription]] = {}
-        self._engine_trouble: dict[str, str] = {}
-        self._sources: dict[EngineId, str] = {}
+        self._places = Places()
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Add our RPC and stream handlers and take over the workers that are there already."""
+        """Add our RPC and stream handlers."""
         self.scheduler = scheduler
         dask.add_handlers(
             scheduler,
@@ -128,26 +122,23 @@ class HeddleScheduler(SchedulerPlugin):
         except BadInput as error:
             return {"error": str(error)}
         self.session = Session(session, client_id, Controller(strategies))
+        self._dispatcher = Dispatcher(self.scheduler, self.session, self._places)
         dask.shorten_client_report_interval(self.scheduler, client_id, STREAM_INTERVAL_S)
-        for _, engine in self._engines.values():
+        for _, engine in self._places.engines.values():
             self._feed(ev.EngineJoined(self.session.now(), engine))
-        for _, host in self._hosts.values():
+        for _, host in self._places.hosts.values():
             self._feed(ev.HostJoined(self.session.now(), host))
         return {"capacity": await self.capacity()}
 
     async def capacity(self) -> Mapping[str, Any]:
         """Engines that answer, tool CPUs, workers by tag, and the latest trouble of each engine."""
+        workers = [set(state.resources) for state in self.scheduler.workers.values()]
         return {
-            "engines": [
-                [e.engine_id, e.slots, e.max_context_tokens, *self._models[e.engine_id]]
-                for _, e in self._engines.values()
-            ],
+            **self._places.capacity(),
             "plugins": list(self.scheduler.worker_plugins),
-            "tool_cpus": sum(host.cpus for _, host in self._hosts.values()),
-            "workers": len(self.scheduler.workers),
-            "engine_workers": sum(ENGINE_RESOURCE in ws.resources for ws in self.scheduler.workers.values()),
-            "tool_workers": sum(TOOL_RESOURCE in ws.resources for ws in self.scheduler.workers.values()),
-            "trouble": dict(self._engine_trouble),
+            "workers": len(workers),
+            "engine_workers": sum(ENGINE_RESOURCE in tags for tags in workers),
+            "tool_workers": sum(TOOL_RESOURCE in tags for tags in workers),
         }
 
     async def submit(self, session: str, trajectories: Sequence[Sequence[Any]]) -> Mapping[str, Any]:
@@ -208,15 +199,11 @@ class HeddleScheduler(SchedulerPlugin):
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """A worker left or died: its engine and its host are lost with all that ran there."""
-        # Engines that died before their worker count too: their steps may not have reported yet.
-        for engine_id in [i for i, address in self._sources.items() if address == worker]:
-            self._engines.pop(engine_id, None)
-            del self._sources[engine_id]
+        engines, hosts = self._places.forget_worker(worker)
+        for engine_id in engines:
             self._lost(ev.EngineLost, engine_id, reason="its worker left", stranded=True)
-        for host_id in [i for i, (address, _) in self._hosts.items() if address == worker]:
-            del self._hosts[host_id]
+        for host_id in hosts:
             self._lost(ev.HostLost, host_id)
-        self._engine_trouble.pop(worker, None)
 
     @guarded
     def _lost(self, kind: Callable[..., ev.Event], *ids: Any, **facts: Any) -> None:
@@ -254,23 +241,16 @@ class HeddleScheduler(SchedulerPlugin):
     def on_engine_ready(self, worker: str, engine: Sequence[Any], model: Sequence[str]) -> None:
         """An engine on `worker` answers; a new incarnation gets a new id. `model`: kind and directory."""
         spec = EngineDescription(*engine)
-        if spec.engine_id in self._engines:
-            return
-        self._models[spec.engine_id] = list(model)
-        self._engines[spec.engine_id] = (worker, spec)
-        self._sources[spec.engine_id] = worker
-        self._engine_trouble.pop(worker, None)
-        dask.shorten_worker_interval(self.scheduler, worker, STREAM_INTERVAL_S)
-        self._joined(ev.EngineJoined, spec)
+        if self._places.add_engine(worker, spec, model):
+            dask.shorten_worker_interval(self.scheduler, worker, STREAM_INTERVAL_S)
+            self._joined(ev.EngineJoined, spec)
 
     def on_host_ready(self, worker: str, host: Sequence[Any]) -> None:
         """A worker takes actions."""
         spec = HostDescription(*host)
-        if spec.host_id in self._hosts:
-            return
-        self._hosts[spec.host_id] = (worker, spec)
-        dask.shorten_worker_interval(self.scheduler, worker, STREAM_INTERVAL_S)
-        self._joined(ev.HostJoined, spec)
+        if self._places.add_host(worker, spec):
+            dask.shorten_worker_interval(self.scheduler, worker, STREAM_INTERVAL_S)
+            self._joined(ev.HostJoined, spec)
 
     @guarded
     def _joined(self, kind: Callable[..., ev.Event], spec: Any) -> None:
@@ -279,12 +259,12 @@ class HeddleScheduler(SchedulerPlugin):
 
     def on_host_lost(self, worker: str, host_id: HostId) -> None:
         """A worker takes no actions any more."""
-        if self._hosts.pop(host_id, None) is not None:
+        if self._places.hosts.pop(host_id, None) is not None:
             self._lost(ev.HostLost, host_id)
 
     def on_engine_lost(self, worker: str, engine_id: EngineId, reason: str) -> None:
         """The engine died under a living worker: each of its steps reports by itself."""
-        if self._engines.pop(engine_id, None) is not None:
+        if self._places.engines.pop(engine_id, None) is not None:
             self._lost_engine(engine_id, reason)
 
     @guarded
@@ -295,7 +275,7 @@ class HeddleScheduler(SchedulerPlugin):
 
     def on_engine_trouble(self, worker: str, message: str) -> None:
         """An engine did not start; told to drivers that wait for capacity."""
-        self._engine_trouble[worker] = message
+        self._places.trouble[worker] = message
 
     @guarded
     def on_step_started(self, worker: str, session: str, step: Sequence[Any]) -> None:
@@ -332,100 +312,13 @@ class HeddleScheduler(SchedulerPlugin):
             return
         assert self.session is not None
         for trajectory_id, status in ended:
-            trajectory = self.session.controller.state.trajectories.get(trajectory_id)
-            home = trajectory.home if trajectory is not None else None
-            if home is not None and home in self._sources:
-                message = {"op": "heddle-forget", "session": session, "trajectory": trajectory_id}
-                dask.send_to_worker(self.scheduler, self._sources[home], message)
+            self._dispatcher.forget_context(trajectory_id)
             self._feed(ev.TrajectoryEnded(self.session.now(), trajectory_id, status))
 
     def _session_is(self, session_id: str) -> bool:
         return self.session is not None and self.session.session_id == session_id
 
-    # -- commands ----------------------------------------------------------------------------------
-
     def _feed(self, event: ev.Event) -> None:
         assert self.session is not None
         for command in self.session.handle(event):
-            self._carry_out(command)
-
-    def _carry_out(self, command: cmd.Command) -> None:
-        assert self.session is not None
-        match command:
-            case cmd.StartStep():
-                self._start_step(command)
-            case cmd.RunAction():
-                self._run_action(command)
-            case cmd.AdmitTrajectory():
-                self.session.notify("admitted", command.trajectory_id)
-            case cmd.AbortStep():
-                self._abort(self._sources.get(command.engine_id), self._key_of(command))
-            case cmd.AbortAction():
-                address, _ = self._hosts[command.host_id]
-                self._abort(address, action_key(self.session.session_id, command.action_id))
-            case cmd.GiveUpStep():
-                self.session.held.pop(self._key_of(command), None)
-                self.session.notify(
-                    "step-given-up",
-                    command.trajectory_id,
-                    command.step_index,
-                    command.attempt,
-                    command.cause,
-                )
-            case cmd.GiveUpAction():
-                self.session.held.pop(action_key(self.session.session_id, command.action_id), None)
-                self.session.notify("action-given-up", command.action_id, command.cause)
-
-    def _key_of(self, command: cmd.StartStep | cmd.AbortStep | cmd.GiveUpStep) -> Key:
-        assert self.session is not None
-        session = self.session.session_id
-        return step_key(session, command.trajectory_id, command.step_index, command.attempt)
-
-    def _start_step(self, command: cmd.StartStep) -> None:
-        address, spec = self._engines[command.engine_id]
-        source = command.source_engine_id
-        self._dispatch(
-            self._key_of(command),
-            address,
-            {SLOT_RESOURCE: 1},
-            dask.dask_priority(command.priority, command.order),
-            {
-                "engine": spec.engine_id,
-                "priority": command.priority,
-                "source": self._sources.get(source) if source is not None else None,
-            },
-        )
-
-    def _run_action(self, command: cmd.RunAction) -> None:
-        assert self.session is not None
-        key = action_key(self.session.session_id, command.action_id)
-        address, _ = self._hosts[command.host_id]
-        self._dispatch(
-            key,
-            address,
-            {TOOL_RESOURCE: command.cpus},
-            dask.dask_priority(0.0, 0),
-            {"host": command.host_id, "cpus": command.cpus},
-        )
-
-    def _dispatch(
-        self,
-        key: Key,
-        address: str,
-        resources: Mapping[str, float],
-        priority: tuple[float, int, int],
-        annotation: Mapping[str, Any],
-    ) -> None:
-        assert self.session is not None
-        ts = self.scheduler.tasks.get(key)
-        self.session.held.pop(key, None)
-        if ts is None:
-            return  # the driver cancelled it meanwhile; it tells the controller by TrajectoryEnded
-        dask.pin(ts, address, resources, priority, annotation)
-        if ts.state == "no-worker":
-            # Never from inside a transition or another submission: the next turn of the loop does it.
-            self.scheduler.loop.add_callback(dask.release, self.scheduler, (key,), f"heddle-release-{key[2]}")
-
-    def _abort(self, address: str | None, key: Key) -> None:
-        if address is not None:
-            dask.send_to_worker(self.scheduler, address, {"op": "heddle-abort", "key": list(key)})
+            self._dispatcher.carry_out(command)

@@ -170,14 +170,21 @@ async def evaluate(
     return summary, results
 
 
+async def served_model(session: aiohttp.ClientSession, url: str) -> str:
+    """The name under which the engine serves its model."""
+    async with session.get(f"{url}/v1/models") as answer:
+        return str((await answer.json())["data"][0]["id"])
+
+
 async def run(arguments: argparse.Namespace) -> None:
     """Evaluate every environment asked for; failed trajectories on request."""
     timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(timeout=timeout) as session:
+        url = arguments.url.rstrip("/")
         engine = Engine(
             session,
-            arguments.url.rstrip("/"),
-            arguments.model,
+            url,
+            await served_model(session, url),
             AutoTokenizer.from_pretrained(arguments.model),
             arguments.temperature,
             arguments.max_context_tokens,

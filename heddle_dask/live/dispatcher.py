@@ -1,0 +1,118 @@
+"""Carries out the controller's commands on Dask tasks, workers and the driver. It never changes or drops one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from distributed import Scheduler
+
+from heddle_dask.core import commands as cmd
+from heddle_dask.core.ids import TrajectoryId
+from heddle_dask.live import _dask_internals as dask
+from heddle_dask.live.messages import SLOT_RESOURCE, TOOL_RESOURCE, Key, action_key, step_key
+from heddle_dask.live.places import Places
+from heddle_dask.live.session import Session
+
+
+class Dispatcher:
+    """The hands of one session."""
+
+    def __init__(self, scheduler: Scheduler, session: Session, places: Places) -> None:
+        self._scheduler = scheduler
+        self._session = session
+        self._places = places
+
+    def forget_context(self, trajectory_id: TrajectoryId) -> None:
+        """Let the worker that holds the trajectory's context drop it."""
+        trajectory = self._session.controller.state.trajectories.get(trajectory_id)
+        address = None
+        if trajectory is not None and trajectory.home is not None:
+            address = self._places.sources.get(trajectory.home)
+        if address is not None:
+            message = {
+                "op": "heddle-forget",
+                "session": self._session.session_id,
+                "trajectory": trajectory_id,
+            }
+            dask.send_to_worker(self._scheduler, address, message)
+
+    def carry_out(self, command: cmd.Command) -> None:
+        """Do what the command says, now or at the next turn of the loop."""
+        match command:
+            case cmd.StartStep():
+                self._start_step(command)
+            case cmd.RunAction():
+                self._run_action(command)
+            case cmd.AdmitTrajectory():
+                self._session.notify("admitted", command.trajectory_id)
+            case cmd.AbortStep():
+                self._abort(self._places.sources.get(command.engine_id), self._key_of(command))
+            case cmd.AbortAction():
+                address, _ = self._places.hosts[command.host_id]
+                self._abort(address, action_key(self._session.session_id, command.action_id))
+            case cmd.GiveUpStep():
+                self._session.held.pop(self._key_of(command), None)
+                self._session.notify(
+                    "step-given-up",
+                    command.trajectory_id,
+                    command.step_index,
+                    command.attempt,
+                    command.cause,
+                )
+            case cmd.GiveUpAction():
+                self._session.held.pop(action_key(self._session.session_id, command.action_id), None)
+                self._session.notify("action-given-up", command.action_id, command.cause)
+
+    def _key_of(self, command: cmd.StartStep | cmd.AbortStep | cmd.GiveUpStep) -> Key:
+        session = self._session.session_id
+        return step_key(session, command.trajectory_id, command.step_index, command.attempt)
+
+    def _start_step(self, command: cmd.StartStep) -> None:
+        address, spec = self._places.engines[command.engine_id]
+        source = command.source_engine_id
+        self._dispatch(
+            self._key_of(command),
+            address,
+            {SLOT_RESOURCE: 1},
+            dask.dask_priority(command.priority, command.order),
+            {
+                "engine": spec.engine_id,
+                "priority": command.priority,
+                "source": self._places.sources.get(source) if source is not None else None,
+            },
+        )
+
+    def _run_action(self, command: cmd.RunAction) -> None:
+        key = action_key(self._session.session_id, command.action_id)
+        address, _ = self._places.hosts[command.host_id]
+        self._dispatch(
+            key,
+            address,
+            {TOOL_RESOURCE: command.cpus},
+            dask.dask_priority(0.0, 0),
+            {"host": command.host_id, "cpus": command.cpus},
+        )
+
+    def _dispatch(
+        self,
+        key: Key,
+        address: str,
+        resources: Mapping[str, float],
+        priority: tuple[float, int, int],
+        annotation: Mapping[str, Any],
+    ) -> None:
+        ts = self._scheduler.tasks.get(key)
+        self._session.held.pop(key, None)
+        if ts is None:
+            return  # the driver cancelled it meanwhile; it tells the controller by TrajectoryEnded
+        dask.pin(ts, address, resources, priority, annotation)
+        if ts.state == "no-worker":
+            # Never from inside a transition or another submission: the next turn of the loop does it.
+            self._scheduler.loop.add_callback(
+                dask.release, self._scheduler, (key,), f"heddle-release-{key[2]}"
+            )
+
+    def _abort(self, address: str | None, key: Key) -> None:
+        if address is not None:
+            dask.send_to_worker(self._scheduler, address, {"op": "heddle-abort", "key": list(key)})

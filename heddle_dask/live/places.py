@@ -1,0 +1,77 @@
+"""Which engines and hosts there are, and on which Dask workers: facts that outlive sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from heddle_dask.core.ids import EngineId, HostId
+from heddle_dask.core.nouns import EngineDescription, HostDescription
+
+
+@dataclass(slots=True)
+class Places:
+    """The scheduler's register of engines and hosts.
+
+    Attributes
+    ----------
+    engines, hosts
+        Those that answer, with the address of their Dask worker.
+    sources
+        Address of every engine whose worker is alive, dead engines included: contexts still lie there.
+    models
+        Kind and model directory of each engine.
+    trouble
+        The latest failed start of an engine, by worker address.
+    """
+
+    engines: dict[EngineId, tuple[str, EngineDescription]] = field(default_factory=dict)
+    hosts: dict[HostId, tuple[str, HostDescription]] = field(default_factory=dict)
+    sources: dict[EngineId, str] = field(default_factory=dict)
+    models: dict[EngineId, list[str]] = field(default_factory=dict)
+    trouble: dict[str, str] = field(default_factory=dict)
+
+    def add_engine(self, worker: str, spec: EngineDescription, model: Sequence[str]) -> bool:
+        """Register an engine; False when it was announced before."""
+        if spec.engine_id in self.engines:
+            return False
+        self.engines[spec.engine_id] = (worker, spec)
+        self.sources[spec.engine_id] = worker
+        self.models[spec.engine_id] = list(model)
+        self.trouble.pop(worker, None)
+        return True
+
+    def add_host(self, worker: str, spec: HostDescription) -> bool:
+        """Register a host; False when it was announced before."""
+        if spec.host_id in self.hosts:
+            return False
+        self.hosts[spec.host_id] = (worker, spec)
+        return True
+
+    def forget_worker(self, worker: str) -> tuple[list[EngineId], list[HostId]]:
+        """Drop a worker and say what is lost with it.
+
+        Engines that died before their worker are among them: their steps may not have reported yet.
+        """
+        engines = [engine_id for engine_id, address in self.sources.items() if address == worker]
+        hosts = [host_id for host_id, (address, _) in self.hosts.items() if address == worker]
+        for engine_id in engines:
+            self.engines.pop(engine_id, None)
+            del self.sources[engine_id]
+            del self.models[engine_id]
+        for host_id in hosts:
+            del self.hosts[host_id]
+        self.trouble.pop(worker, None)
+        return engines, hosts
+
+    def capacity(self) -> Mapping[str, Any]:
+        """What a driver that waits for capacity must know of engines and hosts."""
+        return {
+            "engines": [
+                [engine.engine_id, engine.slots, engine.max_context_tokens, *self.models[engine.engine_id]]
+                for _, engine in self.engines.values()
+            ],
+            "tool_cpus": sum(host.cpus for _, host in self.hosts.values()),
+            "trouble": dict(self.trouble),
+        }
