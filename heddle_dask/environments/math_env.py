@@ -123,13 +123,13 @@ def _draw_operation(rng: random.Random, value: int) -> tuple[str, int]:
 def _chain_task(tier: Tier, rng: random.Random, length: int) -> Task:
     start = value = rng.randint(2, 999)
     operations = []
-    lines = [f"Start with {start}."]
-    for number in range(1, length + 1):
+    lines = [f"1. Start with {start}."]
+    for number in range(2, length + 2):
         sign, operand = _draw_operation(rng, value)
         value = _apply(value, sign, operand)
         operations.append([sign, operand])
         lines.append(f"{number}. {_PHRASES[sign]} {operand}.")
-    lines.append("What is the result?")
+    lines.append(f"{length + 2}. Tell the result.")
     return _task(tier, "chain", "\n".join(lines), value, start=start, operations=operations)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from distributed.core import rpc
 from distributed.deploy.spec import ProcessInterface, SpecCluster
 
 from heddle_dask.core.errors import HeddleError
@@ -139,6 +140,22 @@ class LocalWorker(LeashedDask):
             name,
             {},
         )
+        self._scheduler_address = scheduler
+        self._name = name
+
+    async def wait_until_up(self) -> None:
+        """Wait until the worker has joined: a run must not begin with half of its engines."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        async with rpc(self._scheduler_address) as scheduler:
+            while time.monotonic() < deadline:
+                workers = (await scheduler.identity(n_workers=-1))["workers"]
+                if any(str(worker["name"]) == self._name for worker in workers.values()):
+                    return
+                failure = self.failed()
+                if failure is not None:
+                    raise ClusterProcessFailed(failure)
+                await asyncio.sleep(0.05)
+        raise ClusterProcessFailed(f"worker {self._name} has not joined after {START_TIMEOUT_S:.0f} s")
 
 
 class LocalRolloutCluster(SpecCluster):

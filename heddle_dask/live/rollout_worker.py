@@ -8,6 +8,7 @@ no engine ends as data (``"engine-lost"``) and is asked for again by the driver.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import tempfile
 import time
@@ -245,11 +246,20 @@ class RolloutWorker(WorkerPlugin):
         self._contexts.drop(session, trajectory)
         return b"" if context is None else context.token_ids.tobytes()
 
-    async def on_abort(self, key: list[Any]) -> None:
-        """Stop the running request of a step; its call returns with the tokens so far."""
+    def on_abort(self, key: list[Any]) -> None:
+        """Stop the running request of a step; its call returns with the tokens so far.
+
+        In the background: Dask handles no other message of the scheduler before this one is done, and closes the
+        worker when it raises.
+        """
         request_id = self._running.get(tuple(key))
         if request_id is not None and self._client is not None:
-            await self._client.abort([request_id])
+            self._background(self._abort(self._client, request_id))
+
+    async def _abort(self, client: EngineClient, request_id: str) -> None:
+        # An engine that is gone has aborted it; its steps report that by themselves.
+        with contextlib.suppress(EngineUnreachable):
+            await client.abort([request_id])
 
     def on_forget(self, session: str, trajectory: str) -> None:
         """Drop the context of a trajectory that has ended."""

@@ -20,9 +20,11 @@ from pipelines.tiny_agent.scripted_context import Expert, Turn, run_in_process
 
 SPOILT = 0.05
 """Share of calls that are first made wrongly, to show the repair."""
-_FIRST_TRY_WRONG = 0.2
+_FIRST_TRY_WRONG = 0.1
 _SIGNS = {"+": "Add", "-": "Subtract", "*": "Multiply by"}
 Step = Generator[Turn, str, str]
+Answer = Generator[Turn, str, tuple[str, str]]
+"""Ends with a last thought and the result."""
 
 
 def make_expert(task: Task, rng: random.Random, carelessness: float = 0.0) -> Expert:
@@ -56,8 +58,8 @@ def _spoil(rng: random.Random, text: str, thought: str) -> str:
 
 def _solve_math(task: Task, rng: random.Random, careless: bool) -> Expert:
     solve = {"sum": _solve_sum, "chain": _solve_chain, "program": _solve_program}
-    answer = yield from solve[task.payload["kind"]](task, rng, careless)
-    yield Turn(f"Answer: {answer}")
+    thought, answer = yield from solve[task.payload["kind"]](task, rng, careless)
+    yield Turn(f"{thought}Answer: {answer}")
 
 
 def _compute(rng: random.Random, thought: str, expression: str) -> Step:
@@ -67,27 +69,24 @@ def _compute(rng: random.Random, thought: str, expression: str) -> Step:
     return value
 
 
-def _solve_sum(task: Task, rng: random.Random, careless: bool) -> Step:
+def _solve_sum(task: Task, rng: random.Random, careless: bool) -> Answer:
     numbers = [str(number) for number in task.payload["numbers"]]
-    total, rest = numbers[0], numbers[1:]
-    while rest:
-        chunk, rest = rest[:2], rest[2:]
-        total = yield from _compute(rng, "", "+".join([total, *chunk]))
-    return total
+    total = yield from _compute(rng, "", "+".join(numbers))
+    return "", total
 
 
-def _solve_chain(task: Task, rng: random.Random, careless: bool) -> Step:
+def _solve_chain(task: Task, rng: random.Random, careless: bool) -> Answer:
     value = str(task.payload["start"])
-    steps = list(enumerate(task.payload["operations"], 1))
+    steps = list(enumerate(task.payload["operations"], 2))
     if careless:
         del steps[rng.randrange(1, len(steps))]
     for number, (sign, operand) in steps:
         thought = f"{number}. {_SIGNS[sign]} {operand}.\n"
         value = yield from _compute(rng, thought, f"{value}{sign}{operand}")
-    return value
+    return f"{len(task.payload['operations']) + 2}. Tell the result.\n", value
 
 
-def _solve_program(task: Task, rng: random.Random, careless: bool) -> Step:
+def _solve_program(task: Task, rng: random.Random, careless: bool) -> Answer:
     last = str(task.payload["start"])
     values = {"a": last}
     steps = task.payload["assignments"]
@@ -99,7 +98,7 @@ def _solve_program(task: Task, rng: random.Random, careless: bool) -> Step:
             operand = str(rng.randint(2, 99))
         thought = f"{name} = {left} {sign} {right}\n"
         last = values[name] = yield from _compute(rng, thought, f"{first}{sign}{operand}")
-    return last
+    return "", last
 
 
 def _solve_code(task: Task, rng: random.Random, careless: bool) -> Expert:
@@ -126,7 +125,8 @@ def _solve_code(task: Task, rng: random.Random, careless: bool) -> Expert:
 
 
 def _write_code(stages: list[Stage], example: list[int]) -> str:
-    body = "".join(f" xs = {stage.python}\n" for stage in stages[:-1])
+    # The comments keep count of the rules: a small model otherwise loses its place.
+    body = "".join(f" xs = {stage.python} #{number}\n" for number, stage in enumerate(stages[:-1], 1))
     return f"def f(xs):\n{body} return {stages[-1].python}\nprint(f({example}))"
 
 
@@ -147,15 +147,17 @@ def _solve_search(task: Task, rng: random.Random, careless: bool) -> Expert:
     path = list(task.payload["path"])
     if careless:
         path = path[: rng.randrange(1, len(path))]
+    thought = ""
     for relation in path:
         query = f"{relation} of {place}"
         if rng.random() < SPOILT:
             cut = rng.randrange(len(query) - len(place), len(query))
             wrong = query[:cut] + query[cut + 1 :]
-            yield Turn(format_call("search", {"query": wrong}), learn=False)
-        found = yield from _call(rng, "", "search", "query", query)
+            yield Turn(thought + format_call("search", {"query": wrong}), learn=False)
+        found = yield from _call(rng, thought, "search", "query", query)
         place = _read_fact(found, place, relation)
-    yield Turn(f"Answer: {place}")
+        thought = f"{relation}: {place}.\n"
+    yield Turn(f"{thought}Answer: {place}")
 
 
 def _read_fact(found: str, place: str, relation: str) -> str:

@@ -26,11 +26,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--conversations", type=int, default=5_500)
+    parser.add_argument("--conversations", type=int, default=9_000)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    started = time.monotonic()
+    started, cpu_started = time.monotonic(), time.process_time()
     conversations = make_conversations(arguments.conversations, arguments.seed, make_tokenizer())
     print(f"conversations after {time.monotonic() - started:.0f} s", file=sys.stderr)
     options = TrainingOptions()
@@ -44,6 +44,7 @@ def main() -> None:
         "seed": arguments.seed,
         "conversations": len(conversations),
         "options": asdict(options),
+        "cpu_minutes_in_all": round((time.process_time() - cpu_started) / 60, 1),
         "minutes_in_all": round((time.monotonic() - started) / 60, 1),
     }
     (arguments.out / "training.json").write_text(json.dumps(record, indent=2) + "\n")

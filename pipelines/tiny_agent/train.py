@@ -33,7 +33,7 @@ class TrainingOptions:
         Peak learning rates of the two optimizers.
     """
 
-    batch_tokens: int = 6_000
+    batch_tokens: int = 5_000
     copy_steps: int = 150
     muon_rate: float = 0.02
     adam_rate: float = 4e-3
