@@ -35,7 +35,7 @@ def with_cluster(body: Body, workers: int = 1, **resources: float) -> None:
                     processes=False,
                     threads_per_worker=64,
                     resources=resources or {"LLM": 1},
-                    dashboard_address=None,
+                    dashboard_address="127.0.0.1:0",
                     asynchronous=True,
                 ) as cluster,
                 Client(cluster, asynchronous=True) as client,

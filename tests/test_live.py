@@ -211,7 +211,9 @@ def test_a_second_session_is_refused_while_the_first_is_open(model_dir: str) -> 
 def test_a_cluster_without_tagged_workers_is_named_within_bounded_time(model_dir: str) -> None:
     async def body() -> None:
         async with (
-            LocalCluster(n_workers=1, processes=False, dashboard_address=None, asynchronous=True) as plain,
+            LocalCluster(
+                n_workers=1, processes=False, dashboard_address="127.0.0.1:0", asynchronous=True
+            ) as plain,
             Client(plain, asynchronous=True) as client,
         ):
             rollout = Rollout(
@@ -266,7 +268,7 @@ def test_without_the_plugin_nothing_of_ours_runs_by_accident(model_dir: str) -> 
         with dask.config.set({"distributed.scheduler.work-stealing": True}):
             async with (
                 LocalCluster(
-                    n_workers=1, processes=False, dashboard_address=None, asynchronous=True
+                    n_workers=1, processes=False, dashboard_address="127.0.0.1:0", asynchronous=True
                 ) as plain,
                 Client(plain, asynchronous=True) as client,
             ):

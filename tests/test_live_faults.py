@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,44 @@ def test_interrupt_keeps_what_is_finished_and_aborts_the_rest(model_dir: str, tm
     assert statuses.count("completed") >= 3
     assert statuses.count("aborted") == 20 - statuses.count("completed") > 0
     assert {r.cause for r in records if r.status == "aborted"} == {"user"}
+
+
+def test_an_abort_to_a_dead_engine_does_not_take_its_worker_along(model_dir: str) -> None:
+    async def body() -> None:
+        async with cluster(engines=1) as (_, client):
+            engine = emulated(model_dir, seconds_per_token=0.02, slots=8)
+            async with Rollout(client, env=ToolAgent(steps=4), model=model_dir, engine=engine) as rollout:
+
+                def fault() -> None:
+                    worker = worker_process("rollout-0")
+                    found = [p for p in worker.children(recursive=True) if ENGINE in " ".join(p.cmdline())]
+                    kill(max(found, key=lambda p: p.create_time()).pid)
+                    rollout.interrupt()
+
+                before = worker_process("rollout-0").pid
+                first = await collect(rollout.stream(12), 1, fault)
+                assert {record.status for record in first} == {"completed", "aborted"}
+                assert worker_process("rollout-0").pid == before
+                check_complete(await collect(rollout.stream(3), 0, lambda: None), 3, 4)
+
+    run(body())
+
+
+def test_an_interrupt_before_the_first_step_still_yields_every_record(model_dir: str) -> None:
+    async def body() -> Any:
+        async with cluster(engines=1) as (_, client), Rollout(
+            client, env=ToolAgent(), model=model_dir, engine=emulated(model_dir)
+        ) as rollout:
+            await rollout.run(1)
+            stream = rollout.stream(5)
+            first = asyncio.ensure_future(anext(stream))
+            while rollout._driver is None or rollout._driver.finished:
+                await asyncio.sleep(0)
+            rollout.interrupt()
+            return [await first, *[record async for record in stream]]
+
+    records = run(body())
+    assert [record.status for record in records] == ["aborted"] * 5
 
 
 def test_a_killed_scheduler_ends_the_run_and_keeps_what_is_finished(model_dir: str, tmp_path: Path) -> None:

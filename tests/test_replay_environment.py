@@ -55,8 +55,11 @@ class RecordingContext:
         self.log.append(("generate", max_tokens))
         return Reply("", (0,) * max_tokens, (0.0,) * max_tokens, "length")
 
-    async def call(self, function: Callable[..., Any], seconds: float, *, label: str) -> None:
+    async def call(
+        self, function: Callable[..., Any], seconds: float, *, cpus: tuple[int, int], label: str
+    ) -> None:
         assert function is wait_like_tool
+        assert cpus == (0, 0), "waiting takes no CPU"
         self.log.append(("tool", label, seconds))
 
 

@@ -49,6 +49,11 @@ class Stage:
         return _rule(self.key).words.format(k=self.number)
 
     @property
+    def returns(self) -> bool:
+        """Whether this is the last stage of a program."""
+        return self.key in _return_rules()
+
+    @property
     def python(self) -> str:
         """The rule as a Python expression over ``xs``."""
         return _rule(self.key).python.format(k=self.number)

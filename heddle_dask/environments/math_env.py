@@ -106,7 +106,7 @@ def _task(tier: Tier, kind: str, prompt: str, answer: int, **parts: Any) -> Task
 
 
 def _sum_task(tier: Tier, numbers: list[int]) -> Task:
-    prompt = "Add up " + ", ".join(map(str, numbers)) + "."
+    prompt = "What is " + " + ".join(map(str, numbers)) + "?"
     return _task(tier, "sum", prompt, sum(numbers), numbers=numbers)
 
 

@@ -31,7 +31,7 @@ class LoopLimits:
     max_steps
         LLM steps at most.
     reply_tokens
-        Tokens of one reply at most.
+        Tokens of one reply at most; None: as the run's budget says.
     calls_per_reply
         Calls run of one reply; further ones are refused.
     tool_text_chars
@@ -39,7 +39,7 @@ class LoopLimits:
     """
 
     max_steps: int = 24
-    reply_tokens: int = 512
+    reply_tokens: int | None = None
     calls_per_reply: int = 4
     tool_text_chars: int = 400
 

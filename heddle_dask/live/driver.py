@@ -102,6 +102,7 @@ class Driver:
         self._running: dict[asyncio.Task[TrajectoryRecord], None] = {}
         self._ended: list[tuple[str, str]] = []
         self._interrupted = False
+        self._begun = False
         self.ended = asyncio.Event()
         self.finished = 0
         self.generated_tokens = 0
@@ -130,8 +131,9 @@ class Driver:
     def interrupt(self) -> None:
         """Stop admitting and abort what runs; every trajectory still yields its record."""
         self._interrupted = True
-        for task in self._running:
-            task.cancel()
+        if self._begun:
+            for task in self._running:
+                task.cancel()
 
     async def run(self, attempts: Sequence[Attempt]) -> AsyncIterator[TrajectoryRecord]:
         """Run all attempts; yields each record when it is journalled, in order of completion.
@@ -149,6 +151,11 @@ class Driver:
             task.add_done_callback(ended.put_nowait)
             self._running[task] = None
         self._failed.add_done_callback(ended.put_nowait)
+        # A task that is cancelled before its first step never runs at all, and would yield no record.
+        await asyncio.sleep(0)
+        self._begun = True
+        if self._interrupted:
+            self.interrupt()
         try:
             await self._announce(attempts)
             while self._running:

@@ -75,7 +75,8 @@ class LocalScheduler(LeashedDask):
 
     def __init__(self, directory: str, dashboard: bool) -> None:
         self._file = Path(directory) / "scheduler.json"
-        shown = ["--dashboard-address", "127.0.0.1:0"] if dashboard else ["--no-dashboard"]
+        # Without a dashboard there still is an HTTP server, which would take Dask's fixed port.
+        shown = ["--dashboard-address", "127.0.0.1:0", "--dashboard" if dashboard else "--no-dashboard"]
         super().__init__(
             [
                 "scheduler",
