@@ -265,6 +265,18 @@ def test_tasks_of_a_dead_worker_wait_without_worker_when_the_hook_runs() -> None
     with_cluster(body, workers=2)
 
 
+def test_data_comes_straight_from_the_worker_that_holds_it() -> None:
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        future = client.submit(lambda: {"x": 1}, key=("value", 1))
+        await internals.settled(future)
+        data = await internals.data_of(client, workers[0].address, [("value", 1), ("absent", 2)])
+        assert dict(data) == {("value", 1): {"x": 1}}
+        with dask.config.set({"distributed.comm.timeouts.connect": "200ms"}), pytest.raises(OSError):
+            await internals.data_of(client, "tcp://127.0.0.1:1", [("value", 1)])
+
+    with_cluster(body)
+
+
 def test_stream_intervals_can_be_shortened() -> None:
     async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
         internals.shorten_worker_interval(scheduler, workers[0].address, 0.001)

@@ -240,9 +240,10 @@ def test_an_abort_to_a_dead_engine_does_not_take_its_worker_along(model_dir: str
 
 def test_an_interrupt_before_the_first_step_still_yields_every_record(model_dir: str) -> None:
     async def body() -> Any:
-        async with cluster(engines=1) as (_, client), Rollout(
-            client, env=ToolAgent(), model=model_dir, engine=emulated(model_dir)
-        ) as rollout:
+        async with (
+            cluster(engines=1) as (_, client),
+            Rollout(client, env=ToolAgent(), model=model_dir, engine=emulated(model_dir)) as rollout,
+        ):
             await rollout.run(1)
             stream = rollout.stream(5)
             first = asyncio.ensure_future(anext(stream))

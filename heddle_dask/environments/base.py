@@ -46,12 +46,15 @@ class Reply:
         As sampled, same length; the logprob of each sampled token.
     finish_reason
         ``"stop"``: the model ended its turn; ``"length"``: the token limit cut it.
+    engine_s
+        Seconds that the engine says it took, its own queue included; NaN when it does not say.
     """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
+    engine_s: float = float("nan")
 
 
 class ActionFailed(Exception):

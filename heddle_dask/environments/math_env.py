@@ -32,7 +32,6 @@ SYSTEM = (
 _REMINDER = 'Call the tool or reply "Answer: NUMBER".'
 # Chat models like to dress the number up: **42**, $42$, \boxed{42}.
 _ANSWER = re.compile(r"Answer:(?:[\s*$({]|\\boxed)*(-?[\d,]*\.?\d+)", re.IGNORECASE)
-_PHRASES = {"+": "Add", "-": "Subtract", "*": "Multiply by"}
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def _draw_easy(rng: random.Random) -> Task:
 
 
 def _draw_hard(rng: random.Random) -> Task:
-    if rng.random() < 0.4:
+    if rng.random() < 0.6:
         return _chain_task("hard", rng, rng.randint(7, 11))
     return _program_task(rng, rng.randint(5, 9))
 
@@ -106,7 +105,7 @@ def _task(tier: Tier, kind: str, prompt: str, answer: int, **parts: Any) -> Task
 
 
 def _sum_task(tier: Tier, numbers: list[int]) -> Task:
-    prompt = "What is " + " + ".join(map(str, numbers)) + "?"
+    prompt = "What is " + "+".join(map(str, numbers)) + "?"
     return _task(tier, "sum", prompt, sum(numbers), numbers=numbers)
 
 
@@ -123,13 +122,13 @@ def _draw_operation(rng: random.Random, value: int) -> tuple[str, int]:
 def _chain_task(tier: Tier, rng: random.Random, length: int) -> Task:
     start = value = rng.randint(2, 999)
     operations = []
-    lines = [f"1. Start with {start}."]
+    lines = ["Apply in order:", f"1: {start}"]
     for number in range(2, length + 2):
         sign, operand = _draw_operation(rng, value)
         value = _apply(value, sign, operand)
         operations.append([sign, operand])
-        lines.append(f"{number}. {_PHRASES[sign]} {operand}.")
-    lines.append(f"{length + 2}. Tell the result.")
+        lines.append(f"{number}: {sign}{operand}")
+    lines.append(f"{length + 2}: result")
     return _task(tier, "chain", "\n".join(lines), value, start=start, operations=operations)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from distributed import Client, Future, Scheduler, Worker
 from distributed.scheduler import TaskState
+from distributed.worker import get_data_from_worker
 
 # A resource that no worker has: a task that needs it waits in state "no-worker" until we release it.
 HOLD_RESOURCE = "HEDDLE-HOLD"
@@ -117,6 +118,19 @@ async def settled(future: Future) -> None:
     state = future._state
     if state is not None:
         await state.wait()
+
+
+async def data_of(client: Client, address: str, keys: list[Any]) -> Mapping[Any, Any]:
+    """Those of `keys` that the worker at `address` holds, with their values.
+
+    Raises
+    ------
+    OSError
+        The worker does not answer.
+    """
+    answer = await get_data_from_worker(client.rpc, keys, address)
+    data: Mapping[Any, Any] = answer["data"] if answer["status"] == "OK" else {}
+    return data
 
 
 async def call_scheduler(client: Client, handler: str, **arguments: Any) -> Any:

@@ -355,6 +355,7 @@ class LiveContext:
             token_ids=tuple(ids.tolist()),
             logprobs=tuple(self.record.logprobs[step.start :].tolist()),
             finish_reason="stop" if last.finish_reason == "stop" else "length",
+            engine_s=step.engine_s,
         )
 
     def _exhausted(self) -> bool:

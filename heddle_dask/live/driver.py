@@ -211,6 +211,7 @@ class Driver:
         self._contexts.pop(trajectory_id, None)
         self._admitted.pop(trajectory_id, None)
         self.generated_tokens += context.generated_tokens
+        self._services.submitter.forget(trajectory_id)
         self._tell_ended(trajectory_id, ending.status)
         return self._record(attempt, context, ending, started_s)
 

@@ -75,6 +75,10 @@ class StepResult:
         ``"refused"``: the engine will never take it, `message` says why.
     run_s
         Seconds from the start of the task on its worker to the engine's answer.
+    engine_s
+        What the engine says it took, its own queue included; NaN when it does not say.
+    address
+        Of the Dask worker that holds this result.
     """
 
     status: StepStatus
@@ -89,6 +93,8 @@ class StepResult:
     prefill_s: float = float("nan")
     decode_s: float = float("nan")
     run_s: float = 0.0
+    engine_s: float = float("nan")
+    address: str = ""
     message: str = ""
 
 
@@ -118,6 +124,7 @@ class ActionOutcome:
     host_id: str = ""
     cpus: int = 0
     run_s: float = 0.0
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

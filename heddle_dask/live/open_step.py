@@ -28,6 +28,7 @@ class OpenStep:
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    engine_s: float = 0.0
     last: StepResult | None = None
 
     @property
@@ -57,6 +58,7 @@ class OpenStep:
             queue_s=self.queue_s + result.queue_s,
             prefill_s=self.prefill_s + result.prefill_s,
             decode_s=self.decode_s + result.decode_s,
+            engine_s=self.engine_s + result.engine_s,
             last=result,
         )
 

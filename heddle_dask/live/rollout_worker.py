@@ -193,6 +193,7 @@ class RolloutWorker(WorkerPlugin):
     def _answer(
         self, call: StepCall, context: Context, result: GenerateResult, engine_id: str, run_s: float
     ) -> StepResult:
+        assert self.worker is not None
         ids = np.asarray(result.token_ids, dtype="<i4").tobytes()
         self._contexts.put(call.session, call.trajectory_id, context.extended(ids))
         return StepResult(
@@ -208,11 +209,15 @@ class RolloutWorker(WorkerPlugin):
             prefill_s=result.prefill_s,
             decode_s=result.decode_s,
             run_s=run_s,
+            engine_s=result.queue_s + result.prefill_s + result.decode_s,
+            address=self.worker.address,
         )
 
     def _failed(self, call: StepCall, identity: list[Any], status: Any, message: str) -> StepResult:
         self._tell({"op": "heddle-step-ended", "session": call.session, "step": identity, "cause": status})
-        return StepResult(status=status, engine_id=str(identity[3]), message=message)
+        assert self.worker is not None
+        engine_id = str(identity[3])
+        return StepResult(status=status, engine_id=engine_id, message=message, address=self.worker.address)
 
     # -- contexts ----------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ from heddle_dask.strategies.presets import build_strategies
 
 PLUGIN_NAME = "heddle"
 # Messages wait this long for company instead of Dask's 2 to 10 ms: a step is on the critical path.
-STREAM_INTERVAL_S = 0.001
+STREAM_INTERVAL_S = 0.0002
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -15,6 +15,7 @@ from distributed import Client, Future
 from distributed.client import FutureCancelledError
 
 from heddle_dask.live._dask_internals import HOLD_RESOURCE, settled
+from heddle_dask.live.direct_fetch import DirectFetch
 from heddle_dask.live.messages import ActionCall, ActionOutcome, Key, PerKey, StepCall, StepResult
 from heddle_dask.live.rollout_worker import run_step
 from heddle_dask.live.tool_worker import run_action
@@ -34,6 +35,10 @@ class Submitter:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._direct = DirectFetch(client)
+        # Where the results of a trajectory's steps, and of actions, were found last.
+        self._places: dict[str, str] = {}
+        self._actions_have_one_place = True
         self._pending: dict[Callable[..., Any], list[tuple[Any, Sequence[Any]]]] = {}
         self._submitted: dict[Key, asyncio.Future[Future]] = {}
         self._gathering: dict[Key, asyncio.Future[Any]] = {}
@@ -47,8 +52,14 @@ class Submitter:
         Interrupted
             The controller gave it up, or its result was lost.
         """
-        result: StepResult = await self._run(run_step, call, request)
+        place = self._places.get(call.trajectory_id)
+        result: StepResult = await self._run(run_step, call, request, place)
+        self._places[call.trajectory_id] = result.address
         return result
+
+    def forget(self, trajectory_id: str) -> None:
+        """The trajectory has ended."""
+        self._places.pop(trajectory_id, None)
 
     async def action(self, call: ActionCall, request: Sequence[Any]) -> ActionOutcome:
         """Run an action. `request` holds the fields of its `ActionRequest`.
@@ -58,7 +69,9 @@ class Submitter:
         Interrupted
             The controller gave it up, or its result was lost.
         """
-        result: ActionOutcome = await self._run(run_action, call, request)
+        place = self._places.get("") if self._actions_have_one_place else None
+        result: ActionOutcome = await self._run(run_action, call, request, place)
+        self._actions_have_one_place &= self._places.setdefault("", result.address) == result.address
         return result
 
     def interrupt(self, key: Key, kind: str, cause: str) -> None:
@@ -68,7 +81,9 @@ class Submitter:
             self._interrupts[key] = Interrupted(kind, cause)
             gathering.cancel()
 
-    async def _run(self, task: Callable[..., Any], call: Any, request: Sequence[Any]) -> Any:
+    async def _run(
+        self, task: Callable[..., Any], call: Any, request: Sequence[Any], place: str | None
+    ) -> Any:
         key = call.key
         if not self._pending:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -76,7 +91,7 @@ class Submitter:
         submitted: asyncio.Future[Future] = asyncio.get_running_loop().create_future()
         self._submitted[key] = submitted
         future = await submitted
-        gathering = asyncio.ensure_future(self._fetch(future))
+        gathering = asyncio.ensure_future(self._fetch(future, place))
         self._gathering[key] = gathering
         try:
             return await gathering
@@ -93,9 +108,14 @@ class Submitter:
             del self._gathering[key]
             future.release()
 
-    async def _fetch(self, future: Future) -> Any:
+    async def _fetch(self, future: Future, place: str | None) -> Any:
         # Wait first, then gather: a gather that is cancelled while it waits leaves noise behind.
         await settled(future)
+        if place is not None and future.status == "finished":
+            key: Any = future.key
+            found = await self._direct.get(key, place)
+            if found is not None:
+                return found
         return await self._client.gather(future, direct=True, asynchronous=True)
 
     def _flush(self) -> None:

@@ -88,7 +88,7 @@ class ToolWorker(WorkerPlugin):
                 "ok": status == "ok",
             },
         )
-        return ActionOutcome(status, value, message, detail, self.host_id, cpus, run_s)
+        return ActionOutcome(status, value, message, detail, self.host_id, cpus, run_s, self.worker.address)
 
     async def _outcome(
         self, task: asyncio.Task[bytes], timeout_s: float | None
