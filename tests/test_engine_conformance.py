@@ -348,6 +348,23 @@ def test_more_steps_than_slots_all_come_back_whole(engine):
     engine.tell(story)
 
 
+def test_many_long_seeded_prompts_at_once_come_back_whole(engine):
+    """vLLM on a CPU dies when it must cut the prefill of a seeded step; it must not have to."""
+
+    async def story(client: EngineClient) -> None:
+        steps = [
+            _step(_prompt(MAX_MODEL_LEN // 2 + 31 * salt, salt), 8, temperature=1.0, seed=salt)
+            for salt in range(SLOTS)
+        ]
+        results = await asyncio.gather(*(client.generate(step) for step in steps))
+        assert [len(result.token_ids) for result in results] == [8] * SLOTS
+        for result in results:
+            _check(result)
+        assert await client.healthy()
+
+    engine.tell(story)
+
+
 def test_a_repeated_context_is_found_in_the_cache(engine):
     async def story(client: EngineClient) -> None:
         context = _prompt(700, 17)

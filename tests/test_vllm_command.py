@@ -34,6 +34,7 @@ def test_cpu_command(spec, model):
         " --scheduling-policy priority --enable-scale-out --enable-prefix-caching"
         " --enable-prompt-tokens-details --disable-uvicorn-access-log"
         " --host 127.0.0.1 --port 8123 --enforce-eager"
+        " --no-enable-chunked-prefill --max-num-batched-tokens 3000"
     )
     assert command.env == {
         "VLLM_NO_USAGE_STATS": "1",
@@ -48,6 +49,7 @@ def test_cpu_command(spec, model):
 def test_gpu_command_has_no_cpu_variables_and_keeps_cuda_graphs(spec):
     command = vllm_command(replace(spec, tp_degree=4, dtype="bfloat16"), 8123, "gpu")
     assert "--enforce-eager" not in command.argv
+    assert "--no-enable-chunked-prefill" not in command.argv
     assert not [name for name in command.env if "CPU" in name or "OMP" in name]
     text = " ".join(command.argv)
     assert "--tensor-parallel-size 4" in text

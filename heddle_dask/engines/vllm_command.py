@@ -20,6 +20,9 @@ VllmBuild = Literal["cpu", "gpu"]
 
 _INSTALL = "install it with `pip install 'heddle-dask[cpu]'` (or `[gpu]` on a machine with GPUs)"
 
+# vLLM's own default for an API server; fewer make long queues of prompts slow.
+_LEAST_BATCHED_TOKENS = 2048
+
 
 @dataclass(frozen=True, slots=True)
 class EngineCommand:
@@ -99,6 +102,10 @@ def vllm_command(spec: EngineSpec, port: int, build: VllmBuild) -> EngineCommand
         env["HF_HUB_OFFLINE"] = "1"
     if build == "cpu":
         argv.append("--enforce-eager")
+        # Torch's CPU generator cannot step back, which vLLM asks of it when it cuts the prefill of a seeded request:
+        # the engine core would die. Without chunks a prompt waits until the whole of it fits into one iteration.
+        argv += ["--no-enable-chunked-prefill", "--max-num-batched-tokens"]
+        argv.append(str(max(spec.max_model_len, _LEAST_BATCHED_TOKENS)))
         # vLLM reads whole GiB only.
         env["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(spec.kv_cache_gib))
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
