@@ -21,7 +21,6 @@ from pipelines.tiny_agent.scripted_context import Expert, Turn, run_in_process
 SPOILT = 0.05
 """Share of calls that are first made wrongly, to show the repair."""
 _FIRST_TRY_WRONG = 0.1
-_SIGNS = {"+": "Add", "-": "Subtract", "*": "Multiply by"}
 Step = Generator[Turn, str, str]
 Answer = Generator[Turn, str, tuple[str, str]]
 """Ends with a last thought and the result."""
@@ -78,12 +77,14 @@ def _solve_sum(task: Task, rng: random.Random, careless: bool) -> Answer:
 def _solve_chain(task: Task, rng: random.Random, careless: bool) -> Answer:
     value = str(task.payload["start"])
     steps = list(enumerate(task.payload["operations"], 2))
+    first = f"1: {value}\n"
     if careless:
         del steps[rng.randrange(1, len(steps))]
     for number, (sign, operand) in steps:
-        thought = f"{number}. {_SIGNS[sign]} {operand}.\n"
+        thought = f"{first}{number}: {sign}{operand}\n"
+        first = ""
         value = yield from _compute(rng, thought, f"{value}{sign}{operand}")
-    return f"{len(task.payload['operations']) + 2}. Tell the result.\n", value
+    return f"{len(task.payload['operations']) + 2}: result\n", value
 
 
 def _solve_program(task: Task, rng: random.Random, careless: bool) -> Answer:
@@ -103,7 +104,7 @@ def _solve_program(task: Task, rng: random.Random, careless: bool) -> Answer:
 
 def _solve_code(task: Task, rng: random.Random, careless: bool) -> Expert:
     """Try the function on the example; done when it prints what was expected."""
-    stages = stages_of(task)
+    stages = list(enumerate(stages_of(task), 1))
     example, expected = task.payload["example"], str(task.payload["expected"])
     right = _write_code(stages, example)
     thought = ""
@@ -124,15 +125,20 @@ def _solve_code(task: Task, rng: random.Random, careless: bool) -> Expert:
     yield Turn("Right. Done.")
 
 
-def _write_code(stages: list[Stage], example: list[int]) -> str:
-    # The comments keep count of the rules: a small model otherwise loses its place.
-    body = "".join(f" xs = {stage.python} #{number}\n" for number, stage in enumerate(stages[:-1], 1))
-    return f"def f(xs):\n{body} return {stages[-1].python}\nprint(f({example}))"
+def _write_code(stages: list[tuple[int, Stage]], example: list[int]) -> str:
+    """The function with each rule quoted before its line: a small model otherwise loses its place."""
+    lines = ["def f(xs):"]
+    for number, stage in stages:
+        start = "return" if stage.returns else "xs ="
+        lines += [f" # {number}. {stage.words}", f" {start} {stage.python}"]
+    return "\n".join([*lines, f"print(f({example}))"])
 
 
-def _wrong_code(rng: random.Random, stages: list[Stage], example: list[int], expected: str) -> str | None:
+def _wrong_code(
+    rng: random.Random, stages: list[tuple[int, Stage]], example: list[int], expected: str
+) -> str | None:
     """Code that forgets a rule and so prints something wrong; None when no such slip shows."""
-    slips = [stages[:number] + stages[number + 1 :] for number in range(len(stages) - 1)]
+    slips = [stages[:place] + stages[place + 1 :] for place in range(len(stages) - 1)]
     rng.shuffle(slips)
     for slip in slips:
         code = _write_code(slip, example)
@@ -147,8 +153,10 @@ def _solve_search(task: Task, rng: random.Random, careless: bool) -> Expert:
     path = list(task.payload["path"])
     if careless:
         path = path[: rng.randrange(1, len(path))]
-    thought = ""
-    for relation in path:
+    # Before each search the question's own words, "founder's employer", lead to the next relation.
+    nested = f"{path[0]} of {place}?" in task.prompt and len(path) > 1
+    thought = f"{path[0]} of {place}:\n" if nested else f"What is {place}'s {path[0]}:\n"
+    for number, relation in enumerate(path):
         query = f"{relation} of {place}"
         if rng.random() < SPOILT:
             cut = rng.randrange(len(query) - len(place), len(query))
@@ -156,7 +164,8 @@ def _solve_search(task: Task, rng: random.Random, careless: bool) -> Expert:
             yield Turn(thought + format_call("search", {"query": wrong}), learn=False)
         found = yield from _call(rng, thought, "search", "query", query)
         place = _read_fact(found, place, relation)
-        thought = f"{relation}: {place}.\n"
+        ahead = f"'s {path[number + 1]}:" if number + 1 < len(path) else "?"
+        thought = f"{relation}: {place}.\n{relation}{ahead}\n"
     yield Turn(f"{thought}Answer: {place}")
 
 

@@ -90,7 +90,7 @@ def train(
     seed: int,
     options: TrainingOptions,
     keep: Callable[[Any], None],
-) -> tuple[Any, dict[str, float]]:
+) -> tuple[Any, dict[str, Any]]:
     """Train on each conversation once; returns the model and what to put on record.
 
     `keep` gets the model every 200 train steps, lest an interruption cost everything.
