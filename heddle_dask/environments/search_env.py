@@ -1,8 +1,9 @@
 """`search`: questions that need one page after another, answered with a search tool.
 
 Each question starts at one thing and follows relations: "What is Lena Brok's home town's river?".
-Easy: 1 to 4 relations, said in the order in which they are followed. Hard: 4 to 6, said the other
-way round ("the river of the home town of ..."), where a relation may come twice. Reward 1.0 or 0.0.
+Easy: 1 to 4 relations, said in the order in which they are followed. Hard: 4 to 6, where a relation
+may come twice; some are said the other way round ("the river of the home town of ..."). Reward 1.0
+or 0.0.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ class SearchEnvironment:
     Parameters
     ----------
     tier
-        ``"easy"``: 1 to 4 relations; ``"hard"``: 4 to 6 in nested form.
+        ``"easy"``: 1 to 4 relations; ``"hard"``: 4 to 6.
     split
         Test questions are about worlds of their own and never occur in the train split.
+    nested_share
+        Share of nested questions in the hard tier.
     results
         Pages that one search returns at most.
     """
@@ -52,6 +55,7 @@ class SearchEnvironment:
     tier: Tier = "easy"
     split: Split = "test"
     limits: LoopLimits = field(default_factory=LoopLimits)
+    nested_share: float = 0.25
     results: int = 2
 
     def __post_init__(self) -> None:
@@ -67,7 +71,11 @@ class SearchEnvironment:
         worlds = _TEST_WORLDS if self.split == "test" else _TRAIN_WORLDS
 
         def draw(rng: random.Random) -> Task:
-            return _draw(rng, self.tier, rng.choice(worlds))
+            world = rng.choice(worlds)
+            if self.tier == "easy":
+                return _draw(rng, "easy", world, nested=False)
+            nested = self.nested_share >= 1 or rng.random() < self.nested_share
+            return _draw(rng, "hard", world, nested=nested)
 
         return draw_tasks(draw, count, seed=seed, split=self.split)
 
@@ -101,14 +109,14 @@ def _plain(answer: str) -> str:
     return " ".join(re.findall(r"\w+", answer.casefold()))
 
 
-def _draw(rng: random.Random, tier: Tier, world: int) -> Task:
+def _draw(rng: random.Random, tier: Tier, world: int, *, nested: bool) -> Task:
     hops = rng.choice((1, 2, 2, 3, 3, 4)) if tier == "easy" else rng.randint(4, 6)
     pages = build_world(world).pages
     start, path, answer = _draw_path(rng, pages, hops, repeats=tier == "hard")
-    if tier == "easy":
-        prompt = "What is " + "'s ".join([start, *path]) + "?"
-    else:
+    if nested:
         prompt = "What is the " + " of the ".join(reversed(path)) + f" of {start}?"
+    else:
+        prompt = "What is " + "'s ".join([start, *path]) + "?"
     payload = {"world": world, "start": start, "path": path, "answer": answer}
     return Task(f"search-{tier}-{problem_key(prompt):08x}", prompt, payload)
 

@@ -49,6 +49,13 @@ def make_environment(name: str, split: Split) -> Environment:
     return CodeEnvironment(tier, split) if kind == "code" else SearchEnvironment(tier, split)
 
 
+def _training_environment(name: str) -> Environment:
+    """As `make_environment`, but hard questions are all nested: long straight ones are left to chance."""
+    if name == "search:hard":
+        return SearchEnvironment("hard", "train", nested_share=1.0)
+    return make_environment(name, "train")
+
+
 def make_conversations(count: int, seed: int, tokenizer: Any) -> list[Conversation]:
     """About `count` conversations of all environments' train splits, mixed, the same for a seed."""
     rng = random.Random(f"conversations-{seed}")
@@ -62,7 +69,7 @@ async def _converse_all(count: int, seed: int, rng: random.Random) -> list[Scrip
     # One event loop for all: the sandbox is found out once per loop.
     contexts = []
     for name, share in SHARES.items():
-        environment = make_environment(name, "train")
+        environment = _training_environment(name)
         for task in environment.tasks(round(count * share), seed):
             contexts.append(await converse(environment, task, rng, CARELESSNESS.get(name, 0.0)))
     return contexts
