@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from distributed import Client
 from live_agents import RecordingWorker, ToolAgent
 from live_world import check_against_engine, cluster, control_lines, kill, run, until
 
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.story import replay
 from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.environments.loading import load_environment
 from heddle_dask.live import rollout as rollout_module
+from heddle_dask.live.batch import Batch
+from heddle_dask.live.local_cluster import LocalRolloutCluster
 from heddle_dask.live.rollout import Rollout
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import build_strategies
@@ -68,7 +72,7 @@ def test_records_equal_what_vllm_saw_and_a_killed_worker_leaves_no_engine(
 
 @pytest.mark.parametrize("env", ["math", "code", "search"])
 def test_the_shipped_agent_uses_its_tools_and_solves_tasks(
-    env: str, model_dir: str, vllm_session: Any
+    env: str, vllm_session: Callable[[str], Batch]
 ) -> None:
     batch = vllm_session(env)
     assert batch.counts.get("completed", 0) >= 12, batch.counts
@@ -81,24 +85,17 @@ def test_the_shipped_agent_uses_its_tools_and_solves_tasks(
 
 
 @pytest.fixture(scope="module")
-def vllm_session(model_dir: str) -> Any:
+def vllm_session(model_dir: str) -> Iterator[Callable[[str], Batch]]:
     """Runs environments one after another on one cluster whose engine stays."""
-    import asyncio
+    with (
+        LocalRolloutCluster(1, tool_cpus=8, dashboard=False) as made,
+        Client(made) as client,
+        Rollout(client, env=ToolAgent(steps=1), model=model_dir, engine=engine(model_dir)) as rollout,
+    ):
 
-    loop = asyncio.new_event_loop()
-    stack = cluster(engines=1)
-    _, client = loop.run_until_complete(stack.__aenter__())
-    plugin_kept = Rollout(client, env=ToolAgent(steps=1), model=model_dir, engine=engine(model_dir))
-    loop.run_until_complete(plugin_kept.__aenter__())
-    loop.run_until_complete(plugin_kept.run(1))
+        def roll(env: str) -> Batch:
+            rollout.environment = load_environment(env)
+            batch: Batch = rollout.run(16)
+            return batch
 
-    def roll(env: str) -> Any:
-        from heddle_dask.environments.loading import load_environment
-
-        plugin_kept.environment = load_environment(env)
-        return loop.run_until_complete(asyncio.wait_for(plugin_kept.run(16), 200))
-
-    yield roll
-    loop.run_until_complete(plugin_kept.__aexit__())
-    loop.run_until_complete(stack.__aexit__(None, None, None))
-    loop.close()
+        yield roll
