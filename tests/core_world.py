@@ -82,6 +82,8 @@ class World:
     calls: dict[str, Call] = field(default_factory=dict)
     line: list[str] = field(default_factory=list)  # calls that wait for a host, as they are to start
     stale: list[tuple[Any, ...]] = field(default_factory=list)
+    # Steps of lost engines whose answer may have reached the driver, as they were there.
+    crossed: list[tuple[Step, tuple[Any, ...]]] = field(default_factory=list)
     numbers: int = 0
 
     # -- the orders of the controller --------------------------------------------------------------------
@@ -103,8 +105,9 @@ class World:
             case cmd.GiveUpStep():
                 self._give_up_step(command)
             case cmd.AbortStep():
-                # Its program has ended; whatever the engine still says is stale.
-                assert command.trajectory_id not in self.programs
+                # Its program has ended, or has the answer; whatever the engine still says is stale.
+                program = self.programs.get(command.trajectory_id)
+                assert program is None or program.step is None
                 identity = (command.trajectory_id, command.step_index, command.attempt, command.engine_id)
                 self.stale.append((ev.StepFinished, *identity, 3, 0, "abort"))
             case cmd.RunAction():
@@ -209,6 +212,12 @@ class World:
             "start": [s for s in held if not s.started],
             "finish": held,
             "abort": held,
+            "deliver": held,
+            "deliver_crossed": [
+                (step, told)
+                for step, told in self.crossed
+                if (program := alive.get(told[0])) is not None and program.step is step
+            ],
             "fail": held,
             "act": list(alive),
             "act_ends": running,
@@ -236,6 +245,7 @@ class World:
             if self.pick((True, False)):  # a message that was on the wire
                 self.stale.append((ev.StepFinished, *step.identity, 5, 0, "stop"))
                 self.stale.append((ev.StepStarted, *step.identity))
+            self.crossed.append((step, step.identity))
             step.losses += step.started
             step.engine_id, step.started = None, False
         del self.engines[engine_id]
@@ -318,6 +328,21 @@ class World:
         facts = (*step.identity, self.pick((0, 7, 40)), 0, reason)
         self._step_ended(step, (ev.StepFinished, *facts))
         self.tell(ev.StepFinished, *facts)
+
+    def _do_deliver(self, step: Step) -> None:
+        """The driver tells first; the worker's own message comes late, or never."""
+        facts = (*step.identity, self.pick((0, 7, 40)), 0, "stop")
+        self._step_ended(step, (ev.StepFinished, *facts))
+        self.tell(ev.StepDelivered, *facts)
+
+    def _do_deliver_crossed(self, crossed: tuple[Step, tuple[Any, ...]]) -> None:
+        """The answer of an engine that is gone; the step waits again, or runs elsewhere for nobody."""
+        step, told = crossed
+        if step.engine_id is not None:
+            self.stale.append((ev.StepFinished, *step.identity, 3, 0, "stop"))
+        self.programs[told[0]].step = None
+        self.stale.append((ev.StepDelivered, *told, 3, 0, "stop"))
+        self.tell(ev.StepDelivered, *told, 3, 0, "stop")
 
     def _do_abort(self, step: Step) -> None:
         """The engine answers early, and the driver goes on from what there is."""
@@ -415,6 +440,8 @@ WEIGHTS: Final[dict[str, int]] = {
     "start": 14,
     "finish": 12,
     "abort": 2,
+    "deliver": 4,
+    "deliver_crossed": 4,
     "fail": 2,
     "act": 8,
     "act_ends": 8,

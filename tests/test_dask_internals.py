@@ -9,7 +9,7 @@ from typing import Any
 import dask
 import pytest
 from distributed import Client, LocalCluster, Scheduler, Worker, get_worker
-from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
 from heddle_dask.live import _dask_internals as internals
 from heddle_dask.live.messages import PerKey
@@ -265,14 +265,52 @@ def test_tasks_of_a_dead_worker_wait_without_worker_when_the_hook_runs() -> None
     with_cluster(body, workers=2)
 
 
-def test_data_comes_straight_from_the_worker_that_holds_it() -> None:
+def test_a_client_calls_handlers_of_a_worker_and_gets_values_of_any_type() -> None:
+    async def answer(number: int) -> Any:
+        return {"value": internals.serialized({"x": {number}})}
+
     async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
-        future = client.submit(lambda: {"x": 1}, key=("value", 1))
-        await internals.settled(future)
-        data = await internals.data_of(client, workers[0].address, [("value", 1), ("absent", 2)])
-        assert dict(data) == {("value", 1): {"x": 1}}
+        (worker,) = workers
+        internals.add_worker_handlers(worker, rpc={"probe": answer}, stream={})
+        got = await internals.call_worker(client, worker.address, "probe", number=3)
+        assert dict(got) == {"value": {"x": {3}}}
+        with pytest.raises(OSError, match="no handler absent"):
+            await internals.call_worker(client, worker.address, "absent")
         with dask.config.set({"distributed.comm.timeouts.connect": "200ms"}), pytest.raises(OSError):
-            await internals.data_of(client, "tcp://127.0.0.1:1", [("value", 1)])
+            await internals.call_worker(client, "tcp://127.0.0.1:1", "probe", number=1)
+
+    with_cluster(body)
+
+
+def test_a_worker_plugin_hears_of_an_end_before_the_scheduler_does() -> None:
+    """What a plugin sends from `transition` reaches the scheduler before Dask's own report."""
+    heard: list[str] = []
+
+    class Ends(WorkerPlugin):
+        name = "ends"
+
+        def setup(self, worker: Worker) -> None:
+            self.worker = worker
+
+        def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+            if start == "executing":
+                internals.send_from_worker(self.worker, {"op": "probe-ended", "finish": finish})
+
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        class Notes(SchedulerPlugin):
+            def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+                if finish == "memory":
+                    heard.append("dask")
+
+        internals.add_handlers(
+            scheduler, rpc={}, stream={"probe-ended": lambda worker, finish: heard.append(finish)}
+        )
+        scheduler.add_plugin(Notes(), name="notes")
+        await client.register_plugin(Ends())
+        for value in range(5):
+            future = client.submit(note_order, value, pure=False)
+            await future
+        assert heard == ["memory", "dask"] * 5
 
     with_cluster(body)
 

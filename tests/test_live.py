@@ -274,7 +274,7 @@ def test_without_the_plugin_nothing_of_ours_runs_by_accident(model_dir: str) -> 
             ):
                 import asyncio
 
-                submitter = Submitter(client)
+                submitter = Submitter(client, "s")
                 call = ActionCall("s", "a", b"", None)
                 waiting = asyncio.ensure_future(submitter.action(call, ["a", "t", "tool", "x"]))
                 await asyncio.sleep(0.5)

@@ -4,6 +4,9 @@ The engine is the emulated one, a real process that speaks HTTP and takes exactl
 real. *Added* is the time from ``ctx.generate`` to its return less what the engine's cost model says of the step (1 s of
 decoding, and up to 10 ms until the running iteration ends, as in a real engine), and from ``ctx.call`` to its return
 less the tool's sleep. It holds Dask, HTTP, the emulated engine's own work and all timers.
+
+Beside it stands what Dask alone adds: the same agents on the same kind of cluster in the same run, where every step is
+a bare ``client.submit`` of a coroutine that sleeps 1 s. Machines differ and drift; the two together say what is ours.
 """
 
 from __future__ import annotations
@@ -20,9 +23,11 @@ from distributed import Client
 
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
+from heddle_dask.live import _dask_internals as dask
 from heddle_dask.live.context import Budget
 from heddle_dask.live.local_cluster import LocalRolloutCluster
 from heddle_dask.live.rollout import Rollout
+from heddle_dask.live.scheduler_plugin import STREAM_INTERVAL_S
 
 STEP_S = 1.0
 STEP_TOKENS = 100
@@ -34,14 +39,21 @@ CEILING_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class OverheadRow:
-    """One row of the table. Latencies in milliseconds; `steps_per_s` with steps of no length."""
+    """One row of the table: medians over `repeats` runs.
+
+    Latencies in milliseconds; `steps_per_s` with steps of no length; `dask_ms_p50` is what a bare Dask future adds;
+    `added_ms_p50_range` the least and the largest of the repeats.
+    """
 
     trajectories: int
+    repeats: int
     added_ms_p50: float
+    added_ms_p50_range: tuple[float, float]
     added_ms_p99: float
     action_added_ms_p50: float
     action_added_ms_p99: float
     steps_per_s: float
+    dask_ms_p50: float
 
 
 async def sleep_tool(seconds: float) -> None:
@@ -116,10 +128,11 @@ async def measure_overhead(
     model: str | Path,
     trajectories: Sequence[int] = (50, 200, 400),
     *,
+    repeats: int = 1,
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> list[OverheadRow]:
-    """Measure all rows, each on a cluster of its own: scheduler, one rollout worker, one tool worker.
+    """Measure all rows, each run on a cluster of its own: scheduler, one rollout worker, one tool worker.
 
     Parameters
     ----------
@@ -128,14 +141,53 @@ async def measure_overhead(
     """
     rows = []
     for count in trajectories:
-        on_progress(f"latency with {count} trajectories")
-        timed = TimedAgent(seed)
-        await _roll(timed, str(model), STEP_S / STEP_TOKENS, count, seed)
-        on_progress(f"ceiling with {count} trajectories")
-        empty = EmptyAgent()
-        await _roll(empty, str(model), 0.0, count, seed)
-        rows.append(_row(count, timed, empty))
+        runs = []
+        for repeat in range(repeats):
+            told = f"{count} trajectories, run {repeat + 1} of {repeats}"
+            on_progress(f"latency with {told}")
+            timed = TimedAgent(seed + repeat)
+            await _roll(timed, str(model), STEP_S / STEP_TOKENS, count, seed)
+            on_progress(f"bare Dask futures with {told}")
+            bare_s = await _bare_dask(count, seed + repeat)
+            on_progress(f"ceiling with {told}")
+            empty = EmptyAgent()
+            await _roll(empty, str(model), 0.0, count, seed)
+            runs.append(_run_figures(timed, empty, bare_s))
+        rows.append(_row(count, runs))
     return rows
+
+
+async def _sleep_step(seconds: float, tokens: bytes) -> bytes:
+    """The bare Dask future: sleeps, and returns as many bytes as a step's tokens and logprobs."""
+    await asyncio.sleep(seconds)
+    return tokens
+
+
+async def _bare_dask(count: int, seed: int) -> list[float]:
+    """Seconds that Dask alone adds to a future of `STEP_S`, with `count` agents at once."""
+    added_s: list[float] = []
+    rng = random.Random(seed)
+
+    async def agent(client: Client, number: int) -> None:
+        await asyncio.sleep(rng.uniform(0, STEP_S + TOOL_S))
+        for step in range(STEPS_PER_TRAJECTORY):
+            began_s = time.perf_counter()
+            future = client.submit(
+                _sleep_step, STEP_S, bytes(8 * STEP_TOKENS), key=("bare", number, step), pure=False
+            )
+            await future
+            added_s.append(time.perf_counter() - began_s - STEP_S)
+            future.release()
+            await asyncio.sleep(TOOL_S)
+
+    async with (
+        LocalRolloutCluster(engines=1, tool_workers=0, dashboard=False, asynchronous=True) as cluster,
+        Client(cluster, asynchronous=True) as client,
+    ):
+        await client.wait_for_workers(1)
+        dask.shorten_own_interval(client, STREAM_INTERVAL_S)
+        await asyncio.gather(*(agent(client, number) for number in range(count)))
+    return added_s
 
 
 async def _roll(
@@ -160,16 +212,24 @@ async def _roll(
         raise RuntimeError(f"{len(bad)} of {count} trajectories did not complete: {bad[0].detail}")
 
 
-def _row(count: int, timed: TimedAgent, empty: EmptyAgent) -> OverheadRow:
+def _run_figures(timed: TimedAgent, empty: EmptyAgent, bare_s: Sequence[float]) -> dict[str, float]:
     step_ms = 1000 * np.array(timed.step_added_s)
     action_ms = 1000 * np.array(timed.action_added_s)
+    return {
+        "added_ms_p50": float(np.percentile(step_ms, 50)),
+        "added_ms_p99": float(np.percentile(step_ms, 99)),
+        "action_added_ms_p50": float(np.percentile(action_ms, 50)),
+        "action_added_ms_p99": float(np.percentile(action_ms, 99)),
+        "steps_per_s": empty.steps_per_s(),
+        "dask_ms_p50": float(np.percentile(1000 * np.array(bare_s), 50)),
+    }
+
+
+def _row(count: int, runs: Sequence[dict[str, float]]) -> OverheadRow:
+    medians = {name: round(float(np.median([run[name] for run in runs])), 2) for name in runs[0]}
+    p50s = [round(run["added_ms_p50"], 2) for run in runs]
     return OverheadRow(
-        trajectories=count,
-        added_ms_p50=round(float(np.percentile(step_ms, 50)), 2),
-        added_ms_p99=round(float(np.percentile(step_ms, 99)), 2),
-        action_added_ms_p50=round(float(np.percentile(action_ms, 50)), 2),
-        action_added_ms_p99=round(float(np.percentile(action_ms, 99)), 2),
-        steps_per_s=round(empty.steps_per_s(), 1),
+        trajectories=count, repeats=len(runs), added_ms_p50_range=(min(p50s), max(p50s)), **medians
     )
 
 

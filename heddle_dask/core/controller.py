@@ -14,7 +14,7 @@ Promises
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from heddle_dask.core import events as ev
@@ -30,6 +30,7 @@ from heddle_dask.core.commands import (
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.state import Engine, State, Trajectory
 from heddle_dask.core.transitions import (
+    STEP_STATES,
     EngineEvent,
     EngineState,
     KvEvent,
@@ -68,6 +69,7 @@ class Controller:
             ev.StepRequested: self._step_requested,
             ev.StepStarted: self._step_started,
             ev.StepFinished: self._step_finished,
+            ev.StepDelivered: self._step_delivered,
             ev.StepFailed: self._step_failed,
             ev.ActionRequested: self.actions.requested,
             ev.ActionFinished: self.actions.finished,
@@ -235,12 +237,36 @@ class Controller:
         if engine.state is not EngineState.LOST:
             trajectory.advance_kv(KvEvent.WRITTEN)
         self._end_step(trajectory, engine, event.at)
+        self._count_answer(trajectory, event)
+        return self._place_waiting(event.at)
+
+    def _count_answer(self, trajectory: Trajectory, event: ev.StepFinished | ev.StepDelivered) -> None:
         self.state.set_context(trajectory, trajectory.context_tokens + event.new_tokens)
         trajectory.generated_tokens += event.new_tokens
         trajectory.policy_version = event.policy_version
         if event.finish_reason != "abort":
             trajectory.steps_finished += 1
-        return self._place_waiting(event.at)
+
+    def _step_delivered(self, event: ev.StepDelivered) -> list[Command]:
+        trajectory = self.state.trajectories.get(event.trajectory_id)
+        step = None if trajectory is None else trajectory.step
+        if trajectory is None or step is None or trajectory.state not in STEP_STATES:
+            return self.state.late()
+        if (step.step_index, step.attempt) != (event.step_index, event.attempt):
+            return self.state.late()
+        if trajectory.counted_on == event.engine_id:
+            facts = {field.name: getattr(event, field.name) for field in fields(event)}
+            return self._step_finished(ev.StepFinished(**facts))
+        # The engine that answered was lost: the step waits again, or runs a second time for nobody.
+        commands = self._abort_open_step(trajectory, "answered before")
+        if trajectory.counted_on is None:
+            self.state.waiting_steps.pop(trajectory.trajectory_id, None)
+            trajectory.advance(TrajectoryEvent.PLACED, event.at)
+            trajectory.advance(TrajectoryEvent.STEP_ENDED, event.at)
+        else:
+            self._end_step(trajectory, self.state.engines[trajectory.counted_on], event.at)
+        self._count_answer(trajectory, event)
+        return [*commands, *self._place_waiting(event.at)]
 
     def _step_failed(self, event: ev.StepFailed) -> list[Command]:
         current = self._current(event)

@@ -69,6 +69,25 @@ class StepFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class StepDelivered:
+    """The driver has the answer of a step that the controller still believes open.
+
+    It comes by a shorter way than `StepFinished`, which follows and is late then, or never comes: the worker died
+    in between, and the step may have been placed anew.
+    """
+
+    at: float
+    trajectory_id: TrajectoryId
+    step_index: int
+    attempt: int
+    engine_id: EngineId
+    new_tokens: int
+    cached_tokens: int
+    finish_reason: str
+    policy_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StepFailed:
     """The step ended without an answer; `cause` says at which boundary. The driver decides what next."""
 
@@ -148,6 +167,7 @@ Event = (
     | StepRequested
     | StepStarted
     | StepFinished
+    | StepDelivered
     | StepFailed
     | ActionRequested
     | ActionFinished

@@ -37,6 +37,10 @@ class TrajectoryState(Enum):
     ENDED = "ended"
 
 
+# In these it has asked for a step and has no answer yet.
+STEP_STATES: Final = frozenset({TrajectoryState.WAITING, TrajectoryState.QUEUED, TrajectoryState.GENERATING})
+
+
 class TrajectoryEvent(Enum):
     """What can happen to a trajectory."""
 

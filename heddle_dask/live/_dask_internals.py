@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from distributed import Client, Future, Scheduler, Worker
+from distributed.protocol import to_serialize
 from distributed.scheduler import TaskState
-from distributed.worker import get_data_from_worker
 
 # A resource that no worker has: a task that needs it waits in state "no-worker" until we release it.
 HOLD_RESOURCE = "HEDDLE-HOLD"
@@ -120,17 +120,23 @@ async def settled(future: Future) -> None:
         await state.wait()
 
 
-async def data_of(client: Client, address: str, keys: list[Any]) -> Mapping[Any, Any]:
-    """Those of `keys` that the worker at `address` holds, with their values.
+async def call_worker(client: Client, address: str, handler: str, **arguments: Any) -> Any:
+    """Call an RPC handler of a worker and return its answer.
 
     Raises
     ------
     OSError
-        The worker does not answer.
+        The worker does not answer, or has no such handler.
     """
-    answer = await get_data_from_worker(client.rpc, keys, address)
-    data: Mapping[Any, Any] = answer["data"] if answer["status"] == "OK" else {}
-    return data
+    answer = await getattr(client.rpc(address), handler)(**arguments)
+    if answer is None:
+        raise ConnectionError(f"the worker at {address} has no handler {handler}")
+    return answer
+
+
+def serialized(value: Any) -> Any:
+    """Wrap a value of any type as a part of an RPC answer; it arrives unwrapped."""
+    return to_serialize(value)
 
 
 async def call_scheduler(client: Client, handler: str, **arguments: Any) -> Any:

@@ -27,7 +27,7 @@ from heddle_dask.live.context import (
     Services,
     StepLost,
 )
-from heddle_dask.live.messages import action_key, step_key
+from heddle_dask.live.messages import StepEnd, action_key, step_key
 from heddle_dask.live.run_writer import RunWriter
 from heddle_dask.records.trajectory import Cause, Status, TrajectoryRecord
 
@@ -100,7 +100,7 @@ class Driver:
         self._admitted: dict[str, asyncio.Event] = {}
         self._contexts: dict[str, LiveContext] = {}
         self._running: dict[asyncio.Task[TrajectoryRecord], None] = {}
-        self._ended: list[tuple[str, str]] = []
+        self._ended: list[tuple[str, str, StepEnd | None]] = []
         self._interrupted = False
         self._begun = False
         self.ended = asyncio.Event()
@@ -211,7 +211,6 @@ class Driver:
         self._contexts.pop(trajectory_id, None)
         self._admitted.pop(trajectory_id, None)
         self.generated_tokens += context.generated_tokens
-        self._services.submitter.forget(trajectory_id)
         self._tell_ended(trajectory_id, ending.status)
         return self._record(attempt, context, ending, started_s)
 
@@ -235,7 +234,7 @@ class Driver:
         """Tell the controller, batched per turn of the loop."""
         if not self._ended:
             asyncio.get_running_loop().call_soon(self._send_ended)
-        self._ended.append((trajectory_id, status))
+        self._ended.append((trajectory_id, status, self._services.submitter.news_of(trajectory_id)))
 
     def _send_ended(self) -> None:
         ended, self._ended = self._ended, []

@@ -16,6 +16,8 @@ ACTION_PREFIX = "tool"
 ENGINE_RESOURCE = "ENGINE"  # on a worker that may host an engine
 SLOT_RESOURCE = "LLM"  # published when its engine answers: one per slot
 TOOL_RESOURCE = "TOOL"  # on a worker for actions: one per CPU
+STEP_RESULTS = "heddle_step_results"  # RPC handlers through which workers push results to the driver
+ACTION_RESULTS = "heddle_action_results"
 
 
 def step_key(session: str, trajectory_id: str, step_index: int, attempt: int) -> Key:
@@ -96,6 +98,20 @@ class StepResult:
     engine_s: float = float("nan")
     address: str = ""
     message: str = ""
+
+
+# The end of an answered step as the controller must hear it: trajectory, step, attempt, engine; facts by name.
+StepEnd = tuple[list[Any], dict[str, Any]]
+
+
+def step_end(call: StepCall, result: StepResult) -> StepEnd:
+    """What the scheduler is told of a step that an engine answered; worker and driver tell the same."""
+    return [call.trajectory_id, call.step_index, call.attempt, result.engine_id], {
+        "new_tokens": len(result.token_ids) // 4,
+        "cached_tokens": result.cached_tokens,
+        "finish_reason": result.finish_reason,
+        "policy_version": result.policy_version,
+    }
 
 
 @dataclass(frozen=True, slots=True)

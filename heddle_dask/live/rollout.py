@@ -331,7 +331,7 @@ class Rollout:
         if "error" in answer:
             raise BadInput(answer["error"])
         self._session = session
-        self._submitter = Submitter(self.client)
+        self._submitter = Submitter(self.client, session)
         self._channel = ControlChannel(self.client, session, self._on_notice, self._on_control_lines)
         self._channel.start()
 
@@ -378,9 +378,12 @@ class Rollout:
 
     async def _close(self) -> None:
         channel, self._channel = self._channel, None
+        submitter, self._submitter = self._submitter, None
         session, self._session = self._session, None
         writer, self._writer = self._writer, None
         try:
+            if submitter is not None:
+                await submitter.close()
             if channel is not None:
                 await channel.close()
             if session is not None and self.client.status == "running":

@@ -12,6 +12,7 @@ import contextlib
 import os
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,20 @@ from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live import _dask_internals as dask
 from heddle_dask.live.context_cache import EMPTY, Context, ContextCache
 from heddle_dask.live.engine_host import EngineHost, Watch
-from heddle_dask.live.messages import ENGINE_RESOURCE, SLOT_RESOURCE, StepCall, StepResult
+from heddle_dask.live.messages import (
+    ENGINE_RESOURCE,
+    SLOT_RESOURCE,
+    STEP_RESULTS,
+    StepCall,
+    StepResult,
+    step_end,
+)
+from heddle_dask.live.result_push import Outbox
 from heddle_dask.live.scheduler_plugin import STREAM_INTERVAL_S
 
 PLUGIN_NAME = "heddle-rollout-worker"
+# That a step holds a slot is told this much later: the request to the engine goes first.
+TELL_STARTED_AFTER_S = 0.005
 
 
 async def run_step(call: StepCall) -> StepResult:
@@ -60,6 +71,7 @@ class RolloutWorker(WorkerPlugin):
         self.spec = spec
         self.watch = watch
         self.worker: Worker | None = None
+        self._reports: dict[Any, dict[str, Any]] = {}
 
     async def setup(self, worker: Worker) -> None:
         """Start the engine in the background: a worker must not seem dead while weights load."""
@@ -70,11 +82,12 @@ class RolloutWorker(WorkerPlugin):
         self._client: EngineClient | None = None
         self._incarnations = 0
         self._contexts = ContextCache()
+        self._outbox = Outbox()
         self._running: dict[Any, str] = {}
         self._aborted: set[Any] = set()
         dask.add_worker_handlers(
             worker,
-            rpc={"heddle_context": self.serve_context},
+            rpc={"heddle_context": self.serve_context, STEP_RESULTS: self._outbox.take},
             stream={"heddle-abort": self.on_abort, "heddle-forget": self.on_forget},
         )
         dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
@@ -147,7 +160,7 @@ class RolloutWorker(WorkerPlugin):
         context = await self._context(call, placed.get("source"))
         if context is None:
             return self._failed(call, identity, "context-missing", "")
-        self._tell({"op": "heddle-step-started", "session": call.session, "step": identity})
+        self.worker.loop.call_later(TELL_STARTED_AFTER_S, self._tell_started, call, identity)
         try:
             result = await self._generate(client, call, context, float(placed.get("priority", 0.0)))
         except EngineUnreachable as error:
@@ -155,18 +168,32 @@ class RolloutWorker(WorkerPlugin):
         except EngineRefused as error:
             return self._failed(call, identity, "refused", str(error))
         answer = self._answer(call, context, result, engine_id, time.perf_counter() - started_s)
-        self._tell(
-            {
-                "op": "heddle-step-ended",
-                "session": call.session,
-                "step": identity,
-                "new_tokens": len(result.token_ids),
-                "cached_tokens": result.cached_tokens,
-                "finish_reason": result.finish_reason,
-                "policy_version": result.policy_version,
-            }
-        )
+        _, facts = step_end(call, answer)
+        return self._end(call, identity, facts, answer)
+
+    def _end(
+        self, call: StepCall, identity: list[Any], facts: Mapping[str, Any], answer: StepResult
+    ) -> StepResult:
+        self._reports[call.key] = {
+            "op": "heddle-step-ended",
+            "session": call.session,
+            "step": identity,
+            **facts,
+        }
+        # What the controller must act on first, a failure, reaches the driver by way of the scheduler.
+        if answer.status in ("ok", "aborted"):
+            self._outbox.put(call.session, call.key, answer)
         return answer
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        """Report a step that has ended in the same message as Dask's own report, and before it."""
+        report = self._reports.pop(key, None)
+        if report is not None:
+            self._tell(report)
+
+    def _tell_started(self, call: StepCall, identity: list[Any]) -> None:
+        if call.key in self._running:
+            self._tell({"op": "heddle-step-started", "session": call.session, "step": identity})
 
     async def _generate(
         self, client: EngineClient, call: StepCall, context: Context, priority: float
@@ -214,10 +241,10 @@ class RolloutWorker(WorkerPlugin):
         )
 
     def _failed(self, call: StepCall, identity: list[Any], status: Any, message: str) -> StepResult:
-        self._tell({"op": "heddle-step-ended", "session": call.session, "step": identity, "cause": status})
         assert self.worker is not None
         engine_id = str(identity[3])
-        return StepResult(status=status, engine_id=engine_id, message=message, address=self.worker.address)
+        answer = StepResult(status=status, engine_id=engine_id, message=message, address=self.worker.address)
+        return self._end(call, identity, {"cause": status}, answer)
 
     # -- contexts ----------------------------------------------------------------------------------
 

@@ -34,6 +34,8 @@ from heddle_dask.live.messages import (
     STEP_PREFIX,
     TOOL_RESOURCE,
     Key,
+    StepEnd,
+    step_key,
 )
 from heddle_dask.live.places import Places
 from heddle_dask.live.session import Session
@@ -192,10 +194,27 @@ class HeddleScheduler(SchedulerPlugin):
         for key in sorted(mine, key=priority.__getitem__):
             dask.hold(scheduler.tasks[key])
             self.session.held[key] = None
+            request, news = requests[key]
+            self._hear_of(news)
             if key[0] == STEP_PREFIX:
-                self._feed(ev.StepRequested(at, StepRequest(*requests[key])))
+                self._feed(ev.StepRequested(at, StepRequest(*request)))
             elif key[0] == ACTION_PREFIX:
-                self._feed(ev.ActionRequested(at, ActionRequest(*requests[key])))
+                self._feed(ev.ActionRequested(at, ActionRequest(*request)))
+
+    def _hear_of(self, news: StepEnd | None) -> None:
+        """The driver has the result of a step: unless its worker was first to tell, the step has ended now."""
+        if news is None:
+            return
+        assert self.session is not None
+        identity, facts = news
+        if not self.session.awaits_step(*identity[:3]):
+            return
+        self._feed(ev.StepDelivered(self.session.now(), *identity, **facts))
+        key = step_key(self.session.session_id, *identity[:3])
+        if key in self.session.held:
+            # Its worker died between answering the driver and telling us: nobody waits for it any more.
+            del self.session.held[key]
+            self.session.notify("result-lost", list(key))
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """A worker left or died: its engine and its host are lost with all that ran there."""
@@ -305,13 +324,14 @@ class HeddleScheduler(SchedulerPlugin):
 
     @guarded
     def on_trajectories_ended(
-        self, client: str, session: str, ended: Sequence[tuple[TrajectoryId, str]]
+        self, client: str, session: str, ended: Sequence[tuple[TrajectoryId, str, StepEnd | None]]
     ) -> None:
         """The driver ended trajectories."""
         if not self._session_is(session):
             return
         assert self.session is not None
-        for trajectory_id, status in ended:
+        for trajectory_id, status, news in ended:
+            self._hear_of(news)
             self._dispatcher.forget_context(trajectory_id)
             self._feed(ev.TrajectoryEnded(self.session.now(), trajectory_id, status))
 

@@ -16,6 +16,7 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.events import Event
 from heddle_dask.core.ids import ActionId, TrajectoryId
 from heddle_dask.core.story import encode
+from heddle_dask.core.transitions import STEP_STATES
 from heddle_dask.live.messages import ACTION_PREFIX, Key
 
 # A driver fetches the journal several times a second; one that has stopped must not fill the scheduler.
@@ -105,11 +106,14 @@ class Session:
     def waits_for(self, key: Key) -> bool:
         """Whether the controller will still command the step or action of this key."""
         kind, _, name, step_index, attempt = key
-        state = self.controller.state
         if kind == ACTION_PREFIX:
-            return ActionId(name) in state.actions
-        trajectory = state.trajectories.get(TrajectoryId(name))
-        if trajectory is None or trajectory.step is None:
+            return ActionId(name) in self.controller.state.actions
+        waiting = TrajectoryId(name) in self.controller.state.waiting_steps
+        return waiting and self.awaits_step(name, step_index, attempt)
+
+    def awaits_step(self, trajectory_id: str, step_index: int, attempt: int) -> bool:
+        """Whether, for all the controller knows, this step has not ended."""
+        trajectory = self.controller.state.trajectories.get(TrajectoryId(trajectory_id))
+        if trajectory is None or trajectory.step is None or trajectory.state not in STEP_STATES:
             return False
-        wanted = (trajectory.step.step_index, trajectory.step.attempt)
-        return trajectory.trajectory_id in state.waiting_steps and wanted == (step_index, attempt)
+        return (trajectory.step.step_index, trajectory.step.attempt) == (step_index, attempt)

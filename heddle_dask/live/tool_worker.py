@@ -20,7 +20,8 @@ from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from heddle_dask.live import _dask_internals as dask
-from heddle_dask.live.messages import TOOL_RESOURCE, ActionCall, ActionOutcome
+from heddle_dask.live.messages import ACTION_RESULTS, TOOL_RESOURCE, ActionCall, ActionOutcome
+from heddle_dask.live.result_push import Outbox
 from heddle_dask.live.scheduler_plugin import STREAM_INTERVAL_S
 
 PLUGIN_NAME = "heddle-tool-worker"
@@ -44,6 +45,7 @@ class ToolWorker(WorkerPlugin):
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
+        self._reports: dict[Any, dict[str, Any]] = {}
 
     def setup(self, worker: Worker) -> None:
         """Announce the host to the scheduler plugin."""
@@ -54,7 +56,10 @@ class ToolWorker(WorkerPlugin):
         self.host_id = f"{worker.name}/{os.getpid()}"
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="heddle-action")
         self._running: dict[Any, asyncio.Task[Any]] = {}
-        dask.add_worker_handlers(worker, rpc={}, stream={"heddle-abort": self.on_abort})
+        self._outbox = Outbox()
+        dask.add_worker_handlers(
+            worker, rpc={ACTION_RESULTS: self._outbox.take}, stream={"heddle-abort": self.on_abort}
+        )
         dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
         dask.send_from_worker(worker, {"op": "heddle-host-ready", "host": [self.host_id, cpus]})
 
@@ -77,18 +82,24 @@ class ToolWorker(WorkerPlugin):
         finally:
             del self._running[call.key]
         run_s = time.perf_counter() - started_s
-        dask.send_from_worker(
-            self.worker,
-            {
-                "op": "heddle-action-ended",
-                "session": call.session,
-                "action_id": call.action_id,
-                "host_id": granted.get("host", self.host_id),
-                "run_s": run_s,
-                "ok": status == "ok",
-            },
-        )
-        return ActionOutcome(status, value, message, detail, self.host_id, cpus, run_s, self.worker.address)
+        address = self.worker.address
+        outcome = ActionOutcome(status, value, message, detail, self.host_id, cpus, run_s, address)
+        self._reports[call.key] = {
+            "op": "heddle-action-ended",
+            "session": call.session,
+            "action_id": call.action_id,
+            "host_id": granted.get("host", self.host_id),
+            "run_s": run_s,
+            "ok": status == "ok",
+        }
+        self._outbox.put(call.session, call.key, outcome)
+        return outcome
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        """Report an action that has ended in the same message as Dask's own report, and before it."""
+        report = self._reports.pop(key, None)
+        if report is not None and self.worker is not None:
+            dask.send_from_worker(self.worker, report)
 
     async def _outcome(
         self, task: asyncio.Task[bytes], timeout_s: float | None

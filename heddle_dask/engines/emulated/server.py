@@ -53,6 +53,10 @@ class EmulatedServer:
             application.router.add_route(method, path, self._guarded(handler))
         return application
 
+    def close(self) -> None:
+        """Give back what the engine holds; after the last request."""
+        self._engine.close()
+
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
             if self._hangs:
@@ -156,3 +160,4 @@ async def serve(spec: EngineSpec, port: int) -> None:
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
+        server.close()

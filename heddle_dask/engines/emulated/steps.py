@@ -11,6 +11,7 @@ from typing import Any
 
 from heddle_dask.engines.emulated.batch import Batch, Job
 from heddle_dask.engines.emulated.kv_cache import KvCache
+from heddle_dask.engines.emulated.precise_timer import PreciseTimer
 from heddle_dask.engines.emulated.tokens import TokenSource
 from heddle_dask.engines.emulated.traits import EmulatedTraits
 from heddle_dask.engines.spec import EngineSpec
@@ -45,6 +46,7 @@ class Step:
         self._source = source
         self._most = min(asked, spec.max_model_len - len(self._prompt))
         self._drawn: tuple[list[int], list[float], bool] | None = None
+        self._texts: tuple[list[str], list[str]] | None = None
         length = self._most if self._ignore_eos else len(self._draw()[0])
         self.job = Job(self._prompt, length, self._first, priority)
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -63,28 +65,35 @@ class Step:
     def _first(self, count: int) -> list[int]:
         return self._draw()[0][:count]
 
+    def prepare(self) -> None:
+        """Write what the answer says of each token, ahead of the end: then it would cost the caller time."""
+        if self._texts is None:
+            tokens, logprobs, _ = self._draw()
+            # Written by hand: a step of 1,000 tokens costs a third of what json.dumps takes.
+            content = [
+                f'{{"token_id":{token},"logprob":{logprob},"rank":1,"top_logprobs":[]}}'
+                for token, logprob in zip(tokens, logprobs, strict=True)
+            ]
+            self._texts = list(map(str, tokens)), content
+
     def answer(self, model: str, scale: float) -> str:
         """The JSON answer, in the form of vLLM's; `scale` turns model seconds into real ones."""
         job = self.job
         count = job.generated
-        tokens, logprobs, stopped = self._draw()
+        self.prepare()
+        assert self._texts is not None
+        tokens, _, stopped = self._draw()
+        token_ids, content = self._texts
         reason = "stop" if stopped and count == len(tokens) else "length"
         reason = "abort" if job.aborted else reason
-        content = ",".join(
-            [
-                f'{{"token_id":{token},"logprob":{logprob},"rank":1,"top_logprobs":[]}}'
-                for token, logprob in zip(tokens[:count], logprobs, strict=False)
-            ]
-        )
-        # Written by hand: a step of 1,000 tokens costs a third of what json.dumps takes.
         prompt_count = len(self._prompt)
         spans = f'[{{"version":"default","start":0,"end":{count}}}]' if count else "[]"
         return (
             f'{{"request_id":{json.dumps(ENGINE_ID_PREFIX + self.request_id)},"output_mode":"tokens",'
             f'"choices":[{{"index":0,'
             f'"finish_reason":"{reason}","stop_reason":null,'
-            f'"token_ids":[{",".join(map(str, tokens[:count]))}],'
-            f'"logprobs":{{"content":[{content}]}},"weight_versions":{spans}}}],'
+            f'"token_ids":[{",".join(token_ids[:count])}],'
+            f'"logprobs":{{"content":[{",".join(content[:count])}]}},"weight_versions":{spans}}}],'
             f'"usage":{{"prompt_tokens":{prompt_count},"completion_tokens":{count},'
             f'"total_tokens":{prompt_count + count},'
             f'"prompt_tokens_details":{{"cached_tokens":{job.cached_tokens}}}}},'
@@ -111,7 +120,7 @@ def _prompt(body: Mapping[str, Any], max_model_len: int) -> list[int]:
 
 
 def _integers(value: Any, name: str) -> list[int]:
-    if not isinstance(value, list | tuple) or not all(type(item) is int for item in value):
+    if not isinstance(value, list | tuple) or not set(map(type, value)) <= {int}:
         raise BadRequest(f"{name} must be a list of integers.")
     if value and not (min(value) >= 0 and max(value) <= _LARGEST_ID):
         raise BadRequest(f"{name} must hold token ids: integers of at least 0.")
@@ -145,7 +154,13 @@ class EmulatedEngine:
         self._steps: dict[Job, Step] = {}
         self._by_id: dict[str, list[Step]] = {}
         self._draws = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: PreciseTimer | None = None
+
+    def close(self) -> None:
+        """Stop the clock; steps in progress never end."""
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = None
 
     def set_slow_factor(self, factor: float) -> None:
         """Take the cost model's seconds times `factor` from now on."""
@@ -170,6 +185,7 @@ class EmulatedEngine:
         self._by_id.setdefault(step.request_id, []).append(step)
         self._settle(self._batch.submit(step.job, self._now_s()))
         self._arm()
+        step.prepare()
         try:
             if not step.ended.done():
                 await step.ended
@@ -213,15 +229,14 @@ class EmulatedEngine:
                 step.ended.set_result(None)
 
     def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._timer is None:
+            self._timer = PreciseTimer(self._tick)
         if self._batch.next_s < math.inf:
-            delay_s = (self._batch.next_s - self._now_s()) * self._scale
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, delay_s), self._tick)
+            delay_s = (self._batch.next_s - self._model_zero_s) * self._scale
+            self._timer.set(self._real_zero_s + delay_s)
+        else:
+            self._timer.cancel()
 
     def _tick(self) -> None:
-        self._timer = None
         self._settle(self._batch.advance(self._now_s()))
         self._arm()
