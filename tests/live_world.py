@@ -64,18 +64,22 @@ def descendants(word: str) -> list[psutil.Process]:
 
 def check_against_engine(records: Sequence[TrajectoryRecord], seen_path: Path) -> None:
     """Each stored trajectory's segments, joined, are what went to the engine and what came from it."""
-    seen: dict[tuple[str, int], Any] = {}
+    seen: dict[tuple[str, int], list[Any]] = {}
     for line in seen_path.read_text().splitlines():
         row = json.loads(line)
-        seen[row["trajectory"], row["step"]] = row
+        seen.setdefault((row["trajectory"], row["step"]), []).append(row)
     for record in records:
         (branch,) = record.branches
         joined = np.concatenate([segment.token_ids for segment in branch.segments()])
         assert record.steps
         for step in record.steps:
-            row = seen[record.trajectory_id, step.step_index]
-            assert joined[: step.token_start].tolist() == row["seen"]
-            assert joined[step.token_start : step.token_stop].tolist() == row["sampled"]
+            # A step that was stopped for another went to an engine in parts.
+            at = step.token_start
+            for part in seen[record.trajectory_id, step.step_index]:
+                assert joined[:at].tolist() == part["seen"]
+                assert joined[at : at + len(part["sampled"])].tolist() == part["sampled"]
+                at += len(part["sampled"])
+            assert at == step.token_stop
             logprobs = branch.logprobs[step.token_start : step.token_stop]
             assert np.isfinite(logprobs).all() and (logprobs <= 0).all()
             assert (branch.policy_version[step.token_start : step.token_stop] == 0).all()

@@ -19,6 +19,7 @@ SPEC = EngineSpec(
     cost={"profile": "tiny-cpu"},
     faults={"slow_factor": 2},
     emulation={"end_token_id": 3},
+    kv_transfer=True,
 )
 
 
@@ -37,6 +38,7 @@ def test_specs_survive_pickle_and_json():
         ({"tp_degree": True}, "tp_degree is True"),
         ({"time_scale": 0}, "time_scale is 0"),
         ({"kv_cache_gib": float("nan")}, "kv_cache_gib is nan"),
+        ({"kv_transfer": 1}, "kv_transfer is 1: use true or false"),
         ({"speed": 1}, "unknown key 'speed'"),
     ],
 )

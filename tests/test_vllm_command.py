@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.engines.vllm_command import check_model, installed_vllm_build, vllm_command
+from heddle_dask.engines.vllm_command import KV_LEASE_S, check_model, installed_vllm_build, vllm_command
 
 
 @pytest.fixture
@@ -54,6 +55,31 @@ def test_gpu_command_has_no_cpu_variables_and_keeps_cuda_graphs(spec):
     text = " ".join(command.argv)
     assert "--tensor-parallel-size 4" in text
     assert "--dtype bfloat16" in text
+
+
+def test_an_engine_that_hands_over_kv_has_a_connector_and_a_side_channel(spec):
+    plain = vllm_command(spec, 8123, "cpu")
+    command = vllm_command(replace(spec, kv_transfer=True), 8123, "cpu", 8124)
+    assert command.argv[: len(plain.argv)] == plain.argv
+    flag, text = command.argv[len(plain.argv) :]
+    assert flag == "--kv-transfer-config"
+    config = json.loads(text)
+    assert config == {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_both",
+        "kv_buffer_device": "cpu",
+        "kv_load_failure_policy": "fail",
+        "kv_connector_extra_config": {"kv_lease_duration": KV_LEASE_S},
+    }
+    added = {name: value for name, value in command.env.items() if name not in plain.env}
+    assert added == {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": "8124",
+        "UCX_TLS": "tcp,self,sm",
+    }
+    gpu = vllm_command(replace(spec, kv_transfer=True), 8123, "gpu", 8124)
+    assert "UCX_TLS" not in gpu.env
+    assert "kv_buffer_device" not in json.loads(gpu.argv[-1])
 
 
 def test_extra_arguments_come_last_and_kv_space_is_whole_gib(spec):

@@ -5,6 +5,10 @@ from __future__ import annotations
 import click
 import uvloop
 
+from heddle_dask.cli.bench_kv import kv_transfer
+from heddle_dask.cli.bench_live import live
+from heddle_dask.cli.bench_placement import placement
+from heddle_dask.cli.bench_predictor import predictor
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
@@ -15,6 +19,9 @@ def bench() -> None:
     """Measure this installation on this machine."""
 
 
+bench.add_command(live)
+bench.add_command(placement)
+bench.add_command(predictor)
 
 
 @bench.command("overhead")
@@ -55,6 +62,9 @@ def overhead(trajectories: str, model: str | None, repeats: int, as_json: bool, 
         )
     if as_json:
         print_json(overhead_json(rows))
+
+
+bench.add_command(kv_transfer)
 
 
 def _counts(text: str) -> list[int]:

@@ -59,6 +59,29 @@ class AbortStep:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictRemaining:
+    """Find out how much this trajectory still has to do; the answer is a `PredictionMade`."""
+
+    trajectory_id: TrajectoryId
+
+
+@dataclass(frozen=True, slots=True)
+class MoveContext:
+    """Bring the trajectory's context and KV cache to another engine; the answer is a `MoveEnded`.
+
+    Attributes
+    ----------
+    kind
+        ``"transfer"``: copy the KV cache; ``"recompute"``: let the target prefill the context.
+    """
+
+    trajectory_id: TrajectoryId
+    source_engine_id: EngineId
+    target_engine_id: EngineId
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunAction:
     """Run the action on this host with this many CPUs, now."""
 
@@ -83,4 +106,14 @@ class AbortAction:
     host_id: HostId
 
 
-Command = AdmitTrajectory | StartStep | GiveUpStep | AbortStep | RunAction | GiveUpAction | AbortAction
+Command = (
+    AdmitTrajectory
+    | StartStep
+    | GiveUpStep
+    | AbortStep
+    | PredictRemaining
+    | MoveContext
+    | RunAction
+    | GiveUpAction
+    | AbortAction
+)

@@ -13,7 +13,7 @@ Promises
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -25,9 +25,11 @@ from heddle_dask.core.commands import (
     AdmitTrajectory,
     Command,
     GiveUpStep,
+    PredictRemaining,
     StartStep,
 )
-from heddle_dask.core.ids import EngineId
+from heddle_dask.core.ids import EngineId, TrajectoryId
+from heddle_dask.core.move_desk import MoveDesk
 from heddle_dask.core.state import Engine, State, Trajectory
 from heddle_dask.core.transitions import (
     STEP_STATES,
@@ -37,7 +39,7 @@ from heddle_dask.core.transitions import (
     TrajectoryEvent,
     TrajectoryState,
 )
-from heddle_dask.core.view import ClusterView, StrategySet
+from heddle_dask.core.view import ClusterView, PlansBatches, StrategySet
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,12 @@ class Limits:
     max_losses
         How often one step or action may die with its worker before it is given up. A request that kills
         its engine must not kill every engine in turn.
+    max_preemptions
+        How often one step may be stopped for others.
     """
 
     max_losses: int = 3
+    max_preemptions: int = 2
 
 
 class Controller:
@@ -63,6 +68,8 @@ class Controller:
         self.strategies = strategies
         self.limits = limits or Limits()
         self.actions = ActionDesk(self.state, self.view, strategies.actions, self.limits.max_losses)
+        self._unplanned: dict[TrajectoryId, None] = {}
+        self.moves = MoveDesk(self.state, self.view, strategies.migration)
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             ev.TrajectorySubmitted: self._trajectory_submitted,
             ev.TrajectoryEnded: self._trajectory_ended,
@@ -71,6 +78,8 @@ class Controller:
             ev.StepFinished: self._step_finished,
             ev.StepDelivered: self._step_delivered,
             ev.StepFailed: self._step_failed,
+            ev.PredictionMade: self._prediction_made,
+            ev.MoveEnded: self._move_ended,
             ev.ActionRequested: self.actions.requested,
             ev.ActionFinished: self.actions.finished,
             ev.EngineJoined: self._engine_joined,
@@ -100,7 +109,10 @@ class Controller:
         trajectory.context_tokens = spec.prompt_tokens
         self.state.trajectories[spec.trajectory_id] = trajectory
         self.state.unadmitted[spec.trajectory_id] = None
-        return self._admit(event.at)
+        self._unplanned[spec.trajectory_id] = None
+        groups = self.state.unfinished_by_group
+        groups[spec.group_id] = groups.get(spec.group_id, 0) + 1
+        return [*self._predict(trajectory), *self._admit(event.at)]
 
     def _admit(self, at: float) -> list[Command]:
         if not self.state.unadmitted:
@@ -110,6 +122,7 @@ class Controller:
             guards.check_admission(trajectory)
             del self.state.unadmitted[trajectory.trajectory_id]
             trajectory.advance(TrajectoryEvent.ADMITTED, at)
+            trajectory.admitted_at = at
             self.state.alive += 1
             commands.append(AdmitTrajectory(trajectory.trajectory_id))
         return commands
@@ -127,12 +140,21 @@ class Controller:
         trajectory.advance_kv(KvEvent.DROPPED)
         trajectory.advance(TrajectoryEvent.ENDED, event.at)
         trajectory.step = None
+        self.moves.trajectory_ended(trajectory)
+        self._unplanned.pop(event.trajectory_id, None)
+        self._leave_group(trajectory)
         if was is not TrajectoryState.SUBMITTED:
             self.state.alive -= 1
         commands += self.actions.cancel_all(trajectory)
         self.state.forget_if_over(trajectory)
         # A dropped action may have stood at the head of the line, an aborted step on a full engine.
         return [*commands, *self._place_waiting(event.at), *self.actions.allocate(), *self._admit(event.at)]
+
+    def _leave_group(self, trajectory: Trajectory) -> None:
+        groups, group_id = self.state.unfinished_by_group, trajectory.spec.group_id
+        groups[group_id] -= 1
+        if groups[group_id] == 0:
+            del groups[group_id]
 
     def _abort_open_step(self, trajectory: Trajectory, reason: str) -> list[Command]:
         step, engine_id = trajectory.step, trajectory.counted_on
@@ -149,7 +171,11 @@ class Controller:
             return self.state.late()
         if trajectory.step is None or trajectory.step.step_index != step.step_index:
             trajectory.losses = 0
+            trajectory.preemptions = 0
         trajectory.step = step
+        trajectory.requested_at = event.at
+        trajectory.first_context_tokens = trajectory.first_context_tokens or step.context_tokens
+        self.moves.step_requested(trajectory)
         self.state.set_context(trajectory, step.context_tokens)
         self.state.waiting_steps[step.trajectory_id] = None
         return self._place(trajectory, event.at)
@@ -166,17 +192,28 @@ class Controller:
             return self._give_up_step(
                 trajectory, at, f"context of {step.context_tokens} tokens, engines take {longest}"
             )
+        if trajectory.trajectory_id in self._unplanned:
+            self._plan_batch(ready)
         choice = self.strategies.placement.choose_engine(trajectory, step, candidates)
         if choice is None:
             return []
         guards.check_choice(trajectory, step, choice, candidates)
-        return [self._dispatch(trajectory, choice, at)]
+        return [self._dispatch(trajectory, choice, at), *self._preempt_for(trajectory, choice)]
+
+    def _plan_batch(self, engines: Sequence[Engine]) -> None:
+        """Let the placement see everything that was submitted since it planned last."""
+        placement = self.strategies.placement
+        if isinstance(placement, PlansBatches):
+            batch = [self.state.trajectories[name] for name in self._unplanned]
+            placement.plan([t for t in batch if t.home is None], engines)
+        self._unplanned.clear()
 
     def _dispatch(self, trajectory: Trajectory, engine: Engine, at: float) -> StartStep:
         step = trajectory.step
         assert step is not None, trajectory.trajectory_id
         order = self.state.next_number()
-        priority = self.strategies.scheduling.priority(trajectory, step, order)
+        priority = self.strategies.scheduling.priority(self.view, trajectory, step, order)
+        trajectory.priority = priority
         source = trajectory.home
         self.state.waiting_steps.pop(trajectory.trajectory_id, None)
         self.state.set_home(trajectory, engine.engine_id)
@@ -192,6 +229,23 @@ class Controller:
             order=order,
             source_engine_id=source,
         )
+
+    def _preempt_for(self, trajectory: Trajectory, engine: Engine) -> list[Command]:
+        """Stop a running step when this one has to wait for a slot and outranks it clearly enough."""
+        preemption = self.strategies.preemption
+        if preemption is None or len(engine.inflight) <= engine.spec.slots:
+            return []
+        inflight = [self.state.trajectories[name] for name in engine.inflight]
+        if len(inflight) - sum(other.stopping for other in inflight) <= engine.spec.slots:
+            return []  # a slot is about to be free, and nobody else waits for it
+        running = [other for other in inflight if guards.can_stop(other, self.limits.max_preemptions)]
+        victim = preemption.victim(trajectory, running) if running else None
+        if victim is None:
+            return []
+        guards.check_victim(trajectory, victim, running)
+        victim.stopping = True
+        victim.preemptions += 1
+        return self._abort_open_step(victim, f"preempted for {trajectory.trajectory_id}")
 
     def _place_waiting(self, at: float) -> list[Command]:
         if not self.state.ready_engines:
@@ -237,15 +291,53 @@ class Controller:
         if engine.state is not EngineState.LOST:
             trajectory.advance_kv(KvEvent.WRITTEN)
         self._end_step(trajectory, engine, event.at)
-        self._count_answer(trajectory, event)
-        return self._place_waiting(event.at)
+        return self._after_answer(trajectory, event)
 
-    def _count_answer(self, trajectory: Trajectory, event: ev.StepFinished | ev.StepDelivered) -> None:
+    def _after_answer(
+        self, trajectory: Trajectory, event: ev.StepFinished | ev.StepDelivered
+    ) -> list[Command]:
+        # An admission by KV pressure knows more after every answer; most have nobody waiting.
+        commands = self._count_answer(trajectory, event)
+        return [*commands, *self._place_waiting(event.at), *self._admit(event.at)]
+
+    def _count_answer(
+        self, trajectory: Trajectory, event: ev.StepFinished | ev.StepDelivered
+    ) -> list[Command]:
         self.state.set_context(trajectory, trajectory.context_tokens + event.new_tokens)
         trajectory.generated_tokens += event.new_tokens
         trajectory.policy_version = event.policy_version
-        if event.finish_reason != "abort":
-            trajectory.steps_finished += 1
+        trajectory.open_step_tokens += event.new_tokens
+        if event.finish_reason == "abort":
+            return []
+        trajectory.steps_finished += 1
+        trajectory.step_tokens.append(trajectory.open_step_tokens)
+        trajectory.open_step_tokens = 0
+        return self._predict(trajectory)
+
+    def _predict(self, trajectory: Trajectory) -> list[Command]:
+        """Ask for a prediction beside whatever the trajectory does next."""
+        if self.strategies.predictor is None:
+            return []
+        return [PredictRemaining(trajectory.trajectory_id)]
+
+    def _prediction_made(self, event: ev.PredictionMade) -> list[Command]:
+        trajectory = self.state.trajectories.get(event.trajectory_id)
+        if trajectory is None or trajectory.state is TrajectoryState.ENDED:
+            return self.state.late()
+        if event.steps_finished != trajectory.steps_finished:
+            return self.state.late()
+        trajectory.predicted_at_tokens = trajectory.generated_tokens - trajectory.open_step_tokens
+        trajectory.predicted_tokens = event.remaining_tokens
+        trajectory.predicted_tokens_q90 = event.remaining_tokens_q90
+        trajectory.predicted_s = event.remaining_s
+        trajectory.predicted_s_q90 = event.remaining_s_q90
+        return self.moves.consider(trajectory)
+
+    def _move_ended(self, event: ev.MoveEnded) -> list[Command]:
+        commands = self.moves.ended(event)
+        if event.trajectory_id in self.state.waiting_steps:
+            commands += self._place(self.state.trajectories[event.trajectory_id], event.at)
+        return commands
 
     def _step_delivered(self, event: ev.StepDelivered) -> list[Command]:
         trajectory = self.state.trajectories.get(event.trajectory_id)
@@ -265,8 +357,7 @@ class Controller:
             trajectory.advance(TrajectoryEvent.STEP_ENDED, event.at)
         else:
             self._end_step(trajectory, self.state.engines[trajectory.counted_on], event.at)
-        self._count_answer(trajectory, event)
-        return [*commands, *self._place_waiting(event.at)]
+        return [*commands, *self._after_answer(trajectory, event)]
 
     def _step_failed(self, event: ev.StepFailed) -> list[Command]:
         current = self._current(event)
@@ -278,6 +369,7 @@ class Controller:
     def _end_step(self, trajectory: Trajectory, engine: Engine, at: float) -> None:
         was_generating = trajectory.state is TrajectoryState.GENERATING
         self.state.uncount_inflight(trajectory, was_generating)
+        trajectory.stopping = False
         trajectory.advance(TrajectoryEvent.STEP_ENDED, at)
         if engine.state is EngineState.LOST:
             self.state.set_home(trajectory, None)
@@ -290,13 +382,14 @@ class Controller:
             raise KeyError(f"engine {spec.engine_id} joined before; a restart needs a new id")
         self.state.engines[spec.engine_id] = Engine(spec=spec, number=self.state.next_number())
         self.state.refresh_ready()
-        return self._place_waiting(event.at)
+        return [*self._place_waiting(event.at), *self._admit(event.at)]
 
     def _engine_draining(self, event: ev.EngineDraining) -> list[Command]:
         engine = self.state.engines[event.engine_id]
         if not engine.advance(EngineEvent.DRAIN_ORDERED):
             return self.state.late()
         self.state.refresh_ready()
+        self.moves.forget_target(engine.engine_id)
         return []
 
     def _engine_lost(self, event: ev.EngineLost) -> list[Command]:
@@ -311,7 +404,8 @@ class Controller:
             self._strand(engine, event.at)
         for trajectory_id in list(engine.residents):
             self._evict(self.state.trajectories[trajectory_id], engine.engine_id)
-        return [*self._give_up_hopeless(event.at), *self._place_waiting(event.at)]
+        moves = self.moves.engine_lost(engine.engine_id, event.at)
+        return [*moves, *self._give_up_hopeless(event.at), *self._place_waiting(event.at)]
 
     def _evict(self, trajectory: Trajectory, engine_id: EngineId) -> None:
         """The engine is gone: its KV is lost, and a trajectory with no step there has no home."""
@@ -326,6 +420,7 @@ class Controller:
             was_generating = trajectory.state is TrajectoryState.GENERATING
             self.state.uncount_inflight(trajectory, was_generating)
             trajectory.advance(TrajectoryEvent.STRANDED, at)
+            trajectory.stopping = False
             # Only those that held a slot can have killed the worker; the queued ones are innocent.
             trajectory.losses += was_generating
         # They had been placed before those that wait were asked for: they come first.

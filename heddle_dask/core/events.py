@@ -100,6 +100,41 @@ class StepFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictionMade:
+    """The answer to a `PredictRemaining`: what a trajectory still has to do, as it stood at `steps_finished`.
+
+    Medians and 0.9 quantiles, from now to its end; `source` names the predictor that answered.
+    """
+
+    at: float
+    trajectory_id: TrajectoryId
+    steps_finished: int
+    remaining_tokens: float
+    remaining_tokens_q90: float
+    remaining_s: float
+    remaining_s_q90: float
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveEnded:
+    """A context has arrived at its new engine, or will not; `seconds` and `tokens` of the move itself.
+
+    `source_engine_id` tells this move from an earlier one to the same target, whose report may be under way still.
+    """
+
+    at: float
+    trajectory_id: TrajectoryId
+    target_engine_id: EngineId
+    ok: bool
+    kind: str
+    seconds: float
+    tokens: int = 0
+    cause: str = ""
+    source_engine_id: EngineId | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ActionRequested:
     """A trajectory asks for a tool or reward call."""
 
@@ -169,6 +204,8 @@ Event = (
     | StepFinished
     | StepDelivered
     | StepFailed
+    | PredictionMade
+    | MoveEnded
     | ActionRequested
     | ActionFinished
     | EngineJoined

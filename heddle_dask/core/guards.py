@@ -5,13 +5,13 @@ A strategy may be slow or silly; it must not be able to corrupt the cluster.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.nouns import StepRequest
 from heddle_dask.core.state import Engine, State, Trajectory
-from heddle_dask.core.transitions import ActionState, KvState, TrajectoryState
-from heddle_dask.core.view import Grant
+from heddle_dask.core.transitions import ActionState, EngineState, KvState, TrajectoryState
+from heddle_dask.core.view import Grant, Move, MoveRequest
 
 
 def can_take(engine: Engine, step: StepRequest) -> bool:
@@ -38,6 +38,57 @@ def check_choice(
         raise GuardViolation(
             f"placement chose {choice.engine_id} ({choice.state.value}) for step {step.step_index} of "
             f"{trajectory.trajectory_id}; it may choose among: {offered}"
+        )
+
+
+def check_move(state: State, trajectory: Trajectory, move: Move) -> None:
+    """Refuse a move to an engine that takes no steps, or to where the trajectory lives.
+
+    Raises
+    ------
+    GuardViolation
+    """
+    target = state.engines.get(move.target_engine_id)
+    if target is None or target.state is not EngineState.READY or target.engine_id == trajectory.home:
+        raise GuardViolation(
+            f"migration chose {move.target_engine_id} for {trajectory.trajectory_id} at {trajectory.home}: "
+            "the target must be another ready engine"
+        )
+
+
+def check_transfer(move: MoveRequest, running: Iterable[MoveRequest]) -> None:
+    """Refuse a move that shares an engine with one that runs.
+
+    Raises
+    ------
+    GuardViolation
+    """
+    for other in running:
+        if {move.source, move.target} & {other.source, other.target}:
+            raise GuardViolation(
+                f"the move of {move.trajectory_id} from {move.source} to {move.target} shares an engine with that of "
+                f"{other.trajectory_id} from {other.source} to {other.target}"
+            )
+
+
+def can_stop(trajectory: Trajectory, max_preemptions: int) -> bool:
+    """Whether the step may be stopped for another: it generates, does not stop already, was not stopped too often."""
+    generating = trajectory.state is TrajectoryState.GENERATING
+    return generating and not trajectory.stopping and trajectory.preemptions < max_preemptions
+
+
+def check_victim(waiting: Trajectory, victim: Trajectory, running: Sequence[Trajectory]) -> None:
+    """Refuse to preempt what was not offered.
+
+    Raises
+    ------
+    GuardViolation
+    """
+    if all(victim is not candidate for candidate in running):
+        offered = ", ".join(candidate.trajectory_id for candidate in running)
+        raise GuardViolation(
+            f"preemption chose {victim.trajectory_id} ({victim.state.value}) for {waiting.trajectory_id}; it may "
+            f"choose among: {offered}"
         )
 
 

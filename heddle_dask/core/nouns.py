@@ -65,6 +65,7 @@ class EngineDescription:
     tp_degree: int = 1
     kv_capacity_tokens: int = 0
     policy_version: int = 0
+    kv_transfer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

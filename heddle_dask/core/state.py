@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from heddle_dask.core.commands import Command
-from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
+from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, TrajectoryId
 from heddle_dask.core.nouns import (
     ActionRequest,
     EngineDescription,
@@ -53,6 +53,24 @@ class Trajectory:
         Tokens in front of the model at the latest request, plus what was generated since.
     losses
         How often the current step was lost together with its worker.
+    preemptions, stopping
+        How often the current step was stopped for another, and whether it is being stopped now.
+    priority
+        Of the current step: larger runs first.
+    requested_at, admitted_at
+        When the current step was asked for, and when the trajectory was admitted.
+    predicted_tokens, predicted_tokens_q90, predicted_s, predicted_s_q90
+        What it still had to do after its last finished step: medians and 0.9 quantiles; None before any prediction.
+    predicted_at_tokens
+        Tokens that it had generated when that was so.
+    moves
+        How many moves of its context were started.
+    first_context_tokens
+        Length of the first prompt as it was sent; 0 before the first step.
+    open_step_tokens, step_tokens
+        Generated tokens of the current step's parts so far, and of every finished step.
+    actions_done
+        Label, seconds and success of every finished action.
     story
         The latest transitions, for errors.
     """
@@ -70,6 +88,21 @@ class Trajectory:
     steps_finished: int = 0
     actions_open: int = 0
     losses: int = 0
+    preemptions: int = 0
+    stopping: bool = False
+    priority: float = 0.0
+    requested_at: float = 0.0
+    admitted_at: float = 0.0
+    predicted_tokens: float | None = None
+    predicted_tokens_q90: float | None = None
+    predicted_s: float | None = None
+    predicted_s_q90: float | None = None
+    predicted_at_tokens: int = 0
+    moves: int = 0
+    first_context_tokens: int = 0
+    open_step_tokens: int = 0
+    step_tokens: list[int] = field(default_factory=list)
+    actions_done: list[tuple[str, float, bool]] = field(default_factory=list)
     policy_version: int = 0
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
 
@@ -180,6 +213,8 @@ class State:
         Trajectories whose step no engine takes yet, oldest first; stranded steps are the oldest.
     waiting_actions
         Actions that wait for CPUs, oldest first; those of a lost host are the oldest.
+    unfinished_by_group
+        Members of each group that have not ended.
     alive
         Admitted trajectories that have not ended.
     late_arrivals
@@ -194,6 +229,7 @@ class State:
         self.unadmitted: dict[TrajectoryId, None] = {}
         self.waiting_steps: dict[TrajectoryId, None] = {}
         self.waiting_actions: dict[ActionId, None] = {}
+        self.unfinished_by_group: dict[GroupId, int] = {}
         self.alive = 0
         self.late_arrivals = 0
         self._ready: list[Engine] = []

@@ -6,11 +6,11 @@ it never writes. A strategy with memory keeps it in its own fields: replay gives
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
+from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, TrajectoryId
 from heddle_dask.core.nouns import StepRequest
 from heddle_dask.core.state import Action, Engine, Host, State, Trajectory
 
@@ -52,6 +52,11 @@ class ClusterView:
         return (self._state.trajectories[i] for i in self._state.unadmitted)
 
     @property
+    def unfinished_by_group(self) -> Mapping[GroupId, int]:
+        """How many members of each group have not ended."""
+        return self._state.unfinished_by_group
+
+    @property
     def alive(self) -> int:
         """Admitted trajectories that have not ended."""
         return self._state.alive
@@ -66,11 +71,76 @@ class Placement(Protocol):
         """One of `candidates` (ready engines that can hold the step; never empty), or None to wait."""
 
 
+@runtime_checkable
+class PlansBatches(Protocol):
+    """A placement that wants to see a batch as a whole before its first step."""
+
+    def plan(self, trajectories: Sequence[Trajectory], engines: Sequence[Engine]) -> None:
+        """Trajectories without a home, and the ready engines."""
+
+
 class Scheduling(Protocol):
     """In which order the steps of one engine run."""
 
-    def priority(self, trajectory: Trajectory, step: StepRequest, order: int) -> float:
+    def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> float:
         """Larger runs first. `order` is the running number of the request."""
+
+
+class Preemption(Protocol):
+    """Whether a step that has to wait for a slot stops one that runs."""
+
+    def victim(self, waiting: Trajectory, running: Sequence[Trajectory]) -> Trajectory | None:
+        """One of `running` that is to make room for `waiting` on its engine, or None.
+
+        `running` are those that generate there and may be stopped; never empty.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Proposal: let the trajectory live on another engine.
+
+    Attributes
+    ----------
+    kind
+        ``"transfer"`` (copy the KV cache) or ``"recompute"`` (prefill it on the target).
+    gain_s
+        Seconds that its end is expected to come earlier.
+    """
+
+    target_engine_id: EngineId
+    kind: str
+    gain_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRequest:
+    """A move that was proposed, and that waits for its two ends or runs.
+
+    Attributes
+    ----------
+    length_tokens
+        Predicted tokens that the trajectory has still to generate, what the order goes by.
+    order
+        Running number of the request: earlier first among equals.
+    """
+
+    trajectory_id: TrajectoryId
+    source: EngineId
+    target: EngineId
+    kind: str
+    length_tokens: float
+    order: int
+
+
+class Migration(Protocol):
+    """Whether a trajectory is to go on elsewhere, asked after each prediction while no step of it runs."""
+
+    def propose(self, view: ClusterView, trajectory: Trajectory) -> Move | None:
+        """A move to another ready engine, or None to stay."""
+
+    def choose(self, waiting: Sequence[MoveRequest], running: Sequence[MoveRequest]) -> Sequence[MoveRequest]:
+        """Those of `waiting` that start now; moves that run at once must not share an engine."""
 
 
 class Admission(Protocol):
@@ -96,6 +166,14 @@ class ActionAllocation(Protocol):
         """Actions to start now, each on a host with room for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class PredictorChoice:
+    """Which predictor the body is to run; the brain knows its answers only."""
+
+    name: str
+    options: Mapping[str, Any]
+
+
 @dataclass(slots=True)
 class StrategySet:
     """One strategy of each kind: what a preset builds."""
@@ -104,3 +182,6 @@ class StrategySet:
     scheduling: Scheduling
     admission: Admission
     actions: ActionAllocation
+    preemption: Preemption | None = None
+    migration: Migration | None = None
+    predictor: PredictorChoice | None = None

@@ -8,10 +8,11 @@ step of 30,000 tokens is ordinary; only connecting and the small questions are b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -23,7 +24,10 @@ from heddle_dask.engines.contract import (
     EngineUnreachable,
     GenerateRequest,
     GenerateResult,
+    KvHandle,
+    KvImport,
 )
+from heddle_dask.engines.kv_transfer import KvTransfers
 
 _JSON_HEADERS = {"Content-Type": "application/json"}
 # vLLM closes idle connections after 5 s. Ours must be shorter: a request written to a connection
@@ -57,6 +61,7 @@ class EngineClient:
         )
         self._session: aiohttp.ClientSession | None = None
         self._in_flight: dict[str, asyncio.Future[None]] = {}
+        self._transfers = KvTransfers(self)
 
     @property
     def base_url(self) -> str:
@@ -75,13 +80,81 @@ class EngineClient:
         EngineRefused
             The engine declined the request; carries its message.
         """
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._in_flight[request.request_id] = ended
-        try:
+        with self._flying(request.request_id):
             return await self._generate(wire.generate_body(request))
+
+    async def export_kv(self, request_id: str, token_ids: Sequence[int], *, priority: int = 0) -> KvHandle:
+        """Have this engine keep the KV of a context for another engine to fetch.
+
+        A step of one token: cheap where the context is in the prefix cache, else its prefill.
+
+        Raises
+        ------
+        KvTransferFailed
+            ``unsupported`` or ``source`` (this engine did not answer).
+        EngineRefused
+            The context is none that the engine takes.
+        """
+        return await self._transfers.export_kv(request_id, token_ids, priority)
+
+    async def import_kv(
+        self, request_id: str, token_ids: Sequence[int], handle: KvHandle, *, priority: int = 0
+    ) -> KvImport:
+        """Fetch the KV that another engine keeps; the next step with this context finds it here.
+
+        A step of one token that ends by `handle.expires_s`, whatever happens. A handle is for one import.
+
+        Raises
+        ------
+        KvTransferFailed
+            For every cause there is. This engine then holds nothing wrong and can be warmed.
+        EngineRefused
+            The context is none that the engine takes.
+        """
+        return await self._transfers.import_kv(request_id, token_ids, handle, priority)
+
+    async def warm(self, token_ids: Sequence[int], request_id: str, *, priority: int = 0) -> KvImport:
+        """Have this engine compute the KV of a context by itself: a plain step of one token.
+
+        Raises
+        ------
+        EngineUnreachable, EngineRefused
+            As `generate`.
+        """
+        return await self._transfers.warm(request_id, token_ids, priority)
+
+    async def one_token_step(self, request_id: str, body: bytes) -> bytes:
+        """Send a `wire.one_token_body`; returns the answer's bytes. `abort` finds it.
+
+        Raises
+        ------
+        EngineUnreachable, EngineRefused
+            As `generate`.
+        """
+        with self._flying(request_id):
+            return await self._answered("POST", self._generate_url, body, self._step_timeout)
+
+    async def configuration(self) -> Mapping[str, Any]:
+        """The engine's whole configuration, in vLLM's words.
+
+        Raises
+        ------
+        EngineUnreachable, EngineRefused
+            As `describe`.
+        """
+        info = json.loads(await self._question("GET", "/server_info?config_format=json"))
+        config: Mapping[str, Any] = info["vllm_config"]
+        return config
+
+    @contextlib.contextmanager
+    def _flying(self, request_id: str) -> Iterator[None]:
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._in_flight[request_id] = ended
+        try:
+            yield
         finally:
-            if self._in_flight.get(request.request_id) is ended:
-                del self._in_flight[request.request_id]
+            if self._in_flight.get(request_id) is ended:
+                del self._in_flight[request_id]
             if not ended.done():
                 ended.set_result(None)
 
@@ -90,8 +163,7 @@ class EngineClient:
         try:
             async with self._open().post(
                 self._generate_url,
-                # aiohttp warns of large bodies as bytes; a context of 150,000 tokens is one.
-                data=body if len(body) < _LARGE_BODY_BYTES else io.BytesIO(body),
+                data=_payload(body),
                 headers=_JSON_HEADERS,
                 timeout=self._step_timeout,
             ) as response:
@@ -149,15 +221,15 @@ class EngineClient:
             The engine has no such endpoint (vLLM without ``VLLM_SERVER_DEV_MODE=1``).
         """
         models = json.loads(await self._question("GET", "/v1/models"))
-        info = json.loads(await self._question("GET", "/server_info?config_format=json"))
+        config = await self.configuration()
         model = models["data"][0]
-        config: Mapping[str, Any] = info["vllm_config"]
         return EngineInfo(
             model=model["id"],
             max_model_len=int(model["max_model_len"]),
             slots=int(config["scheduler_config"]["max_num_seqs"]),
             kind="emulated" if model.get("owned_by") == wire.EMULATED_OWNER else "vllm",
             tp_degree=int(config["parallel_config"]["tensor_parallel_size"]),
+            kv_capacity_tokens=_kv_capacity_tokens(config.get("cache_config") or {}),
         )
 
     async def close(self) -> None:
@@ -173,13 +245,14 @@ class EngineClient:
         await self.close()
 
     async def _question(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        return await self._answered(method, self._base_url + path, body, self._question_timeout)
+
+    async def _answered(
+        self, method: str, url: str, body: bytes | None, timeout: aiohttp.ClientTimeout
+    ) -> bytes:
         try:
             async with self._open().request(
-                method,
-                self._base_url + path,
-                data=body,
-                headers=_JSON_HEADERS,
-                timeout=self._question_timeout,
+                method, url, data=_payload(body), headers=_JSON_HEADERS, timeout=timeout
             ) as response:
                 answer = await response.read()
                 if response.status != 200:
@@ -201,3 +274,13 @@ class EngineClient:
     def _unreachable(self, error: BaseException) -> EngineUnreachable:
         cause = str(error) or type(error).__name__
         return EngineUnreachable(f"engine at {self._base_url} is unreachable: {cause}")
+
+
+def _kv_capacity_tokens(cache_config: Mapping[str, Any]) -> int:
+    blocks, block_tokens = cache_config.get("num_gpu_blocks"), cache_config.get("block_size")
+    return int(blocks) * int(block_tokens) if blocks and block_tokens else 0
+
+
+def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
+    # aiohttp warns of large bodies as bytes; a context of 150,000 tokens is one.
+    return body if body is None or len(body) < _LARGE_BODY_BYTES else io.BytesIO(body)

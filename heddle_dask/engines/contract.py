@@ -7,9 +7,11 @@ sampled), `length` (the token limit), `abort` (interrupted; all tokens so far ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+import hashlib
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from heddle_dask.core.errors import HeddleError
 
@@ -31,6 +33,29 @@ class EngineUnreachable(HeddleError):
 
 class EngineRefused(HeddleError):
     """The engine understood and declined (HTTP 4xx): the same request would be refused again."""
+
+
+KvTransferCause = Literal["unsupported", "mismatch", "used", "expired", "source", "target"]
+
+
+class KvTransferFailed(HeddleError):
+    """KV could not be handed over; `EngineClient.warm` on the target, or staying, is what remains.
+
+    Attributes
+    ----------
+    cause
+        ``unsupported``: the engine runs without `EngineSpec.kv_transfer`; ``mismatch``: the tokens are not those that
+        were exported, or the engines' KV blocks differ in size; ``used``: the handle was imported before;
+        ``expired``: the source pins the blocks no longer, or would not until the transfer ended; ``source``: they
+        could not be read, since the source is dead or does not fit the target; ``target``: the target is dead.
+    """
+
+    def __init__(self, message: str, cause: KvTransferCause) -> None:
+        super().__init__(message)
+        self.cause: KvTransferCause = cause
+
+    def __reduce__(self) -> tuple[type[KvTransferFailed], tuple[str, KvTransferCause]]:
+        return type(self), (str(self), self.cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +160,8 @@ class EngineInfo:
         Most sequences in one batch.
     kind
         ``"vllm"`` or ``"emulated"``.
+    kv_capacity_tokens
+        Tokens whose KV fits into the engine; 0 when it does not say.
     """
 
     model: str
@@ -142,3 +169,63 @@ class EngineInfo:
     slots: int
     kind: str
     tp_degree: int
+    kv_capacity_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KvHandle:
+    """The KV of one context, pinned on the engine that computed it until it is read, once.
+
+    Attributes
+    ----------
+    source_engine_id
+        The source's own id of this life of it: an engine that was started again has another.
+    tokens
+        Length of the context.
+    digest
+        Of the context's token ids: KV imported for other tokens would be taken for theirs.
+    block_tokens
+        Size of the source's KV blocks; engines with others would misread them.
+    expires_s
+        Unix time after which the handle must not be used: the source pins the blocks a little longer.
+    params
+        The engine's own words, passed on as they are.
+    """
+
+    source_engine_id: str
+    tokens: int
+    digest: str
+    block_tokens: int
+    expires_s: float
+    params: Mapping[str, Any]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """A JSON-able mapping from which `from_mapping` makes an equal handle."""
+        return asdict(self)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> KvHandle:
+        """Read a handle from parsed JSON."""
+        return cls(**mapping)
+
+
+@dataclass(frozen=True, slots=True)
+class KvImport:
+    """What a target engine has of a context after an import or a warm-up.
+
+    Attributes
+    ----------
+    cached_tokens
+        Context tokens that the engine did not have to compute. After an import all of them, since one that
+        cannot be whole fails; after a warm-up those found in the prefix cache, whole KV blocks.
+    seconds
+        From the call to its end.
+    """
+
+    cached_tokens: int
+    seconds: float
+
+
+def context_digest(token_ids: Sequence[int]) -> str:
+    """A short digest that tells contexts apart."""
+    return hashlib.blake2b(array("I", token_ids).tobytes(), digest_size=8).hexdigest()

@@ -29,6 +29,7 @@ from heddle_dask.engines.leashed import LeashedProcess
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import (
     EngineCommand,
+    check_kv_transfer,
     check_model,
     installed_vllm_build,
     vllm_command,
@@ -89,6 +90,8 @@ class EngineProcess:
         if spec.kind == "vllm":
             check_model(spec.model)
             self._build = installed_vllm_build()
+            if spec.kv_transfer:
+                check_kv_transfer()
         else:
             traits_of(spec)
         self._directory = Path(directory)
@@ -155,6 +158,8 @@ class EngineProcess:
         try:
             async with EngineClient(self.base_url, question_timeout_s=2.0) as client:
                 await self._until_ready(client, deadline, timeout_s)
+            if self.spec.kv_transfer:
+                await self._until_described(deadline, timeout_s)
         except BaseException:
             await self.stop(grace_s=0.0)
             raise
@@ -178,7 +183,8 @@ class EngineProcess:
 
     def _command(self) -> EngineCommand:
         if self.spec.kind == "vllm":
-            return vllm_command(self.spec, self._port, self._build)
+            side_channel_port = free_port() if self.spec.kv_transfer else None
+            return vllm_command(self.spec, self._port, self._build, side_channel_port)
         spec_json = json.dumps(self.spec.to_mapping())
         argv = (sys.executable, "-m", "heddle_dask.engines.emulated")
         return EngineCommand((*argv, "--port", str(self._port), "--spec", spec_json), {})
@@ -210,6 +216,16 @@ class EngineProcess:
             raise self._start_error(f"failed its first step: {error}") from error
         finally:
             step.cancel()
+
+    async def _until_described(self, deadline: float, timeout_s: float) -> None:
+        # vLLM inspects the whole machine before it answers this for the first time: 10 s that no transfer should pay.
+        left_s = max(1.0, deadline - time.monotonic())
+        try:
+            async with EngineClient(self.base_url, question_timeout_s=left_s) as client:
+                await client.configuration()
+        except (EngineUnreachable, EngineRefused) as error:
+            self._raise_if_ended()
+            raise self._start_error(f"did not describe itself within {timeout_s:g} s: {error}") from error
 
     def _raise_if_ended(self) -> None:
         code = self.returncode

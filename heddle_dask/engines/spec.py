@@ -44,7 +44,11 @@ class EngineSpec:
         OpenMP threads of a CPU build of vLLM.
     emulation
         Further traits of the emulated engine: ``mean_length_tokens`` (mean of the geometric length
-        when end tokens count), ``end_token_id``, ``kv_capacity_tokens``.
+        when end tokens count), ``end_token_id``, ``kv_capacity_tokens``; of its KV transfers
+        ``kv_bytes_per_token``, ``transfer_bytes_per_s``, ``transfer_fixed_s``, ``kv_lease_s``.
+    kv_transfer
+        True: the engine can hand the KV cache of a context to another one and take one over
+        (`EngineClient.export_kv` and `import_kv`); vLLM then runs with its NIXL connector.
 
     Raises
     ------
@@ -66,6 +70,7 @@ class EngineSpec:
     time_scale: float = 1.0
     cpu_threads: int = 1
     emulation: Mapping[str, Any] | None = None
+    kv_transfer: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ENGINE_KINDS:
@@ -82,6 +87,8 @@ class EngineSpec:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise BadInput(f"engine {name} is {value!r}: use a whole number of at least {least}")
+        if not isinstance(self.kv_transfer, bool):
+            raise BadInput(f"engine kv_transfer is {self.kv_transfer!r}: use true or false")
         for name in ("kv_cache_gib", "time_scale"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 < value < math.inf:

@@ -6,12 +6,13 @@ a module, since the `vllm` command needs metadata that CPU builds lack.
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.spec import EngineSpec
@@ -19,6 +20,9 @@ from heddle_dask.engines.spec import EngineSpec
 VllmBuild = Literal["cpu", "gpu"]
 
 _INSTALL = "install it with `pip install 'heddle-dask[cpu]'` (or `[gpu]` on a machine with GPUs)"
+
+KV_LEASE_S = 60
+"""Whole seconds that exported blocks stay pinned on the source when nobody reads them."""
 
 # vLLM's own default for an API server; fewer make long queues of prompts slow.
 _LEAST_BATCHED_TOKENS = 2048
@@ -54,6 +58,18 @@ def installed_vllm_build() -> VllmBuild:
         return "gpu"
 
 
+def check_kv_transfer() -> None:
+    """Refuse KV transfers where vLLM would find no NIXL.
+
+    Raises
+    ------
+    BadInput
+        It is not installed.
+    """
+    if util.find_spec("nixl") is None:
+        raise BadInput(f"KV transfers need NIXL, which is not installed in {sys.prefix}: `pip install nixl`")
+
+
 def check_model(model: str) -> None:
     """Refuse a model that vLLM cannot load for a reason visible from outside.
 
@@ -77,8 +93,16 @@ def check_model(model: str) -> None:
         raise BadInput(f"model directory {model} does not exist")
 
 
-def vllm_command(spec: EngineSpec, port: int, build: VllmBuild) -> EngineCommand:
-    """The command that serves `spec` on a loopback port with the given build."""
+def vllm_command(
+    spec: EngineSpec, port: int, build: VllmBuild, side_channel_port: int | None = None
+) -> EngineCommand:
+    """The command that serves `spec` on a loopback port with the given build.
+
+    Parameters
+    ----------
+    side_channel_port
+        Where engines that pull KV from this one shake hands; must be given with `spec.kv_transfer`.
+    """
     argv = [
         sys.executable,
         "-m",
@@ -110,4 +134,21 @@ def vllm_command(spec: EngineSpec, port: int, build: VllmBuild) -> EngineCommand
         env["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(spec.kv_cache_gib))
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         env["OMP_NUM_THREADS"] = str(spec.cpu_threads)
+    if spec.kv_transfer:
+        assert side_channel_port is not None, "an engine that hands over KV needs a side channel"
+        argv += ["--kv-transfer-config", json.dumps(_kv_transfer_config(build), separators=(",", ":"))]
+        env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
+        env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(side_channel_port)
+        if build == "cpu":
+            env["UCX_TLS"] = "tcp,self,sm"
     return EngineCommand((*argv, *spec.extra_args), env)
+
+
+def _kv_transfer_config(build: VllmBuild) -> dict[str, Any]:
+    config: dict[str, Any] = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    if build == "cpu":
+        config["kv_buffer_device"] = "cpu"
+    # A load that fails is an error and never a silent recomputation: the caller decides what to do instead.
+    config["kv_load_failure_policy"] = "fail"
+    config["kv_connector_extra_config"] = {"kv_lease_duration": KV_LEASE_S}
+    return config

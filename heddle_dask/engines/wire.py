@@ -64,6 +64,37 @@ def generate_body(request: GenerateRequest) -> bytes:
     return _compact(body).encode()
 
 
+def one_token_body(
+    request_id: str,
+    token_ids: Sequence[int],
+    priority: int,
+    kv_transfer_params: Mapping[str, Any] | None,
+) -> bytes:
+    """The request body of a step of one token, greedy, answered as one JSON object."""
+    to_list = getattr(token_ids, "tolist", None)
+    body: dict[str, Any] = {
+        "request_id": request_id,
+        "token_ids": to_list() if to_list is not None else list(token_ids),
+        "sampling_params": {
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "logprobs": 0,
+            "ignore_eos": True,
+            "detokenize": False,
+        },
+        "priority": priority,
+    }
+    if kv_transfer_params is not None:
+        body["kv_transfer_params"] = kv_transfer_params
+    return _compact(body).encode()
+
+
+def export_params() -> dict[str, Any]:
+    """The words by which an engine is asked to keep a step's KV for another engine."""
+    remote = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
+    return {"do_remote_decode": True, "do_remote_prefill": False, **dict.fromkeys(remote)}
+
+
 def abort_body(request_ids: Sequence[str]) -> bytes:
     """The request body of ``POST /abort_requests``."""
     return _compact({"request_ids": [ENGINE_ID_PREFIX + name for name in request_ids]}).encode()
@@ -99,6 +130,7 @@ class _Gathered:
     versions: list[Mapping[str, Any]] | None = None
     cached_tokens: int = 0
     metrics: Mapping[str, Any] | None = None
+    kv_transfer_params: Mapping[str, Any] | None = None
 
     def add(self, chunk: Mapping[str, Any]) -> None:
         if "error" in chunk:
@@ -118,6 +150,7 @@ class _Gathered:
             details = usage.get("prompt_tokens_details") or {}
             self.cached_tokens = details.get("cached_tokens") or 0
         self.metrics = chunk.get("metrics") or self.metrics
+        self.kv_transfer_params = chunk.get("kv_transfer_params") or self.kv_transfer_params
 
     def result(self, first_s: float, decode_s: float) -> GenerateResult:
         if self.finish_reason not in _FINISH_REASONS:
@@ -180,6 +213,19 @@ def result_of_json(body: bytes) -> GenerateResult:
     gathered = _Gathered()
     gathered.add(_parsed(body))
     return gathered.result(math.nan, math.nan)
+
+
+def transfer_of_json(body: bytes) -> tuple[GenerateResult, Mapping[str, Any] | None]:
+    """Read the answer to a `one_token_body`, and what it says of the KV kept for another engine.
+
+    Raises
+    ------
+    EngineUnreachable
+        The answer is cut short or contradicts itself.
+    """
+    gathered = _Gathered()
+    gathered.add(_parsed(body))
+    return gathered.result(math.nan, math.nan), gathered.kv_transfer_params
 
 
 def result_of_stream(body: bytes, first_s: float, decode_s: float) -> GenerateResult:

@@ -26,12 +26,15 @@ class Task:
         JSON-able and private to the environment: answers, hidden tests.
     group
         What several tasks share, for predictors; empty: the attempts at this task are the group.
+    known_tokens
+        Tokens that an attempt will generate, where that is known beforehand (a replay); oracles read it, 0 otherwise.
     """
 
     task_id: str
     prompt: str
     payload: Mapping[str, Any] = field(default_factory=dict)
     group: str = ""
+    known_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

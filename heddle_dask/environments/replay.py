@@ -182,10 +182,11 @@ class ReplayEnvironment:
                 f"{len(self._traces)} trajectories to replay"
             )
         chosen = random.Random(f"replay tasks {seed}").sample(list(self._traces), count)
-        return [
-            Task(name, "", {"group": self._traces[name].group_id}, group=self._traces[name].group_id)
-            for name in chosen
-        ]
+        return [self._task(name, self._traces[name]) for name in chosen]
+
+    def _task(self, name: str, trace: TracedTrajectory) -> Task:
+        known = sum(_scaled(step.generated_tokens, self._token_scale, 1) for step in trace.steps)
+        return Task(name, "", {"group": trace.group_id}, group=trace.group_id, known_tokens=known)
 
     async def solve(self, task: Task, ctx: Context) -> float | None:
         """Replay one trajectory. The reward is not known: what is sampled here solves nothing."""

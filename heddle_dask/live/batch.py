@@ -16,6 +16,7 @@ class Batch:
     makespan_s: float
     out: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
+    moves: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.trajectories)

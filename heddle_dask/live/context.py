@@ -339,6 +339,8 @@ class LiveContext:
         return step
 
     def _append_sampled(self, ids: Any, result: StepResult) -> None:
+        if not len(ids):
+            return  # stopped before its first token: no policy has sampled anything
         logprobs = np.frombuffer(result.logprobs, dtype="<f4")
         spans = result.version_spans or ((result.policy_version, 0, len(ids)),)
         for version, start, stop in spans:

@@ -52,6 +52,13 @@ class ControlChannel:
                 return
             self.take(updates)
 
+    async def refresh(self) -> None:
+        """Hear what there is now, without waiting for news."""
+        if not self.failed.done():
+            self.take(
+                await dask.call_scheduler(self._client, "heddle_updates", session=self._session, wait_s=0.0)
+            )
+
     def take(self, updates: Mapping[str, Any]) -> None:
         """Hand out what one answer of the scheduler holds."""
         if updates.get("journal"):

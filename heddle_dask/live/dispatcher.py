@@ -8,7 +8,7 @@ from typing import Any
 from distributed import Scheduler
 
 from heddle_dask.core import commands as cmd
-from heddle_dask.core.ids import TrajectoryId
+from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.live import _dask_internals as dask
 from heddle_dask.live.messages import SLOT_RESOURCE, TOOL_RESOURCE, Key, action_key, step_key
 from heddle_dask.live.places import Places
@@ -42,6 +42,10 @@ class Dispatcher:
         match command:
             case cmd.StartStep():
                 self._start_step(command)
+            case cmd.PredictRemaining():
+                self._session.predict(command.trajectory_id)
+            case cmd.MoveContext():
+                self._move(command)
             case cmd.RunAction():
                 self._run_action(command)
             case cmd.AdmitTrajectory():
@@ -112,6 +116,29 @@ class Dispatcher:
             self._scheduler.loop.add_callback(
                 dask.release, self._scheduler, (key,), f"heddle-release-{key[2]}"
             )
+
+    def _move(self, command: cmd.MoveContext) -> None:
+        """Tell the target's worker; one whose worker is gone is reported by the loss of its engine."""
+        message = {
+            "op": "heddle-move",
+            "session": self._session.session_id,
+            "trajectory": command.trajectory_id,
+            "source": self._places.sources.get(command.source_engine_id, ""),
+            "engine_id": command.target_engine_id,
+            "kind": command.kind,
+        }
+        dask.send_to_worker(self._scheduler, self._places.sources[command.target_engine_id], message)
+
+    def forget_at(self, engine_id: EngineId, trajectory_id: TrajectoryId) -> None:
+        """The trajectory lives elsewhere now: its context there is not needed."""
+        address = self._places.sources.get(engine_id)
+        if address is not None:
+            message = {
+                "op": "heddle-forget",
+                "session": self._session.session_id,
+                "trajectory": trajectory_id,
+            }
+            dask.send_to_worker(self._scheduler, address, message)
 
     def _abort(self, address: str | None, key: Key) -> None:
         if address is not None:

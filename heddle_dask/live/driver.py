@@ -171,8 +171,8 @@ class Driver:
 
     async def _announce(self, attempts: Sequence[Attempt]) -> None:
         rows = [
-            [s.trajectory_id, s.group_id, s.sample_index, s.domain, s.prompt_tokens]
-            for s in (attempt.spec for attempt in attempts)
+            [s.trajectory_id, s.group_id, s.sample_index, s.domain, s.prompt_tokens, task.known_tokens]
+            for s, task in ((attempt.spec, attempt.task) for attempt in attempts)
         ]
         session = self._services.session
         for start in range(0, len(rows), 1000):

@@ -133,6 +133,7 @@ class Rollout:
         self._channel: ControlChannel | None = None
         self._submitter: Submitter | None = None
         self._driver: Driver | None = None
+        self._moves: Mapping[str, Mapping[str, float]] = {}
         self._batches = 0
         self._batch_began_s = 0.0
         self._owns_engines = False
@@ -242,7 +243,8 @@ class Rollout:
         for record in records:
             counts[record.status] = counts.get(record.status, 0) + 1
         makespan_s = max((r.finished_s for r in records), default=0.0) - began_s
-        return Batch(records, makespan_s, None if self.out is None else str(self.out), counts)
+        out = None if self.out is None else str(self.out)
+        return Batch(records, makespan_s, out, counts, self._moves)
 
     async def _stream(self, tasks: Tasks) -> AsyncIterator[TrajectoryRecord]:
         chosen = self._tasks(tasks)
@@ -261,6 +263,8 @@ class Rollout:
             self._batch_began_s = services.clock()
             async for record in driver.run(attempts):
                 yield record
+            await self._channel.refresh()
+            self._moves = self._channel.counts.get("moves", {})
             if self._writer is not None:
                 await self._writer.store()
         finally:

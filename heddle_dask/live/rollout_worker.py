@@ -33,6 +33,7 @@ from heddle_dask.engines.priority import engine_priority
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live import _dask_internals as dask
 from heddle_dask.live.context_cache import EMPTY, Context, ContextCache
+from heddle_dask.live.context_mover import ContextMover
 from heddle_dask.live.engine_host import EngineHost, Watch
 from heddle_dask.live.messages import (
     ENGINE_RESOURCE,
@@ -83,12 +84,21 @@ class RolloutWorker(WorkerPlugin):
         self._incarnations = 0
         self._contexts = ContextCache()
         self._outbox = Outbox()
+        self._mover = ContextMover(self, self._contexts, self._tell)
         self._running: dict[Any, str] = {}
         self._aborted: set[Any] = set()
         dask.add_worker_handlers(
             worker,
-            rpc={"heddle_context": self.serve_context, STEP_RESULTS: self._outbox.take},
-            stream={"heddle-abort": self.on_abort, "heddle-forget": self.on_forget},
+            rpc={
+                "heddle_context": self.serve_context,
+                "heddle_export": self._mover.export,
+                STEP_RESULTS: self._outbox.take,
+            },
+            stream={
+                "heddle-abort": self.on_abort,
+                "heddle-forget": self.on_forget,
+                "heddle-move": self.on_move,
+            },
         )
         dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
         self._host = EngineHost(
@@ -110,6 +120,11 @@ class RolloutWorker(WorkerPlugin):
                 self._on_lost("it was stopped")
             await worker.set_resources(**{SLOT_RESOURCE: 0})
 
+    @property
+    def client(self) -> EngineClient | None:
+        """The client of the engine that answers now, if any."""
+        return self._client
+
     # -- the engine's life -------------------------------------------------------------------------
 
     def _on_ready(self, client: EngineClient, info: EngineInfo) -> None:
@@ -125,7 +140,15 @@ class RolloutWorker(WorkerPlugin):
         engine_id = self.engine_id
         await self.worker.set_resources(**{SLOT_RESOURCE: self.spec.slots})
         if engine_id == self.engine_id:
-            facts = [engine_id, self.spec.slots, info.max_model_len, self.spec.tp_degree]
+            facts = [
+                engine_id,
+                self.spec.slots,
+                info.max_model_len,
+                self.spec.tp_degree,
+                info.kv_capacity_tokens,
+                0,
+                self.spec.kv_transfer,
+            ]
             model = [self.spec.kind, self.spec.model]
             self._tell({"op": "heddle-engine-ready", "engine": facts, "model": model})
 
@@ -292,6 +315,10 @@ class RolloutWorker(WorkerPlugin):
         # An engine that is gone has aborted it; its steps report that by themselves.
         with contextlib.suppress(EngineUnreachable):
             await client.abort([request_id])
+
+    def on_move(self, **move: Any) -> None:
+        """Bring a trajectory's context here, in the background as `on_abort` does."""
+        self._background(self._mover.move(**move))
 
     def on_forget(self, session: str, trajectory: str) -> None:
         """Drop the context of a trajectory that has ended."""

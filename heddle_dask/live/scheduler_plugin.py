@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from distributed import Scheduler
@@ -100,6 +101,7 @@ class HeddleScheduler(SchedulerPlugin):
                 "heddle-step-started": self.on_step_started,
                 "heddle-step-ended": self.on_step_ended,
                 "heddle-action-ended": self.on_action_ended,
+                "heddle-move-ended": self.on_move_ended,
             },
         )
 
@@ -123,7 +125,10 @@ class HeddleScheduler(SchedulerPlugin):
             strategies = build_strategies(preset, seed=seed, overrides=tuple(overrides))
         except BadInput as error:
             return {"error": str(error)}
+        if self.session is not None:
+            self.session.close()
         self.session = Session(session, client_id, Controller(strategies))
+        self.session.start_predictions(functools.partial(self.on_prediction, session))
         self._dispatcher = Dispatcher(self.scheduler, self.session, self._places)
         dask.shorten_client_report_interval(self.scheduler, client_id, STREAM_INTERVAL_S)
         for _, engine in self._places.engines.values():
@@ -152,7 +157,10 @@ class HeddleScheduler(SchedulerPlugin):
     def _submit(self, session: str, trajectories: Sequence[Sequence[Any]]) -> None:
         live = self._session(session)
         for row in trajectories:
-            self._feed(ev.TrajectorySubmitted(live.now(), TrajectorySpec(*row)))
+            *facts, known_tokens = row
+            if live.predictions is not None:
+                live.predictions.know(facts[0], known_tokens)
+            self._feed(ev.TrajectorySubmitted(live.now(), TrajectorySpec(*facts)))
 
     async def updates(self, session: str, wait_s: float) -> Mapping[str, Any]:
         """Long poll of the driver: notices, journal lines, counts, and the latched failure if any."""
@@ -163,6 +171,7 @@ class HeddleScheduler(SchedulerPlugin):
         if self.session is None or self.session.session_id != session:
             return {}
         last = await self.session.updates(0)
+        self.session.close()
         self.session = None
         return last
 
@@ -253,6 +262,7 @@ class HeddleScheduler(SchedulerPlugin):
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """A driver that has gone takes its session with it."""
         if self.session is not None and self.session.client_id == client:
+            self.session.close()
             self.session = None
 
     # -- messages of workers and driver ------------------------------------------------------------
@@ -323,6 +333,27 @@ class HeddleScheduler(SchedulerPlugin):
             self._feed(ev.ActionFinished(self.session.now(), action_id, host_id, run_s, ok))
 
     @guarded
+    def on_prediction(self, session: str, event: ev.PredictionMade) -> None:
+        """The predictor has answered."""
+        if self._session_is(session):
+            assert self.session is not None
+            self._feed(replace(event, at=self.session.now()))
+
+    @guarded
+    def on_move_ended(
+        self, worker: str, session: str, trajectory: TrajectoryId, engine_id: EngineId, ok: bool, **facts: Any
+    ) -> None:
+        """A context has arrived at its new worker, or will not."""
+        if not self._session_is(session):
+            return
+        assert self.session is not None
+        known = self.session.controller.state.trajectories.get(trajectory)
+        source = None if known is None else known.home
+        self._feed(ev.MoveEnded(self.session.now(), trajectory, engine_id, ok, **facts))
+        if known is not None and source is not None and known.home == engine_id != source:
+            self._dispatcher.forget_at(source, trajectory)
+
+    @guarded
     def on_trajectories_ended(
         self, client: str, session: str, ended: Sequence[tuple[TrajectoryId, str, StepEnd | None]]
     ) -> None:
@@ -333,6 +364,9 @@ class HeddleScheduler(SchedulerPlugin):
         for trajectory_id, status, news in ended:
             self._hear_of(news)
             self._dispatcher.forget_context(trajectory_id)
+            known = self.session.controller.state.trajectories.get(trajectory_id)
+            if known is not None and self.session.predictions is not None:
+                self.session.predictions.ended(known, status)
             self._feed(ev.TrajectoryEnded(self.session.now(), trajectory_id, status))
 
     def _session_is(self, session_id: str) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from heddle_dask.core.commands import Command
@@ -18,6 +19,7 @@ from heddle_dask.core.ids import ActionId, TrajectoryId
 from heddle_dask.core.story import encode
 from heddle_dask.core.transitions import STEP_STATES
 from heddle_dask.live.messages import ACTION_PREFIX, Key
+from heddle_dask.live.prediction import Predictions
 
 # A driver fetches the journal several times a second; one that has stopped must not fill the scheduler.
 JOURNAL_LINES_KEPT = 200_000
@@ -40,11 +42,28 @@ class Session:
         self.controller = controller
         self.held: dict[Key, None] = {}
         self.failure: str | None = None
+        self.predictions: Predictions | None = None
         self._started_s = time.monotonic()
         self._now_s = 0.0
         self._journal: list[list[Any]] = []
         self._notices: list[list[Any]] = []
         self._news = asyncio.Event()
+
+    def start_predictions(self, answer: Callable[[Event], None]) -> None:
+        """Run the predictor that the strategies ask for, if they ask for one."""
+        choice = self.controller.strategies.predictor
+        if choice is not None:
+            self.predictions = Predictions(choice, answer, self.latch, self.now)
+
+    def predict(self, trajectory_id: TrajectoryId) -> None:
+        """Have the remaining work of a trajectory predicted."""
+        if self.predictions is not None:
+            self.predictions.ask(self.controller.state.trajectories[trajectory_id])
+
+    def close(self) -> None:
+        """Stop what runs beside the scheduler."""
+        if self.predictions is not None:
+            self.predictions.close()
 
     def now(self) -> float:
         """Seconds since the session began; never goes back."""
@@ -101,6 +120,7 @@ class Session:
             "slots": sum(engine.spec.slots for engine in engines),
             "tool_cpus": sum(host.spec.cpus for host in state.hosts.values()),
             "late_arrivals": state.late_arrivals,
+            "moves": {kind: asdict(totals) for kind, totals in self.controller.moves.totals.items()},
         }
 
     def waits_for(self, key: Key) -> bool:

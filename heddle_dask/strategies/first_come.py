@@ -15,7 +15,7 @@ from heddle_dask.core.view import ClusterView, Grant
 class FirstComeFirstServed:
     """Steps run in the order in which they were placed."""
 
-    def priority(self, trajectory: Trajectory, step: StepRequest, order: int) -> float:
+    def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> float:
         """The earlier, the larger."""
         return -float(order)
 

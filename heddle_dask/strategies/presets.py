@@ -7,17 +7,33 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.view import StrategySet
+from heddle_dask.core.view import PredictorChoice, StrategySet
 from heddle_dask.strategies.admission import AtMost, Unlimited
+from heddle_dask.strategies.cache_aware import CacheAware
 from heddle_dask.strategies.first_come import FirstComeFirstServed, FirstComeMinimum
+from heddle_dask.strategies.group_first import GroupFirst
+from heddle_dask.strategies.kv_pressure import KvPressure
+from heddle_dask.strategies.least_attained import LeastAttained
 from heddle_dask.strategies.least_load import LeastLoad
+from heddle_dask.strategies.longest_first import LongestFirst
+from heddle_dask.strategies.moves import Priced, RankRule
+from heddle_dask.strategies.planned import Planned
+from heddle_dask.strategies.predictor_choice import LearnedPredictor, Oracle
+from heddle_dask.strategies.preemption import Hysteresis
+from heddle_dask.strategies.presorted_plan import PresortedPlan
 from heddle_dask.strategies.round_robin import RoundRobin
 from heddle_dask.strategies.sticky import Sticky
 from heddle_dask.strategies.sticky_least_loaded import StickyLeastLoaded
+
+
+@dataclass(frozen=True, slots=True)
+class NoPart:
+    """A part that is switched off."""
+
 
 PARTS: Mapping[str, Mapping[str, type]] = {
     "placement": {
@@ -25,16 +41,62 @@ PARTS: Mapping[str, Mapping[str, type]] = {
         "least-load": LeastLoad,
         "sticky": Sticky,
         "sticky-least-loaded": StickyLeastLoaded,
+        "cache-aware": CacheAware,
+        "planned": Planned,
+        "presorted": PresortedPlan,
     },
-    "scheduling": {"fcfs": FirstComeFirstServed},
-    "admission": {"unlimited": Unlimited, "at-most": AtMost},
+    "scheduling": {
+        "fcfs": FirstComeFirstServed,
+        "longest-first": LongestFirst,
+        "least-attained": LeastAttained,
+        "group-first": GroupFirst,
+    },
+    "preemption": {"none": NoPart, "hysteresis": Hysteresis},
+    "migration": {"none": NoPart, "priced": Priced, "rank-rule": RankRule},
+    "admission": {"unlimited": Unlimited, "at-most": AtMost, "kv-pressure": KvPressure},
+    "predictor": {
+        "none": NoPart,
+        "xgboost": LearnedPredictor,
+        "oracle": Oracle,
+    },
     "actions": {"fcfs-minimum": FirstComeMinimum},
 }
 
-_FIRST_COME = {"scheduling": "fcfs", "admission": "unlimited", "actions": "fcfs-minimum"}
+_PLAIN = {
+    "scheduling": "fcfs",
+    "preemption": "none",
+    "migration": "none",
+    "admission": "unlimited",
+    "predictor": "none",
+    "actions": "fcfs-minimum",
+}
+# What peers ship, each with the order rule of its original.
+_BASELINES = {
+    **{name: name for name in ("round-robin", "least-load", "sticky", "sticky-least-loaded", "cache-aware")},
+    "slime": "least-load",
+    "verl": "sticky",
+    "verl-hybrid": "cache-aware,skew_steps=32,skew_ratio=1.0",
+}
 PRESETS: Mapping[str, Mapping[str, str]] = {
-    name: {"placement": name, **_FIRST_COME}
-    for name in ("round-robin", "least-load", "sticky", "sticky-least-loaded")
+    **{name: {"placement": placement, **_PLAIN} for name, placement in _BASELINES.items()},
+    "autellix": {"placement": "sticky-least-loaded", **_PLAIN, "scheduling": "least-attained"},
+    "heddle": {
+        **_PLAIN,
+        "placement": "planned",
+        "scheduling": "longest-first",
+        "preemption": "hysteresis",
+        "migration": "priced",
+        "admission": "kv-pressure",
+        "predictor": "xgboost",
+    },
+    "heddle-paper": {
+        **_PLAIN,
+        "placement": "presorted",
+        "scheduling": "longest-first,of=remaining,quantile=median",
+        "preemption": "hysteresis,ratio=1.0,margin_tokens=0",
+        "migration": "rank-rule",
+        "predictor": "xgboost",
+    },
 }
 
 
@@ -55,15 +117,29 @@ def build_strategies(preset: str, *, seed: int = 0, overrides: Sequence[str] = (
     """
     if preset not in PRESETS:
         raise BadInput(f"unknown strategy '{preset}'; choose one of: {', '.join(PRESETS)}")
-    chosen: dict[str, tuple[str, dict[str, Any]]] = {
-        part: (name, {}) for part, name in PRESETS[preset].items()
-    }
-    for text in overrides:
+    chosen: dict[str, tuple[str, dict[str, Any]]] = {}
+    for text in (*(f"{part}={choice}" for part, choice in PRESETS[preset].items()), *overrides):
         part, name, options = _parse_override(text)
         chosen[part] = (name, options)
-    return StrategySet(
-        **{part: _build(part, name, options, seed) for part, (name, options) in chosen.items()}
-    )
+    name, options = chosen.pop("predictor")
+    parts = {part: _build(part, name, options, seed) for part, (name, options) in chosen.items()}
+    return _wired(StrategySet(**parts, predictor=_predictor_choice(name, options, seed)))
+
+
+def _wired(strategies: StrategySet) -> StrategySet:
+    """The rank rule scales the sizes of the presorted plan."""
+    if isinstance(strategies.migration, RankRule):
+        if not isinstance(strategies.placement, PresortedPlan):
+            raise BadInput(
+                "migration 'rank-rule' needs placement=presorted: it scales the sizes of that plan"
+            )
+        strategies.migration.plan = strategies.placement
+    return strategies
+
+
+def _predictor_choice(name: str, options: dict[str, Any], seed: int) -> PredictorChoice | None:
+    built = _build("predictor", name, options, seed)
+    return None if built is None else PredictorChoice(name, asdict(built))
 
 
 def _parse_override(text: str) -> tuple[str, str, dict[str, Any]]:
@@ -103,4 +179,4 @@ def _build(part: str, name: str, options: dict[str, Any], seed: int) -> Any:
         strategy = kind(**options)
     except (TypeError, ValueError) as error:
         raise BadInput(f"{part} '{name}': {error}") from error
-    return strategy
+    return None if kind is NoPart else strategy

@@ -204,11 +204,16 @@ async def engine_url(arguments: argparse.Namespace) -> AsyncIterator[str]:
             await process.stop()
 
 
+def session_of(timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
+    """A session that forgets idle connections before vLLM closes them (after 5 s)."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=3.0), timeout=timeout)
+
+
 async def run(arguments: argparse.Namespace) -> None:
     """Evaluate every environment asked for; failed trajectories on request."""
     timeout = aiohttp.ClientTimeout(total=600)
     rows = []
-    async with engine_url(arguments) as url, aiohttp.ClientSession(timeout=timeout) as session:
+    async with engine_url(arguments) as url, session_of(timeout) as session:
         engine = Engine(
             session,
             url,

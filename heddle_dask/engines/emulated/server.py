@@ -18,8 +18,9 @@ from aiohttp import web
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.contract import WARM_UP_REQUEST_ID
+from heddle_dask.engines.emulated.kv_transfer import READ_PATH, KvTransfers, TransferFailed
 from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine
-from heddle_dask.engines.emulated.traits import Faults, traits_of
+from heddle_dask.engines.emulated.traits import BLOCK_TOKENS, Faults, traits_of
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.wire import EMULATED_OWNER
 
@@ -31,10 +32,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class EmulatedServer:
     """Handlers over one `EmulatedEngine`, with faults in front."""
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: EngineSpec, port: int) -> None:
         traits = traits_of(spec)
         self._spec = spec
         self._engine = EmulatedEngine(spec, traits)
+        self._transfers = KvTransfers(spec, traits.emulation, self._engine, port)
         self._faults = traits.faults
         self._received = 0
         self._hangs = False
@@ -48,13 +50,15 @@ class EmulatedServer:
             ("GET", "/server_info", self._server_info),
             ("POST", "/inference/v1/generate", self._generate),
             ("POST", "/abort_requests", self._abort),
+            ("POST", READ_PATH, self._kv_read),
             ("POST", "/faults", self._set_faults),
         ):
             application.router.add_route(method, path, self._guarded(handler))
         return application
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Give back what the engine holds; after the last request."""
+        await self._transfers.close()
         self._engine.close()
 
     def _guarded(self, handler: Handler) -> Handler:
@@ -65,6 +69,9 @@ class EmulatedServer:
                 return await handler(request)
             except (BadRequest, BadInput) as error:
                 return _error(400, str(error))
+            except TransferFailed as error:
+                print(f"KV transfer failed: {error}", file=sys.stderr, flush=True)
+                return _error(500, str(error))
 
         return guarded
 
@@ -86,6 +93,8 @@ class EmulatedServer:
         config = {
             "scheduler_config": {"max_num_seqs": self._spec.slots},
             "parallel_config": {"tensor_parallel_size": self._spec.tp_degree},
+            "cache_config": {"block_size": BLOCK_TOKENS},
+            "kv_transfer_config": self._transfers.config,
         }
         return web.json_response({"vllm_config": config})
 
@@ -101,7 +110,9 @@ class EmulatedServer:
                 await asyncio.Event().wait()
             if _over(self._received, self._faults.refuse_after_requests):
                 return _error(500, "failed as asked (fault)")
-        answer = await self._engine.run(body)
+        answer = await self._transfers.run(body)
+        if self._faults.kv_blocks_expired:
+            self._transfers.let_go_of_all()
         if self._hangs:
             await asyncio.Event().wait()
         return web.Response(body=answer.encode(), content_type="application/json")
@@ -111,7 +122,15 @@ class EmulatedServer:
         if names and not (isinstance(names, list) and all(isinstance(n, str) for n in names)):
             raise BadRequest("request_ids must be a list of strings.")
         aborted = self._engine.abort(names) if names else self._engine.abort_all()
+        aborted += self._transfers.abort(names or ())
         return web.json_response({"status": "aborted", "aborted": aborted})
+
+    async def _kv_read(self, request: web.Request) -> web.Response:
+        question = _json_object(await request.read())
+        if self._faults.kv_source_lost and request.transport is not None:
+            request.transport.close()
+        await self._transfers.read(question)
+        return web.json_response({"status": "read"})
 
     async def _set_faults(self, request: web.Request) -> web.Response:
         self._faults = Faults.from_mapping(_json_object(await request.read()))
@@ -150,7 +169,7 @@ async def serve(spec: EngineSpec, port: int) -> None:
     OSError
         The port cannot be had.
     """
-    server = EmulatedServer(spec)
+    server = EmulatedServer(spec, port)
     # Without cancellation a step whose caller is gone would run to its end.
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None)
     await runner.setup()
@@ -160,4 +179,4 @@ async def serve(spec: EngineSpec, port: int) -> None:
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
-        server.close()
+        await server.close()

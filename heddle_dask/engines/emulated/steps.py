@@ -6,11 +6,11 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from heddle_dask.engines.emulated.batch import Batch, Job
-from heddle_dask.engines.emulated.kv_cache import KvCache
+from heddle_dask.engines.emulated.kv_cache import Held, KvCache
 from heddle_dask.engines.emulated.precise_timer import PreciseTimer
 from heddle_dask.engines.emulated.tokens import TokenSource
 from heddle_dask.engines.emulated.traits import EmulatedTraits
@@ -33,7 +33,7 @@ class Step:
     def __init__(self, body: Mapping[str, Any], spec: EngineSpec, source: TokenSource, own_seed: int) -> None:
         sampling = body.get("sampling_params") or {}
         self.request_id = str(body.get("request_id", ""))
-        self._prompt = _prompt(body, spec.max_model_len)
+        self._prompt = prompt_of(body, spec.max_model_len)
         self._ignore_eos = bool(sampling.get("ignore_eos", False))
         self._seed = _seed(sampling, own_seed)
         self._stop_token_ids = _integers(sampling.get("stop_token_ids") or (), "stop_token_ids")
@@ -76,8 +76,16 @@ class Step:
             ]
             self._texts = list(map(str, tokens)), content
 
-    def answer(self, model: str, scale: float) -> str:
-        """The JSON answer, in the form of vLLM's; `scale` turns model seconds into real ones."""
+    @property
+    def prompt(self) -> Sequence[int]:
+        """The context."""
+        return self._prompt
+
+    def answer(self, model: str, scale: float, kept: Mapping[str, Any] | None = None) -> str:
+        """The JSON answer, in the form of vLLM's; `scale` turns model seconds into real ones.
+
+        `kept` names the blocks that another engine may fetch.
+        """
         job = self.job
         count = job.generated
         self.prepare()
@@ -87,9 +95,10 @@ class Step:
         reason = "stop" if stopped and count == len(tokens) else "length"
         reason = "abort" if job.aborted else reason
         prompt_count = len(self._prompt)
+        kv = f'"kv_transfer_params":{json.dumps(kept)},' if kept is not None else ""
         spans = f'[{{"version":"default","start":0,"end":{count}}}]' if count else "[]"
         return (
-            f'{{"request_id":{json.dumps(ENGINE_ID_PREFIX + self.request_id)},"output_mode":"tokens",'
+            f'{{"request_id":{json.dumps(ENGINE_ID_PREFIX + self.request_id)},"output_mode":"tokens",{kv}'
             f'"choices":[{{"index":0,'
             f'"finish_reason":"{reason}","stop_reason":null,'
             f'"token_ids":[{",".join(token_ids[:count])}],'
@@ -107,7 +116,8 @@ def _ms(seconds: float, scale: float) -> str:
     return "null" if math.isnan(seconds) else repr(round(1000 * scale * seconds, 4))
 
 
-def _prompt(body: Mapping[str, Any], max_model_len: int) -> list[int]:
+def prompt_of(body: Mapping[str, Any], max_model_len: int) -> list[int]:
+    """The context of a request; BadRequest when the engine cannot take it."""
     prompt = _integers(body.get("token_ids"), "token_ids")
     if not prompt:
         raise BadRequest("token_ids must hold at least one token.")
@@ -170,8 +180,15 @@ class EmulatedEngine:
         self._scale = self.spec.time_scale * factor
         self._arm()
 
-    async def run(self, body: Mapping[str, Any]) -> str:
+    async def run(
+        self,
+        body: Mapping[str, Any],
+        keep: Callable[[Sequence[int]], Mapping[str, Any] | None] | None = None,
+    ) -> str:
         """Run one step; returns the JSON answer. Cancelling drops the step.
+
+        `keep` is called with the context of a step that ended by itself, while its KV is sure to be there;
+        what it returns becomes part of the answer.
 
         Raises
         ------
@@ -192,7 +209,42 @@ class EmulatedEngine:
         except asyncio.CancelledError:
             self._abort([step])
             raise
-        return step.answer(self.spec.model, self._scale)
+        kept = keep(step.prompt) if keep is not None and not step.job.aborted else None
+        return step.answer(self.spec.model, self._scale, kept)
+
+    @property
+    def scale(self) -> float:
+        """Real seconds per model second."""
+        return self._scale
+
+    def hit_tokens(self, context: Sequence[int]) -> int:
+        """Tokens of `context` that a step with it would find cached now."""
+        return self._batch.kv_cache.hit_tokens(context)
+
+    def pin(self, context: Sequence[int]) -> Held | None:
+        """Hold room for `context` in the KV cache until `unpin`; None when running steps need it."""
+        now_s = self._now_s()
+        self._settle(self._batch.advance(now_s))
+        held = self._batch.kv_cache.acquire(context, self._batch.running)
+        self._settle(self._batch.advance(now_s))
+        self._arm()
+        return held
+
+    def unpin(self, held: Held, context: Sequence[int]) -> None:
+        """Give back what `pin` holds; the blocks stay cached for a while."""
+        now_s = self._now_s()
+        self._settle(self._batch.advance(now_s))
+        self._batch.kv_cache.release(held, context)
+        self._settle(self._batch.advance(now_s))
+        self._arm()
+
+    def insert(self, context: Sequence[int]) -> bool:
+        """Put KV that came from elsewhere into the cache; False when there is no room."""
+        held = self.pin(context)
+        if held is None:
+            return False
+        self.unpin(held, context)
+        return True
 
     def abort(self, engine_ids: Sequence[str]) -> int:
         """End the steps with these ids (in the engine's form) early; returns how many there were."""

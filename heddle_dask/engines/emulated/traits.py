@@ -57,6 +57,10 @@ class Faults(_Traits):
         Answer HTTP 500 to every step after this many.
     slow_factor
         Take the cost model's seconds times this.
+    kv_source_lost
+        Break every connection by which another engine fetches KV.
+    kv_blocks_expired
+        Let go of exported blocks at once.
     """
 
     fail_start: str | None = None
@@ -65,6 +69,8 @@ class Faults(_Traits):
     hang_after_requests: int | None = None
     refuse_after_requests: int | None = None
     slow_factor: float = 1.0
+    kv_source_lost: bool = False
+    kv_blocks_expired: bool = False
 
     def __post_init__(self) -> None:
         for name in ("crash", "hang", "refuse"):
@@ -85,16 +91,30 @@ class Emulation(_Traits):
         None: the first of the model directory's ``eos_token_id``, or 0.
     kv_capacity_tokens
         None: as many as the cost model says.
+    kv_bytes_per_token
+        Bytes of a token's KV that a transfer moves; as of Qwen3 8B in bfloat16.
+    transfer_bytes_per_s, transfer_fixed_s
+        A transfer takes the latter, in model seconds, and its bytes at the former's rate.
+    kv_lease_s
+        Real seconds that exported blocks stay pinned.
     """
 
     mean_length_tokens: float = 64.0
     end_token_id: int | None = None
     kv_capacity_tokens: int | None = None
+    kv_bytes_per_token: int = 147_456
+    transfer_bytes_per_s: float = 10e9
+    transfer_fixed_s: float = 0.002
+    kv_lease_s: float = 30.0
 
     def __post_init__(self) -> None:
         self._check_number("mean_length_tokens", 1)
         self._check_number("end_token_id", 0)
         self._check_number("kv_capacity_tokens", 2)
+        self._check_number("kv_bytes_per_token", 1)
+        self._check_number("transfer_bytes_per_s", 1)
+        self._check_number("transfer_fixed_s", 0)
+        self._check_number("kv_lease_s", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +123,7 @@ class EmulatedTraits:
 
     cost: EngineCost
     faults: Faults
+    emulation: Emulation
     end_token_id: int
     mean_length_tokens: float
     kv_capacity_tokens: int
@@ -128,6 +149,7 @@ def traits_of(spec: EngineSpec) -> EmulatedTraits:
     return EmulatedTraits(
         cost=cost,
         faults=Faults.from_mapping(spec.faults),
+        emulation=emulation,
         end_token_id=_model_end_token(spec.model) if end is None else end,
         mean_length_tokens=emulation.mean_length_tokens,
         kv_capacity_tokens=capacity,

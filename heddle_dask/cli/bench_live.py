@@ -1,0 +1,82 @@
+"""``heddle bench live``: presets side by side on real or emulated engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import uvloop
+
+from heddle_dask.cli.shared_options import print_json, shared_options
+
+DEFAULT_ARMS = (
+    "heddle slime verl verl-hybrid sticky-least-loaded round-robin cache-aware autellix heddle-paper"
+)
+
+
+@click.command("live")
+@click.option("--trace", multiple=True, required=True, type=Path, help="Trace file; may be given again.")
+@click.option("--tasks", type=click.IntRange(1), default=64, show_default=True, help="Trajectories.")
+@click.option("--token-scale", default=0.05, show_default=True, help="Factor on all token counts.")
+@click.option("--tool-scale", default=0.02, show_default=True, help="Factor on all tool seconds.")
+@click.option("--engine", default="vllm", show_default=True, help="vllm or emulated.")
+@click.option("--engines", type=click.IntRange(1), default=2, show_default=True, help="How many.")
+@click.option("--slots", type=click.IntRange(1), default=6, show_default=True, help="Of each engine.")
+@click.option("--profile", default="tiny-cpu", show_default=True, help="Cost profile of the engines.")
+@click.option("--time-scale", default=1.0, show_default=True, help="Of emulated engines.")
+@click.option("--kv-transfer/--no-kv-transfer", default=False, help="Engines hand over KV caches.")
+@click.option("--arm", multiple=True, help=f"preset:part=name,option=value:…; [default: {DEFAULT_ARMS}]")
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs of each arm.")
+@click.option("--model", default=None, help="Model directory [default: the shipped tiny-agent].")
+@shared_options
+def live(
+    trace: tuple[Path, ...],
+    tasks: int,
+    token_scale: float,
+    tool_scale: float,
+    engine: str,
+    engines: int,
+    slots: int,
+    profile: str,
+    time_scale: float,
+    kv_transfer: bool,
+    arm: tuple[str, ...],
+    repeats: int,
+    model: str | None,
+    as_json: bool,
+    seed: int,
+) -> None:
+    """Throughput, makespan and share of the lower bound, arm against arm on the same trajectories."""
+    from heddle_dask.benchmarks.live import Arm, LiveRow, Workload, fleet_of, measure_live, summary
+    from heddle_dask.benchmarks.live import as_json as live_json
+    from heddle_dask.cli.model_choice import chosen_model
+    from heddle_dask.strategies.presets import build_strategies
+
+    arms = [Arm.parse(text) for text in arm or DEFAULT_ARMS.split()]
+    for each in arms:
+        build_strategies(each.preset, overrides=each.overrides)  # says at once what is wrong with it
+    workloads = [Workload(path, tasks, token_scale, tool_scale, seed) for path in trace]
+    fleet = fleet_of(
+        engine,
+        str(chosen_model(model, engine)),
+        engines,
+        slots,
+        profile=profile,
+        time_scale=time_scale,
+        kv_transfer=kv_transfer,
+    )
+
+    def tell(row: LiveRow) -> None:
+        click.echo(
+            f"{row.workload} {row.arm} {row.repeat}: {row.makespan_s:.1f} s, {row.tokens_per_s:.0f} tokens/s",
+            err=True,
+        )
+
+    rows = uvloop.run(measure_live(workloads, fleet, arms, repeats=repeats, on_row=tell))
+    click.echo("workload  arm  tokens/s median (least-most)  share of bound", err=as_json)
+    for workload, name, middle, least, most, share in summary(rows):
+        click.echo(
+            f"{workload}  {name:24s}  {middle:8.0f} ({least:.0f}-{most:.0f})  {share:6.1%}", err=as_json
+        )
+    if as_json:
+        print_json(live_json(rows))

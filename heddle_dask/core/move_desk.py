@@ -1,0 +1,146 @@
+"""Moves of contexts between engines: proposed by a strategy, started when both ends are free, ended once.
+
+No two moves share a source or a target; the most urgent goes first (Heddle, section 5.3). A trajectory whose tool
+returns before its move has started runs where it is; one whose move has started waits for its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from heddle_dask.core import events as ev
+from heddle_dask.core import guards
+from heddle_dask.core.commands import Command, MoveContext
+from heddle_dask.core.ids import EngineId, TrajectoryId
+from heddle_dask.core.state import State, Trajectory
+from heddle_dask.core.transitions import EngineState, KvEvent, KvState, TrajectoryState
+from heddle_dask.core.view import ClusterView, Migration, Move, MoveRequest
+
+
+@dataclass(slots=True)
+class MoveTotals:
+    """What moves of one kind came to.
+
+    Attributes
+    ----------
+    exposed_s
+        Seconds that steps waited for the end of a move.
+    """
+
+    started: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    exposed_s: float = 0.0
+
+
+class MoveDesk:
+    """Pending and running moves; the controller asks and tells."""
+
+    def __init__(self, state: State, view: ClusterView, migration: Migration | None) -> None:
+        self.state = state
+        self.view = view
+        self.migration = migration
+        self.totals: dict[str, MoveTotals] = {}
+        self._pending: dict[TrajectoryId, MoveRequest] = {}
+        self._running: dict[TrajectoryId, MoveRequest] = {}
+
+    @property
+    def running(self) -> int:
+        """Moves under way."""
+        return len(self._running)
+
+    def consider(self, trajectory: Trajectory) -> list[Command]:
+        """Ask the strategy whether this trajectory should live elsewhere; start what can start."""
+        if self.migration is None or not self._may_move(trajectory):
+            return []
+        move = self.migration.propose(self.view, trajectory)
+        self._pending.pop(trajectory.trajectory_id, None)
+        if move is not None:
+            guards.check_move(self.state, trajectory, move)
+            self._pending[trajectory.trajectory_id] = self._request(trajectory, move)
+        return self._start()
+
+    def _may_move(self, trajectory: Trajectory) -> bool:
+        idle = trajectory.state in (TrajectoryState.THINKING, TrajectoryState.ACTING)
+        return idle and trajectory.kv is KvState.RESIDENT and trajectory.home is not None
+
+    def step_requested(self, trajectory: Trajectory) -> None:
+        """Its tool was quicker: a move that has not started is off."""
+        self._pending.pop(trajectory.trajectory_id, None)
+
+    def trajectory_ended(self, trajectory: Trajectory) -> None:
+        """Nothing of it is to be moved any more; a running move keeps its ends busy until it reports."""
+        self._pending.pop(trajectory.trajectory_id, None)
+
+    def _request(self, trajectory: Trajectory, move: Move) -> MoveRequest:
+        assert trajectory.home is not None, trajectory.trajectory_id
+        return MoveRequest(
+            trajectory_id=trajectory.trajectory_id,
+            source=trajectory.home,
+            target=move.target_engine_id,
+            kind=move.kind,
+            length_tokens=trajectory.predicted_tokens or 0.0,
+            order=self.state.next_number(),
+        )
+
+    def _start(self) -> list[Command]:
+        if not self._pending or self.migration is None:
+            return []
+        commands: list[Command] = []
+        running = list(self._running.values())
+        for move in self.migration.choose(list(self._pending.values()), running):
+            guards.check_transfer(move, self._running.values())
+            name = move.trajectory_id
+            del self._pending[name]
+            trajectory = self.state.trajectories[name]
+            trajectory.advance_kv(KvEvent.MOVE_STARTED)
+            trajectory.moves += 1
+            self._running[name] = move
+            self._totals(move.kind).started += 1
+            commands.append(MoveContext(name, move.source, move.target, move.kind))
+        return commands
+
+    def _totals(self, kind: str) -> MoveTotals:
+        return self.totals.setdefault(kind, MoveTotals())
+
+    def ended(self, event: ev.MoveEnded) -> list[Command]:
+        """A move reported; the caller places the step that waited for it."""
+        running = self._running.get(event.trajectory_id)
+        if running is None or running.target != event.target_engine_id:
+            return self.state.late()
+        if event.source_engine_id not in (None, running.source):
+            return self.state.late()
+        del self._running[event.trajectory_id]
+        totals = self._totals(running.kind)
+        totals.seconds += event.seconds
+        totals.tokens += event.tokens
+        totals.failed += not event.ok
+        trajectory = self.state.trajectories.get(event.trajectory_id)
+        if trajectory is not None and trajectory.state is TrajectoryState.WAITING:
+            totals.exposed_s += event.at - trajectory.requested_at
+        if trajectory is not None and trajectory.kv is KvState.MOVING:
+            engine = self.state.engines.get(running.target)
+            arrived = event.ok and engine is not None and engine.state is EngineState.READY
+            trajectory.advance_kv(KvEvent.MOVE_ENDED if arrived else KvEvent.MOVE_FAILED)
+            if arrived:
+                self.state.set_home(trajectory, running.target)
+        return self._start()
+
+    def forget_target(self, engine_id: EngineId) -> None:
+        """No move that has not started may go there any more."""
+        for name, waiting in list(self._pending.items()):
+            if waiting.target == engine_id:
+                del self._pending[name]
+
+    def engine_lost(self, engine_id: EngineId, at: float) -> list[Command]:
+        """End the moves of a lost engine: nobody may be left to report them."""
+        for name, waiting in list(self._pending.items()):
+            if engine_id in (waiting.source, waiting.target):
+                del self._pending[name]
+        commands: list[Command] = []
+        for name, move in list(self._running.items()):
+            if engine_id in (move.source, move.target):
+                lost = ev.MoveEnded(at, name, move.target, False, move.kind, 0.0, cause="engine lost")
+                commands += self.ended(lost)
+        return commands

@@ -1,0 +1,168 @@
+"""Runs the predictor beside the scheduler: many trajectories a call, in a thread, never on the event loop.
+
+Two threads: one answers and listens, in order; one fits, which takes seconds. What either raises is our own failure
+and ends the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.events import PredictionMade
+from heddle_dask.core.ids import TrajectoryId
+from heddle_dask.core.state import Trajectory
+from heddle_dask.core.view import PredictorChoice
+from heddle_dask.predictors.contract import Predictor
+from heddle_dask.predictors.features import Finished, Progress
+from heddle_dask.predictors.from_state import finished_of, progress_of
+
+
+def build_predictor(choice: PredictorChoice, known_tokens: Mapping[str, float]) -> Predictor:
+    """The predictor of that name.
+
+    Parameters
+    ----------
+    known_tokens
+        True totals by trajectory, which oracles read; filled as trajectories are submitted.
+
+    Raises
+    ------
+    BadInput
+        A file to start from cannot be read.
+    """
+    # XGBoost takes a second to import: sessions without a predictor do not pay it.
+    from heddle_dask.predictors.known import NoisyOracle, Oracle
+    from heddle_dask.predictors.learned import LearnedPredictor
+    from heddle_dask.predictors.stored import load_predictor
+
+    options = choice.options
+    match choice.name:
+        case "xgboost" if options["warm"]:
+            return load_predictor(options["warm"])
+        case "xgboost":
+            return LearnedPredictor()
+        case "oracle" if options["error_factor"] == 1:
+            return Oracle(known_tokens)
+        case "oracle":
+            return NoisyOracle(known_tokens, error=options["error_factor"], seed=options["seed"])
+        case _:
+            raise BadInput(f"unknown predictor '{choice.name}'")
+
+
+class Predictions:
+    """One session's predictor.
+
+    Parameters
+    ----------
+    answer
+        Takes each prediction, on the event loop.
+    fail
+        Takes the story of a failure.
+    now
+        The session's clock.
+    """
+
+    def __init__(
+        self,
+        choice: PredictorChoice,
+        answer: Callable[[PredictionMade], None],
+        fail: Callable[[str], None],
+        now: Callable[[], float],
+    ) -> None:
+        self._known_tokens: dict[str, float] = {}
+        self._choice = choice
+        self._predictor: Predictor | None = None
+        self._answer = answer
+        self._fail = fail
+        self._now = now
+        self._waiting: dict[TrajectoryId, Progress] = {}
+        self._ended: list[Finished] = []
+        self._answers = ThreadPoolExecutor(1, thread_name_prefix="heddle-predict")
+        self._fits = ThreadPoolExecutor(1, thread_name_prefix="heddle-fit")
+        self._work: asyncio.Task[None] | None = None
+        self._fitting: asyncio.Future[Any] | None = None
+
+    def know(self, trajectory_id: str, tokens: float) -> None:
+        """The true total of a trajectory, for oracles."""
+        if tokens > 0:
+            self._known_tokens[trajectory_id] = tokens
+
+    def ask(self, trajectory: Trajectory) -> None:
+        """Predict as of now; trajectories that ask while a call runs share the next one."""
+        self._waiting[trajectory.trajectory_id] = progress_of(trajectory, self._now())
+        self._wake()
+
+    def ended(self, trajectory: Trajectory, status: str) -> None:
+        """Learn from a trajectory that ends now."""
+        self._ended.append(finished_of(trajectory, status, self._now()))
+        self._wake()
+
+    def close(self) -> None:
+        """Answer nothing more; threads end by themselves."""
+        if self._work is not None:
+            self._work.cancel()
+        self._answers.shutdown(wait=False, cancel_futures=True)
+        self._fits.shutdown(wait=False, cancel_futures=True)
+
+    def _wake(self) -> None:
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting or self._ended:
+                await self._turn()
+        except Exception:
+            self._fail(traceback.format_exc())
+
+    async def _turn(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        ended, self._ended = self._ended, []
+        rows = list(waiting.values())
+        loop = asyncio.get_running_loop()
+        for event in await loop.run_in_executor(self._answers, self._predict, rows, ended):
+            self._answer(event)
+        self._fit_beside(loop)
+
+    def _predict(self, rows: list[Progress], ended: list[Finished]) -> list[PredictionMade]:
+        """In the answering thread."""
+        if self._predictor is None:
+            self._predictor = build_predictor(self._choice, self._known_tokens)
+        for one in ended:
+            self._predictor.observe_finished(one)
+        for row in rows:
+            self._predictor.observe_running(row)
+        return [
+            PredictionMade(
+                at=0.0,  # set when it reaches the controller
+                trajectory_id=TrajectoryId(row.trajectory_id),
+                steps_finished=row.steps_finished,
+                remaining_tokens=answer.remaining_tokens,
+                remaining_tokens_q90=answer.remaining_tokens_q90,
+                remaining_s=_or_zero(answer.remaining_s),
+                remaining_s_q90=_or_zero(answer.remaining_s_q90),
+                source=answer.source,
+            )
+            for row, answer in zip(rows, self._predictor.predict(rows), strict=True)
+        ]
+
+    def _fit_beside(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._predictor is None or (self._fitting is not None and not self._fitting.done()):
+            return
+        self._fitting = loop.run_in_executor(self._fits, self._predictor.fit_if_due)
+        self._fitting.add_done_callback(self._fitted)
+
+    def _fitted(self, fitting: asyncio.Future[Any]) -> None:
+        if not fitting.cancelled() and (error := fitting.exception()) is not None:
+            self._fail("".join(traceback.format_exception(error)))
+
+
+def _or_zero(seconds: float) -> float:
+    # The journal is JSON, which has no nan; 0 says that nobody knows.
+    return 0.0 if math.isnan(seconds) else seconds

@@ -1,0 +1,1 @@
+"""Predictors of remaining work. Pure: no clock, no global state, chance only from a seed."""

@@ -1,0 +1,47 @@
+"""What the controller's records say of a trajectory, in the words of the predictors."""
+
+from __future__ import annotations
+
+from heddle_dask.core.state import Trajectory
+from heddle_dask.predictors.features import Finished, Progress
+
+RECENT = 8
+
+
+def progress_of(trajectory: Trajectory, at: float) -> Progress:
+    """The decision point at which the trajectory stands now."""
+    done = trajectory.actions_done
+    return Progress(
+        trajectory_id=trajectory.trajectory_id,
+        group_id=trajectory.spec.group_id,
+        domain=trajectory.spec.domain,
+        policy_version=trajectory.policy_version,
+        prompt_tokens=trajectory.spec.prompt_tokens or trajectory.first_context_tokens,
+        context_tokens=trajectory.context_tokens,
+        generated_tokens=trajectory.generated_tokens,
+        steps_finished=trajectory.steps_finished,
+        step_tokens=tuple(trajectory.step_tokens[-RECENT:]),
+        tool_labels=tuple(label for label, _, _ in done[-RECENT:]),
+        tool_times_s=tuple(seconds for _, seconds, _ in done[-RECENT:]),
+        tools_s=sum(seconds for _, seconds, _ in done),
+        tool_errors=sum(not ok for _, _, ok in done),
+        last_tool_failed=bool(done) and not done[-1][2],
+        elapsed_s=at - trajectory.admitted_at,
+        at_s=at,
+    )
+
+
+def finished_of(trajectory: Trajectory, status: str, at: float) -> Finished:
+    """The trajectory at its end; one that did not end by itself is censored."""
+    return Finished(
+        trajectory_id=trajectory.trajectory_id,
+        group_id=trajectory.spec.group_id,
+        domain=trajectory.spec.domain,
+        policy_version=trajectory.policy_version,
+        prompt_tokens=trajectory.spec.prompt_tokens or trajectory.first_context_tokens,
+        generated_tokens=trajectory.generated_tokens,
+        duration_s=at - trajectory.admitted_at,
+        censored=status != "completed",
+        started_at_s=trajectory.admitted_at,
+        ended_at_s=at,
+    )

@@ -1,0 +1,87 @@
+"""Predictors that know the truth, for ablations: the oracle, and the oracle off by a known factor."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+
+from heddle_dask.predictors.contract import Prediction
+from heddle_dask.predictors.features import NAN, Finished, Progress
+
+
+class Oracle:
+    """Knows how long each trajectory will be. One that is not in the mapping is predicted to be about to end.
+
+    Parameters
+    ----------
+    total_tokens, total_s
+        True totals by trajectory id; `total_s` may be empty.
+    """
+
+    source = "oracle"
+
+    def __init__(self, total_tokens: Mapping[str, float], total_s: Mapping[str, float] | None = None) -> None:
+        self._tokens = dict(total_tokens)
+        self._seconds = dict(total_s or {})
+
+    def predict(self, rows: Sequence[Progress]) -> list[Prediction]:
+        """The truth; both quantiles are the same."""
+        return [self._one(row) for row in rows]
+
+    def _one(self, row: Progress) -> Prediction:
+        tokens = max(self._tokens.get(row.trajectory_id, 0.0) - row.generated_tokens, 1.0)
+        total_s = self._seconds.get(row.trajectory_id, NAN)
+        spent_s = 0.0 if math.isnan(row.elapsed_s) else row.elapsed_s
+        seconds = NAN if math.isnan(total_s) else max(total_s - spent_s, 0.0)
+        return Prediction(tokens, tokens, seconds, seconds, self.source)
+
+    def observe_running(self, progress: Progress) -> None:
+        """Nothing to learn."""
+
+    def observe_finished(self, finished: Finished) -> None:
+        """Nothing to learn."""
+
+    def warm_start(self, finished: Iterable[Finished]) -> None:
+        """Nothing to learn."""
+
+    def fit_if_due(self) -> bool:
+        """Nothing to fit."""
+        return False
+
+
+class NoisyOracle(Oracle):
+    """Knows each total up to a log-normal factor, drawn once per trajectory from the seed and its id.
+
+    Parameters
+    ----------
+    error
+        Typical factor, at least 1: the standard deviation of the log is its logarithm.
+    """
+
+    source = "noisy oracle"
+
+    def __init__(
+        self,
+        total_tokens: Mapping[str, float],
+        total_s: Mapping[str, float] | None = None,
+        *,
+        error: float = 2.0,
+        seed: int = 0,
+    ) -> None:
+        if not error >= 1.0:
+            raise ValueError(f"error {error}: use a factor of at least 1")
+        super().__init__(total_tokens, total_s)
+        self._spread = math.log(error)
+        self._seed = seed
+
+    def _one(self, row: Progress) -> Prediction:
+        # A string seeds by its bytes: the same in every process.
+        factor = math.exp(self._spread * random.Random(f"{self._seed}|{row.trajectory_id}").gauss(0.0, 1.0))
+        wide = math.exp(1.2816 * self._spread)
+        total = self._tokens.get(row.trajectory_id, 0.0)
+        tokens = max(total * factor - row.generated_tokens, 1.0)
+        high = max(total * factor * wide - row.generated_tokens, tokens)
+        exact = super()._one(row)
+        seconds, seconds_high = exact.remaining_s * factor, exact.remaining_s * factor * wide
+        return Prediction(tokens, high, seconds, seconds_high, self.source)

@@ -1,0 +1,152 @@
+"""The predictor that learns: falls back by how much it knows, refits as it learns more, in bounded memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from heddle_dask.predictors.contract import Prediction
+from heddle_dask.predictors.core_model import TreeSettings
+from heddle_dask.predictors.features import NAN, Finished, Progress
+from heddle_dask.predictors.groups import GroupBook
+from heddle_dask.predictors.model import Model, fit_model
+
+# What is said before anything is known; the order is the same for all.
+UNKNOWN_TOKENS = 1000.0
+UNKNOWN_TOKENS_Q90 = 5000.0
+POINTS_KEPT = 40
+
+
+@dataclass(frozen=True, slots=True)
+class LearningSettings:
+    """When to refit and how much to keep.
+
+    Attributes
+    ----------
+    first_fit
+        Finished trajectories before the first fit.
+    growth
+        A refit is due when the number of finished trajectories has grown by this share since the last one.
+    kept
+        Finished trajectories kept; the oldest go first.
+    """
+
+    first_fit: int = 3
+    growth: float = 0.25
+    kept: int = 6000
+
+
+class LearnedPredictor:
+    """XGBoost over group history over the prompt over a constant; see `contract.Predictor`.
+
+    `observe_*` and `predict` may run in one thread and `fit_if_due` in another. Nothing depends on time, on the
+    order of a set, or on chance beyond `trees.seed`.
+    """
+
+    def __init__(self, trees: TreeSettings | None = None, learning: LearningSettings | None = None) -> None:
+        self.trees = trees or TreeSettings()
+        self.learning = learning or LearningSettings()
+        self.model: Model | None = None
+        self._book = GroupBook()
+        self._finished: dict[str, Finished] = {}
+        self._running: dict[str, list[Progress]] = {}
+        self._told = 0
+        self._fitted_at = 0
+        self._lock = threading.Lock()
+
+    def predict(self, rows: Sequence[Progress]) -> list[Prediction]:
+        """One prediction per row from the last model; what is told of siblings since counts at once."""
+        model = self.model
+        if model is None:
+            return [Prediction(UNKNOWN_TOKENS, UNKNOWN_TOKENS_Q90, NAN, NAN, "constant") for _ in rows]
+        locate, locate_s = model.core.locate, model.core.locate_s
+        with self._lock:
+            facts = [self._book.facts(row, locate, locate_s) for row in rows]
+        return model.predict(rows, facts)
+
+    def observe_running(self, progress: Progress) -> None:
+        """A trajectory has reached a decision point."""
+        with self._lock:
+            self._book.run(progress)
+            points = self._running.setdefault(progress.trajectory_id, [])
+            if len(points) < POINTS_KEPT:
+                points.append(progress)
+            else:
+                points[-1] = progress
+
+    def observe_finished(self, finished: Finished) -> None:
+        """A trajectory has ended; without `points`, those told before are taken."""
+        with self._lock:
+            points = self._running.pop(finished.trajectory_id, [])
+            self._learn(finished if finished.points else replace(finished, points=tuple(points)))
+
+    def warm_start(self, finished: Iterable[Finished]) -> None:
+        """Learn from earlier trajectories, oldest first, and fit."""
+        with self._lock:
+            for one in finished:
+                self._learn(one)
+        self.fit()
+
+    def _learn(self, one: Finished) -> None:
+        kept = tuple(one.points[:POINTS_KEPT])
+        one = replace(one, points=kept)
+        self._book.finish(one)
+        self._finished.pop(one.trajectory_id, None)
+        self._finished[one.trajectory_id] = one
+        while len(self._finished) > self.learning.kept:
+            del self._finished[next(iter(self._finished))]
+        self._told += 1
+
+    def due(self) -> bool:
+        """Whether enough has been learnt since the last fit."""
+        if self._fitted_at == 0:
+            return self._told >= self.learning.first_fit
+        return self._told >= (1.0 + self.learning.growth) * self._fitted_at
+
+    def fit_if_due(self) -> bool:
+        """Refit if due. Slow (seconds); `predict` goes on with the old model meanwhile."""
+        return self.due() and self.fit()
+
+    def fit(self) -> bool:
+        """Refit now, running trajectories as censored ones; True if there is a new model."""
+        with self._lock:
+            told = self._told
+            data = [*self._finished.values(), *(_so_far(points) for points in self._running.values())]
+        model = fit_model(data, self.trees)
+        if model is None:
+            return False
+        self.model, self._fitted_at = model, told
+        return True
+
+    def learnt(self) -> tuple[list[Finished], int, int]:
+        """What a copy needs: the kept trajectories, how many were told, and how many at the last fit."""
+        with self._lock:
+            return list(self._finished.values()), self._told, self._fitted_at
+
+    def restore(self, finished: Iterable[Finished], told: int, fitted_at: int, model: Model | None) -> None:
+        """Become what `learnt` and `model` of another predictor say."""
+        with self._lock:
+            for one in finished:
+                self._learn(one)
+            self._told, self._fitted_at, self.model = told, fitted_at, model
+
+
+def _so_far(points: Sequence[Progress]) -> Finished:
+    """A running trajectory as a censored one."""
+    first, last = points[0], points[-1]
+    return Finished(
+        trajectory_id=last.trajectory_id,
+        group_id=last.group_id,
+        domain=last.domain,
+        policy_version=last.policy_version,
+        prompt_tokens=last.prompt_tokens,
+        message_tokens=last.message_tokens,
+        max_steps=last.max_steps,
+        generated_tokens=last.generated_tokens,
+        duration_s=last.elapsed_s,
+        censored=True,
+        started_at_s=first.at_s,
+        ended_at_s=float("inf") if first.at_s == first.at_s else NAN,
+        points=tuple(points),
+    )

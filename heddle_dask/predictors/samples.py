@@ -1,0 +1,120 @@
+"""Training rows from trajectories: decision points with what was known then and what came after."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle_dask.predictors.features import NO_SIBLINGS, Finished, Floats, GroupFacts, Progress
+from heddle_dask.predictors.groups import Locate, facts_then
+
+# After this many steps a decision point is learnt from; between them, later ones differ little.
+LEARNT_STEPS = frozenset({0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 65, 80, 100, 130, 160, 200})
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Parallel columns, one entry per decision point; `cold` ones pretend to have no siblings.
+
+    Attributes
+    ----------
+    owners
+        The trajectory of each row, which is its future: never an input.
+    members
+        All trajectories of each group.
+    fold
+        Which part of the groups (of the trajectories, unless `by_group`) the row belongs to.
+    """
+
+    rows: tuple[Progress, ...]
+    owners: tuple[Finished, ...]
+    cold: npt.NDArray[np.bool_]
+    fold: npt.NDArray[np.int64]
+    members: Mapping[str, Sequence[Finished]]
+    by_group: bool
+
+    def take(self, use: npt.NDArray[np.bool_]) -> Samples:
+        """Only the rows in `use`; the groups stay whole."""
+        picked = np.flatnonzero(use).tolist()
+        return Samples(
+            rows=tuple(self.rows[index] for index in picked),
+            owners=tuple(self.owners[index] for index in picked),
+            cold=self.cold[use],
+            fold=self.fold[use],
+            members=self.members,
+            by_group=self.by_group,
+        )
+
+    def facts(self, locate: Locate, locate_s: Locate) -> list[GroupFacts]:
+        """What was known of the siblings at each row."""
+        return [
+            NO_SIBLINGS if cold else facts_then(row, self.members[row.group_id], locate, locate_s)
+            for row, cold in zip(self.rows, self.cold.tolist(), strict=True)
+        ]
+
+    @property
+    def censored(self) -> npt.NDArray[np.bool_]:
+        """Rows whose future is only partly known."""
+        return np.array([owner.censored for owner in self.owners], dtype=bool)
+
+    def done(self, seconds: bool) -> Floats:
+        """Tokens (or seconds) behind each row."""
+        if seconds:
+            return np.array([row.elapsed_s for row in self.rows], dtype=np.float64)
+        return np.array([row.generated_tokens for row in self.rows], dtype=np.float64)
+
+    def total(self, seconds: bool) -> Floats:
+        """Tokens (or seconds) of the whole trajectory of each row; a lower bound if censored."""
+        if seconds:
+            return np.array([owner.duration_s for owner in self.owners], dtype=np.float64)
+        return np.array([owner.generated_tokens for owner in self.owners], dtype=np.float64)
+
+
+def fold_numbers(names: Iterable[str], folds: int, seed: int) -> dict[str, int]:
+    """Deal names out to parts of equal size: by chance, but the same in every process and for every order."""
+    dealt = sorted(set(names), key=lambda name: (zlib.crc32(f"{seed}|{name}".encode()), name))
+    return {name: index % folds for index, name in enumerate(dealt)}
+
+
+def make_samples(
+    finished: Sequence[Finished], *, max_rows: int, folds: int, seed: int, both: bool = True
+) -> Samples:
+    """Cut trajectories into rows; above `max_rows`, a seeded share of the rows is kept.
+
+    Rows with known siblings come twice, with and without them, so that one model serves both. With hardly any
+    groups, the parts are of trajectories instead.
+    """
+    members: dict[str, list[Finished]] = {}
+    for one in finished:
+        members.setdefault(one.group_id, []).append(one)
+    pairs = [
+        (point, one, cold)
+        for one in finished
+        for point in one.points
+        if point.steps_finished in LEARNT_STEPS and point.generated_tokens < one.generated_tokens
+        for cold in ((False, True) if both and len(members[one.group_id]) > 1 else (False,))
+    ]
+    if len(pairs) > max_rows:
+        kept = np.random.default_rng(seed).choice(len(pairs), size=max_rows, replace=False)
+        pairs = [pairs[index] for index in np.sort(kept).tolist()]
+    several = len(members) >= 2 * folds
+    names = [one.group_id if several else one.trajectory_id for _, one, _ in pairs]
+    part = fold_numbers(names, folds, seed)
+    return Samples(
+        rows=tuple(point for point, _, _ in pairs),
+        owners=tuple(one for _, one, _ in pairs),
+        cold=np.array([cold for _, _, cold in pairs], dtype=bool),
+        fold=np.array([part[name] for name in names], dtype=np.int64),
+        members=members,
+        by_group=several,
+    )
+
+
+def has_seconds(one: Finished) -> bool:
+    """Whether the trajectory can teach seconds."""
+    return not math.isnan(one.duration_s) and all(not math.isnan(point.elapsed_s) for point in one.points)

@@ -1,0 +1,177 @@
+"""Saves and loads a learned predictor: what it has learnt from and its fitted model, as gzipped JSON.
+
+Loading gives the same predictions, and learning goes on as if it had never stopped. Sums over running trajectories
+are not kept: a new run has others.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xgboost as xgb
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.predictors.core_model import CoreModel, Laws, TreeSettings
+from heddle_dask.predictors.features import FEATURES, Finished, Floats, Progress
+from heddle_dask.predictors.laws import Location, ResidualLaw
+from heddle_dask.predictors.learned import LearnedPredictor, LearningSettings
+from heddle_dask.predictors.model import Calibration, Model
+
+FORMAT = "heddle predictor"
+VERSION = 1
+_PROGRESS = tuple(each.name for each in fields(Progress))
+_FINISHED = tuple(each.name for each in fields(Finished) if each.name != "points")
+
+
+def save_predictor(predictor: LearnedPredictor, path: Path | str) -> None:
+    """Write `predictor` to `path`, whole or not at all."""
+    path = Path(path)
+    finished, told, fitted_at = predictor.learnt()
+    data = {
+        "format": FORMAT,
+        "version": VERSION,
+        "features": FEATURES,
+        "trees": asdict(predictor.trees),
+        "learning": asdict(predictor.learning),
+        "told": told,
+        "fitted_at": fitted_at,
+        "finished": [_finished_out(one) for one in finished],
+        "model": _model_out(predictor.model),
+    }
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(gzip.compress(json.dumps(data).encode(), mtime=0))
+    partial.replace(path)
+
+
+def load_predictor(path: Path | str) -> LearnedPredictor:
+    """Read what `save_predictor` wrote.
+
+    Raises
+    ------
+    BadInput
+        The file cannot be read, is no predictor, is damaged, or is of another version.
+    """
+    where = f"predictor file {str(path)!r}"
+    try:
+        data = json.loads(gzip.decompress(Path(path).read_bytes()))
+    except (gzip.BadGzipFile, EOFError, zlib.error, ValueError):
+        raise BadInput(f"{where} is no saved predictor: give a file written by save_predictor") from None
+    except OSError as error:
+        raise BadInput(f"{where}: {error.strerror or error}") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise BadInput(f"{where} is no saved predictor: give a file written by save_predictor")
+    if data.get("version") != VERSION or tuple(data.get("features", ())) != FEATURES:
+        raise BadInput(
+            f"{where} is of version {data.get('version')} or has other features; this program reads version {VERSION}:"
+            " train it again"
+        )
+    try:
+        return _predictor_in(data)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, xgb.core.XGBoostError) as error:
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(f"{where} is damaged ({line:.80}): train it again") from None
+
+
+def _predictor_in(data: Mapping[str, Any]) -> LearnedPredictor:
+    predictor = LearnedPredictor(TreeSettings(**data["trees"]), LearningSettings(**data["learning"]))
+    finished = [_finished_in(one) for one in data["finished"]]
+    predictor.restore(
+        finished, int(data["told"]), int(data["fitted_at"]), _model_in(data["model"], predictor.trees)
+    )
+    return predictor
+
+
+def _finished_out(one: Finished) -> list[Any]:
+    points = [[getattr(point, name) for name in _PROGRESS] for point in one.points]
+    return [[getattr(one, name) for name in _FINISHED], points]
+
+
+def _finished_in(data: Any) -> Finished:
+    own, points = data
+    kept = [_progress_in(point) for point in points]
+    return Finished(**dict(zip(_FINISHED, own, strict=True)), points=tuple(kept))
+
+
+def _progress_in(values: list[Any]) -> Progress:
+    named: dict[str, Any] = dict(zip(_PROGRESS, values, strict=True))
+    for name in ("step_tokens", "observed_tokens", "tool_labels", "tool_times_s"):
+        named[name] = tuple(named[name])
+    return Progress(**named)
+
+
+def _model_out(model: Model | None) -> dict[str, Any] | None:
+    if model is None:
+        return None
+    return {
+        "finished": model.finished,
+        "labels": model.core.labels,
+        "laws": [_laws_out(laws) if laws else None for laws in model.core.laws],
+        "boosters": [bytes(tree.save_raw("json")).decode() if tree else None for tree in model.core.trees],
+        "calibration": [
+            {"weight": each.weight.tolist(), "shift": each.shift.tolist()} if each else None
+            for each in model.calibration
+        ],
+    }
+
+
+def _model_in(data: Any, settings: TreeSettings) -> Model | None:
+    if data is None:
+        return None
+    tokens, seconds = (_laws_in(laws) if laws else None for laws in data["laws"])
+    if tokens is None:
+        raise ValueError("laws of tokens are missing")
+    first, second = (_booster_in(text, settings) for text in data["boosters"])
+    one, two = (
+        Calibration(np.array(each["weight"]), np.array(each["shift"])) if each else None
+        for each in data["calibration"]
+    )
+    return Model(
+        CoreModel((tokens, seconds), dict(data["labels"]), (first, second)), (one, two), int(data["finished"])
+    )
+
+
+def _booster_in(text: str | None, settings: TreeSettings) -> xgb.Booster | None:
+    if text is None:
+        return None
+    booster = xgb.Booster({"nthread": settings.threads})
+    booster.load_model(bytearray(text.encode()))
+    return booster
+
+
+def _laws_out(laws: Laws) -> dict[str, Any]:
+    return {
+        "overall": laws.location.overall,
+        "cells": dict(laws.location.cells),
+        "trust": laws.trust,
+        **{name: _law_out(getattr(laws, name)) for name in ("constant", "prompt", "history")},
+    }
+
+
+def _laws_in(data: Mapping[str, Any]) -> Laws:
+    return Laws(
+        Location(data["overall"], data["cells"]),
+        data["trust"],
+        *(_law_in(data[name]) for name in ("constant", "prompt", "history")),
+    )
+
+
+def _law_out(law: ResidualLaw) -> dict[str, Any]:
+    return {
+        "at": law.at.tolist(),
+        "survival": law.survival.tolist(),
+        "tail_at": law.tail_at,
+        "tail_scale": law.tail_scale,
+    }
+
+
+def _law_in(data: Mapping[str, Any]) -> ResidualLaw:
+    at: Floats = np.array(data["at"], dtype=np.float64)
+    survival: Floats = np.array(data["survival"], dtype=np.float64)
+    return ResidualLaw(at, survival, data["tail_at"], data["tail_scale"])

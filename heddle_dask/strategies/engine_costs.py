@@ -1,0 +1,50 @@
+"""What the strategies that plan by work believe an engine costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from heddle_dask.core.state import Engine
+from heddle_dask.cost.engine_cost import EngineCost, load_profile, profile_names
+
+
+@dataclass(slots=True)
+class EngineCosts:
+    """The cost of each engine by its TP degree, with the KV capacity that the engine itself announced.
+
+    Parameters
+    ----------
+    profile
+        Shipped profile for degrees that `known` lacks.
+    known
+        Costs by TP degree, where a session knows better (its engines' own, or calibrated ones).
+
+    Raises
+    ------
+    BadInput
+        No such profile.
+    """
+
+    profile: str
+    known: Mapping[int, EngineCost] = field(default_factory=dict)
+    _made: dict[tuple[int, int], EngineCost] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.profile not in profile_names():
+            load_profile(self.profile)  # raises, and names those that exist
+
+    def of(self, engine: Engine) -> EngineCost:
+        """The cost of this engine.
+
+        Raises
+        ------
+        BadInput
+            The profile's model does not fit on GPUs of that degree.
+        """
+        key = (engine.spec.tp_degree, engine.spec.kv_capacity_tokens)
+        if key not in self._made:
+            degree, capacity = key
+            cost = self.known.get(degree) or load_profile(self.profile, degree)
+            self._made[key] = replace(cost, capacity_tokens=capacity) if capacity > 0 else cost
+        return self._made[key]

@@ -1,0 +1,31 @@
+"""Order: who was served least so far runs first (Autellix, 2502.13965: program-level least attained service)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.state import Trajectory
+from heddle_dask.core.view import ClusterView
+
+
+@dataclass(frozen=True, slots=True)
+class LeastAttained:
+    """Multi-level queues over the service that a trajectory's finished steps have had.
+
+    Parameters
+    ----------
+    quantum_tokens
+        Service of the first level; each further level is twice as wide. Within a level: first come, first served.
+    """
+
+    quantum_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        if self.quantum_tokens < 1:
+            raise ValueError(f"quantum_tokens={self.quantum_tokens}: use a number of at least 1")
+
+    def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> float:
+        """Minus the level of the queue."""
+        return -float(math.floor(math.log2(1 + trajectory.generated_tokens / self.quantum_tokens)))

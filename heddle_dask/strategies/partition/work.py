@@ -1,0 +1,180 @@
+"""How long an engine is busy with what it was given, by work: tokens, prefill and KV, not by count.
+
+An iteration of continuous batching costs ``fixed + tok·B + kv·C`` (`cost.engine_cost`). Sum it over a set of
+trajectories that start together, each leaving when it is done, and the batch drops out::
+
+    busy = fixed·iterations + tok·Σ decode + kv·Σ area + prefill·Σ prompt
+    area = decode·(context + decode/2)            token-iterations: KV read over the trajectory's life
+    iterations = max(longest decode, Σ decode / slots, Σ area / capacity)
+
+The first term of `iterations` is exact while all are resident; the other two are what queueing for slots and for
+memory makes of it with a work-conserving order. Tools leave the engine to others, so they lengthen only the path of
+their own trajectory: seconds = max(busy, longest path alone). Every term falls or stays when a member leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from heddle_dask.cost.engine_cost import EngineCost
+
+
+def area_of(decode_tokens: float, context_tokens: float) -> float:
+    """Token-iterations of one trajectory that decodes so much, starting with that context."""
+    return decode_tokens * (context_tokens + decode_tokens / 2)
+
+
+def busy_s(
+    cost: EngineCost,
+    slots: int,
+    longest_tokens: float,
+    decode_tokens: float,
+    area: float,
+    prefill_tokens: float = 0.0,
+) -> float:
+    """Seconds that an engine needs for work of these sums; see the module."""
+    iterations = max(longest_tokens, decode_tokens / slots, area / cost.capacity_tokens)
+    return (
+        cost.fixed_s * iterations
+        + (cost.token_s + cost.sequence_s) * decode_tokens
+        + cost.context_token_s * area
+        + cost.prefill_token_s * prefill_tokens
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one trajectory will ask of whichever engine takes it.
+
+    Attributes
+    ----------
+    group
+        Whose members share a prompt.
+    decode_tokens
+        Predicted tokens still to be generated.
+    context_tokens
+        Tokens in front of the model, the shared prompt included; averaged over its life when tools add much.
+    shared_tokens
+        Length of the prompt that the group shares: prefilled once on every engine that hosts a member.
+    prefill_tokens
+        Prompt tokens of its own still to be prefilled wherever it runs.
+    tool_s
+        Seconds it will spend in tools.
+    """
+
+    group: str
+    decode_tokens: float
+    context_tokens: float = 0.0
+    shared_tokens: float = 0.0
+    prefill_tokens: float = 0.0
+    tool_s: float = 0.0
+
+    @property
+    def area(self) -> float:
+        """Token-iterations of its KV."""
+        return area_of(self.decode_tokens, self.context_tokens)
+
+    def path_s(self, cost: EngineCost) -> float:
+        """Seconds to its end alone on the engine, tools included."""
+        return (
+            (cost.fixed_s + cost.token_s + cost.sequence_s) * self.decode_tokens
+            + cost.context_token_s * self.area
+            + cost.prefill_token_s * (self.shared_tokens + self.prefill_tokens)
+            + self.tool_s
+        )
+
+
+@dataclass(slots=True)
+class WorkLoad:
+    """The sums of one engine: O(1) to add to, O(1) to ask what one more would make of it.
+
+    Attributes
+    ----------
+    prefill_tokens
+        Own prompt tokens of the members and, once per group, the shared ones.
+    groups
+        For each group with a member here, how many tokens of its prompt are here or will be prefilled.
+    """
+
+    cost: EngineCost
+    slots: int
+    members: int = 0
+    decode_tokens: float = 0.0
+    longest_tokens: float = 0.0
+    area: float = 0.0
+    prefill_tokens: float = 0.0
+    path_s: float = 0.0
+    groups: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, cost: EngineCost, slots: int, works: Iterable[Work], residents: Iterable[Work] = ()
+    ) -> WorkLoad:
+        """The load of an engine that holds exactly `residents`, whose KV is there, and takes `works`."""
+        load = cls(cost, slots)
+        for work in residents:
+            load.host(work)
+        for work in works:
+            load.add(work)
+        return load
+
+    def add(self, work: Work) -> None:
+        """Take one more trajectory, whose KV is to be made here."""
+        self.prefill_tokens += work.prefill_tokens + self._missing_tokens(work)
+        self.path_s = max(self.path_s, work.path_s(self.cost))
+        self._count(work)
+
+    def host(self, work: Work) -> None:
+        """Count a trajectory whose KV is here already: nothing of it is prefilled."""
+        prefilled_s = self.cost.prefill_token_s * (work.shared_tokens + work.prefill_tokens)
+        self.path_s = max(self.path_s, work.path_s(self.cost) - prefilled_s)
+        self._count(work)
+
+    def _count(self, work: Work) -> None:
+        self.groups[work.group] = max(self.groups.get(work.group, 0.0), work.shared_tokens)
+        self.members += 1
+        self.decode_tokens += work.decode_tokens
+        self.longest_tokens = max(self.longest_tokens, work.decode_tokens)
+        self.area += work.area
+
+    def _missing_tokens(self, work: Work) -> float:
+        """What of the group's prompt is to be prefilled for this member."""
+        return max(0.0, work.shared_tokens - self.groups.get(work.group, 0.0))
+
+    def prompt_s(self, work: Work) -> float:
+        """Seconds to prefill what of its group's prompt is not here."""
+        return self.cost.prefill_token_s * self._missing_tokens(work)
+
+    @property
+    def seconds(self) -> float:
+        """When the last of its trajectories ends."""
+        busy = busy_s(
+            self.cost,
+            self.slots,
+            self.longest_tokens,
+            self.decode_tokens,
+            self.area,
+            self.prefill_tokens,
+        )
+        return max(busy, self.path_s)
+
+    def seconds_with(self, work: Work) -> float:
+        """`seconds` as it would be with `work` added."""
+        return self.ends_with(work)[0]
+
+    def ends_with(self, work: Work) -> tuple[float, float, float]:
+        """What to compare engines by: `seconds` with `work` added; then busy seconds; then tokens per slot.
+
+        One long path makes the first equal on several engines, and free decoding the second.
+        """
+        decode_tokens = self.decode_tokens + work.decode_tokens
+        busy = busy_s(
+            self.cost,
+            self.slots,
+            max(self.longest_tokens, work.decode_tokens),
+            decode_tokens,
+            self.area + work.area,
+            self.prefill_tokens + work.prefill_tokens + self._missing_tokens(work),
+        )
+        return max(busy, self.path_s, work.path_s(self.cost)), busy, decode_tokens / self.slots

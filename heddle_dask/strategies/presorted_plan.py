@@ -1,0 +1,125 @@
+"""Placement as the paper prints it: presorted partition of the batch, long trajectories on the engines of high degree.
+
+Engines are sorted by TP degree, descending, and run i of the presorted trajectories goes to engine i (Heddle,
+section 6). For equal engines this is the value of Eq. 3; for unlike ones the fixed order may be worse than the best
+by some 10 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.ids import EngineId, TrajectoryId
+from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.state import Engine, Trajectory
+from heddle_dask.core.transitions import TrajectoryState
+from heddle_dask.cost.engine_cost import EngineCost
+from heddle_dask.strategies.engine_costs import EngineCosts
+from heddle_dask.strategies.least_load import resident_load
+from heddle_dask.strategies.partition.interference import worker_of
+from heddle_dask.strategies.partition.makespan import partition_in_order
+from heddle_dask.strategies.partition.runs import Presorted, Worker
+from heddle_dask.strategies.planned import QUANTILES, remaining_tokens
+from heddle_dask.strategies.sticky import home_among
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who goes where, and what the rank rule needs to know.
+
+    Attributes
+    ----------
+    engine_of
+        The engine of each trajectory planned.
+    engines, sizes
+        Engines in the order of their runs, longest trajectories first, and how many each took.
+    seconds
+        Makespan by Eq. 2.
+    """
+
+    engine_of: Mapping[TrajectoryId, EngineId]
+    engines: tuple[EngineId, ...]
+    sizes: tuple[int, ...]
+    seconds: float
+
+
+def presorted_plan(
+    trajectories: Sequence[Trajectory],
+    engines: Sequence[Engine],
+    costs: EngineCosts,
+    quantile: str = "median",
+) -> Plan:
+    """Partition the trajectories by Eq. 2 in the paper's order of engines."""
+    by_length = sorted(trajectories, key=lambda t: (-remaining_tokens(t, quantile), t.number))
+    lengths = [remaining_tokens(t, quantile) for t in by_length]
+    ordered = sorted(engines, key=lambda e: (-e.spec.tp_degree, e.number))
+    contexts = [max(t.context_tokens, t.spec.prompt_tokens) for t in by_length]
+    mean_context = (sum(contexts) + sum(lengths) / 2) / max(1, len(lengths))
+    kinds: dict[tuple[EngineCost, int], Worker] = {}
+    for engine in ordered:
+        kind = (costs.of(engine), engine.spec.slots)
+        if kind not in kinds:
+            kinds[kind] = worker_of(*kind, context_tokens=mean_context, most=max(1, len(lengths)))
+    workers = [kinds[costs.of(engine), engine.spec.slots] for engine in ordered]
+    partition = partition_in_order(Presorted(lengths), workers)
+    assert partition is not None  # tables for all, no capacities
+    engine_of = {
+        by_length[i].trajectory_id: ordered[run.worker].engine_id
+        for run in partition.runs
+        for i in range(run.start, run.stop)
+    }
+    sizes = tuple(partition.sizes(len(ordered)))
+    return Plan(engine_of, tuple(e.engine_id for e in ordered), sizes, partition.seconds)
+
+
+@dataclass(slots=True)
+class PresortedPlan:
+    """Keep the home; without one, the planned engine; without a plan, the least resident load.
+
+    Attributes
+    ----------
+    profile, quantile
+        As in `planned.Planned`.
+    latest
+        The plan of the last batch, for the rank rule.
+    """
+
+    profile: str = "tiny-cpu"
+    quantile: str = "median"
+    latest: Plan | None = field(init=False, default=None)
+    _costs: EngineCosts = field(init=False)
+    _open: dict[TrajectoryId, tuple[Trajectory, EngineId]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.quantile not in QUANTILES:
+            raise BadInput(f"presorted: quantile is {self.quantile!r}; use {' or '.join(QUANTILES)}")
+        self._costs = EngineCosts(self.profile)
+
+    def use_costs(self, known: Mapping[int, EngineCost]) -> None:
+        """Plan with these costs by TP degree in place of the profile."""
+        self._costs = EngineCosts(self.profile, known)
+
+    def plan(self, trajectories: Sequence[Trajectory], engines: Sequence[Engine]) -> None:
+        """Partition a batch that has no homes yet; nothing happens without trajectories or engines."""
+        if not trajectories or not engines:
+            return
+        self.latest = presorted_plan(trajectories, engines, self._costs, self.quantile)
+        ended = TrajectoryState.ENDED
+        self._open = {i: entry for i, entry in self._open.items() if entry[0].state is not ended}
+        for trajectory in trajectories:
+            planned = self.latest.engine_of[trajectory.trajectory_id]
+            self._open[trajectory.trajectory_id] = (trajectory, planned)
+
+    def choose_engine(
+        self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
+    ) -> Engine:
+        """The home, else the planned engine, else the first of least resident load."""
+        home = home_among(trajectory, candidates)
+        if home is not None:
+            return home
+        _, planned = self._open.pop(trajectory.trajectory_id, (None, None))
+        return next((e for e in candidates if e.engine_id == planned), None) or min(
+            candidates, key=lambda engine: (*resident_load(engine), engine.number)
+        )

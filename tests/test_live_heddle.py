@@ -1,0 +1,139 @@
+"""Predictions, preemption and moves on a live cluster: what they do, that they lose nothing, that they replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_agents import RecordingWorker, ToolAgent, echo_tool
+from live_world import check_against_engine, cluster, control_lines, emulated, run
+
+from heddle_dask.core.controller import Controller
+from heddle_dask.core.story import replay
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.environments.base import Context, Task
+from heddle_dask.live import rollout as rollout_module
+from heddle_dask.live.batch import Batch
+from heddle_dask.live.rollout import Rollout
+from heddle_dask.strategies.presets import build_strategies
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+
+class UnevenAgent:
+    """Trajectories of 2 to 6 steps; every third samples four times as much, and comes last: it has to overtake."""
+
+    name = "uneven-agent"
+
+    def __init__(self, tokens: int, tool_s: float = 0.2) -> None:
+        self.tokens = tokens
+        self.tool_s = tool_s
+
+    def tasks(self, count: int, seed: int) -> Sequence[Task]:
+        return [
+            Task(f"t{i}", "Prompt. " * 4, known_tokens=self._steps(i) * self._step_tokens(i))
+            for i in sorted(range(count), key=lambda i: (i % 3 == 0, i))
+        ]
+
+    def _steps(self, number: int) -> int:
+        return 2 + number % 5
+
+    def _step_tokens(self, number: int) -> int:
+        return self.tokens * (4 if number % 3 == 0 else 1)
+
+    async def solve(self, task: Task, ctx: Context) -> float | None:
+        number = int(task.task_id.removeprefix("t"))
+        ctx.append("user", task.prompt)
+        for step in range(self._steps(number)):
+            await ctx.generate(max_tokens=self._step_tokens(number), temperature=0.0, ignore_eos=True)
+            ctx.append("tool", await ctx.call(echo_tool, f"{number} {step}", self.tool_s))
+        return 1.0
+
+
+def roll(
+    spec: EngineSpec, strategy: str, overrides: Sequence[str], out: Path | None, agent: Any, count: int
+) -> Batch:
+    async def body() -> Batch:
+        async with cluster() as (_, client):
+            rollout = Rollout(
+                client,
+                env=agent,
+                model=spec.model,
+                engine=spec,
+                engines=2,
+                strategy=strategy,
+                overrides=overrides,
+                seed=3,
+                out=out,
+            )
+            return await rollout.run(count)
+
+    batch: Batch = run(body(), 500)
+    details = [record.detail for record in batch if record.status != "completed"]
+    assert details == []
+    assert len(batch) == count
+    return batch
+
+
+def kinds(lines: list[Any]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for event, commands in lines:
+        for row in (event, *commands):
+            found[row[0]] = found.get(row[0], 0) + 1
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["heddle", "heddle-paper"])
+def test_heddle_loses_nothing_and_its_journal_replays(
+    strategy: str, model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen_path, out = tmp_path / "seen.jsonl", tmp_path / "run.zarr"
+    monkeypatch.setattr(rollout_module, "RolloutWorker", lambda spec: RecordingWorker(spec, str(seen_path)))
+    spec = emulated(model_dir, seconds_per_token=0.005, slots=2, kv_transfer=True)
+    batch = roll(spec, strategy, (), out, ToolAgent(steps=4, tokens=15), 20)
+    check_against_engine(list(batch), seen_path)
+    lines = control_lines(out)
+    found = kinds(lines)
+    assert found["PredictRemaining"] == 20 + 4 * 20
+    assert found["PredictionMade"] >= 60
+    assert list(replay(Controller(build_strategies(strategy, seed=3)), lines)) == []
+
+
+def test_preempted_steps_keep_their_tokens_and_moves_their_contexts(model_dir: str, tmp_path: Path) -> None:
+    spec = emulated(model_dir, seconds_per_token=0.005, slots=2, kv_transfer=True)
+    agent = UnevenAgent(tokens=25)
+    plain = roll(spec, "sticky-least-loaded", (), None, agent, 18)
+    overrides = ("predictor=oracle", "preemption=hysteresis,ratio=1.0,margin_tokens=1")
+    out = tmp_path / "run.zarr"
+    busy = roll(spec, "heddle-paper", overrides, out, agent, 18)
+    found = kinds(control_lines(out))
+    assert sum(step.preemptions for record in busy for step in record.steps) > 0
+    assert found["AbortStep"] > 0
+    assert found["MoveContext"] > 0
+    assert batch_tokens(busy) == batch_tokens(plain)
+    moves = busy.moves
+    assert sum(int(totals["started"]) for totals in moves.values()) == found["MoveContext"]
+
+
+def batch_tokens(batch: Batch) -> dict[str, list[int]]:
+    """Every trajectory's tokens."""
+    return {record.trajectory_id: record.branches[0].token_ids.tolist() for record in batch}
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+def test_greedy_vllm_output_is_the_same_with_preemptions_and_moves(model_dir: str, tmp_path: Path) -> None:
+    """Real vLLM, float32, temperature 0: stopping, continuing and moving with the KV cache change no token."""
+    spec = EngineSpec("vllm", model_dir, slots=2, max_model_len=2048, dtype="float32", kv_transfer=True)
+    agent = UnevenAgent(tokens=40, tool_s=0.5)
+    plain = roll(spec, "sticky-least-loaded", (), None, agent, 12)
+    overrides = ("predictor=oracle", "preemption=hysteresis,ratio=1.0,margin_tokens=1")
+    out = tmp_path / "run.zarr"
+    busy = roll(spec, "heddle-paper", overrides, out, agent, 12)
+    found = kinds(control_lines(out))
+    assert found["MoveContext"] > 0
+    assert busy.moves["transfer"]["started"] > busy.moves["transfer"]["failed"]
+    assert found.get("AbortStep", 0) > 0
+    assert batch_tokens(busy) == batch_tokens(plain)
