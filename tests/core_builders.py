@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from heddle_dask.core import events as ev
-from heddle_dask.core.commands import Command, RunAction, StartStep
+from heddle_dask.core.commands import Command, MoveContext, RunAction, StartStep
 from heddle_dask.core.controller import Controller, Limits
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, TrajectoryId
 from heddle_dask.core.nouns import (
@@ -18,20 +19,30 @@ from heddle_dask.core.nouns import (
 )
 from heddle_dask.core.state import Engine, State, Trajectory
 from heddle_dask.core.story import encode
-from heddle_dask.core.view import StrategySet
+from heddle_dask.core.view import ClusterView, Move, MoveRequest, StrategySet
+from heddle_dask.strategies.migration.transfers import choose_transfers
 from heddle_dask.strategies.presets import build_strategies
 
 Row = list[Any]
 
 
-def trajectory_spec(name: str, prompt_tokens: int = 0) -> TrajectorySpec:
-    """A trajectory that is alone in its group."""
-    return TrajectorySpec(TrajectoryId(name), GroupId(f"group of {name}"), prompt_tokens=prompt_tokens)
+def trajectory_spec(name: str, prompt_tokens: int = 0, group: str = "") -> TrajectorySpec:
+    """A trajectory, alone in its group unless that is named."""
+    group_id = GroupId(group or f"group of {name}")
+    return TrajectorySpec(TrajectoryId(name), group_id, prompt_tokens=prompt_tokens)
 
 
-def engine_of(name: str, slots: int = 4, max_context_tokens: int = 4096) -> EngineDescription:
+def engine_of(
+    name: str, slots: int = 4, max_context_tokens: int = 4096, kv_tokens: int = 0, kv_transfer: bool = False
+) -> EngineDescription:
     """An engine of that id."""
-    return EngineDescription(EngineId(name), slots, max_context_tokens)
+    return EngineDescription(
+        EngineId(name),
+        slots,
+        max_context_tokens,
+        kv_capacity_tokens=kv_tokens,
+        kv_transfer=kv_transfer,
+    )
 
 
 def host_of(name: str, cpus: int = 4, pool: str = "cpu") -> HostDescription:
@@ -49,6 +60,31 @@ def action_of(
 ) -> ActionRequest:
     """A tool call of that trajectory."""
     return ActionRequest(ActionId(name), TrajectoryId(trajectory), "tool", "test", *cpus, pool)
+
+
+@dataclass
+class Restless:
+    """A migration that wants every trajectory elsewhere after every prediction: the next ready engine."""
+
+    kinds: tuple[str, ...] = ("transfer", "recompute")
+    asked: int = 0
+
+    def propose(self, view: ClusterView, trajectory: Trajectory) -> Move | None:
+        self.asked += 1
+        others = [e for e in view.ready_engines if e.engine_id != trajectory.home]
+        if not others:
+            return None
+        target = others[self.asked % len(others)].engine_id
+        return Move(target, self.kinds[self.asked % len(self.kinds)], gain_s=1.0)
+
+    def choose(self, waiting: Sequence[MoveRequest], running: Sequence[MoveRequest]) -> Sequence[MoveRequest]:
+        return choose_transfers(waiting, running)
+
+
+def restless_heddle(*, seed: int = 0, overrides: Sequence[str] = ()) -> StrategySet:
+    """The preset heddle, with a migration that always moves and a preemption without a margin."""
+    eager = ["preemption=hysteresis,ratio=1,margin_tokens=0", *overrides]
+    return replace(build_strategies("heddle", seed=seed, overrides=eager), migration=Restless())
 
 
 class Stage:
@@ -92,16 +128,22 @@ class Stage:
 
     def late(self, kind: type, *fields: Any, **more: Any) -> None:
         """Let an event happen that must change nothing but the count of late arrivals."""
-        before, counted = snapshot(self.state), self.state.late_arrivals
+        before, counted = self._all_there_is(), self.state.late_arrivals
         assert self.feed(kind, *fields, **more) == []
-        assert snapshot(self.state) == before
+        assert self._all_there_is() == before
         assert self.state.late_arrivals == counted + 1
+
+    def _all_there_is(self) -> dict[str, Any]:
+        desk = self.controller.moves
+        return {**snapshot(self.state), "moves": repr((desk._pending, desk._running, desk.totals))}
 
     # -- one event each, with the fields that matter ---------------------------------------------------
 
-    def join(self, *names: str, slots: int = 4, max_context_tokens: int = 4096) -> list[Command]:
+    def join(
+        self, *names: str, slots: int = 4, max_context_tokens: int = 4096, kv_tokens: int = 0
+    ) -> list[Command]:
         """Engines join."""
-        made = (engine_of(name, slots, max_context_tokens) for name in names)
+        made = (engine_of(name, slots, max_context_tokens, kv_tokens) for name in names)
         return _all(self.feed(ev.EngineJoined, engine) for engine in made)
 
     def lose(self, name: str, *, stranded: bool = True) -> list[Command]:
@@ -112,9 +154,10 @@ class Stage:
         """A host joins."""
         return self.feed(ev.HostJoined, host_of(name, cpus, pool))
 
-    def submit(self, *names: str, prompt_tokens: int = 0) -> list[Command]:
+    def submit(self, *names: str, prompt_tokens: int = 0, group: str = "") -> list[Command]:
         """Trajectories are submitted."""
-        return _all(self.feed(ev.TrajectorySubmitted, trajectory_spec(n, prompt_tokens)) for n in names)
+        specs = (trajectory_spec(name, prompt_tokens, group) for name in names)
+        return _all(self.feed(ev.TrajectorySubmitted, spec) for spec in specs)
 
     def end(self, name: str) -> list[Command]:
         """The program of a trajectory returns."""
@@ -129,6 +172,12 @@ class Stage:
         (command,) = self.request(name, index, attempt=attempt, context=context)
         assert isinstance(command, StartStep)
         return command
+
+    def generating(self, name: str, index: int = 0, *, attempt: int = 0, context: int = 100) -> StartStep:
+        """A step that is placed at once, stops nobody, and gets its slot."""
+        step = self.placed(name, index, attempt=attempt, context=context)
+        assert self.start(step) == []
+        return step
 
     def start(self, step: StartStep) -> list[Command]:
         """The step gets its slot."""
@@ -146,6 +195,18 @@ class Stage:
         """The step ends without an answer."""
         return self.feed(ev.StepFailed, *identity(step), "engine")
 
+    def predict(
+        self, name: str, tokens: float, *, q90: float | None = None, steps: int | None = None
+    ) -> list[Command]:
+        """The predictor answers, about the trajectory as it stands unless `steps` says otherwise."""
+        high = tokens if q90 is None else q90
+        known = self.trajectory(name).steps_finished if steps is None else steps
+        return self.feed(ev.PredictionMade, TrajectoryId(name), known, tokens, high, tokens / 50, high / 50)
+
+    def moved(self, move: MoveContext, *, ok: bool = True, seconds: float = 0.5) -> list[Command]:
+        """A move reports."""
+        return self.feed(ev.MoveEnded, *move_facts(move, ok=ok, seconds=seconds))
+
     def act(
         self, name: str, trajectory: str, *, cpus: tuple[int, int] = (1, 1), pool: str = "cpu"
     ) -> list[Command]:
@@ -162,6 +223,14 @@ def identity(step: StartStep) -> tuple[TrajectoryId, int, int, EngineId]:
     return step.trajectory_id, step.step_index, step.attempt, step.engine_id
 
 
+def move_facts(move: MoveContext, *, ok: bool = True, seconds: float = 0.5) -> tuple[Any, ...]:
+    """The fields of `MoveEnded` for that move."""
+    tokens = 100 if ok else 0
+    cause = "" if ok else "test"
+    target = move.target_engine_id
+    return move.trajectory_id, target, ok, move.kind, seconds, tokens, cause, move.source_engine_id
+
+
 def snapshot(state: State) -> dict[str, Any]:
     """All that an ignored event must leave as it was."""
     return {
@@ -171,6 +240,7 @@ def snapshot(state: State) -> dict[str, Any]:
         "hosts": [repr(h) for h in state.hosts.values()],
         "waiting": [list(state.waiting_steps), list(state.waiting_actions), list(state.unadmitted)],
         "alive": state.alive,
+        "groups": dict(state.unfinished_by_group),
     }
 
 

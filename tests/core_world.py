@@ -9,17 +9,29 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from core_builders import Stage, action_of, engine_of, host_of, step_of, trajectory_spec
+from core_builders import (
+    Stage,
+    action_of,
+    engine_of,
+    host_of,
+    move_facts,
+    restless_heddle,
+    step_of,
+    trajectory_spec,
+)
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Limits
 from heddle_dask.core.nouns import ActionRequest, EngineDescription, HostDescription, StepRequest
-from heddle_dask.strategies.presets import PRESETS
+from heddle_dask.core.transitions import KvState
+from heddle_dask.core.view import StrategySet
+from heddle_dask.strategies.presets import PRESETS, build_strategies
 
 T = TypeVar("T")
 Pick = Callable[[Sequence[T]], T]
@@ -28,6 +40,8 @@ CONTEXTS: Final = (10, 128, 200, 512)  # some as long as an engine's limit
 ENGINE_SIZES: Final = (128, 512, 4096)
 POOLS: Final = ("cpu", "gpu")
 LARGEST_CPUS: Final = 8
+RESTLESS: Final = "restless"
+WORLDS: Final = (*PRESETS, RESTLESS)
 
 
 @dataclass
@@ -37,7 +51,10 @@ class Step:
     request: StepRequest
     engine_id: str | None = None
     started: bool = False
+    stopping: bool = False
     losses: int = 0
+    preemptions: int = 0
+    new_tokens: int = 0
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -53,6 +70,8 @@ class Program:
     next_index: int = 0
     retry: Step | None = None
     step: Step | None = None
+    steps_finished: int = 0
+    predictions_asked: int = 0
 
 
 @dataclass
@@ -84,6 +103,10 @@ class World:
     stale: list[tuple[Any, ...]] = field(default_factory=list)
     # Steps of lost engines whose answer may have reached the driver, as they were there.
     crossed: list[tuple[Step, tuple[Any, ...]]] = field(default_factory=list)
+    asked: list[tuple[str, int]] = field(default_factory=list)  # predictions: of whom, after how many steps
+    moves: dict[str, cmd.MoveContext] = field(default_factory=dict)
+    seen: Counter[str] = field(default_factory=Counter)  # what took part, beyond kinds of events and commands
+    kv_tokens: int = 0  # of every engine
     numbers: int = 0
 
     # -- the orders of the controller --------------------------------------------------------------------
@@ -105,11 +128,13 @@ class World:
             case cmd.GiveUpStep():
                 self._give_up_step(command)
             case cmd.AbortStep():
-                # Its program has ended, or has the answer; whatever the engine still says is stale.
-                program = self.programs.get(command.trajectory_id)
-                assert program is None or program.step is None
-                identity = (command.trajectory_id, command.step_index, command.attempt, command.engine_id)
-                self.stale.append((ev.StepFinished, *identity, 3, 0, "abort"))
+                self._abort_step(command)
+            case cmd.PredictRemaining():
+                program = self.programs[command.trajectory_id]
+                program.predictions_asked += 1
+                self.asked.append((command.trajectory_id, program.steps_finished))
+            case cmd.MoveContext():
+                self._move_context(command)
             case cmd.RunAction():
                 self._run_action(command)
             case cmd.GiveUpAction():
@@ -131,6 +156,52 @@ class World:
         assert step.request.context_tokens < self.engines[command.engine_id].max_context_tokens
         assert step.losses <= self.limits.max_losses
         step.engine_id = command.engine_id
+
+    def _abort_step(self, command: cmd.AbortStep) -> None:
+        identity = (command.trajectory_id, command.step_index, command.attempt, command.engine_id)
+        program = self.programs.get(command.trajectory_id)
+        step = None if program is None else program.step
+        if not command.reason.startswith("preempted for "):
+            # Its program has ended, or has the answer; whatever the engine still says is stale.
+            assert step is None
+            self.stale.append((ev.StepFinished, *identity, 3, 0, "abort"))
+            return
+        assert step is not None and step.identity == identity, "it had ended"
+        assert step.started, "it waited itself"
+        assert not step.stopping, "it was stopped before"
+        assert step.preemptions < self.limits.max_preemptions
+        newcomer = self.programs[command.reason.removeprefix("preempted for ")].step
+        assert newcomer is not None and newcomer is not step
+        assert newcomer.engine_id == step.engine_id and not newcomer.started
+        there = [other for other in self._steps_at(command.engine_id) if not other.stopping]
+        assert len(there) > self.engines[command.engine_id].slots, "a slot is free, or about to be"
+        step.stopping = True
+        step.preemptions += 1
+        self.seen["preempted"] += 1
+
+    def _move_context(self, command: cmd.MoveContext) -> None:
+        name, ends = command.trajectory_id, {command.source_engine_id, command.target_engine_id}
+        assert self.programs[name].step is None, "it is not at rest"
+        assert name not in self.moves, "it moves already"
+        assert len(ends) == 2 and command.target_engine_id in self.ready
+        assert command.source_engine_id in self.engines and command.source_engine_id not in self.dying
+        busy = {e for m in self.moves.values() for e in (m.source_engine_id, m.target_engine_id)}
+        assert not ends & busy, "two moves share an engine"
+        assert command.kind in ("transfer", "recompute")
+        self.moves[name] = command
+        self.seen[f"move by {command.kind}"] += 1
+
+    def _engine_gone_for_moves(self, engine_id: str) -> None:
+        """Nobody has to report the moves of a lost engine; one that reports all the same comes late."""
+        for name, move in list(self.moves.items()):
+            if engine_id in (move.source_engine_id, move.target_engine_id):
+                self.stale.append(
+                    (ev.MoveEnded, *move_facts(self.moves.pop(name), ok=self.pick((True, False))))
+                )
+                end = "source" if engine_id == move.source_engine_id else "target"
+                waited = name in self.programs and self.programs[name].step is not None
+                self.seen[f"move lost its {end}"] += 1
+                self.seen[f"step waited for a move that lost its {end}"] += waited
 
     def _give_up_step(self, command: cmd.GiveUpStep) -> None:
         program = self.programs[command.trajectory_id]
@@ -160,9 +231,16 @@ class World:
     def check(self) -> None:
         state = self.stage.state
         assert state.alive == sum(p.admitted for p in self.programs.values())
+        assert sum(state.unfinished_by_group.values()) == len(self.programs)
+        assert self.stage.controller.moves.running == len(self.moves)
+        predicts = self.stage.controller.strategies.predictor is not None
         for name, program in self.programs.items():
             record = self.stage.trajectory(name)
             step = program.step
+            assert (record.kv is KvState.MOVING) == (name in self.moves), f"{name}: {record.kv}"
+            assert record.steps_finished == program.steps_finished
+            assert program.predictions_asked == (program.steps_finished + 1 if predicts else 0)
+            assert record.stopping == (step is not None and step.stopping)
             waits = name in state.waiting_steps
             runs = [i for i, engine in state.engines.items() if name in engine.inflight]
             if step is None:
@@ -171,8 +249,10 @@ class World:
             assert record.step == step.request
             assert waits == (step.engine_id is None), f"{name} is lost between waiting and commanded"
             assert runs == ([] if step.engine_id is None else [step.engine_id])
-            # No strategy of ours holds a step back while an engine takes it.
-            assert not (waits and self.ready), f"{name} waits beside a ready engine"
+            # No strategy of ours holds a step back while an engine takes it and its context rests.
+            held_back = waits and self.ready and name not in self.moves
+            assert not held_back, f"{name} waits beside a ready engine"
+            assert name not in self.moves or waits, f"{name} runs while its context moves"
         for pool in POOLS:
             head = self.head_of_line(pool)
             if head is not None:
@@ -219,6 +299,9 @@ class World:
                 if (program := alive.get(told[0])) is not None and program.step is step
             ],
             "fail": held,
+            "stopped": [s for s in held if s.stopping],
+            "predict": self.asked,
+            "move_ends": [(name, ok) for name in self.moves for ok in (True, True, False)],
             "act": list(alive),
             "act_ends": running,
             "stale": self.stale,
@@ -229,7 +312,8 @@ class World:
         getattr(self, f"_do_{move}")(subject)
 
     def _do_join_engine(self, size: int) -> None:
-        made = engine_of(self.fresh("E"), self.pick((1, 2, 4)), size)
+        transfers = self.pick((True, True, False))
+        made = engine_of(self.fresh("E"), self.pick((1, 2, 4)), size, self.kv_tokens, transfers)
         self.engines[made.engine_id] = made
         self.ready[made.engine_id] = None
         self.tell(ev.EngineJoined, made)
@@ -247,7 +331,8 @@ class World:
                 self.stale.append((ev.StepStarted, *step.identity))
             self.crossed.append((step, step.identity))
             step.losses += step.started
-            step.engine_id, step.started = None, False
+            step.engine_id, step.started, step.stopping = None, False, False
+        self._engine_gone_for_moves(engine_id)
         del self.engines[engine_id]
         self.ready.pop(engine_id, None)
         self.dying.pop(engine_id, None)
@@ -256,6 +341,7 @@ class World:
 
     def _do_engine_dies(self, engine_id: str) -> None:
         """The engine dies under a living worker: its steps report by themselves."""
+        self._engine_gone_for_moves(engine_id)
         self.ready.pop(engine_id, None)
         self.dying[engine_id] = None
         self.stale.append((ev.EngineLost, engine_id, "again", False))
@@ -292,10 +378,12 @@ class World:
     def _do_submit(self, prompt_tokens: int) -> None:
         name = self.fresh("t")
         self.programs[name] = Program()
-        self.tell(ev.TrajectorySubmitted, trajectory_spec(name, prompt_tokens))
+        group = self.pick(("g1", "g2", "g3"))
+        self.tell(ev.TrajectorySubmitted, trajectory_spec(name, prompt_tokens, group))
 
     def _do_end(self, name: str) -> None:
         del self.programs[name]
+        self.seen["ended while its context moved"] += name in self.moves
         for action, call in list(self.calls.items()):
             if call.request.trajectory_id == name:
                 call.orphaned = True
@@ -314,9 +402,14 @@ class World:
             program.next_index += 1
         else:
             at = last.request
-            request = step_of(name, at.step_index, attempt=at.attempt + 1, context=at.context_tokens)
-        program.step = Step(request, losses=last.losses if last is not None else 0)
+            grown = at.context_tokens + last.new_tokens
+            request = step_of(name, at.step_index, attempt=at.attempt + 1, context=grown)
+            self.seen["stopped and asked for again"] += last.stopping
+        program.step = Step(request)
+        if last is not None:
+            program.step.losses, program.step.preemptions = last.losses, last.preemptions
         program.retry = None
+        self.seen["step waited for a move"] += name in self.moves
         self.tell(ev.StepRequested, request)
 
     def _do_start(self, step: Step) -> None:
@@ -325,14 +418,17 @@ class World:
         self.tell(ev.StepStarted, *step.identity)
 
     def _do_finish(self, step: Step, reason: str = "stop") -> None:
-        facts = (*step.identity, self.pick((0, 7, 40)), 0, reason)
+        step.new_tokens = self.pick((0, 7, 40))
+        facts = (*step.identity, step.new_tokens, 0, reason)
         self._step_ended(step, (ev.StepFinished, *facts))
+        self.programs[step.request.trajectory_id].steps_finished += reason != "abort"
         self.tell(ev.StepFinished, *facts)
 
     def _do_deliver(self, step: Step) -> None:
         """The driver tells first; the worker's own message comes late, or never."""
         facts = (*step.identity, self.pick((0, 7, 40)), 0, "stop")
         self._step_ended(step, (ev.StepFinished, *facts))
+        self.programs[step.request.trajectory_id].steps_finished += 1
         self.tell(ev.StepDelivered, *facts)
 
     def _do_deliver_crossed(self, crossed: tuple[Step, tuple[Any, ...]]) -> None:
@@ -341,6 +437,7 @@ class World:
         if step.engine_id is not None:
             self.stale.append((ev.StepFinished, *step.identity, 3, 0, "stop"))
         self.programs[told[0]].step = None
+        self.programs[told[0]].steps_finished += 1
         self.stale.append((ev.StepDelivered, *told, 3, 0, "stop"))
         self.tell(ev.StepDelivered, *told, 3, 0, "stop")
 
@@ -348,6 +445,34 @@ class World:
         """The engine answers early, and the driver goes on from what there is."""
         self.programs[step.request.trajectory_id].retry = step
         self._do_finish(step, "abort")
+
+    def _do_stopped(self, step: Step) -> None:
+        """The answer to an order to stop: what the step has so far."""
+        self._do_abort(step)
+
+    def _do_predict(self, asked: tuple[str, int]) -> None:
+        """The predictor answers; by then the trajectory may have gone on, or be over."""
+        self.asked.remove(asked)
+        name, steps_finished = asked
+        tokens = self.pick((0.0, 20.0, 300.0, 900.0, 5000.0))
+        facts = (name, steps_finished, tokens, tokens * 1.5, tokens / 50, tokens / 30)
+        if name in self.programs and self.programs[name].steps_finished == steps_finished:
+            self.tell(ev.PredictionMade, *facts)
+        else:
+            self.seen["prediction came late"] += 1
+            self.stage.late(ev.PredictionMade, *facts)
+
+    def _do_move_ends(self, ending: tuple[str, bool]) -> None:
+        name, ok = ending
+        move = self.moves.pop(name)
+        facts = move_facts(move, ok=ok)
+        self.stale.append((ev.MoveEnded, *facts))
+        self.seen[f"move ended {'well' if ok else 'badly'}"] += 1
+        self.tell(ev.MoveEnded, *facts)
+        if name in self.programs and self.programs[name].step is None:
+            arrived = ok and move.target_engine_id in self.ready
+            home = move.target_engine_id if arrived else move.source_engine_id
+            assert self.stage.trajectory(name).home == home
 
     def _do_fail(self, step: Step) -> None:
         self.programs[step.request.trajectory_id].retry = step
@@ -379,6 +504,11 @@ class World:
                     return  # not stale: the step is there, and would start now
         if message[0] is ev.EngineLost and message[3] and message[1] in self.dying:
             return
+        if message[0] is ev.MoveEnded and message[1] in self.moves:
+            move = self.moves[message[1]]
+            if (move.source_engine_id, move.target_engine_id) == (message[-1], message[2]):
+                return  # the same move is under way again
+            self.seen["report of an earlier move"] += 1
         self.stage.late(*message)
 
     # -- the end of the world ----------------------------------------------------------------------------
@@ -398,11 +528,13 @@ class World:
             self._advance_all()
         while running := self.possible("act_ends"):
             self._do_act_ends(running[0])
+        self._end_moves()
         self._check_empty()
 
     def _advance_all(self) -> None:
         admitted = [n for n, p in self.programs.items() if p.admitted]
         assert admitted, "trajectories wait and none is admitted"
+        self._end_moves()
         for step in self.possible("finish"):
             self._do_finish(step)
         for action_id in self.possible("act_ends"):
@@ -414,12 +546,21 @@ class World:
             if program.step is None and name not in busy:
                 self._do_end(name)
 
+    def _end_moves(self) -> None:
+        while self.moves:
+            self._do_move_ends((next(iter(self.moves)), True))
+
     def _check_empty(self) -> None:
         state = self.stage.state
         assert not state.trajectories
         assert not state.actions
         assert not state.unadmitted and not state.waiting_steps and not state.waiting_actions
         assert state.alive == 0
+        assert not state.unfinished_by_group
+        totals = self.stage.controller.moves.totals
+        started = {kind: self.seen[f"move by {kind}"] for kind in totals}
+        assert {kind: total.started for kind, total in totals.items()} == started
+        assert not self.stage.controller.moves._pending
         assert all(host.free_cpus == host.spec.cpus for host in state.hosts.values())
         assert all(
             e.inflight_tokens == e.resident_tokens == e.generating == 0 for e in state.engines.values()
@@ -427,7 +568,7 @@ class World:
 
 
 # How often each move is made by `play`; what makes progress comes most.
-WEIGHTS: Final[dict[str, int]] = {
+WEIGHTS: Final[dict[str, float]] = {
     "join_engine": 3,
     "drain_engine": 1,
     "lose_engine": 3,
@@ -443,6 +584,9 @@ WEIGHTS: Final[dict[str, int]] = {
     "deliver": 4,
     "deliver_crossed": 4,
     "fail": 2,
+    "stopped": 6,
+    "predict": 14,
+    "move_ends": 5,
     "act": 8,
     "act_ends": 8,
     "stale": 4,
@@ -452,28 +596,38 @@ WEIGHTS: Final[dict[str, int]] = {
 def new_world(
     preset: str, pick: Pick[Any], *, seed: int = 0, max_losses: int = 2, overrides: Sequence[str] = ()
 ) -> World:
-    """An empty world."""
+    """An empty world; whether its engines tell how large their KV cache is goes by the seed."""
     limits = Limits(max_losses)
-    return World(Stage(preset, seed=seed, overrides=overrides, limits=limits), limits, pick)
+    chosen = strategies_of(preset, seed=seed, overrides=overrides)
+    stage = Stage(strategies=chosen, limits=limits)
+    return World(stage, limits, pick, kv_tokens=(0, 600, 20_000)[seed % 3])
 
 
-def play(preset: str, *, seed: int, moves: int, overrides: Sequence[str] = (), drain: bool = True) -> World:
-    """A world of that many random moves."""
+def strategies_of(preset: str, *, seed: int, overrides: Sequence[str]) -> StrategySet:
+    """What a world of that name is played with: a preset, or the restless kind of heddle."""
+    if preset == RESTLESS:
+        return restless_heddle(seed=seed, overrides=overrides)
+    return build_strategies(preset, seed=seed, overrides=overrides)
+
+
+def play(preset: str, *, seed: int, moves: int, overrides: Sequence[str] = ()) -> World:
+    """A world of that many random moves; with an odd seed its engines are rarely lost."""
     rng = random.Random(seed)
     world = new_world(preset, rng.choice, seed=seed, max_losses=seed % 3, overrides=overrides)
-    for move in rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=moves):
+    weights = WEIGHTS | {"lose_engine": 0.4, "drain_engine": 0.4, "engine_dies": 0.4} if seed % 2 else WEIGHTS
+    for move in rng.choices(list(weights), list(weights.values()), k=moves):
         if subjects := world.possible(move):
             world.do(move, rng.choice(subjects))
-    if drain:
-        world.drain()
+    world.drain()
     return world
 
 
 def main() -> None:
     """Print the journals of one world per preset."""
-    for preset in PRESETS:
-        for line in play(preset, seed=11, moves=400, overrides=["admission=at-most,alive=9"]).stage.journal:
-            sys.stdout.write(json.dumps([preset, line]) + "\n")
+    for preset in WORLDS:
+        for overrides in ([], ["admission=at-most,alive=9"]):
+            for line in play(preset, seed=11, moves=300, overrides=overrides).stage.journal:
+                sys.stdout.write(json.dumps([preset, line]) + "\n")
 
 
 if __name__ == "__main__":

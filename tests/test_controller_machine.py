@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, get_args
 
 import pytest
-from core_world import World, new_world, play
+from core_world import RESTLESS, WORLDS, World, new_world, play, strategies_of
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -16,13 +17,14 @@ from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.story import replay
-from heddle_dask.strategies.presets import PRESETS, build_strategies
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "engines": ("join_engine", "drain_engine", "lose_engine", "engine_dies"),
     "hosts": ("join_host", "lose_host"),
     "trajectories": ("submit", "end"),
-    "steps": ("start", "finish", "abort", "deliver", "deliver_crossed", "fail"),
+    "steps": ("start", "finish", "abort", "stopped", "deliver", "deliver_crossed", "fail"),
+    "predictions": ("predict",),
+    "moves": ("move_ends",),
     "actions": ("act", "act_ends"),
 }
 
@@ -33,7 +35,7 @@ class RandomWorld(RuleBasedStateMachine):
     world: World
 
     @initialize(
-        preset=st.sampled_from(sorted(PRESETS)),
+        preset=st.sampled_from(sorted(WORLDS)),
         seed=st.integers(0, 3),
         alive=st.sampled_from([None, 1, 3]),
         max_losses=st.integers(0, 2),
@@ -79,6 +81,16 @@ class RandomWorld(RuleBasedStateMachine):
     def a_step_moves_on(self, data: Any) -> None:
         self._one_of(GROUPS["steps"], data)
 
+    @precondition(lambda self: self.world.asked)
+    @rule(data=st.data())
+    def a_prediction_is_made(self, data: Any) -> None:
+        self._one_of(GROUPS["predictions"], data)
+
+    @precondition(lambda self: self.world.moves)
+    @rule(data=st.data())
+    def a_move_ends(self, data: Any) -> None:
+        self._one_of(GROUPS["moves"], data)
+
     @rule(data=st.data())
     def actions_come_and_go(self, data: Any) -> None:
         self._one_of(GROUPS["actions"], data)
@@ -94,9 +106,8 @@ class RandomWorld(RuleBasedStateMachine):
         self.data = None
         self.world.drain()
         lines = json.loads(json.dumps(self.world.stage.journal))
-        fresh = Controller(
-            build_strategies(self.preset, seed=self.seed, overrides=self.overrides), self.world.limits
-        )
+        chosen = strategies_of(self.preset, seed=self.seed, overrides=self.overrides)
+        fresh = Controller(chosen, self.world.limits)
         assert list(replay(fresh, lines)) == []
 
 
@@ -110,15 +121,49 @@ TestRandomWorld.settings = settings(
 )
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+# What takes part only with that part of a preset switched on.
+NEEDS_PREDICTOR = {"PredictRemaining", "PredictionMade"}
+NEEDS_MIGRATION = {"MoveContext", "MoveEnded"}
+
+
+@pytest.mark.parametrize("preset", WORLDS)
 def test_long_worlds_come_to_their_end(preset: str) -> None:
     kinds: set[str] = set()
-    for seed in range(12):
+    chosen = strategies_of(preset, seed=0, overrides=())
+    for seed in range(12 if chosen.predictor else 5):
         overrides = ["admission=at-most,alive=4"] if seed % 3 == 0 else []
-        world = play(preset, seed=1000 + seed, moves=300, overrides=overrides)
+        world = play(preset, seed=1000 + seed, moves=400, overrides=overrides)
         assert world.stage.state.late_arrivals > 0
         for event, commands in world.stage.journal:
             kinds |= {event[0], *(command[0] for command in commands)}
-    assert len(kinds) == len(get_args(ev.Event)) + len(get_args(cmd.Command)), (
-        "every kind of event and command took part"
-    )
+    expected = {kind.__name__ for kind in (*get_args(ev.Event), *get_args(cmd.Command))}
+    if chosen.predictor is None:
+        expected -= NEEDS_PREDICTOR
+    if chosen.migration is None:
+        expected -= NEEDS_MIGRATION
+    assert kinds == expected, "every kind of event and command took part"
+
+
+def test_restless_worlds_see_every_turn_that_a_move_or_a_preemption_can_take() -> None:
+    seen: Counter[str] = Counter()
+    exposed_s = 0.0
+    for seed in range(40):
+        world = play(RESTLESS, seed=seed, moves=400)
+        seen += world.seen
+        exposed_s += sum(total.exposed_s for total in world.stage.controller.moves.totals.values())
+    assert set(seen) >= {
+        "preempted",
+        "stopped and asked for again",
+        "prediction came late",
+        "move by transfer",
+        "move by recompute",
+        "move ended well",
+        "move ended badly",
+        "move lost its source",
+        "move lost its target",
+        "step waited for a move",
+        "step waited for a move that lost its source",
+        "step waited for a move that lost its target",
+        "ended while its context moved",
+    }, sorted(seen)
+    assert exposed_s > 0

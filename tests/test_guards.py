@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 from core_builders import Stage, action_of, engine_of, host_of, step_of
 
+from heddle_dask.core import events as ev
 from heddle_dask.core import guards
 from heddle_dask.core.errors import GuardViolation
-from heddle_dask.core.ids import ActionId, HostId
+from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
 from heddle_dask.core.nouns import StepRequest
 from heddle_dask.core.state import Action, Engine, Host, State, Trajectory
 from heddle_dask.core.transitions import ActionState, EngineState, KvState
-from heddle_dask.core.view import ClusterView, Grant
+from heddle_dask.core.view import ClusterView, Grant, Move, MoveRequest
 from heddle_dask.strategies.presets import build_strategies
 
 
@@ -48,6 +49,69 @@ def test_check_admission_refuses_a_second_time() -> None:
     stage.submit("a")
     with pytest.raises(GuardViolation, match="a is thinking and cannot be admitted"):
         guards.check_admission(stage.trajectory("a"))
+
+
+def cluster() -> Stage:
+    """A trajectory at home on E1; E2 is ready and E3 drains."""
+    stage = Stage("round-robin")
+    stage.join("E1", "E2", "E3")
+    stage.submit("a")
+    stage.finish(stage.placed("a"))
+    stage.feed(ev.EngineDraining, EngineId("E3"))
+    return stage
+
+
+def test_check_move_accepts_another_ready_engine() -> None:
+    stage = cluster()
+    guards.check_move(stage.state, stage.trajectory("a"), Move(EngineId("E2"), "transfer"))
+
+
+@pytest.mark.parametrize("target", ["E1", "E3", "E9"])
+def test_check_move_refuses_the_home_and_engines_that_take_no_steps(target: str) -> None:
+    stage = cluster()
+    reason = f"migration chose {target} for a at E1: the target must be another ready engine"
+    with pytest.raises(GuardViolation, match=reason):
+        guards.check_move(stage.state, stage.trajectory("a"), Move(EngineId(target), "transfer"))
+
+
+def transfer(name: str, source: str, target: str) -> MoveRequest:
+    return MoveRequest(TrajectoryId(name), EngineId(source), EngineId(target), "transfer", 1.0, 1)
+
+
+def test_check_transfer_refuses_a_shared_engine_in_either_role() -> None:
+    running = [transfer("a", "E1", "E2")]
+    guards.check_transfer(transfer("b", "E3", "E4"), running)
+    for source, target in (("E1", "E3"), ("E3", "E1"), ("E2", "E3"), ("E3", "E2")):
+        with pytest.raises(GuardViolation, match="shares an engine with that of a from E1 to E2"):
+            guards.check_transfer(transfer("b", source, target), running)
+
+
+def test_can_stop_takes_only_what_generates_is_not_stopping_and_was_not_stopped_too_often() -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.submit("a")
+    record = stage.trajectory("a")
+    assert not guards.can_stop(record, 2)
+    step = stage.placed("a")
+    assert not guards.can_stop(record, 2), "it waits for a slot itself"
+    stage.start(step)
+    assert guards.can_stop(record, 2)
+    assert not guards.can_stop(record, 0)
+    record.preemptions = 2
+    assert not guards.can_stop(record, 2)
+    record.preemptions, record.stopping = 0, True
+    assert not guards.can_stop(record, 2)
+
+
+def test_check_victim_refuses_what_was_not_offered() -> None:
+    stage = Stage()
+    stage.submit("a", "b", "c")
+    a, b, c = (stage.trajectory(name) for name in "abc")
+    guards.check_victim(a, b, [b, c])
+    with pytest.raises(
+        GuardViolation, match=r"preemption chose a \(thinking\) for a; it may choose among: b, c"
+    ):
+        guards.check_victim(a, a, [b, c])
 
 
 def state_with_one_waiting_action() -> State:

@@ -1,6 +1,6 @@
 """KV moves between two engines, and what comes out when it does not: one suite for every kind of engine.
 
-The emulated engines run always; vLLM where it is installed (marked `vllm`, `slow`).
+The emulated engines run always; vLLM (marked `vllm`, `slow`) where it is installed and has cores enough.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from live_world import needs_nixl_cores
 
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import (
@@ -89,7 +90,7 @@ def start(stack: ExitStack, directory: Path, *specs: EngineSpec) -> list[EngineP
     return processes
 
 
-KINDS = ["emulated", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.slow])]
+KINDS = ["emulated", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.slow, needs_nixl_cores])]
 
 
 def spec_of(kind: str) -> EngineSpec:

@@ -7,41 +7,124 @@ from dataclasses import is_dataclass
 import pytest
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.view import StrategySet
+from heddle_dask.core.view import PlansBatches, PredictorChoice
 from heddle_dask.strategies.admission import AtMost, Unlimited
+from heddle_dask.strategies.cache_aware import CacheAware
 from heddle_dask.strategies.first_come import FirstComeFirstServed, FirstComeMinimum
+from heddle_dask.strategies.group_first import GroupFirst
+from heddle_dask.strategies.kv_pressure import KvPressure
+from heddle_dask.strategies.least_attained import LeastAttained
 from heddle_dask.strategies.least_load import LeastLoad
+from heddle_dask.strategies.longest_first import LongestFirst
+from heddle_dask.strategies.moves import Priced, RankRule
+from heddle_dask.strategies.planned import Planned
+from heddle_dask.strategies.preemption import Hysteresis
 from heddle_dask.strategies.presets import PARTS, PRESETS, build_strategies
+from heddle_dask.strategies.presorted_plan import PresortedPlan
 from heddle_dask.strategies.round_robin import RoundRobin
 from heddle_dask.strategies.sticky import Sticky
 from heddle_dask.strategies.sticky_least_loaded import StickyLeastLoaded
 
-PLACEMENTS = {
+BASELINES: dict[str, type] = {
     "round-robin": RoundRobin,
     "least-load": LeastLoad,
     "sticky": Sticky,
     "sticky-least-loaded": StickyLeastLoaded,
+    "cache-aware": CacheAware,
+    "slime": LeastLoad,
+    "verl": Sticky,
+    "verl-hybrid": CacheAware,
+    "autellix": StickyLeastLoaded,
 }
 
 
-def test_there_is_a_preset_for_every_placement() -> None:
-    assert set(PRESETS) == set(PLACEMENTS)
+def test_the_presets_are_the_baselines_and_heddle_as_we_and_as_the_paper_have_it() -> None:
+    assert set(PRESETS) == {*BASELINES, "heddle", "heddle-paper"}
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_its_placement_with_first_come_first_served(name: str) -> None:
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_baseline_is_its_placement_with_the_order_of_its_original_and_nothing_of_heddle(name: str) -> None:
     built = build_strategies(name)
-    assert isinstance(built, StrategySet)
-    assert type(built.placement) is PLACEMENTS[name]
-    assert built.scheduling == FirstComeFirstServed()
+    assert type(built.placement) is BASELINES[name]
+    order = LeastAttained() if name == "autellix" else FirstComeFirstServed()
+    assert built.scheduling == order
     assert built.admission == Unlimited()
     assert built.actions == FirstComeMinimum()
+    assert (built.preemption, built.migration, built.predictor) == (None, None, None)
+
+
+def test_heddle_has_every_mechanism() -> None:
+    built = build_strategies("heddle", seed=3)
+    assert isinstance(built.placement, Planned) and isinstance(built.placement, PlansBatches)
+    assert built.scheduling == LongestFirst()
+    assert built.preemption == Hysteresis()
+    assert isinstance(built.migration, Priced)
+    assert isinstance(built.admission, KvPressure)
+    assert built.predictor is not None and built.predictor.name == "xgboost"
+
+
+def test_heddle_paper_is_as_printed() -> None:
+    built = build_strategies("heddle-paper")
+    assert isinstance(built.placement, PresortedPlan)
+    assert built.scheduling == LongestFirst("remaining", "median")
+    assert built.preemption == Hysteresis(ratio=1.0, margin_tokens=0)
+    assert isinstance(built.migration, RankRule)
+    assert built.migration.plan is built.placement, "it scales the sizes of that plan"
+    assert built.admission == Unlimited()
+
+
+def test_the_rank_rule_follows_an_override_of_the_placement_with_options() -> None:
+    built = build_strategies("heddle-paper", overrides=["placement=presorted,quantile=q90"])
+    assert isinstance(built.migration, RankRule) and isinstance(built.placement, PresortedPlan)
+    assert built.migration.plan is built.placement
+    assert built.placement.quantile == "q90"
+
+
+CHOICES = [(part, name) for part, names in PARTS.items() for name in names]
+MANDATORY = {"at-most": ",alive=3"}
+TYPES: dict[str, type] = {
+    "cache-aware": CacheAware,
+    "longest-first": LongestFirst,
+    "least-attained": LeastAttained,
+    "group-first": GroupFirst,
+    "hysteresis": Hysteresis,
+    "priced": Priced,
+    "rank-rule": RankRule,
+    "at-most": AtMost,
+    "kv-pressure": KvPressure,
+}
+
+
+@pytest.mark.parametrize(("part", "name"), CHOICES)
+def test_every_part_of_heddle_can_be_replaced_or_switched_off_alone(part: str, name: str) -> None:
+    overrides = [f"{part}={name}{MANDATORY.get(name, '')}"]
+    if name == "rank-rule":
+        overrides.append("placement=presorted")
+    before, built = build_strategies("heddle"), build_strategies("heddle", overrides=overrides)
+    chosen = getattr(built, part)
+    if name == "none":
+        assert chosen is None
+    elif part == "predictor":
+        assert chosen.name == name
+    else:
+        assert type(chosen) is TYPES.get(name, PARTS[part][name])
+    untouched = {"placement", "scheduling", "preemption", "migration", "admission", "actions"} - {
+        text.partition("=")[0] for text in overrides
+    }
+    assert all(type(getattr(built, other)) is type(getattr(before, other)) for other in untouched)
+
+
+def test_a_predictor_is_chosen_by_name_and_options_and_not_built() -> None:
+    built = build_strategies("sticky", seed=5, overrides=["predictor=oracle,error_factor=2"])
+    assert built.predictor == PredictorChoice("oracle", {"error_factor": 2, "seed": 5})
+    warm = build_strategies("heddle", overrides=["predictor=xgboost,warm=runs/one.zarr"]).predictor
+    assert warm is not None and warm.options["warm"] == "runs/one.zarr"
 
 
 def test_every_preset_names_existing_parts() -> None:
     for parts in PRESETS.values():
         assert set(parts) == set(PARTS)
-        assert all(parts[part] in PARTS[part] for part in parts)
+        assert all(choice.partition(",")[0] in PARTS[part] for part, choice in parts.items())
     assert all(is_dataclass(kind) for kinds in PARTS.values() for kind in kinds.values())
 
 
@@ -92,6 +175,56 @@ def test_overrides_replace_parts_and_the_last_of_one_part_wins() -> None:
             "placement 'least-load': seed is None; it must be a whole",
         ),
         ("sticky", "placement=sticky-least-loaded,seed=x", "seed is 'x'; it must be a whole number"),
+        ("heddle", "migration=rank-rule", "migration 'rank-rule' needs placement=presorted"),
+        ("heddle-paper", "placement=sticky", "migration 'rank-rule' needs placement=presorted"),
+        (
+            "heddle",
+            "migration=priced,quantile=mean",
+            "migration 'priced': quantile is 'mean'; use median or q90",
+        ),
+        ("heddle", "migration=priced,profile=b300", "cost profile 'b300' is unknown: use "),
+        (
+            "heddle",
+            "migration=priced,relative=-1",
+            "migration 'priced': use numbers of at least 0 for relative",
+        ),
+        ("heddle", "migration=priced,token_s=free", "migration 'priced': "),
+        ("heddle", "migration=priced,_costs=1", "migration 'priced' has no option '_costs'"),
+        ("heddle-paper", "migration=rank-rule,quantile=p50", "quantile is 'p50'; use median or q90"),
+        ("heddle-paper", "migration=rank-rule,plan=1", "migration 'rank-rule' has no option 'plan'"),
+        (
+            "heddle",
+            "migration=none,quantile=q90",
+            "migration 'none' has no option 'quantile'; its options: none",
+        ),
+        ("heddle", "placement=planned,quantile=mean", "quantile is 'mean'; use median or q90"),
+        ("heddle", "scheduling=longest-first,of=half", "of=half, quantile=q90: use remaining or total"),
+        (
+            "heddle",
+            "scheduling=least-attained,quantum_tokens=0",
+            "quantum_tokens=0: use a number of at least 1",
+        ),
+        ("heddle", "preemption=hysteresis,ratio=0.5", "ratio=0.5, margin_tokens=256.0: use at least 1"),
+        (
+            "heddle",
+            "preemption=hysteresis,margin=1",
+            "'hysteresis' has no option 'margin'; its options: ratio, ",
+        ),
+        ("heddle", "admission=kv-pressure,low=0.95", "use 0 < low <= high"),
+        ("heddle", "admission=kv-pressure,_limit=9", "admission 'kv-pressure' has no option '_limit'"),
+        ("heddle", "placement=cache-aware,skew_ratio=0", "skew_ratio=0: use >= 0 and >= 1"),
+        (
+            "heddle",
+            "predictor=crystal-ball",
+            "unknown predictor 'crystal-ball'; choose one of: none, xgboost, ",
+        ),
+        ("heddle", "predictor=oracle,error_factor=0.5", "error_factor=0.5: use a number of at least 1"),
+        ("heddle", "predictor=oracle,seed=x", "predictor 'oracle': seed is 'x'; it must be a whole number"),
+        (
+            "heddle",
+            "predictor=oracle,mean=3",
+            "predictor 'oracle' has no option 'mean'; its options: error_factor",
+        ),
     ],
 )
 def test_bad_input_gets_one_line_that_says_what_is_allowed(preset: str, override: str, message: str) -> None:

@@ -7,12 +7,13 @@ from itertools import pairwise
 
 import pytest
 from core_builders import Stage, engine_of, step_of, trajectory_spec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import EngineId
-from heddle_dask.core.state import Engine, Trajectory
+from heddle_dask.core.state import Engine, State, Trajectory
+from heddle_dask.core.view import ClusterView
 from heddle_dask.strategies.admission import AtMost
 from heddle_dask.strategies.first_come import FirstComeFirstServed
 from heddle_dask.strategies.least_load import LeastLoad, inflight_load, resident_load
@@ -53,6 +54,7 @@ def test_round_robin_goes_on_when_engines_come_and_go() -> None:
     assert choose(strategy, "a", [one, two, three]) == "E2"
 
 
+@settings(deadline=None)
 @given(st.lists(st.sets(st.integers(0, 4), min_size=1), max_size=40))
 def test_round_robin_never_repeats_an_engine_while_another_candidate_waited_longer(
     offers: list[set[int]],
@@ -167,6 +169,7 @@ def test_hash_weight_is_fixed_for_all_times() -> None:
     assert hash_weight("ab", "c") != hash_weight("a", "bc")
 
 
+@settings(deadline=None)
 @given(st.integers(2, 6), st.integers(0, 5), st.integers(0, 1000))
 def test_rendezvous_hashing_moves_only_the_trajectories_of_the_lost_engine(
     count: int, lost: int, offset: int
@@ -238,8 +241,8 @@ def test_sticky_least_loaded_leaves_a_draining_home() -> None:
 
 
 def test_first_come_gives_every_step_its_own_priority() -> None:
-    rule = FirstComeFirstServed()
-    priorities = [rule.priority(trajectory("a"), step_of("a"), order) for order in range(1, 50)]
+    rule, view = FirstComeFirstServed(), ClusterView(State())
+    priorities = [rule.priority(view, trajectory("a"), step_of("a"), order) for order in range(1, 50)]
     assert all(one > two for one, two in pairwise(priorities))
 
 

@@ -32,6 +32,9 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 @click.option("--engine", type=click.Choice(["vllm", "emulated"]), default="vllm", show_default=True)
 @click.option("--engines", type=_COUNT, default=1, show_default=True, help="How many engines.")
 @click.option("--slots", type=_COUNT, default=16, show_default=True, help="Most sequences per engine.")
+@click.option(
+    "--kv-transfer", is_flag=True, help="Engines hand over KV caches (a core per CPU engine spins for it)."
+)
 @click.option("--strategy", default="sticky-least-loaded", show_default=True, help="Preset.")
 @click.option("--set", "overrides", multiple=True, help="PART=NAME[,KEY=VALUE]...: replace a part of it.")
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="RUN.zarr [default: in runs/].")

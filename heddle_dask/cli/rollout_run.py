@@ -55,6 +55,7 @@ class RolloutOrder:
     engine: str
     engines: int
     slots: int
+    kv_transfer: bool
     strategy: str
     overrides: tuple[str, ...]
     out: Path | None
@@ -196,6 +197,7 @@ class _Run:
             engine=order.engine,
             engines=self.shape.engines if order.scheduler is None or "engines" in order.given else None,
             slots=self.shape.slots,
+            kv_transfer=order.kv_transfer,
             strategy=order.strategy,
             overrides=order.overrides,
             samples=order.samples,

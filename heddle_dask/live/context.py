@@ -208,6 +208,7 @@ class LiveContext:
             temperature=self._services.sampling.temperature if temperature is None else temperature,
             ignore_eos=ignore_eos,
             submitted_s=self._services.clock(),
+            came_from=self.steps[-1].engine_id if self.steps else "",
         )
         while not step.finished:
             step = self._take(step, await self._operation(step))

@@ -63,7 +63,9 @@ class ContextMover:
             answer["handle"] = handle.to_mapping()
         return answer
 
-    async def move(self, session: str, trajectory: str, source: str, engine_id: str, kind: str) -> None:
+    async def move(
+        self, session: str, trajectory: str, source: str, source_engine_id: str, engine_id: str, kind: str
+    ) -> None:
         """Bring the context here and report."""
         began_s = time.perf_counter()
         tokens, cause = await self._move(session, trajectory, source, engine_id, kind)
@@ -73,6 +75,7 @@ class ContextMover:
                 "session": session,
                 "trajectory": trajectory,
                 "engine_id": engine_id,
+                "source_engine_id": source_engine_id,
                 "ok": not cause,
                 "kind": kind,
                 "seconds": time.perf_counter() - began_s,

@@ -124,6 +124,7 @@ class Dispatcher:
             "session": self._session.session_id,
             "trajectory": command.trajectory_id,
             "source": self._places.sources.get(command.source_engine_id, ""),
+            "source_engine_id": command.source_engine_id,
             "engine_id": command.target_engine_id,
             "kind": command.kind,
         }

@@ -22,6 +22,7 @@ class OpenStep:
     parts: int = 0
     send_all: bool = False
     generated: int = 0
+    came_from: str = ""
     preemptions: int = 0
     migrations: int = 0
     cached_tokens: int = 0
@@ -45,7 +46,8 @@ class OpenStep:
 
         A time is NaN as soon as one part's is unknown: a sum over the known ones would be too small.
         """
-        moved = self.last is not None and self.last.engine_id != result.engine_id
+        before = self.came_from if self.last is None else self.last.engine_id
+        moved = before not in ("", result.engine_id)
         return replace(
             self,
             attempt=self.attempt + 1,

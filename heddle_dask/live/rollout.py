@@ -54,6 +54,8 @@ class Rollout:
         ``"vllm"``, ``"emulated"``, or a whole `EngineSpec`.
     engines
         How many engines must answer before the run starts; None: one on every worker tagged ``ENGINE``.
+    slots, kv_transfer
+        Of engines named by kind: most sequences at once, and whether they hand over KV caches to one another.
     strategy, overrides
         Preset, and ``part=name[,option=value]`` that replace parts of it.
     samples
@@ -84,6 +86,7 @@ class Rollout:
         engine: str | EngineSpec = "vllm",
         engines: int | None = None,
         slots: int = 8,
+        kv_transfer: bool = False,
         strategy: str = "sticky-least-loaded",
         overrides: Sequence[str] = (),
         samples: int = 1,
@@ -113,6 +116,7 @@ class Rollout:
                 kind=engine,  # type: ignore[arg-type]
                 model=str(model),
                 slots=slots,
+                kv_transfer=kv_transfer,
                 max_model_len=self.budget.max_context_tokens,
                 seed=seed,
             )

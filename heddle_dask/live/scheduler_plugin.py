@@ -347,11 +347,14 @@ class HeddleScheduler(SchedulerPlugin):
         if not self._session_is(session):
             return
         assert self.session is not None
-        known = self.session.controller.state.trajectories.get(trajectory)
-        source = None if known is None else known.home
         self._feed(ev.MoveEnded(self.session.now(), trajectory, engine_id, ok, **facts))
-        if known is not None and source is not None and known.home == engine_id != source:
-            self._dispatcher.forget_at(source, trajectory)
+        known = self.session.controller.state.trajectories.get(trajectory)
+        home = None if known is None else known.home
+        source: EngineId = facts["source_engine_id"]
+        # Whoever holds the context for nothing drops it: the source after a move, the target when it came too late.
+        for idle in (source, engine_id):
+            if ok and idle != home:
+                self._dispatcher.forget_at(idle, trajectory)
 
     @guarded
     def on_trajectories_ended(
