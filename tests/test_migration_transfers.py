@@ -6,13 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heddle_dask.core.ids import EngineId, TrajectoryId
-from heddle_dask.strategies.migration.transfers import TransferRequest, choose_transfers
+from heddle_dask.core.view import MoveRequest
+from heddle_dask.strategies.migration.transfers import choose_transfers
 
 ends = st.lists(st.sampled_from("ABCDEF"), min_size=2, max_size=2, unique=True)
 
 
-def request(source: str, target: str, length: float, order: int) -> TransferRequest:
-    return TransferRequest(TrajectoryId(f"t{order}"), EngineId(source), EngineId(target), length, order)
+def request(source: str, target: str, length: float, order: int) -> MoveRequest:
+    return MoveRequest(
+        TrajectoryId(f"t{order}"), EngineId(source), EngineId(target), "transfer", length, order
+    )
 
 
 requests = st.lists(st.tuples(ends, st.integers(0, 5)), max_size=12).map(
@@ -20,13 +23,13 @@ requests = st.lists(st.tuples(ends, st.integers(0, 5)), max_size=12).map(
 )
 
 
-def endpoints(transfers: list[TransferRequest]) -> list[EngineId]:
+def endpoints(transfers: list[MoveRequest]) -> list[EngineId]:
     return [engine for transfer in transfers for engine in (transfer.source, transfer.target)]
 
 
 @given(requests, requests, st.none() | st.integers(0, 4))
 def test_chosen_transfers_are_disjoint_longest_first_and_maximal(
-    waiting: list[TransferRequest], other: list[TransferRequest], most: int | None
+    waiting: list[MoveRequest], other: list[MoveRequest], most: int | None
 ) -> None:
     running = choose_transfers(other)
     chosen = choose_transfers(waiting, running, max_running=most)
