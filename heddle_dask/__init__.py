@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from heddle_dask.engines.spec import EngineSpec
     from heddle_dask.environments.base import ActionFailed, Context, Environment, Reply, Task
     from heddle_dask.live.batch import Batch
-    from heddle_dask.live.context import Budget, Sampling
     from heddle_dask.live.local_cluster import LocalRolloutCluster
     from heddle_dask.live.rollout import Rollout
+    from heddle_dask.live.services import Budget, Sampling
     from heddle_dask.records.store import RunReader
 
 _PLACES = {
     "ActionFailed": "heddle_dask.environments.base",
     "BadInput": "heddle_dask.core.errors",
     "Batch": "heddle_dask.live.batch",
-    "Budget": "heddle_dask.live.context",
+    "Budget": "heddle_dask.live.services",
     "Context": "heddle_dask.environments.base",
     "EngineSpec": "heddle_dask.engines.spec",
     "Environment": "heddle_dask.environments.base",
@@ -31,7 +31,7 @@ _PLACES = {
     "Reply": "heddle_dask.environments.base",
     "Rollout": "heddle_dask.live.rollout",
     "RunReader": "heddle_dask.records.store",
-    "Sampling": "heddle_dask.live.context",
+    "Sampling": "heddle_dask.live.services",
     "Task": "heddle_dask.environments.base",
 }
 

@@ -16,10 +16,10 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.story import replay
 from heddle_dask.live import rollout as rollout_module
 from heddle_dask.live.capacity import Patience
-from heddle_dask.live.context import Budget
 from heddle_dask.live.control_channel import ControlPlaneFailed
 from heddle_dask.live.local_cluster import LocalRolloutCluster
 from heddle_dask.live.rollout import Rollout
+from heddle_dask.live.services import Budget
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import PRESETS, build_strategies
 

@@ -15,17 +15,9 @@ from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.environments.base import ActionFailed
-from heddle_dask.live.context import (
-    Budget,
-    BudgetExhausted,
-    LiveContext,
-    Recorded,
-    ReplayDiverged,
-    Sampling,
-    Services,
-    StepLost,
-)
+from heddle_dask.live.context import BudgetExhausted, LiveContext, ReplayDiverged, StepLost
 from heddle_dask.live.messages import ActionCall, ActionOutcome, StepCall, StepResult
+from heddle_dask.live.services import Budget, Recorded, Sampling, Services
 from heddle_dask.live.submission import Interrupted
 from heddle_dask.records.token_record import Attribution
 

@@ -11,6 +11,7 @@ from live_agents import RecordingWorker, ToolAgent, echo_tool
 from live_world import check_against_engine, cluster, control_lines, emulated, needs_nixl_cores, run
 
 from heddle_dask.core.controller import Controller
+from heddle_dask.core.errors import BadInput
 from heddle_dask.core.story import replay
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
@@ -149,3 +150,26 @@ def test_greedy_vllm_output_is_the_same_with_preemptions_and_moves(
     totals = busy.moves["transfer" if kv_transfer else "recompute"]
     assert totals["started"] > totals["failed"]
     assert batch_tokens(busy) == batch_tokens(plain)
+
+
+def test_a_predictor_file_that_cannot_be_read_is_the_users_to_mend(model_dir: str, tmp_path: Path) -> None:
+    absent = tmp_path / "absent.json.gz"
+    damaged = tmp_path / "damaged.json.gz"
+    damaged.write_bytes(b"no predictor")
+
+    async def body() -> None:
+        async with cluster(engines=1) as (_, client):
+            for path in (absent, damaged):
+                rollout = Rollout(
+                    client,
+                    env=ToolAgent(),
+                    model=model_dir,
+                    engine=emulated(model_dir),
+                    strategy="heddle",
+                    overrides=[f"predictor=xgboost,warm={path}"],
+                )
+                with pytest.raises(BadInput, match=path.name) as raised:
+                    await rollout.run(2)
+                assert "\n" not in str(raised.value)
+
+    run(body())

@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.predictors.features import NAN, Finished, Progress
+from heddle_dask.predictors.features import NAN, RECENT, Finished, Progress
 from heddle_dask.workloads.traces import TracedStep, TracedTrajectory, read_traces
-
-RECENT = 4
 
 
 def read_finished(path: Path) -> list[Finished]:

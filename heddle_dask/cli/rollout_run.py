@@ -37,9 +37,9 @@ from heddle_dask.engines.vllm_command import installed_vllm_build
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.capacity import Patience
-from heddle_dask.live.context import Budget, Sampling
 from heddle_dask.live.rollout import Rollout
 from heddle_dask.live.run_writer import WriteMode
+from heddle_dask.live.services import Budget, Sampling
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.strategies.presets import build_strategies
 

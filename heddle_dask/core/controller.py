@@ -14,7 +14,7 @@ Promises
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from heddle_dask.core import events as ev
@@ -110,8 +110,7 @@ class Controller:
         self.state.trajectories[spec.trajectory_id] = trajectory
         self.state.unadmitted[spec.trajectory_id] = None
         self._unplanned[spec.trajectory_id] = None
-        groups = self.state.unfinished_by_group
-        groups[spec.group_id] = groups.get(spec.group_id, 0) + 1
+        self.state.join_group(spec.group_id)
         return [*self._predict(trajectory), *self._admit(event.at)]
 
     def _admit(self, at: float) -> list[Command]:
@@ -142,19 +141,13 @@ class Controller:
         trajectory.step = None
         self.moves.trajectory_ended(trajectory)
         self._unplanned.pop(event.trajectory_id, None)
-        self._leave_group(trajectory)
+        self.state.leave_group(trajectory.spec.group_id)
         if was is not TrajectoryState.SUBMITTED:
             self.state.alive -= 1
         commands += self.actions.cancel_all(trajectory)
         self.state.forget_if_over(trajectory)
         # A dropped action may have stood at the head of the line, an aborted step on a full engine.
         return [*commands, *self._place_waiting(event.at), *self.actions.allocate(), *self._admit(event.at)]
-
-    def _leave_group(self, trajectory: Trajectory) -> None:
-        groups, group_id = self.state.unfinished_by_group, trajectory.spec.group_id
-        groups[group_id] -= 1
-        if groups[group_id] == 0:
-            del groups[group_id]
 
     def _abort_open_step(self, trajectory: Trajectory, reason: str) -> list[Command]:
         step, engine_id = trajectory.step, trajectory.counted_on
@@ -293,26 +286,17 @@ class Controller:
         self._end_step(trajectory, engine, event.at)
         return self._after_answer(trajectory, event)
 
-    def _after_answer(
-        self, trajectory: Trajectory, event: ev.StepFinished | ev.StepDelivered
-    ) -> list[Command]:
+    def _after_answer(self, trajectory: Trajectory, event: ev.StepFinished) -> list[Command]:
         # An admission by KV pressure knows more after every answer; most have nobody waiting.
         commands = self._count_answer(trajectory, event)
         return [*commands, *self._place_waiting(event.at), *self._admit(event.at)]
 
-    def _count_answer(
-        self, trajectory: Trajectory, event: ev.StepFinished | ev.StepDelivered
-    ) -> list[Command]:
+    def _count_answer(self, trajectory: Trajectory, event: ev.StepFinished) -> list[Command]:
         self.state.set_context(trajectory, trajectory.context_tokens + event.new_tokens)
-        trajectory.generated_tokens += event.new_tokens
         trajectory.policy_version = event.policy_version
-        trajectory.open_step_tokens += event.new_tokens
-        if event.finish_reason == "abort":
-            return []
-        trajectory.steps_finished += 1
-        trajectory.step_tokens.append(trajectory.open_step_tokens)
-        trajectory.open_step_tokens = 0
-        return self._predict(trajectory)
+        whole = event.finish_reason != "abort"
+        trajectory.take_tokens(event.new_tokens, whole)
+        return self._predict(trajectory) if whole else []
 
     def _predict(self, trajectory: Trajectory) -> list[Command]:
         """Ask for a prediction beside whatever the trajectory does next."""
@@ -326,11 +310,9 @@ class Controller:
             return self.state.late()
         if event.steps_finished != trajectory.steps_finished:
             return self.state.late()
-        trajectory.predicted_at_tokens = trajectory.generated_tokens - trajectory.open_step_tokens
-        trajectory.predicted_tokens = event.remaining_tokens
-        trajectory.predicted_tokens_q90 = event.remaining_tokens_q90
-        trajectory.predicted_s = event.remaining_s
-        trajectory.predicted_s_q90 = event.remaining_s_q90
+        trajectory.take_prediction(
+            event.remaining_tokens, event.remaining_tokens_q90, event.remaining_s, event.remaining_s_q90
+        )
         return self.moves.consider(trajectory)
 
     def _move_ended(self, event: ev.MoveEnded) -> list[Command]:
@@ -347,8 +329,7 @@ class Controller:
         if (step.step_index, step.attempt) != (event.step_index, event.attempt):
             return self.state.late()
         if trajectory.counted_on == event.engine_id:
-            facts = {field.name: getattr(event, field.name) for field in fields(event)}
-            return self._step_finished(ev.StepFinished(**facts))
+            return self._step_finished(event)
         # The engine that answered was lost: the step waits again, or runs a second time for nobody.
         commands = self._abort_open_step(trajectory, "answered before")
         if trajectory.counted_on is None:

@@ -69,22 +69,12 @@ class StepFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class StepDelivered:
+class StepDelivered(StepFinished):
     """The driver has the answer of a step that the controller still believes open.
 
     It comes by a shorter way than `StepFinished`, which follows and is late then, or never comes: the worker died
     in between, and the step may have been placed anew.
     """
-
-    at: float
-    trajectory_id: TrajectoryId
-    step_index: int
-    attempt: int
-    engine_id: EngineId
-    new_tokens: int
-    cached_tokens: int
-    finish_reason: str
-    policy_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

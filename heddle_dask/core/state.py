@@ -111,6 +111,21 @@ class Trajectory:
         """Shorthand for ``spec.trajectory_id``."""
         return self.spec.trajectory_id
 
+    def take_tokens(self, tokens: int, whole: bool) -> None:
+        """Count what a step has generated; `whole`: the step has ended, else it was stopped and will go on."""
+        self.generated_tokens += tokens
+        self.open_step_tokens += tokens
+        if whole:
+            self.steps_finished += 1
+            self.step_tokens.append(self.open_step_tokens)
+            self.open_step_tokens = 0
+
+    def take_prediction(self, tokens: float, tokens_q90: float, seconds: float, seconds_q90: float) -> None:
+        """Keep what is predicted to remain after the last finished step."""
+        self.predicted_at_tokens = self.generated_tokens - self.open_step_tokens
+        self.predicted_tokens, self.predicted_tokens_q90 = tokens, tokens_q90
+        self.predicted_s, self.predicted_s_q90 = seconds, seconds_q90
+
     def advance(self, event: TrajectoryEvent, at: float) -> bool:
         """Take `event`; False when it is a late arrival and nothing changed."""
         told = f"trajectory {self.trajectory_id}: " + "; ".join(self.story)
@@ -239,6 +254,16 @@ class State:
         """The next running number: ids of records and the order of equal priorities."""
         self._counter += 1
         return self._counter
+
+    def join_group(self, group_id: GroupId) -> None:
+        """One more member has not ended."""
+        self.unfinished_by_group[group_id] = self.unfinished_by_group.get(group_id, 0) + 1
+
+    def leave_group(self, group_id: GroupId) -> None:
+        """A member has ended."""
+        self.unfinished_by_group[group_id] -= 1
+        if self.unfinished_by_group[group_id] == 0:
+            del self.unfinished_by_group[group_id]
 
     def late(self) -> list[Command]:
         """Count an event that came too late; nothing is to be done about it."""

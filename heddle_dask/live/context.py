@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import cloudpickle
 import numpy as np
 
-from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.nouns import StepRequest, TrajectorySpec
 from heddle_dask.environments.base import ActionFailed, ActionKind, Reply, Role
 from heddle_dask.live.messages import ActionCall, ActionOutcome, StepCall, StepResult
 from heddle_dask.live.open_step import OpenStep
 from heddle_dask.live.result_codec import action_body, action_from_body, step_body, step_from_body
-from heddle_dask.live.submission import Interrupted, Submitter
+from heddle_dask.live.services import Recorded, Services
+from heddle_dask.live.submission import Interrupted
 from heddle_dask.records.token_record import Attribution, TokenRecord
 from heddle_dask.records.trajectory import ActionRecord, StepRecord
 
@@ -48,66 +47,6 @@ class StepLost(Exception):
 
 class ReplayDiverged(Exception):
     """On resuming, the program asked for something else than the journal holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Bounds of one trajectory.
-
-    Attributes
-    ----------
-    max_steps
-        LLM steps.
-    max_step_tokens
-        Generated tokens of one step, unless the program asks for another limit.
-    max_context_tokens
-        Prompt and generated tokens together; never more than the engine takes.
-    """
-
-    max_steps: int = 512
-    max_step_tokens: int = 512
-    max_context_tokens: int = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How steps sample, unless the program says otherwise."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-
-
-class Clock(Protocol):
-    """Seconds since the run began."""
-
-    def __call__(self) -> float: ...
-
-
-class JournalSink(Protocol):
-    """Where results are journalled when they arrive."""
-
-    def __call__(self, kind: str, body: dict[str, Any]) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """What all contexts of a run share."""
-
-    session: str
-    submitter: Submitter
-    template: ChatTemplate
-    budget: Budget
-    sampling: Sampling
-    clock: Clock
-    journal: JournalSink
-
-
-@dataclass(slots=True)
-class Recorded:
-    """Journalled results of a trajectory that is run again: steps in order, actions by their number."""
-
-    steps: deque[Mapping[str, Any]] = field(default_factory=deque)
-    actions: dict[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class LiveContext:

@@ -19,16 +19,10 @@ from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.environments.base import ActionFailed, Environment, Task
 from heddle_dask.live import _dask_internals as dask
-from heddle_dask.live.context import (
-    BudgetExhausted,
-    LiveContext,
-    Recorded,
-    ReplayDiverged,
-    Services,
-    StepLost,
-)
+from heddle_dask.live.context import BudgetExhausted, LiveContext, ReplayDiverged, StepLost
 from heddle_dask.live.messages import StepEnd, action_key, step_key
 from heddle_dask.live.run_writer import RunWriter
+from heddle_dask.live.services import Recorded, Services
 from heddle_dask.records.trajectory import Cause, Status, TrajectoryRecord
 
 

@@ -60,6 +60,8 @@ class Predictions:
 
     Parameters
     ----------
+    known_tokens
+        What the predictor was built with; `know` adds to it.
     answer
         Takes each prediction, on the event loop.
     fail
@@ -70,14 +72,14 @@ class Predictions:
 
     def __init__(
         self,
-        choice: PredictorChoice,
+        predictor: Predictor,
+        known_tokens: dict[str, float],
         answer: Callable[[PredictionMade], None],
         fail: Callable[[str], None],
         now: Callable[[], float],
     ) -> None:
-        self._known_tokens: dict[str, float] = {}
-        self._choice = choice
-        self._predictor: Predictor | None = None
+        self._predictor = predictor
+        self._known_tokens = known_tokens
         self._answer = answer
         self._fail = fail
         self._now = now
@@ -132,8 +134,6 @@ class Predictions:
 
     def _predict(self, rows: list[Progress], ended: list[Finished]) -> list[PredictionMade]:
         """In the answering thread."""
-        if self._predictor is None:
-            self._predictor = build_predictor(self._choice, self._known_tokens)
         for one in ended:
             self._predictor.observe_finished(one)
         for row in rows:
@@ -153,7 +153,7 @@ class Predictions:
         ]
 
     def _fit_beside(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._predictor is None or (self._fitting is not None and not self._fitting.done()):
+        if self._fitting is not None and not self._fitting.done():
             return
         self._fitting = loop.run_in_executor(self._fits, self._predictor.fit_if_due)
         self._fitting.add_done_callback(self._fitted)

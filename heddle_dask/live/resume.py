@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from heddle_dask.live.context import Recorded
 from heddle_dask.live.driver import Attempt
 from heddle_dask.live.run_writer import RunWriter
+from heddle_dask.live.services import Recorded
 
 
 def unfinished(attempts: Sequence[Attempt], writer: RunWriter) -> list[Attempt]:

@@ -21,7 +21,6 @@ from heddle_dask.environments.functions import as_environment
 from heddle_dask.live import _dask_internals as dask
 from heddle_dask.live.batch import Batch
 from heddle_dask.live.capacity import Patience, wait_for_capacity
-from heddle_dask.live.context import Budget, Sampling, Services
 from heddle_dask.live.control_channel import ControlChannel
 from heddle_dask.live.driver import Driver, attempts_of
 from heddle_dask.live.resume import unfinished
@@ -29,6 +28,7 @@ from heddle_dask.live.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
 from heddle_dask.live.rollout_worker import RolloutWorker
 from heddle_dask.live.run_writer import RunWriter, WriteMode
 from heddle_dask.live.scheduler_plugin import STREAM_INTERVAL_S, HeddleScheduler
+from heddle_dask.live.services import Budget, Sampling, Services
 from heddle_dask.live.submission import Submitter
 from heddle_dask.live.tool_worker import PLUGIN_NAME as TOOL_PLUGIN
 from heddle_dask.live.tool_worker import ToolWorker
@@ -112,14 +112,7 @@ class Rollout:
         self.spec = (
             engine
             if isinstance(engine, EngineSpec)
-            else EngineSpec(
-                kind=engine,  # type: ignore[arg-type]
-                model=str(model),
-                slots=slots,
-                kv_transfer=kv_transfer,
-                max_model_len=self.budget.max_context_tokens,
-                seed=seed,
-            )
+            else _engine_spec(engine, str(model), slots, kv_transfer, self.budget, seed)
         )
         self.model = str(model)
         self.samples = samples
@@ -416,6 +409,19 @@ def _environment(env: object) -> Environment:
         loaded: Environment = load_environment(env)
         return loaded
     return as_environment(env)
+
+
+def _engine_spec(
+    kind: str, model: str, slots: int, kv_transfer: bool, budget: Budget, seed: int
+) -> EngineSpec:
+    return EngineSpec(
+        kind=kind,  # type: ignore[arg-type]
+        model=model,
+        slots=slots,
+        kv_transfer=kv_transfer,
+        max_model_len=budget.max_context_tokens,
+        seed=seed,
+    )
 
 
 async def _next_or_none(stream: AsyncIterator[TrajectoryRecord]) -> TrajectoryRecord | None:

@@ -7,6 +7,7 @@ failure is latched in the session, no further command is issued, and the driver 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ from heddle_dask.live.messages import (
     step_key,
 )
 from heddle_dask.live.places import Places
+from heddle_dask.live.prediction import Predictions, build_predictor
 from heddle_dask.live.session import Session
 from heddle_dask.strategies.presets import build_strategies
 
@@ -116,19 +118,25 @@ class HeddleScheduler(SchedulerPlugin):
         seed: int,
     ) -> Mapping[str, Any]:
         """Start a session with its own controller; refuses while another client's session is open."""
-        if self.session is not None and self.session.client_id in self.scheduler.clients:
-            return {
-                "error": f"this cluster already runs heddle session {self.session.session_id} of "
-                f"{self.session.client_id}; close it, or use another cluster"
-            }
+        known_tokens: dict[str, float] = {}
+        predictor = None
         try:
+            self._check_free()
             strategies = build_strategies(preset, seed=seed, overrides=tuple(overrides))
+            if strategies.predictor is not None:
+                # It imports XGBoost and may read a file: seconds.
+                predictor = await asyncio.to_thread(build_predictor, strategies.predictor, known_tokens)
+                self._check_free()
         except BadInput as error:
             return {"error": str(error)}
         if self.session is not None:
             self.session.close()
         self.session = Session(session, client_id, Controller(strategies))
-        self.session.start_predictions(functools.partial(self.on_prediction, session))
+        if predictor is not None:
+            answer = functools.partial(self.on_prediction, session)
+            self.session.predictions = Predictions(
+                predictor, known_tokens, answer, self.session.latch, self.session.now
+            )
         self._dispatcher = Dispatcher(self.scheduler, self.session, self._places)
         dask.shorten_client_report_interval(self.scheduler, client_id, STREAM_INTERVAL_S)
         for _, engine in self._places.engines.values():
@@ -136,6 +144,13 @@ class HeddleScheduler(SchedulerPlugin):
         for _, host in self._places.hosts.values():
             self._feed(ev.HostJoined(self.session.now(), host))
         return {"capacity": await self.capacity()}
+
+    def _check_free(self) -> None:
+        if self.session is not None and self.session.client_id in self.scheduler.clients:
+            raise BadInput(
+                f"this cluster already runs heddle session {self.session.session_id} of "
+                f"{self.session.client_id}; close it, or use another cluster"
+            )
 
     async def capacity(self) -> Mapping[str, Any]:
         """Engines that answer, tool CPUs, workers by tag, and the latest trouble of each engine."""

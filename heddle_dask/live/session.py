@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -48,12 +48,6 @@ class Session:
         self._journal: list[list[Any]] = []
         self._notices: list[list[Any]] = []
         self._news = asyncio.Event()
-
-    def start_predictions(self, answer: Callable[[Event], None]) -> None:
-        """Run the predictor that the strategies ask for, if they ask for one."""
-        choice = self.controller.strategies.predictor
-        if choice is not None:
-            self.predictions = Predictions(choice, answer, self.latch, self.now)
 
     def predict(self, trajectory_id: TrajectoryId) -> None:
         """Have the remaining work of a trajectory predicted."""

@@ -111,6 +111,9 @@ class GroupFacts(NamedTuple):
 
 NO_SIBLINGS = GroupFacts()
 
+# How many of the latest steps a `Progress` carries; all who fill one must agree.
+RECENT = 4
+
 # Made logarithmic.
 _LOGARITHMIC = (
     "prompt_tokens",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from heddle_dask.core.state import Trajectory
-from heddle_dask.predictors.features import Finished, Progress
-
-RECENT = 8
+from heddle_dask.core.transitions import TrajectoryState
+from heddle_dask.predictors.features import RECENT, Finished, Progress
 
 
 def progress_of(trajectory: Trajectory, at: float) -> Progress:
@@ -26,7 +25,7 @@ def progress_of(trajectory: Trajectory, at: float) -> Progress:
         tools_s=sum(seconds for _, seconds, _ in done),
         tool_errors=sum(not ok for _, _, ok in done),
         last_tool_failed=bool(done) and not done[-1][2],
-        elapsed_s=at - trajectory.admitted_at,
+        elapsed_s=_elapsed_s(trajectory, at),
         at_s=at,
     )
 
@@ -40,8 +39,13 @@ def finished_of(trajectory: Trajectory, status: str, at: float) -> Finished:
         policy_version=trajectory.policy_version,
         prompt_tokens=trajectory.spec.prompt_tokens or trajectory.first_context_tokens,
         generated_tokens=trajectory.generated_tokens,
-        duration_s=at - trajectory.admitted_at,
+        duration_s=_elapsed_s(trajectory, at),
         censored=status != "completed",
-        started_at_s=trajectory.admitted_at,
+        started_at_s=at - _elapsed_s(trajectory, at),
         ended_at_s=at,
     )
+
+
+def _elapsed_s(trajectory: Trajectory, at: float) -> float:
+    """Seconds since it was admitted; one that still waits for that has not begun."""
+    return 0.0 if trajectory.state is TrajectoryState.SUBMITTED else at - trajectory.admitted_at

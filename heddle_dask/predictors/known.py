@@ -16,14 +16,14 @@ class Oracle:
     Parameters
     ----------
     total_tokens, total_s
-        True totals by trajectory id; `total_s` may be empty.
+        True totals by trajectory id; `total_s` may be empty. They are read when asked: trajectories may be added later.
     """
 
     source = "oracle"
 
     def __init__(self, total_tokens: Mapping[str, float], total_s: Mapping[str, float] | None = None) -> None:
-        self._tokens = dict(total_tokens)
-        self._seconds = dict(total_s or {})
+        self._tokens = total_tokens
+        self._seconds = total_s or {}
 
     def predict(self, rows: Sequence[Progress]) -> list[Prediction]:
         """The truth; both quantiles are the same."""

@@ -1,0 +1,71 @@
+"""What the contexts of a run share, and the bounds that every trajectory is under."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from heddle_dask.chat.template import ChatTemplate
+from heddle_dask.live.submission import Submitter
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bounds of one trajectory.
+
+    Attributes
+    ----------
+    max_steps
+        LLM steps.
+    max_step_tokens
+        Generated tokens of one step, unless the program asks for another limit.
+    max_context_tokens
+        Prompt and generated tokens together; never more than the engine takes.
+    """
+
+    max_steps: int = 512
+    max_step_tokens: int = 512
+    max_context_tokens: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How steps sample, unless the program says otherwise."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+class Clock(Protocol):
+    """Seconds since the run began."""
+
+    def __call__(self) -> float: ...
+
+
+class JournalSink(Protocol):
+    """Where results are journalled when they arrive."""
+
+    def __call__(self, kind: str, body: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What all contexts of a run share."""
+
+    session: str
+    submitter: Submitter
+    template: ChatTemplate
+    budget: Budget
+    sampling: Sampling
+    clock: Clock
+    journal: JournalSink
+
+
+@dataclass(slots=True)
+class Recorded:
+    """Journalled results of a trajectory that is run again: steps in order, actions by their number."""
+
+    steps: deque[Mapping[str, Any]] = field(default_factory=deque)
+    actions: dict[int, Mapping[str, Any]] = field(default_factory=dict)

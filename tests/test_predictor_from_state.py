@@ -1,0 +1,48 @@
+"""What the controller's records become for a predictor."""
+
+from __future__ import annotations
+
+import math
+
+from core_builders import Stage
+
+from heddle_dask.core.nouns import TrajectorySpec
+from heddle_dask.predictors.features import RECENT
+from heddle_dask.predictors.from_state import finished_of, progress_of
+from heddle_dask.predictors.known import Oracle
+
+
+def test_a_trajectory_that_waits_for_admission_has_not_begun() -> None:
+    stage = Stage(overrides=["admission=at-most,alive=1"])
+    stage.submit("a", "b")
+    admitted, waiting = stage.trajectory("a"), stage.trajectory("b")
+    assert progress_of(admitted, 100.0).elapsed_s == 100.0 - admitted.admitted_at
+    assert progress_of(waiting, 100.0).elapsed_s == 0.0
+    ended = finished_of(waiting, "aborted", 100.0)
+    assert (ended.duration_s, ended.started_at_s, ended.censored) == (0.0, 100.0, True)
+
+
+def test_progress_holds_the_last_steps_and_what_they_came_to() -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.submit("a")
+    for index in range(RECENT + 2):
+        stage.finish(stage.placed("a", index), 10 + index)
+    progress = progress_of(stage.trajectory("a"), 50.0)
+    assert progress.step_tokens == tuple(10 + index for index in range(2, RECENT + 2))
+    assert progress.steps_finished == RECENT + 2
+    assert progress.generated_tokens == sum(10 + index for index in range(RECENT + 2))
+    assert progress.prompt_tokens == 100, "the first prompt as it was sent"
+    assert not math.isnan(progress.elapsed_s)
+
+
+def test_an_oracle_hears_of_trajectories_that_come_later() -> None:
+    known: dict[str, float] = {}
+    oracle = Oracle(known)
+    stage = Stage()
+    stage.submit("late")
+    record = stage.trajectory("late")
+    assert isinstance(record.spec, TrajectorySpec)
+    known["late"] = 70.0
+    (answer,) = oracle.predict([progress_of(record, 1.0)])
+    assert answer.remaining_tokens == 70.0
