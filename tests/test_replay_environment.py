@@ -17,10 +17,9 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Reply, Task
 from heddle_dask.environments.replay import (
     ReplayEnvironment,
-    TraceDoesNotFit,
-    plan_replay,
     wait_like_tool,
 )
+from heddle_dask.workloads.planned import TraceDoesNotFit, plan_replay
 from heddle_dask.workloads.traces import TracedStep, TracedTrajectory
 
 TRACES = Path(__file__).parents[1].parent / "shared" / "traces"

@@ -21,10 +21,11 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import EngineCost, load_profile
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Task
-from heddle_dask.environments.replay import ReplayEnvironment, plan_replay
+from heddle_dask.environments.replay import ReplayEnvironment
 from heddle_dask.live.local_cluster import LocalRolloutCluster
 from heddle_dask.live.rollout import Rollout
 from heddle_dask.live.services import Budget
+from heddle_dask.workloads.planned import plan_replay
 from heddle_dask.workloads.traces import read_traces
 
 

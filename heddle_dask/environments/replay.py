@@ -15,11 +15,11 @@ import logging
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from heddle_dask.core.errors import BadInput, HeddleError
+from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Context, Task
+from heddle_dask.workloads.planned import is_replayable, plan_replay, scaled_tokens
 from heddle_dask.workloads.traces import TracedTrajectory, read_traces
 
 logger = logging.getLogger(__name__)
@@ -27,88 +27,6 @@ logger = logging.getLogger(__name__)
 # In a byte-level vocabulary these ids are the printable ASCII characters; other vocabularies have
 # ordinary tokens there. No special token has an id below 127 in the models that we know.
 _FIRST_ID, _LAST_ID = 33, 126
-
-
-class TraceDoesNotFit(HeddleError):
-    """The tokens to generate alone are more than the engine's context; says how many and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """One step to replay: tokens to sample, tokens to append after it, and the tool in between."""
-
-    generated_tokens: int
-    observation_tokens: int
-    tool: str | None
-    tool_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayPlan:
-    """A trajectory to replay, fitted into a context.
-
-    Attributes
-    ----------
-    clipped_tokens
-        Prompt and observation tokens that were left out to fit.
-    """
-
-    prompt_tokens: int
-    steps: tuple[PlannedStep, ...]
-    clipped_tokens: int
-
-    @property
-    def context_tokens(self) -> int:
-        """Length of the context at the end, the last step's tokens included."""
-        return self.prompt_tokens + sum(
-            step.generated_tokens + step.observation_tokens for step in self.steps
-        )
-
-
-def is_replayable(trace: TracedTrajectory) -> bool:
-    """True when all token counts that a replay needs are known. The last observation is not."""
-    return (
-        trace.prompt_tokens is not None
-        and all(step.generated_tokens is not None for step in trace.steps)
-        and all(step.observation_tokens is not None for step in trace.steps[:-1])
-    )
-
-
-def plan_replay(
-    trace: TracedTrajectory, *, token_scale: float, tool_scale: float, max_context_tokens: int
-) -> ReplayPlan:
-    """Scale a replayable trajectory and clip prompt and observations, evenly, to fit the context.
-
-    Generated tokens are scaled, to at least 1 a step, but never clipped.
-
-    Raises
-    ------
-    TraceDoesNotFit
-        The generated tokens leave no room for a prompt of one token.
-    """
-    generated = [_scaled(step.generated_tokens, token_scale, 1) for step in trace.steps]
-    # Nothing reads the last observation, nor waits for the tool behind the last step.
-    observed = [_scaled(step.observation_tokens, token_scale, 0) for step in trace.steps[:-1]] + [0]
-    prompt = _scaled(trace.prompt_tokens, token_scale, 1)
-    room = max_context_tokens - sum(generated)
-    if room < 1:
-        raise TraceDoesNotFit(
-            f"trajectory {trace.trajectory_id}: {sum(generated)} tokens to generate do not fit into "
-            f"a context of {max_context_tokens}; use a smaller token_scale or a longer context"
-        )
-    wanted = prompt + sum(observed)
-    if wanted > room:
-        observed = [tokens * room // wanted for tokens in observed]
-        prompt = max(1, prompt * room // wanted)
-        if prompt + sum(observed) > room:  # only where the prompt was raised to 1
-            observed[observed.index(max(observed))] -= 1
-    waits = [0.0 if step.human or step.tool_s is None else step.tool_s * tool_scale for step in trace.steps]
-    tools = [step.tool for step in trace.steps[:-1]] + [None]
-    return ReplayPlan(
-        prompt_tokens=prompt,
-        steps=tuple(PlannedStep(*each) for each in zip(generated, observed, tools, waits, strict=True)),
-        clipped_tokens=wanted - prompt - sum(observed),
-    )
 
 
 async def wait_like_tool(seconds: float) -> None:
@@ -185,7 +103,7 @@ class ReplayEnvironment:
         return [self._task(name, self._traces[name]) for name in chosen]
 
     def _task(self, name: str, trace: TracedTrajectory) -> Task:
-        known = sum(_scaled(step.generated_tokens, self._token_scale, 1) for step in trace.steps)
+        known = sum(scaled_tokens(step.generated_tokens, self._token_scale, 1) for step in trace.steps)
         return Task(name, "", {"group": trace.group_id}, group=trace.group_id, known_tokens=known)
 
     async def solve(self, task: Task, ctx: Context) -> float | None:
@@ -220,8 +138,3 @@ class ReplayEnvironment:
 def _tokens(seed: str, count: int) -> list[int]:
     # A seed of type str is hashed by SHA-512, not by `hash`: the same in every process.
     return random.Random(seed).choices(range(_FIRST_ID, _LAST_ID + 1), k=count)
-
-
-def _scaled(tokens: int | None, scale: float, least: int) -> int:
-    assert tokens is not None, "only replayable trajectories are planned"
-    return max(least, round(tokens * scale))

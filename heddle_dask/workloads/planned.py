@@ -1,0 +1,133 @@
+"""Trajectories as they will go: what every step generates, what every tool returns and how long it takes.
+
+A replay, live or simulated, follows such a plan. Recorded trajectories become plans here; generators make them up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from heddle_dask.core.errors import HeddleError
+from heddle_dask.workloads.traces import TracedTrajectory
+
+
+class TraceDoesNotFit(HeddleError):
+    """The tokens to generate alone are more than the engine's context; says how many and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """One step to replay: tokens to sample, tokens to append after it, and the tool in between."""
+
+    generated_tokens: int
+    observation_tokens: int
+    tool: str | None
+    tool_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTrajectory:
+    """One attempt of an agent at one prompt, known from its start to its end.
+
+    Attributes
+    ----------
+    group_id
+        What the attempts at one prompt share; they share the prompt's tokens as a prefix.
+    """
+
+    trajectory_id: str
+    group_id: str
+    sample_index: int
+    domain: str
+    prompt_tokens: int
+    steps: tuple[PlannedStep, ...]
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that it samples in all."""
+        return sum(step.generated_tokens for step in self.steps)
+
+    @property
+    def context_tokens(self) -> int:
+        """Length of the context at its end."""
+        observed = sum(step.observation_tokens for step in self.steps)
+        return self.prompt_tokens + self.generated_tokens + observed
+
+    @property
+    def tools_s(self) -> float:
+        """Seconds in tools between its steps."""
+        return sum(step.tool_s for step in self.steps if step.tool is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """A trajectory to replay, fitted into a context.
+
+    Attributes
+    ----------
+    clipped_tokens
+        Prompt and observation tokens that were left out to fit.
+    """
+
+    prompt_tokens: int
+    steps: tuple[PlannedStep, ...]
+    clipped_tokens: int
+
+    @property
+    def context_tokens(self) -> int:
+        """Length of the context at the end, the last step's tokens included."""
+        return self.prompt_tokens + sum(
+            step.generated_tokens + step.observation_tokens for step in self.steps
+        )
+
+
+def is_replayable(trace: TracedTrajectory) -> bool:
+    """True when all token counts that a replay needs are known. The last observation is not."""
+    return (
+        trace.prompt_tokens is not None
+        and all(step.generated_tokens is not None for step in trace.steps)
+        and all(step.observation_tokens is not None for step in trace.steps[:-1])
+    )
+
+
+def plan_replay(
+    trace: TracedTrajectory, *, token_scale: float, tool_scale: float, max_context_tokens: int
+) -> ReplayPlan:
+    """Scale a replayable trajectory and clip prompt and observations, evenly, to fit the context.
+
+    Generated tokens are scaled, to at least 1 a step, but never clipped.
+
+    Raises
+    ------
+    TraceDoesNotFit
+        The generated tokens leave no room for a prompt of one token.
+    """
+    generated = [scaled_tokens(step.generated_tokens, token_scale, 1) for step in trace.steps]
+    # Nothing reads the last observation, nor waits for the tool behind the last step.
+    observed = [scaled_tokens(step.observation_tokens, token_scale, 0) for step in trace.steps[:-1]] + [0]
+    prompt = scaled_tokens(trace.prompt_tokens, token_scale, 1)
+    room = max_context_tokens - sum(generated)
+    if room < 1:
+        raise TraceDoesNotFit(
+            f"trajectory {trace.trajectory_id}: {sum(generated)} tokens to generate do not fit into "
+            f"a context of {max_context_tokens}; use a smaller token_scale or a longer context"
+        )
+    wanted = prompt + sum(observed)
+    if wanted > room:
+        observed = [tokens * room // wanted for tokens in observed]
+        prompt = max(1, prompt * room // wanted)
+        if prompt + sum(observed) > room:  # only where the prompt was raised to 1
+            observed[observed.index(max(observed))] -= 1
+    waits = [0.0 if step.human or step.tool_s is None else step.tool_s * tool_scale for step in trace.steps]
+    tools = [step.tool for step in trace.steps[:-1]] + [None]
+    return ReplayPlan(
+        prompt_tokens=prompt,
+        steps=tuple(PlannedStep(*each) for each in zip(generated, observed, tools, waits, strict=True)),
+        clipped_tokens=wanted - prompt - sum(observed),
+    )
+
+
+def scaled_tokens(tokens: int | None, scale: float, least: int) -> int:
+    """`tokens` times `scale`, rounded, at least `least`."""
+    assert tokens is not None, "only replayable trajectories are planned"
+    return max(least, round(tokens * scale))
