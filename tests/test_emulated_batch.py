@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from heddle_dask.cost.batching import Batch
 from heddle_dask.cost.engine_cost import EngineCost, fixed_cost
-from heddle_dask.engines.emulated.batch import Batch, Job
-from heddle_dask.engines.emulated.kv_cache import KvCache
+from heddle_dask.engines.emulated.kv_cache import KvCache, RoomForTokens
+from heddle_dask.engines.emulated.kv_cache import TokenJob as Job
 
 COST = EngineCost(
     fixed_s=4e-3,
@@ -32,7 +33,7 @@ class OneByOne(Batch):
 
 def _job(prompt: int, length: int, *, salt: int = 0, priority: int = 0) -> Job:
     sampled = [salt + 1000] * length
-    return Job([salt] * prompt, length, lambda count: sampled[:count], priority)
+    return Job(prompt, length, priority, prompt=[salt] * prompt, tokens=lambda count: sampled[:count])
 
 
 jobs = st.tuples(
@@ -46,7 +47,7 @@ jobs = st.tuples(
 
 
 def _play(kind: type[Batch], plan: list[tuple], slots: int, capacity: int) -> list[Job]:
-    batch = kind(COST, slots, KvCache(capacity))
+    batch = kind(COST, slots, RoomForTokens(KvCache(capacity)))
     events: list[tuple[float, int, str, Job]] = []
     made = []
     for index, (arrival, prompt, length, priority, salt, abort) in enumerate(plan):
@@ -85,7 +86,7 @@ def test_jumping_equals_going_token_by_token(plan, slots, capacity):
 
 
 def test_a_job_alone_takes_what_the_cost_model_says():
-    batch = Batch(COST, 4, KvCache(10_000))
+    batch = Batch(COST, 4, RoomForTokens(KvCache(10_000)))
     job = _job(200, 50)
     assert batch.submit(job, 5.0) == []
     assert batch.advance(100.0) == [job]
@@ -95,7 +96,7 @@ def test_a_job_alone_takes_what_the_cost_model_says():
 
 
 def test_fixed_cost_jobs_do_not_slow_each_other():
-    batch = Batch(fixed_cost(0.01), 400, KvCache(10**7))
+    batch = Batch(fixed_cost(0.01), 400, RoomForTokens(KvCache(10**7)))
     made = [_job(1000, 100, salt=index) for index in range(400)]
     for job in made:
         batch.submit(job, 0.0)
@@ -104,14 +105,14 @@ def test_fixed_cost_jobs_do_not_slow_each_other():
 
 
 def test_a_step_of_no_length_ends_on_arrival():
-    batch = Batch(fixed_cost(0.0), 2, KvCache(10_000))
+    batch = Batch(fixed_cost(0.0), 2, RoomForTokens(KvCache(10_000)))
     made = [_job(10, 5, salt=index) for index in range(5)]
     assert [batch.submit(job, 1.0) for job in made] == [[job] for job in made]
     assert batch.next_s == math.inf
 
 
 def test_smaller_priority_is_admitted_first_then_order_of_arrival():
-    batch = Batch(fixed_cost(0.01), 1, KvCache(10_000))
+    batch = Batch(fixed_cost(0.01), 1, RoomForTokens(KvCache(10_000)))
     plan = [("holder", 0), ("b", 5), ("c", 5), ("a", -5)]
     made = {}
     for index, (name, priority) in enumerate(plan):
@@ -122,7 +123,7 @@ def test_smaller_priority_is_admitted_first_then_order_of_arrival():
 
 
 def test_when_kv_runs_out_the_least_urgent_goes_back_and_still_ends():
-    batch = Batch(fixed_cost(0.01), 4, KvCache(320))
+    batch = Batch(fixed_cost(0.01), 4, RoomForTokens(KvCache(320)))
     urgent = _job(100, 150, salt=1, priority=0)
     lazy = _job(100, 150, salt=2, priority=1)
     batch.submit(urgent, 0.0)
@@ -134,7 +135,7 @@ def test_when_kv_runs_out_the_least_urgent_goes_back_and_still_ends():
 
 
 def test_an_abort_keeps_the_tokens_whose_time_has_come():
-    batch = Batch(fixed_cost(0.01), 4, KvCache(10_000))
+    batch = Batch(fixed_cost(0.01), 4, RoomForTokens(KvCache(10_000)))
     job, queued = _job(10, 1000), _job(10, 5, salt=1)
     batch.submit(job, 0.0)
     assert batch.abort(job, 0.355) == [job]

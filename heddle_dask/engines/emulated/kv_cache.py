@@ -9,9 +9,10 @@ Fluid in one respect: a request's last, partly filled block counts as the tokens
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from heddle_dask.cost.batching import Job
 from heddle_dask.engines.emulated.traits import BLOCK_TOKENS
 
 _BLOCK_BYTES = BLOCK_TOKENS * array("I").itemsize
@@ -34,6 +35,24 @@ class Held:
     blocks: list[int]
     loose_tokens: int
     cached_tokens: int
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class TokenJob(Job):
+    """A job whose tokens are known.
+
+    Attributes
+    ----------
+    tokens
+        Gives the first n sampled tokens.
+    """
+
+    prompt: Sequence[int]
+    tokens: Callable[[int], Sequence[int]]
+
+    def context(self, generated: int) -> list[int]:
+        """Prompt and the first `generated` sampled tokens."""
+        return [*self.prompt, *self.tokens(generated)]
 
 
 @dataclass(slots=True)
@@ -153,6 +172,31 @@ class KvCache:
             block = next(iter(self._idle))
             del self._idle[block]
             del self._child[self._key.pop(block)]
+
+
+class RoomForTokens:
+    """A `KvCache` as a `cost.batching.Batch` needs it: jobs there are counted, here they have token ids."""
+
+    def __init__(self, cache: KvCache) -> None:
+        self.cache = cache
+
+    @property
+    def free_tokens(self) -> int:
+        """Tokens that can be taken now."""
+        return self.cache.free_tokens
+
+    def take(self, job: TokenJob, spare_tokens: int) -> Held | None:
+        """Room for the job's context; None when less than `spare_tokens` would remain free."""
+        context = job.context(job.generated) if job.generated else job.prompt
+        return self.cache.acquire(context, spare_tokens)
+
+    def grow_all(self, tokens: int) -> None:
+        """Count `tokens` more in all."""
+        self.cache.grow_all(tokens)
+
+    def give_back(self, job: TokenJob, held: Held, computed_tokens: int) -> None:
+        """Take back what the job holds; the blocks with KV stay cached for a while."""
+        self.cache.release(held, job.context(job.generated)[:computed_tokens])
 
 
 def _packed(context: Sequence[int]) -> bytes:

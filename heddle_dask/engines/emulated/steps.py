@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from heddle_dask.engines.emulated.batch import Batch, Job
-from heddle_dask.engines.emulated.kv_cache import Held, KvCache
+from heddle_dask.cost.batching import Batch
+from heddle_dask.engines.emulated.kv_cache import Held, KvCache, RoomForTokens, TokenJob
 from heddle_dask.engines.emulated.precise_timer import PreciseTimer
 from heddle_dask.engines.emulated.tokens import TokenSource
 from heddle_dask.engines.emulated.traits import EmulatedTraits
@@ -48,7 +48,7 @@ class Step:
         self._drawn: tuple[list[int], list[float], bool] | None = None
         self._texts: tuple[list[str], list[str]] | None = None
         length = self._most if self._ignore_eos else len(self._draw()[0])
-        self.job = Job(self._prompt, length, self._first, priority)
+        self.job = TokenJob(len(self._prompt), length, priority, prompt=self._prompt, tokens=self._first)
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def _draw(self) -> tuple[list[int], list[float], bool]:
@@ -157,11 +157,12 @@ class EmulatedEngine:
     def __init__(self, spec: EngineSpec, traits: EmulatedTraits) -> None:
         self.spec = spec
         self._source = TokenSource(spec.seed, traits.mean_length_tokens, traits.end_token_id)
-        self._batch = Batch(traits.cost, spec.slots, KvCache(traits.kv_capacity_tokens))
+        self._kv_cache = KvCache(traits.kv_capacity_tokens)
+        self._batch: Batch[TokenJob] = Batch(traits.cost, spec.slots, RoomForTokens(self._kv_cache))
         self._scale = spec.time_scale * traits.faults.slow_factor
         self._real_zero_s = time.monotonic()
         self._model_zero_s = 0.0
-        self._steps: dict[Job, Step] = {}
+        self._steps: dict[TokenJob, Step] = {}
         self._by_id: dict[str, list[Step]] = {}
         self._draws = 0
         self._timer: PreciseTimer | None = None
@@ -219,13 +220,13 @@ class EmulatedEngine:
 
     def hit_tokens(self, context: Sequence[int]) -> int:
         """Tokens of `context` that a step with it would find cached now."""
-        return self._batch.kv_cache.hit_tokens(context)
+        return self._kv_cache.hit_tokens(context)
 
     def pin(self, context: Sequence[int]) -> Held | None:
         """Hold room for `context` in the KV cache until `unpin`; None when running steps need it."""
         now_s = self._now_s()
         self._settle(self._batch.advance(now_s))
-        held = self._batch.kv_cache.acquire(context, self._batch.running)
+        held = self._kv_cache.acquire(context, self._batch.running)
         self._settle(self._batch.advance(now_s))
         self._arm()
         return held
@@ -234,7 +235,7 @@ class EmulatedEngine:
         """Give back what `pin` holds; the blocks stay cached for a while."""
         now_s = self._now_s()
         self._settle(self._batch.advance(now_s))
-        self._batch.kv_cache.release(held, context)
+        self._kv_cache.release(held, context)
         self._settle(self._batch.advance(now_s))
         self._arm()
 
@@ -270,7 +271,8 @@ class EmulatedEngine:
     def _now_s(self) -> float:
         return self._model_zero_s + (time.monotonic() - self._real_zero_s) / self._scale
 
-    def _settle(self, ended: Sequence[Job]) -> None:
+    def _settle(self, ended: Sequence[TokenJob]) -> None:
+        self._batch.admitted.clear()
         for job in ended:
             step = self._steps.pop(job)
             same_id = self._by_id[step.request_id]

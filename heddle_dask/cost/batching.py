@@ -14,17 +14,22 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.engines.emulated.kv_cache import Held, KvCache
 
 JobState = Literal["waiting", "prefilling", "decoding", "ended"]
 
 # Timers fire up to this much early; model seconds are far coarser.
 _EARLY_S = 1e-7
+
+
+class Held(Protocol):
+    """What one running job holds of a KV cache: `cached_tokens` of its context were there already."""
+
+    loose_tokens: int
+    cached_tokens: int
 
 
 @dataclass(slots=True, eq=False)
@@ -33,20 +38,21 @@ class Job:
 
     Attributes
     ----------
+    prompt_tokens
+        Tokens in front of the model when it was submitted.
     length
         Tokens it will have sampled when it ends by itself.
-    tokens
-        Gives the first n sampled tokens.
+    priority
+        Smaller runs first.
     generated
         Tokens sampled until `since_iteration`; while decoding, one more per iteration since then.
     cached_tokens
         Prompt tokens found in the prefix cache when it was first admitted.
     """
 
-    prompt: Sequence[int]
+    prompt_tokens: int
     length: int
-    tokens: Callable[[int], Sequence[int]]
-    priority: int = 0
+    priority: float = 0
     order: int = 0
     submitted_s: float = 0.0
     admitted_s: float = math.nan
@@ -59,15 +65,37 @@ class Job:
     prefill_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
-    held: Held | None = None
+    held: Any = None
 
-    def context(self, generated: int) -> list[int]:
-        """Prompt and the first `generated` sampled tokens."""
-        return [*self.prompt, *self.tokens(generated)]
+    @property
+    def context_tokens(self) -> int:
+        """Prompt and what was sampled until `since_iteration`."""
+        return self.prompt_tokens + self.generated
+
+
+J = TypeVar("J", bound=Job)
+J_contra = TypeVar("J_contra", bound=Job, contravariant=True)
+
+
+class KvRoom(Protocol[J_contra]):
+    """The KV cache as the batch needs it."""
+
+    @property
+    def free_tokens(self) -> int:
+        """Tokens that can be taken now."""
+
+    def take(self, job: J_contra, spare_tokens: int) -> Any | None:
+        """A `Held` with room for the job's context; None when less than `spare_tokens` would remain free."""
+
+    def grow_all(self, tokens: int) -> None:
+        """Count `tokens` more in all; each holder's share is in its `loose_tokens` when it is given back."""
+
+    def give_back(self, job: J_contra, held: Any, computed_tokens: int) -> None:
+        """Take back what a job holds; the first `computed_tokens` of its context have KV."""
 
 
 @dataclass(slots=True)
-class Batch:
+class Batch(Generic[J]):
     """The engine's scheduler and its clock, in model seconds.
 
     `submit` and `abort` may be called at any time, `advance` brings the clock up to now and says which
@@ -76,14 +104,16 @@ class Batch:
 
     cost: EngineCost
     slots: int
-    kv_cache: KvCache
+    kv_cache: KvRoom[J]
     clock_s: float = 0.0
     next_s: float = math.inf
-    _waiting: list[tuple[int, int, Job]] = field(default_factory=list)
-    _prefilling: list[Job] = field(default_factory=list)
-    _decoding: dict[int, Job] = field(default_factory=dict)
+    admitted: list[J] = field(default_factory=list)
+    preemptions: int = 0
+    _waiting: list[tuple[float, int, J]] = field(default_factory=list)
+    _prefilling: list[J] = field(default_factory=list)
+    _decoding: dict[int, J] = field(default_factory=dict)
     # (iteration, order, job); entries of jobs that are gone or restarted are passed over.
-    _ends: list[tuple[int, int, Job]] = field(default_factory=list)
+    _ends: list[tuple[int, int, J]] = field(default_factory=list)
     _iteration: int = 0
     _context_tokens: int = 0
     _orders: int = 0
@@ -98,7 +128,7 @@ class Batch:
         """Jobs in the queue."""
         return len(self._waiting)
 
-    def submit(self, job: Job, now_s: float) -> list[Job]:
+    def submit(self, job: J, now_s: float) -> list[J]:
         """Add a job; returns the jobs that ended until now."""
         ended = self.advance(now_s)
         self._orders += 1
@@ -107,7 +137,7 @@ class Batch:
         heapq.heappush(self._waiting, (job.priority, job.order, job))
         return ended + self.advance(now_s)
 
-    def abort(self, job: Job, now_s: float) -> list[Job]:
+    def abort(self, job: J, now_s: float) -> list[J]:
         """End a job early with the tokens whose time has come; returns all that ended until now."""
         ended = self.advance(now_s)
         if job.state == "ended":
@@ -122,9 +152,9 @@ class Batch:
         job.ended_s = now_s
         return [*ended, job, *self.advance(now_s)]
 
-    def advance(self, now_s: float) -> list[Job]:
+    def advance(self, now_s: float) -> list[J]:
         """Run all iterations that end until now; returns the jobs that ended, in order."""
-        ended: list[Job] = []
+        ended: list[J] = []
         while True:
             self._admit(now_s)
             if not self.running:
@@ -156,20 +186,20 @@ class Batch:
             job = self._waiting[0][2]
             if job.submitted_s > self.clock_s + _EARLY_S and self.running:
                 return  # it came during the iteration in progress
-            context = job.context(job.generated) if job.generated else job.prompt
             # One token for everyone: else the newcomer would be thrown out again at once.
-            held = self.kv_cache.acquire(context, self.running + 1 if self.running else 0)
+            held = self.kv_cache.take(job, self.running + 1 if self.running else 0)
             if held is None:
                 return
             heapq.heappop(self._waiting)
             job.held = held
-            job.prefill_tokens = len(context) - held.cached_tokens
+            job.prefill_tokens = job.context_tokens - held.cached_tokens
             job.state = "prefilling"
             self._context_tokens += held.cached_tokens
             self._prefilling.append(job)
             if math.isnan(job.admitted_s):
                 job.admitted_s = max(self.clock_s, job.submitted_s)
                 job.cached_tokens = held.cached_tokens
+                self.admitted.append(job)
 
     def _run_length(self) -> tuple[int, int]:
         """Iterations until the batch changes, and the prompt tokens in each; 0: KV must be freed."""
@@ -192,11 +222,11 @@ class Batch:
                 count = 1
         return count, chunk
 
-    def _is_due(self, entry: tuple[int, int, Job]) -> bool:
+    def _is_due(self, entry: tuple[int, int, J]) -> bool:
         iteration, _, job = entry
         return job.state == "decoding" and iteration == self._end_iteration(job)
 
-    def _end_iteration(self, job: Job) -> int:
+    def _end_iteration(self, job: J) -> int:
         return job.since_iteration + job.length - job.generated
 
     def _run(self, count: int, chunk: int, seconds: float) -> None:
@@ -215,7 +245,7 @@ class Batch:
             if not left:
                 break
 
-    def _end_prefills(self, chunk: int) -> list[Job]:
+    def _end_prefills(self, chunk: int) -> list[J]:
         if not chunk:
             return []
         done = [job for job in self._prefilling if job.prefill_tokens == 0]
@@ -236,7 +266,7 @@ class Batch:
                 heapq.heappush(self._ends, (self._end_iteration(job), job.order, job))
         return ended
 
-    def _end_decodes(self) -> list[Job]:
+    def _end_decodes(self) -> list[J]:
         ended = []
         while self._ends and self._ends[0][0] <= self._iteration:
             entry = heapq.heappop(self._ends)
@@ -244,13 +274,13 @@ class Batch:
                 ended.append(self._finish(entry[2]))
         return ended
 
-    def _finish(self, job: Job) -> Job:
+    def _finish(self, job: J) -> J:
         self._leave(job)
         job.state = "ended"
         job.ended_s = self.clock_s
         return job
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: J) -> None:
         """Take a running job out of the batch, its sampled tokens counted, its KV given back."""
         assert job.held is not None
         if job.state == "decoding":
@@ -259,12 +289,12 @@ class Batch:
             job.generated += grown
             job.held.loose_tokens += grown
             # The token sampled last has no KV yet.
-            computed = len(job.prompt) + job.generated - 1
+            computed = job.context_tokens - 1
         else:
             self._prefilling.remove(job)
-            computed = len(job.prompt) + job.generated - job.prefill_tokens
+            computed = job.context_tokens - job.prefill_tokens
         self._context_tokens -= computed
-        self.kv_cache.release(job.held, job.context(job.generated)[:computed])
+        self.kv_cache.give_back(job, job.held, computed)
         job.held = None
 
     def _preempt(self) -> None:
@@ -272,4 +302,5 @@ class Batch:
         self._leave(victim)
         victim.state = "waiting"
         victim.preemptions += 1
+        self.preemptions += 1
         heapq.heappush(self._waiting, (victim.priority, victim.order, victim))
