@@ -40,8 +40,9 @@ from heddle_dask.live.messages import (
     step_key,
 )
 from heddle_dask.live.places import Places
-from heddle_dask.live.prediction import Predictions, build_predictor
+from heddle_dask.live.prediction import Predictions
 from heddle_dask.live.session import Session
+from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.strategies.presets import build_strategies
 
 PLUGIN_NAME = "heddle"

@@ -1,0 +1,41 @@
+"""From a preset's choice of a predictor to the predictor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.view import PredictorChoice
+from heddle_dask.predictors.contract import Predictor
+
+
+def build_predictor(choice: PredictorChoice, known_tokens: Mapping[str, float]) -> Predictor:
+    """The predictor of that name.
+
+    Parameters
+    ----------
+    known_tokens
+        True totals by trajectory, which oracles read; filled as trajectories are submitted.
+
+    Raises
+    ------
+    BadInput
+        A file to start from cannot be read.
+    """
+    # XGBoost takes a second to import: sessions without a predictor do not pay it.
+    from heddle_dask.predictors.known import NoisyOracle, Oracle
+    from heddle_dask.predictors.learned import LearnedPredictor
+    from heddle_dask.predictors.stored import load_predictor
+
+    options = choice.options
+    match choice.name:
+        case "xgboost" if options["warm"]:
+            return load_predictor(options["warm"])
+        case "xgboost":
+            return LearnedPredictor()
+        case "oracle" if options["error_factor"] == 1:
+            return Oracle(known_tokens)
+        case "oracle":
+            return NoisyOracle(known_tokens, error=options["error_factor"], seed=options["seed"])
+        case _:
+            raise BadInput(f"unknown predictor '{choice.name}'")

@@ -1,0 +1,102 @@
+"""Earlier trajectories in the words of the predictors: with the decision points that a live session would have had.
+
+Live, a prediction is asked for when a trajectory is submitted and at the end of every step, before its tool has run
+(`from_state`). A predictor that is to start warm must have learnt from the same moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from heddle_dask.predictors.features import NAN, RECENT, Finished, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class PastStep:
+    """One step and its tool as they were.
+
+    Attributes
+    ----------
+    observed_tokens
+        What was appended after it.
+    llm_s
+        Seconds from the question to the answer; nan when not known.
+    tools
+        Label, seconds and success of every action before the next step.
+    """
+
+    generated_tokens: int
+    observed_tokens: int = 0
+    llm_s: float = NAN
+    tools: tuple[tuple[str, float, bool], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PastTrajectory:
+    """A trajectory that has ended."""
+
+    trajectory_id: str
+    group_id: str
+    domain: str
+    policy_version: int
+    prompt_tokens: int
+    censored: bool
+    steps: Sequence[PastStep]
+
+
+def finished_from_steps(past: PastTrajectory) -> Finished:
+    """The trajectory with its decision points.
+
+    Notes
+    -----
+    Its group counts as an earlier run of the same prompts: there is no clock that it shares with its siblings.
+    """
+    points = [_point(past, 0)]
+    points += [_point(past, done) for done in range(1, len(past.steps))]
+    return Finished(
+        trajectory_id=past.trajectory_id,
+        group_id=past.group_id,
+        domain=past.domain,
+        policy_version=past.policy_version,
+        prompt_tokens=past.prompt_tokens,
+        generated_tokens=sum(step.generated_tokens for step in past.steps),
+        duration_s=_elapsed_s(past.steps) + _tools_s(past.steps[-1:]),
+        censored=past.censored,
+        started_at_s=NAN,
+        ended_at_s=NAN,
+        points=tuple(points),
+    )
+
+
+def _point(past: PastTrajectory, done: int) -> Progress:
+    steps = past.steps[:done]
+    # The tool of the latest step has not run yet.
+    tools = [tool for step in steps[:-1] for tool in step.tools]
+    tokens = [step.generated_tokens for step in steps]
+    return Progress(
+        trajectory_id=past.trajectory_id,
+        group_id=past.group_id,
+        domain=past.domain,
+        policy_version=past.policy_version,
+        prompt_tokens=past.prompt_tokens,
+        context_tokens=past.prompt_tokens + sum(tokens) + sum(step.observed_tokens for step in steps[:-1]),
+        generated_tokens=sum(tokens),
+        steps_finished=done,
+        step_tokens=tuple(tokens[-RECENT:]),
+        tool_labels=tuple(label for label, _, _ in tools[-RECENT:]),
+        tool_times_s=tuple(seconds for _, seconds, _ in tools[-RECENT:]),
+        tools_s=sum(seconds for _, seconds, _ in tools),
+        tool_errors=sum(not ok for _, _, ok in tools),
+        last_tool_failed=bool(tools) and not tools[-1][2],
+        elapsed_s=_elapsed_s(steps),
+    )
+
+
+def _tools_s(steps: Sequence[PastStep]) -> float:
+    return sum(seconds for step in steps for _, seconds, _ in step.tools)
+
+
+def _elapsed_s(steps: Sequence[PastStep]) -> float:
+    """Until the end of the last of `steps`, its tools not counted; nan when a step's time is not known."""
+    return sum(step.llm_s for step in steps) + _tools_s(steps[:-1])

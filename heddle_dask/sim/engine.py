@@ -1,0 +1,106 @@
+"""A simulated engine: continuous batching in virtual time (`cost.batching`) over a counted prefix cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from heddle_dask.core.nouns import EngineDescription
+from heddle_dask.cost.batching import Batch
+from heddle_dask.cost.engine_cost import EngineCost
+from heddle_dask.sim.kv_cache import CountedKvCache, SimulatedJob
+from heddle_dask.sim.loop import VirtualTime
+
+
+class SimulatedEngine:
+    """Takes jobs, tells when each is admitted to the batch and when it ends.
+
+    Parameters
+    ----------
+    cost
+        What it really costs; what strategies believe is another matter.
+    on_admitted, on_ended
+        Called at the virtual time at which that happens.
+
+    Attributes
+    ----------
+    busy_s
+        Seconds with at least one job in the batch.
+    prefilled_tokens, cached_tokens
+        Prompt tokens computed and found in the cache, over all admissions from the queue.
+    """
+
+    def __init__(
+        self,
+        description: EngineDescription,
+        cost: EngineCost,
+        time: VirtualTime,
+        on_admitted: Callable[[SimulatedEngine, SimulatedJob], None],
+        on_ended: Callable[[SimulatedEngine, SimulatedJob], None],
+    ) -> None:
+        self.description = description
+        self.kv_cache = CountedKvCache(description.kv_capacity_tokens or cost.capacity_tokens)
+        self.busy_s = 0.0
+        self.prefilled_tokens = 0
+        self.cached_tokens = 0
+        self.lost = False
+        self._batch: Batch[SimulatedJob] = Batch(cost, description.slots, self.kv_cache)
+        self._time = time
+        self._on_admitted = on_admitted
+        self._on_ended = on_ended
+        self._armed_s = math.inf
+        self._busy_since_s = math.inf
+
+    @property
+    def running(self) -> int:
+        """Jobs in the batch."""
+        return self._batch.running
+
+    @property
+    def kv_preemptions(self) -> int:
+        """How often KV ran out and a job went back to the queue."""
+        return self._batch.preemptions
+
+    def submit(self, job: SimulatedJob) -> None:
+        """Take a job; an engine that is lost takes it and never answers."""
+        if not self.lost:
+            self._settle(self._batch.submit(job, self._time.now_s))
+
+    def abort(self, job: SimulatedJob) -> None:
+        """End a job early with the tokens that it has."""
+        if not self.lost:
+            self._settle(self._batch.abort(job, self._time.now_s))
+
+    def lose(self) -> None:
+        """Die: nothing that it holds ever ends."""
+        self.lost = True
+        self._note_busy()
+        if not math.isinf(self._busy_since_s):
+            self.busy_s += self._time.now_s - self._busy_since_s
+
+    def _tick(self, armed_s: float) -> None:
+        if armed_s == self._armed_s and not self.lost:
+            self._armed_s = math.inf
+            self._settle(self._batch.advance(self._time.now_s))
+
+    def _settle(self, ended: list[SimulatedJob]) -> None:
+        admitted, self._batch.admitted = self._batch.admitted, []
+        for job in admitted:
+            self.cached_tokens += job.cached_tokens
+            self.prefilled_tokens += job.prompt_tokens - job.cached_tokens
+            self._on_admitted(self, job)
+        for job in ended:
+            self._on_ended(self, job)
+        self._note_busy()
+        next_s = self._batch.next_s
+        if next_s < math.inf and next_s != self._armed_s:
+            self._armed_s = next_s
+            self._time.at(next_s, self._tick, next_s)
+
+    def _note_busy(self) -> None:
+        idle = self._batch.running == 0
+        if idle and not math.isinf(self._busy_since_s):
+            self.busy_s += self._time.now_s - self._busy_since_s
+            self._busy_since_s = math.inf
+        elif not idle and math.isinf(self._busy_since_s):
+            self._busy_since_s = self._time.now_s

@@ -1,0 +1,132 @@
+"""What is simulated beside the trajectories: engines, tools, links, delays of the control plane, faults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.ids import EngineId, HostId
+from heddle_dask.core.nouns import EngineDescription, HostDescription
+from heddle_dask.cost.engine_cost import EngineCost
+
+
+@dataclass(frozen=True, slots=True)
+class ControlDelays:
+    """Seconds that the control plane adds, one way each.
+
+    Attributes
+    ----------
+    request_s
+        From the agent's question to the controller.
+    start_s
+        From the controller's command to the engine.
+    report_s
+        From the engine to controller and agent.
+    action_s
+        From a tool's request to its start, and again from its end to the agent.
+    predict_s
+        From the end of a step to a prediction's arrival; those that ask meanwhile share the next call.
+    """
+
+    request_s: float = 0.0
+    start_s: float = 0.0
+    report_s: float = 0.0
+    action_s: float = 0.0
+    predict_s: float = 0.0
+
+    @classmethod
+    def measured(cls, step_added_s: float, action_added_s: float, predict_s: float = 2e-3) -> ControlDelays:
+        """From what ``heddle bench overhead`` says is added to a step and to an action."""
+        third = step_added_s / 3
+        return cls(third, third, third, action_added_s / 2, predict_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How a KV cache travels between engines; `token_s` of 0 tokens means that it cannot."""
+
+    setup_s: float = 0.1
+    token_s: float = 5e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What goes wrong, by virtual time.
+
+    Attributes
+    ----------
+    engines_lost
+        Seconds at which an engine dies with its worker, by the engine's number.
+    tool_failure_share
+        Share of tool calls that end with an error after half their time.
+    walltime_s
+        When the allocation ends: whatever runs then is aborted; 0 for never.
+    """
+
+    engines_lost: Mapping[int, float] = field(default_factory=dict)
+    tool_failure_share: float = 0.0
+    walltime_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedFleet:
+    """The engines, and what serves them.
+
+    Attributes
+    ----------
+    engines
+        Description and true cost of each.
+    tool_cpus
+        CPUs of the tool pool; 0 when tools only wait and take none.
+    believed
+        Cost by TP degree as strategies believe it; empty: the truth.
+    """
+
+    engines: tuple[tuple[EngineDescription, EngineCost], ...]
+    delays: ControlDelays = ControlDelays()
+    link: Link = Link()
+    faults: Faults = field(default_factory=Faults)
+    tool_cpus: int = 0
+    believed: Mapping[int, EngineCost] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.engines:
+            raise BadInput("the fleet has no engine: give at least one")
+
+    @property
+    def host(self) -> HostDescription:
+        """The tool pool as one host."""
+        return HostDescription(HostId("tools"), self.tool_cpus or 1)
+
+    @property
+    def beliefs(self) -> Mapping[int, EngineCost]:
+        """What strategies plan with."""
+        return self.believed or {spec.tp_degree: cost for spec, cost in self.engines}
+
+
+def equal_engines(
+    count: int,
+    cost: EngineCost,
+    *,
+    slots: int,
+    max_context_tokens: int,
+    tp_degree: int = 1,
+    kv_transfer: bool = True,
+    first: int = 0,
+) -> tuple[tuple[EngineDescription, EngineCost], ...]:
+    """`count` like engines, numbered from `first`; their KV capacity is the cost's."""
+    return tuple(
+        (
+            EngineDescription(
+                engine_id=EngineId(f"engine-{first + number}"),
+                slots=slots,
+                max_context_tokens=max_context_tokens,
+                tp_degree=tp_degree,
+                kv_capacity_tokens=cost.capacity_tokens,
+                kv_transfer=kv_transfer,
+            ),
+            cost,
+        )
+        for number in range(count)
+    )

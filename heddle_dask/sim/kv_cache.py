@@ -1,0 +1,158 @@
+"""The KV cache of a simulated engine: a prefix cache in counts, with no token in sight.
+
+A context is the prompt that its group shares and, behind it, what is its own. Both are counted in tokens. What no
+running step uses stays until its room is needed, least recently used first, the tail of a context before its head
+and before the shared prompt: as vLLM frees blocks. Hits are whole blocks of 16 tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from heddle_dask.cost.batching import Job
+
+BLOCK_TOKENS = 16
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class SimulatedJob(Job):
+    """A step in a simulated engine, or the warming of a cache (`step_index` -1).
+
+    Attributes
+    ----------
+    shared_tokens
+        Length of the prompt that it shares with its group.
+    """
+
+    trajectory_id: str
+    group_id: str
+    shared_tokens: int
+    step_index: int = -1
+    attempt: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """What one running job holds: `loose_tokens` of its own, and a part in its group's prompt."""
+
+    shared_tokens: int
+    loose_tokens: int
+    cached_tokens: int
+
+
+@dataclass(slots=True)
+class _Prompt:
+    tokens: int = 0
+    users: int = 0
+
+
+@dataclass(slots=True)
+class CountedKvCache:
+    """Prefix cache of `capacity_tokens`; a `cost.batching.KvRoom` for simulated jobs."""
+
+    capacity_tokens: int
+    _used_tokens: int = 0
+    _idle_tokens: int = 0
+    _prompts: dict[str, _Prompt] = field(default_factory=dict)
+    # Insertion order is order of last use. Keys: (trajectory, False) for its own part, (group, True) for a prompt.
+    _idle: dict[tuple[str, bool], int] = field(default_factory=dict)
+
+    @property
+    def free_tokens(self) -> int:
+        """Tokens that can be taken now, by eviction where need be."""
+        return self.capacity_tokens - self._used_tokens
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens that running jobs hold."""
+        return self._used_tokens
+
+    def hit_tokens(self, job: SimulatedJob) -> int:
+        """Tokens of the job's context that are cached: whole blocks, and never the last token."""
+        context = job.context_tokens
+        shared = min(job.shared_tokens, context)
+        prompt = self._prompts.get(job.group_id)
+        there = min(shared, prompt.tokens if prompt is not None else 0)
+        if there == shared:
+            there += min(self._idle.get((job.trajectory_id, False), 0), context - shared)
+        return min(there, context - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+    def take(self, job: SimulatedJob, spare_tokens: int) -> Held | None:
+        """Room for the job's context; None when less than `spare_tokens` would remain free."""
+        context = job.context_tokens
+        shared = min(job.shared_tokens, context)
+        prompt = self._prompts.get(job.group_id)
+        in_use = prompt.tokens if prompt is not None and prompt.users else 0
+        longest = max(prompt.tokens if prompt is not None else 0, shared)
+        more = context - shared + longest - in_use
+        if self.free_tokens - more < spare_tokens:
+            return None
+        cached = self.hit_tokens(job)
+        if prompt is None:
+            prompt = self._prompts[job.group_id] = _Prompt()
+        self._drop_idle((job.trajectory_id, False))
+        self._drop_idle((job.group_id, True))
+        prompt.tokens = longest
+        prompt.users += 1
+        self._used_tokens += more
+        self._evict()
+        return Held(shared, context - shared, cached)
+
+    def grow_all(self, tokens: int) -> None:
+        """Count `tokens` more in all; each holder's share is in its `loose_tokens` when it is given back."""
+        self._used_tokens += tokens
+        self._evict()
+
+    def give_back(self, job: SimulatedJob, held: Held, computed_tokens: int) -> None:
+        """Take back what a job holds; what of it has KV stays for a while."""
+        self._used_tokens -= held.loose_tokens
+        self._leave_idle((job.trajectory_id, False), computed_tokens - held.shared_tokens)
+        prompt = self._prompts[job.group_id]
+        prompt.users -= 1
+        if prompt.users == 0:
+            self._used_tokens -= prompt.tokens
+            self._leave_prompt(job.group_id, prompt.tokens)
+        self._evict()
+
+    def insert(self, job: SimulatedJob) -> bool:
+        """Put the KV of the job's context, come from elsewhere, into the cache; False when there is no room."""
+        held = self.take(job, 0)
+        if held is None:
+            return False
+        self.give_back(job, held, job.context_tokens)
+        return True
+
+    def _leave_prompt(self, group_id: str, tokens: int) -> None:
+        if tokens > 0:
+            self._leave_idle((group_id, True), tokens)
+        else:
+            del self._prompts[group_id]
+
+    def _leave_idle(self, key: tuple[str, bool], tokens: int) -> None:
+        if tokens > 0:
+            self._idle[key] = tokens
+            self._idle_tokens += tokens
+
+    def _drop_idle(self, key: tuple[str, bool]) -> None:
+        self._idle_tokens -= self._idle.pop(key, 0)
+
+    def _evict(self) -> None:
+        excess = self._used_tokens + self._idle_tokens - self.capacity_tokens
+        while excess > 0 and self._idle:
+            key = next(iter(self._idle))
+            tokens = self._idle[key]
+            gone = min(tokens, -(-excess // BLOCK_TOKENS) * BLOCK_TOKENS)
+            self._idle_tokens -= gone
+            excess -= gone
+            if gone < tokens:
+                self._idle[key] = tokens - gone
+            else:
+                del self._idle[key]
+            if key[1]:
+                self._shrink_prompt(key[0], tokens - gone)
+
+    def _shrink_prompt(self, group_id: str, tokens: int) -> None:
+        if tokens:
+            self._prompts[group_id].tokens = tokens
+        else:
+            del self._prompts[group_id]

@@ -1,0 +1,344 @@
+"""The simulated body: what the live one does with Dask, HTTP and clocks, in virtual time.
+
+It turns what happens into events and carries out the controller's commands. Strategies and controller are those of a
+live run and cannot tell the difference. Seeded and single-threaded: equal inputs give equal results, to the last bit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from heddle_dask.core import commands as cmd
+from heddle_dask.core import events as ev
+from heddle_dask.core.controller import Controller, Limits
+from heddle_dask.core.ids import ActionId, EngineId, GroupId, TrajectoryId
+from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
+from heddle_dask.core.view import StrategySet
+from heddle_dask.predictors.contract import Predictor
+from heddle_dask.sim.engine import SimulatedEngine
+from heddle_dask.sim.fleet import SimulatedFleet
+from heddle_dask.sim.kv_cache import SimulatedJob
+from heddle_dask.sim.loop import VirtualTime
+from heddle_dask.sim.predictions import SimulatedPredictions
+from heddle_dask.sim.program import Program
+from heddle_dask.workloads.planned import PlannedTrajectory
+
+# Warming a cache goes past the queue of steps, as it does live.
+_FIRST = float("-inf")
+
+
+@dataclass(slots=True)
+class _Tool:
+    """A running action."""
+
+    program: Program
+    action_id: ActionId
+    tool_s: float
+    ok: bool
+    over: bool = False
+
+
+class SimulatedWorld:
+    """One rollout of planned trajectories.
+
+    Parameters
+    ----------
+    predictor
+        Needed where the strategies have a predictor.
+    watch
+        Told of every event with its commands, in order: a journal.
+
+    Attributes
+    ----------
+    programs
+        By trajectory id, in order of submission: when each began and ended, and what it met on its way.
+    """
+
+    def __init__(
+        self,
+        strategies: StrategySet,
+        fleet: SimulatedFleet,
+        trajectories: Sequence[PlannedTrajectory],
+        *,
+        predictor: Predictor | None = None,
+        seed: int = 0,
+        limits: Limits | None = None,
+        watch: Callable[[ev.Event, Sequence[cmd.Command]], None] | None = None,
+    ) -> None:
+        self.fleet = fleet
+        self.controller = Controller(strategies, limits)
+        self.time = VirtualTime()
+        self.programs = {plan.trajectory_id: Program(plan) for plan in trajectories}
+        self.engines: dict[EngineId, SimulatedEngine] = {}
+        self._predictions = SimulatedPredictions(
+            predictor, self.time, fleet.delays.predict_s, self.controller.state, self._tell
+        )
+        self._rng = random.Random(f"faults {seed}")
+        self._jobs: dict[tuple[str, int, int], SimulatedJob] = {}
+        self._moves: dict[str, cmd.MoveContext] = {}
+        self._tools: dict[ActionId, _Tool] = {}
+        self._watch = watch
+        self._obey: Mapping[type, Callable[[Any], None]] = {
+            cmd.AdmitTrajectory: self._admit,
+            cmd.StartStep: self._start_step,
+            cmd.AbortStep: self._abort_step,
+            cmd.GiveUpStep: self._give_up,
+            cmd.PredictRemaining: self._predict,
+            cmd.MoveContext: self._move,
+            cmd.RunAction: self._run_action,
+            cmd.AbortAction: self._abort_action,
+            cmd.GiveUpAction: self._give_up_action,
+        }
+
+    def run(self) -> None:
+        """Play until every trajectory has ended, or the walltime has."""
+        for description, cost in self.fleet.engines:
+            engine = SimulatedEngine(description, cost, self.time, self._admitted, self._ended)
+            self.engines[description.engine_id] = engine
+            self._tell(ev.EngineJoined(0.0, description))
+        self._tell(ev.HostJoined(0.0, self.fleet.host))
+        for number, lost_s in sorted(self.fleet.faults.engines_lost.items()):
+            self.time.at(lost_s, self._lose_engine, self.fleet.engines[number][0].engine_id)
+        for program in self.programs.values():
+            self._tell(ev.TrajectorySubmitted(0.0, _spec(program.plan)))
+        walltime_s = self.fleet.faults.walltime_s
+        if walltime_s:
+            self.time.run(walltime_s)
+            for program in self.programs.values():
+                if not program.status:
+                    self._end(program, "aborted")
+        else:
+            self.time.run()
+        stuck = [name for name, program in self.programs.items() if not program.status]
+        if stuck:
+            raise RuntimeError(f"{len(stuck)} trajectories never ended, the first is {stuck[0]}: a bug")
+
+    def _tell(self, event: ev.Event) -> None:
+        commands = self.controller.handle(event)
+        if self._watch is not None:
+            self._watch(event, commands)
+        for command in commands:
+            self._obey[type(command)](command)
+
+    # -- programs ----------------------------------------------------------------------------------------------
+
+    def _admit(self, command: cmd.AdmitTrajectory) -> None:
+        program = self.programs[command.trajectory_id]
+        program.started_s = self.time.now_s
+        self._ask(program)
+
+    def _ask(self, program: Program) -> None:
+        """The agent asks for its next step, or for the rest of the one that was stopped."""
+        program.asked_s = self.time.now_s
+        self.time.after(self.fleet.delays.request_s, self._request, program, program.attempt)
+
+    def _request(self, program: Program, attempt: int) -> None:
+        if program.status:
+            return
+        step = StepRequest(
+            trajectory_id=TrajectoryId(program.plan.trajectory_id),
+            step_index=program.step_index,
+            attempt=attempt,
+            context_tokens=program.context_tokens,
+            max_new_tokens=program.left_tokens,
+        )
+        self._tell(ev.StepRequested(self.time.now_s, step))
+
+    def _go_on(self, program: Program) -> None:
+        """A step is whole: call its tool, or ask again, or end."""
+        step = program.plan.steps[program.step_index]
+        program.finish_step()
+        if program.step_index == len(program.plan.steps):
+            self._end(program, "completed")
+        elif step.tool is None:
+            program.observe(step.observation_tokens)
+            self._ask(program)
+        else:
+            self.time.after(self.fleet.delays.action_s, self._request_action, program, step.tool)
+
+    def _request_action(self, program: Program, tool: str) -> None:
+        if program.status:
+            return
+        cpus = 1 if self.fleet.tool_cpus else 0
+        name = ActionId(f"{program.plan.trajectory_id}:{program.step_index}")
+        trajectory_id = TrajectoryId(program.plan.trajectory_id)
+        self._tell(
+            ev.ActionRequested(self.time.now_s, ActionRequest(name, trajectory_id, "tool", tool, cpus, cpus))
+        )
+
+    def _end(self, program: Program, status: str) -> None:
+        program.status = status
+        program.finished_s = self.time.now_s
+        trajectory_id = TrajectoryId(program.plan.trajectory_id)
+        self._predictions.ended(trajectory_id, status)
+        self._tell(ev.TrajectoryEnded(self.time.now_s, trajectory_id, status))
+
+    def _give_up(self, command: cmd.GiveUpStep) -> None:
+        self.time.after(0.0, self._end, self.programs[command.trajectory_id], "failed")
+
+    def _predict(self, command: cmd.PredictRemaining) -> None:
+        self._predictions.ask(command.trajectory_id)
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    def _start_step(self, command: cmd.StartStep) -> None:
+        program = self.programs[command.trajectory_id]
+        job = SimulatedJob(
+            prompt_tokens=program.context_tokens,
+            length=program.left_tokens,
+            priority=-command.priority,
+            trajectory_id=command.trajectory_id,
+            group_id=program.plan.group_id,
+            shared_tokens=program.plan.prompt_tokens,
+            step_index=command.step_index,
+            attempt=command.attempt,
+        )
+        program.note_engine(command.engine_id)
+        self._jobs[command.trajectory_id, command.step_index, command.attempt] = job
+        self.time.after(self.fleet.delays.start_s, self.engines[command.engine_id].submit, job)
+
+    def _abort_step(self, command: cmd.AbortStep) -> None:
+        job = self._jobs.get((command.trajectory_id, command.step_index, command.attempt))
+        if job is not None:
+            self.time.after(self.fleet.delays.start_s, self.engines[command.engine_id].abort, job)
+
+    def _admitted(self, engine: SimulatedEngine, job: SimulatedJob) -> None:
+        if job.step_index < 0:
+            return
+        program = self.programs[job.trajectory_id]
+        program.queue_s += self.time.now_s - program.asked_s
+        program.prefilled_tokens += job.prompt_tokens - job.cached_tokens
+        self.time.after(self.fleet.delays.report_s, self._started, engine.description.engine_id, job)
+
+    def _started(self, engine_id: EngineId, job: SimulatedJob) -> None:
+        name = TrajectoryId(job.trajectory_id)
+        self._tell(ev.StepStarted(self.time.now_s, name, job.step_index, job.attempt, engine_id))
+
+    def _ended(self, engine: SimulatedEngine, job: SimulatedJob) -> None:
+        if job.step_index < 0:
+            self._move_done(self._moves[job.trajectory_id], self.time.now_s - job.submitted_s, True)
+        else:
+            self.time.after(self.fleet.delays.report_s, self._report, engine.description.engine_id, job)
+
+    def _report(self, engine_id: EngineId, job: SimulatedJob) -> None:
+        program = self.programs[job.trajectory_id]
+        self._jobs.pop((job.trajectory_id, job.step_index, job.attempt), None)
+        self._tell(
+            ev.StepFinished(
+                at=self.time.now_s,
+                trajectory_id=TrajectoryId(job.trajectory_id),
+                step_index=job.step_index,
+                attempt=job.attempt,
+                engine_id=engine_id,
+                new_tokens=job.generated,
+                cached_tokens=job.cached_tokens,
+                finish_reason="abort" if job.aborted else "length",
+            )
+        )
+        if program.status or (job.step_index, job.attempt) != (program.step_index, program.attempt):
+            return
+        program.generate(job.generated)
+        if job.aborted:
+            program.preempted()
+            self._ask(program)
+        else:
+            self._go_on(program)
+
+    # -- moves -------------------------------------------------------------------------------------------------
+
+    def _move(self, command: cmd.MoveContext) -> None:
+        program = self.programs[command.trajectory_id]
+        job = SimulatedJob(
+            prompt_tokens=program.context_tokens,
+            length=1,
+            priority=_FIRST,
+            trajectory_id=command.trajectory_id,
+            group_id=program.plan.group_id,
+            shared_tokens=program.plan.prompt_tokens,
+        )
+        self._moves[command.trajectory_id] = command
+        target = self.engines[command.target_engine_id]
+        if command.kind == "recompute":
+            self.time.after(self.fleet.delays.start_s, target.submit, job)
+            return
+        link = self.fleet.link
+        seconds = link.setup_s + link.token_s * job.prompt_tokens
+        self.time.after(self.fleet.delays.start_s + seconds, self._transferred, command, job, seconds)
+
+    def _transferred(self, command: cmd.MoveContext, job: SimulatedJob, seconds: float) -> None:
+        source, target = self.engines[command.source_engine_id], self.engines[command.target_engine_id]
+        ok = not source.lost and not target.lost and target.kv_cache.insert(job)
+        self._move_done(command, seconds, ok)
+
+    def _move_done(self, command: cmd.MoveContext, seconds: float, ok: bool) -> None:
+        if self._moves.get(command.trajectory_id) is command:
+            del self._moves[command.trajectory_id]
+        program = self.programs[command.trajectory_id]
+        event = ev.MoveEnded(
+            at=self.time.now_s,
+            trajectory_id=command.trajectory_id,
+            target_engine_id=command.target_engine_id,
+            ok=ok,
+            kind=command.kind,
+            seconds=seconds,
+            tokens=program.context_tokens if ok else 0,
+            cause="" if ok else "no room, or an end is gone",
+            source_engine_id=command.source_engine_id,
+        )
+        self._tell(event)
+
+    # -- tools -------------------------------------------------------------------------------------------------
+
+    def _run_action(self, command: cmd.RunAction) -> None:
+        name = command.action_id.rpartition(":")[0]
+        program = self.programs[name]
+        tool_s = program.plan.steps[program.step_index - 1].tool_s
+        ok = self._rng.random() >= self.fleet.faults.tool_failure_share
+        tool = _Tool(program, command.action_id, tool_s if ok else tool_s / 2, ok)
+        self._tools[command.action_id] = tool
+        self.time.after(tool.tool_s, self._tool_ended, tool)
+
+    def _abort_action(self, command: cmd.AbortAction) -> None:
+        self.time.after(0.0, self._tool_ended, self._tools[command.action_id])
+
+    def _give_up_action(self, command: cmd.GiveUpAction) -> None:
+        raise AssertionError(f"{command.action_id}: the tool host of a simulation is never lost")
+
+    def _tool_ended(self, tool: _Tool) -> None:
+        if tool.over:
+            return
+        tool.over = True
+        del self._tools[tool.action_id]
+        host = self.fleet.host.host_id
+        self._tell(ev.ActionFinished(self.time.now_s, tool.action_id, host, tool.tool_s, tool.ok))
+        if not tool.program.status:
+            self.time.after(self.fleet.delays.action_s, self._observed, tool.program)
+
+    def _observed(self, program: Program) -> None:
+        if program.status:
+            return
+        program.observe(program.plan.steps[program.step_index - 1].observation_tokens)
+        self._ask(program)
+
+    # -- faults ------------------------------------------------------------------------------------------------
+
+    def _lose_engine(self, engine_id: EngineId) -> None:
+        self.engines[engine_id].lose()
+        for key, job in list(self._jobs.items()):
+            home = self.controller.state.trajectories.get(TrajectoryId(job.trajectory_id))
+            if home is not None and home.counted_on == engine_id:
+                del self._jobs[key]
+        self._tell(ev.EngineLost(self.time.now_s, engine_id, "simulated fault", stranded=True))
+
+
+def _spec(plan: PlannedTrajectory) -> TrajectorySpec:
+    return TrajectorySpec(
+        trajectory_id=TrajectoryId(plan.trajectory_id),
+        group_id=GroupId(plan.group_id),
+        sample_index=plan.sample_index,
+        domain=plan.domain,
+        prompt_tokens=plan.prompt_tokens,
+    )
