@@ -1,0 +1,108 @@
+"""Recorded trajectories drawn again, to any number.
+
+Whole groups are drawn with replacement (Efron's bootstrap, by cluster), since attempts at one prompt resemble each
+other. A group drawn twice becomes two groups. Every trajectory is as likely as it is in the file.
+
+Left out: trajectories with an unknown token count. Kept: those whose recording was cut off, as they were recorded.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.workloads.planned import PlannedTrajectory, TraceDoesNotFit, is_replayable, plan_replay
+from heddle_dask.workloads.traces import read_traces
+
+
+def bootstrap(
+    path: Path | str,
+    *,
+    trajectories: int,
+    seed: int,
+    token_scale: float = 1.0,
+    tool_scale: float = 1.0,
+    max_context_tokens: int,
+) -> list[PlannedTrajectory]:
+    """`trajectories` trajectories of a trace file, group by group; the last group may be cut short.
+
+    Draw number k, from 0, puts ``~k`` behind the ids of the group and its trajectories. Scales and the fit into the
+    context are those of `planned.plan_replay`. The domain is the file's name without its endings. More trajectories
+    leave the first ones as they were.
+
+    Raises
+    ------
+    BadInput
+        The file cannot be read or holds nothing to replay, an id comes twice, a trajectory generates more than the
+        context holds, or `trajectories` is below 1.
+    """
+    if trajectories < 1:
+        raise BadInput(f"trace file {str(path)!r}: {trajectories} trajectories asked, give 1 or more")
+    groups = _planned_groups(
+        path, token_scale=token_scale, tool_scale=tool_scale, max_context_tokens=max_context_tokens
+    )
+    # A seed of type str is hashed by SHA-512, not by `hash`: the same in every process.
+    draws = random.Random(f"bootstrap of {file_domain(path)}, seed {seed}")
+    planned: list[PlannedTrajectory] = []
+    number = 0
+    while len(planned) < trajectories:
+        group = groups[draws.randrange(len(groups))]
+        planned += [_numbered(one, number) for one in group[: trajectories - len(planned)]]
+        number += 1
+    return planned
+
+
+def file_domain(path: Path | str) -> str:
+    """Name of a trace file without its endings."""
+    return Path(path).name.removesuffix(".gz").removesuffix(".jsonl")
+
+
+def _planned_groups(
+    path: Path | str, *, token_scale: float, tool_scale: float, max_context_tokens: int
+) -> list[list[PlannedTrajectory]]:
+    where = f"trace file {str(path)!r}"
+    groups: dict[str, list[PlannedTrajectory]] = {}
+    seen: set[str] = set()
+    for trace in read_traces(path):
+        if trace.trajectory_id in seen:
+            raise BadInput(f"{where}: id {trace.trajectory_id!r} comes twice")
+        seen.add(trace.trajectory_id)
+        if not is_replayable(trace):
+            continue
+        try:
+            plan = plan_replay(
+                trace,
+                token_scale=token_scale,
+                tool_scale=tool_scale,
+                max_context_tokens=max_context_tokens,
+            )
+        except TraceDoesNotFit as error:
+            # Leaving it out would shorten the tail without a word.
+            raise BadInput(f"{where}: {error}") from error
+        group = groups.setdefault(trace.group_id, [])
+        group.append(
+            PlannedTrajectory(
+                trajectory_id=trace.trajectory_id,
+                group_id=trace.group_id,
+                sample_index=len(group),
+                domain=file_domain(path),
+                prompt_tokens=plan.prompt_tokens,
+                steps=plan.steps,
+            )
+        )
+    if not groups:
+        raise BadInput(f"{where}: no trajectory with known token counts")
+    return list(groups.values())
+
+
+def _numbered(planned: PlannedTrajectory, number: int) -> PlannedTrajectory:
+    # Not `dataclasses.replace`: a hundred thousand of them are made, and the steps are shared as they are.
+    return PlannedTrajectory(
+        trajectory_id=f"{planned.trajectory_id}~{number}",
+        group_id=f"{planned.group_id}~{number}",
+        sample_index=planned.sample_index,
+        domain=planned.domain,
+        prompt_tokens=planned.prompt_tokens,
+        steps=planned.steps,
+    )

@@ -1,0 +1,369 @@
+"""Made-up trajectories like those of Heddle's evaluation: coding, search and math, from a seed.
+
+The paper (arXiv 2603.28101v1) gives few numbers: mean tool times, 16 samples a prompt, a cap of 40K output tokens, and
+the shape (right skew of tokens and of tool times, wide spread inside a group, slowest over median completion above 4).
+Everything else is our assumption; `SOURCES` says of every parameter which it is and where its value comes from.
+
+The model. Log of the output tokens of a trajectory = log median + part of the prompt + part of the sample, both normal;
+a share of the trajectories is stretched by a Pareto factor (repair loops after a failed test); all are cut at the cap.
+Steps grow with a power of the tokens, with their own noise. Tool times and observations are log-normal, independent.
+
+Prompt number i depends on the workload, the seed, i and the number of samples, not on how many prompts there are. The
+same in every process; another version of numpy may draw other numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.workloads.planned import PlannedStep, PlannedTrajectory, scaled_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadParameters:
+    """All numbers behind one synthetic workload; `SOURCES` has the origin of each.
+
+    Attributes
+    ----------
+    name
+        Becomes the domain of its trajectories.
+    output_median_tokens
+        Median of the generated tokens of a trajectory, without tail and cap.
+    prompt_log_sd, sample_log_sd
+        Standard deviations of the log of these tokens between prompts, and between samples of one prompt.
+    tail_share, tail_exponent
+        Share of the trajectories that is stretched, and exponent of the Pareto factor (from 1 up) that does it.
+    steps_median, steps_max
+        Steps of a trajectory of median length, and the most it may have.
+    steps_elasticity, steps_log_sd
+        Power of the tokens with which the steps grow, and standard deviation of the rest of their log.
+    step_variation
+        Standard deviation over mean of the tokens of one trajectory's steps (gamma weights).
+    prompt_mean_tokens, prompt_tokens_log_sd
+        Mean and log standard deviation of the prompt's tokens, one draw a group.
+    tool_mean_s, tool_log_sd
+        Mean seconds of one tool call, and their log standard deviation.
+    observation_mean_tokens, observation_log_sd
+        Mean tokens that one tool call adds, and their log standard deviation.
+    tools
+        Labels of the tools, drawn with equal chances.
+    """
+
+    name: str
+    output_median_tokens: int
+    prompt_log_sd: float
+    sample_log_sd: float
+    tail_share: float
+    tail_exponent: float
+    steps_median: float
+    steps_max: int
+    steps_elasticity: float
+    steps_log_sd: float
+    step_variation: float
+    prompt_mean_tokens: int
+    prompt_tokens_log_sd: float
+    tool_mean_s: float
+    tool_log_sd: float
+    observation_mean_tokens: int
+    observation_log_sd: float
+    tools: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        counts = (self.output_median_tokens, self.steps_max, self.prompt_mean_tokens, len(self.tools))
+        positive = (self.tail_exponent, self.steps_median, self.step_variation)
+        spreads = (self.prompt_log_sd, self.sample_log_sd, self.steps_log_sd, self.prompt_tokens_log_sd)
+        from_zero = (*spreads, self.tool_mean_s, self.tool_log_sd, self.observation_log_sd)
+        good = min(counts) >= 1 and min(positive) > 0 and min(from_zero) >= 0 and 0 <= self.tail_share <= 1
+        if not good or self.observation_mean_tokens < 0:
+            raise BadInput(
+                f"parameters of workload {self.name!r}: a count is below 1, a spread, mean or share below 0, a share "
+                "above 1, or tail_exponent, steps_median or step_variation not above 0"
+            )
+
+
+# Where the value of a parameter comes from. "Assumption" = the paper does not say. "Traces" = the recorded
+# trajectories (complete, all token counts known) that docs/workloads.md names.
+SOURCES: Mapping[str, str] = MappingProxyType(
+    {
+        "name": "paper 7.2",
+        "output_median_tokens": "assumption: steps of tens of seconds (paper) at 20 to 30 ms a token are about 1,000 "
+        "tokens, times the median steps; search generates 200 a step, as the recorded coding agents do (151 and 214)",
+        "prompt_log_sd": "assumption: with sample_log_sd a total of 0.86 (traces 0.6 to 1.7) of which a third lies "
+        "between prompts (repeated prompts in traces: 0.21, 0.33, 0.63)",
+        "sample_log_sd": "assumption: see prompt_log_sd; the paper says that samples of a prompt differ widely",
+        "tail_share": "assumption: one in twenty; the paper names repair steps after a failed test as the cause",
+        "tail_exponent": "assumption: infinite variance, finite mean, before the cap",
+        "steps_median": "assumption: coding = median of recorded transcripts (5; proxy logs 2); math below 5 (RollArt, "
+        "Table 1, read second-hand); search has many steps (paper), 8 of them are a guess",
+        "steps_max": "assumption: upper ends of RollArt's Table 1 (coding 50, web tasks 30); math a third of coding",
+        "steps_elasticity": "assumption: recorded coding agents, log steps on log tokens (0.65 and 0.69)",
+        "steps_log_sd": "assumption: residual of that regression (0.55 and 0.56)",
+        "step_variation": "assumption: median over recorded coding agents with 5 or more steps (0.94 and 0.88)",
+        "prompt_mean_tokens": "assumption: instructions and tool descriptions of 200 to 300 tokens plus a contest "
+        "problem (600), a question (30), a problem of mathematics (100)",
+        "prompt_tokens_log_sd": "assumption: contest problems vary more than questions",
+        "tool_mean_s": "paper Table 1, mean of the three models",
+        "tool_log_sd": "assumption: recorded test and build commands 1.22 to 1.34, web fetches 1.13; math guessed; "
+        "the paper says strong right skew",
+        "observation_mean_tokens": "assumption: coding = recorded output of a test command (575); search between "
+        "Search-R1's limit (500) and 22 recorded web fetches (1,824); math = recorded SQL answers (40)",
+        "observation_log_sd": "assumption: coding = log-normal through mean, median and p99 of that test output "
+        "(575, 338, 3,420); math = log of p90 over median of those answers over 1.28 (1.0); search guessed",
+        "tools": "paper 7.2; equal chances are an assumption",
+    }
+)
+
+WORKLOADS: Mapping[str, WorkloadParameters] = MappingProxyType(
+    {
+        "coding": WorkloadParameters(
+            name="coding",
+            output_median_tokens=5_000,
+            prompt_log_sd=0.5,
+            sample_log_sd=0.7,
+            tail_share=0.05,
+            tail_exponent=1.5,
+            steps_median=5.0,
+            steps_max=50,
+            steps_elasticity=0.65,
+            steps_log_sd=0.55,
+            step_variation=0.9,
+            prompt_mean_tokens=900,
+            prompt_tokens_log_sd=0.4,
+            tool_mean_s=0.44,
+            tool_log_sd=1.3,
+            observation_mean_tokens=575,
+            observation_log_sd=1.0,
+            tools=("run_code", "run_tests", "check_format"),
+        ),
+        "search": WorkloadParameters(
+            name="search",
+            output_median_tokens=1_600,
+            prompt_log_sd=0.5,
+            sample_log_sd=0.7,
+            tail_share=0.05,
+            tail_exponent=1.5,
+            steps_median=8.0,
+            steps_max=30,
+            steps_elasticity=0.65,
+            steps_log_sd=0.55,
+            step_variation=0.9,
+            prompt_mean_tokens=300,
+            prompt_tokens_log_sd=0.2,
+            tool_mean_s=1.42,
+            tool_log_sd=1.1,
+            observation_mean_tokens=1_000,
+            observation_log_sd=0.7,
+            tools=("web_search",),
+        ),
+        "math": WorkloadParameters(
+            name="math",
+            output_median_tokens=5_000,
+            prompt_log_sd=0.5,
+            sample_log_sd=0.7,
+            tail_share=0.05,
+            tail_exponent=1.5,
+            steps_median=4.0,
+            steps_max=16,
+            steps_elasticity=0.65,
+            steps_log_sd=0.55,
+            step_variation=0.9,
+            prompt_mean_tokens=350,
+            prompt_tokens_log_sd=0.3,
+            tool_mean_s=0.05,
+            tool_log_sd=1.0,
+            observation_mean_tokens=40,
+            observation_log_sd=1.0,
+            tools=("calculator", "solver"),
+        ),
+    }
+)
+
+
+def synthesize(
+    workload: str | WorkloadParameters,
+    *,
+    prompts: int,
+    samples: int = 16,
+    seed: int,
+    max_output_tokens: int = 40_000,
+) -> list[PlannedTrajectory]:
+    """`prompts` groups of `samples` trajectories, group by group.
+
+    Parameters
+    ----------
+    workload
+        "coding", "search" or "math", or parameters of one's own.
+    samples
+        Trajectories a prompt; 16 in the paper (7.2).
+    max_output_tokens
+        No trajectory generates more in all its steps; 40K in the paper (7.2), read as a limit a trajectory.
+
+    Raises
+    ------
+    BadInput
+        There is no such workload, a count is below 1, or the seed is negative.
+    """
+    parameters = _parameters(workload)
+    for what, number, least in (
+        ("prompts", prompts, 1),
+        ("samples", samples, 1),
+        ("max_output_tokens", max_output_tokens, 1),
+        ("seed", seed, 0),
+    ):
+        if number < least:
+            raise BadInput(f"workload {parameters.name!r}: {what} is {number}, give {least} or more")
+    planned: list[PlannedTrajectory] = []
+    for prompt in range(prompts):
+        planned += _group(parameters, prompt, samples, seed, max_output_tokens)
+    return planned
+
+
+def fit_into_context(
+    planned: PlannedTrajectory, *, token_scale: float, tool_scale: float, max_context_tokens: int
+) -> PlannedTrajectory:
+    """Scale a trajectory and end it where its context is full, as a rollout does: the rest is not generated.
+
+    Recorded trajectories are clipped otherwise (`planned.plan_replay`): what they generated is a fact.
+
+    Raises
+    ------
+    BadInput
+        The prompt leaves no room for a token.
+    """
+    if token_scale == tool_scale == 1.0 and planned.context_tokens <= max_context_tokens:
+        return planned  # most of a hundred thousand: not copied
+    prompt = scaled_tokens(planned.prompt_tokens, token_scale, 1)
+    room = max_context_tokens - prompt
+    if room < 1:
+        raise BadInput(
+            f"trajectory {planned.trajectory_id}: a prompt of {prompt} tokens fills a context of "
+            f"{max_context_tokens}; use a smaller token_scale or a longer context"
+        )
+    steps: list[PlannedStep] = []
+    for step in planned.steps:
+        generated = min(room, scaled_tokens(step.generated_tokens, token_scale, 1))
+        observed = scaled_tokens(step.observation_tokens, token_scale, 0)
+        room -= generated + observed
+        steps.append(PlannedStep(generated, observed, step.tool, step.tool_s * tool_scale))
+        if room < 1:
+            break
+    steps[-1] = PlannedStep(steps[-1].generated_tokens, 0, None, 0.0)
+    return PlannedTrajectory(
+        trajectory_id=planned.trajectory_id,
+        group_id=planned.group_id,
+        sample_index=planned.sample_index,
+        domain=planned.domain,
+        prompt_tokens=prompt,
+        steps=tuple(steps),
+    )
+
+
+def _parameters(workload: str | WorkloadParameters) -> WorkloadParameters:
+    if isinstance(workload, WorkloadParameters):
+        return workload
+    if workload not in WORKLOADS:
+        raise BadInput(f"workload {workload!r} is not known; choose one of {', '.join(WORKLOADS)}")
+    return WORKLOADS[workload]
+
+
+def _group(
+    parameters: WorkloadParameters, prompt: int, samples: int, seed: int, max_output_tokens: int
+) -> list[PlannedTrajectory]:
+    name = parameters.name
+    # A generator a prompt: more prompts leave the first ones as they were. The name is spelt out, not hashed.
+    rng = np.random.default_rng([seed, int.from_bytes(name.encode(), "big"), prompt])
+    prompt_tokens = _log_normal(
+        rng, parameters.prompt_mean_tokens, parameters.prompt_tokens_log_sd, 1
+    ).tolist()
+    outputs = _output_tokens(rng, parameters, samples, max_output_tokens)
+    counts = _step_counts(rng, parameters, outputs)
+    group_id = f"{name}-{seed}-{prompt}"
+    each_steps = _steps(rng, parameters, outputs, counts)
+    return [
+        PlannedTrajectory(
+            trajectory_id=f"{group_id}-{index}",
+            group_id=group_id,
+            sample_index=index,
+            domain=name,
+            prompt_tokens=max(1, round(prompt_tokens[0])),
+            steps=steps,
+        )
+        for index, steps in enumerate(each_steps)
+    ]
+
+
+def _output_tokens(
+    rng: np.random.Generator, parameters: WorkloadParameters, samples: int, cap: int
+) -> NDArray[np.int64]:
+    log_tokens = (
+        math.log(parameters.output_median_tokens)
+        + parameters.prompt_log_sd * rng.standard_normal()
+        + parameters.sample_log_sd * rng.standard_normal(samples)
+    )
+    stretched = rng.random(samples) < parameters.tail_share
+    # The log of a Pareto factor is exponential.
+    log_tokens += stretched * rng.standard_exponential(samples) / parameters.tail_exponent
+    tokens: NDArray[np.int64] = np.rint(np.exp(np.minimum(log_tokens, math.log(cap)))).astype(np.int64)
+    return np.clip(tokens, 1, cap)
+
+
+def _step_counts(
+    rng: np.random.Generator, parameters: WorkloadParameters, outputs: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    log_steps = (
+        math.log(parameters.steps_median)
+        + parameters.steps_elasticity * np.log(outputs / parameters.output_median_tokens)
+        + parameters.steps_log_sd * rng.standard_normal(len(outputs))
+    )
+    most = np.minimum(parameters.steps_max, outputs)  # every step generates a token
+    steps: NDArray[np.int64] = np.clip(np.rint(np.exp(log_steps)), 1, most).astype(np.int64)
+    return steps
+
+
+def _steps(
+    rng: np.random.Generator,
+    parameters: WorkloadParameters,
+    outputs: NDArray[np.int64],
+    counts: NDArray[np.int64],
+) -> list[tuple[PlannedStep, ...]]:
+    """The steps of every trajectory of a group; their draws are made at once, for speed."""
+    total = int(counts.sum())
+    weights = rng.standard_gamma(parameters.step_variation**-2, total)
+    tools_s = _log_normal(rng, parameters.tool_mean_s, parameters.tool_log_sd, total).tolist()
+    drawn = _log_normal(rng, parameters.observation_mean_tokens, parameters.observation_log_sd, total)
+    observed = np.maximum(1, np.rint(drawn)).astype(np.int64).tolist()
+    labels = rng.integers(len(parameters.tools), size=total).tolist()
+    result = []
+    start = 0
+    for output, count in zip(outputs.tolist(), counts.tolist(), strict=True):
+        last = start + count - 1
+        generated = _split(output, weights[start : last + 1])
+        steps = [
+            PlannedStep(generated[i - start], observed[i], parameters.tools[labels[i]], tools_s[i])
+            for i in range(start, last)
+        ]
+        steps.append(PlannedStep(generated[-1], 0, None, 0.0))
+        result.append(tuple(steps))
+        start += count
+    return result
+
+
+def _split(tokens: int, weights: NDArray[np.float64]) -> list[int]:
+    """`tokens` shared out by weight, at least 1 each; rounding the running sum keeps the total exact."""
+    running = np.cumsum(weights)
+    free = tokens - len(weights)
+    bounds = np.rint(running * (free / running[-1])).astype(np.int64)
+    shares: list[int] = (np.diff(bounds, prepend=0) + 1).tolist()
+    return shares
+
+
+def _log_normal(rng: np.random.Generator, mean: float, log_sd: float, size: int) -> NDArray[np.float64]:
+    """Draws whose mean, not median, is `mean`."""
+    return mean * np.exp(log_sd * rng.standard_normal(size) - log_sd**2 / 2)
