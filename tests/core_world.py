@@ -532,6 +532,8 @@ class World:
         self._check_empty()
 
     def _advance_all(self) -> None:
+        while self.asked:
+            self._do_predict(self.asked[0])
         admitted = [n for n, p in self.programs.items() if p.admitted]
         assert admitted, "trajectories wait and none is admitted"
         self._end_moves()

@@ -407,6 +407,21 @@ def test_a_worker_that_dies_after_its_engine_strands_what_had_not_reported() -> 
     assert again.engine_id != start.engine_id
 
 
+@pytest.mark.parametrize("preset", ["heddle", "heddle-paper"])
+def test_an_engine_that_joins_gets_its_share_of_what_was_planned_and_has_not_begun(preset: str) -> None:
+    stage = Stage(preset, overrides=["admission=unlimited"])
+    stage.join("E1", "E2", slots=8)
+    names = [f"t{number}" for number in range(24)]
+    for name in names:
+        stage.submit(name, prompt_tokens=100)
+        stage.predict(name, 1000)
+    begun = [stage.placed(name).engine_id for name in names[:3]]
+    assert "E3" not in begun
+    stage.join("E3", slots=8)
+    homes = [*begun, *(stage.placed(name).engine_id for name in names[3:])]
+    assert [homes.count(EngineId(name)) for name in ("E1", "E2", "E3")] == [8, 8, 8]
+
+
 def test_an_engine_is_lost_once_and_an_unknown_one_never() -> None:
     stage = Stage()
     stage.join("E1")

@@ -17,7 +17,7 @@ from heddle_dask.core.state import Trajectory
 from heddle_dask.core.transitions import KvState, TrajectoryState
 from heddle_dask.core.view import ClusterView, Migration, Move, MoveRequest, PredictorChoice
 from heddle_dask.strategies.migration.transfers import choose_transfers
-from heddle_dask.strategies.moves import Priced
+from heddle_dask.strategies.moves import Priced, RankRule
 from heddle_dask.strategies.presets import build_strategies
 
 E1, E2, E3 = EngineId("E1"), EngineId("E2"), EngineId("E3")
@@ -166,6 +166,18 @@ def test_the_blocks_time_out_during_the_tool_and_the_trajectory_stays() -> None:
     assert stage.moved(move, ok=False) == []
     assert home_and_kv(stage) == (E1, KvState.RESIDENT)
     assert stage.placed("a", 1).engine_id == E1
+
+
+@pytest.mark.parametrize(("kind", "moved_bytes"), [("transfer", 2_000_000), ("recompute", 0)])
+def test_bytes_are_those_of_the_kv_cache_that_was_copied(kind: str, moved_bytes: int) -> None:
+    stage = moving_stage(Going({"a": "E2"}, kind))
+    engine = stage.engine("E2")
+    engine.spec = replace(engine.spec, kv_bytes_per_token=20_000.0)
+    (move,) = settle(stage, "a", "E1")
+    assert isinstance(move, MoveContext)
+    stage.moved(move)
+    totals = stage.controller.moves.totals[kind]
+    assert (totals.tokens, totals.bytes) == (100, moved_bytes)
 
 
 # -- an end dies -----------------------------------------------------------------------------------------
@@ -328,10 +340,13 @@ class AllAtOnce(Going):
 
 
 def test_two_moves_that_share_an_engine_are_refused() -> None:
-    stage = moving_stage(AllAtOnce({"a": "E2", "b": "E1"}), "E1", "E2", "E3")
-    settle(stage, "a", "E1")
-    with pytest.raises(GuardViolation, match="the move of b from E3 to E1 shares an engine with that of a"):
-        settle(stage, "b", "E3")
+    stage = moving_stage(AllAtOnce({"a": "E2", "b": "E1", "c": "E1"}), "E1", "E2", "E3")
+    (move,) = settle(stage, "a", "E1")
+    assert isinstance(move, MoveContext)
+    for name in "bc":
+        assert settle(stage, name, "E3") == [], "E1 is busy: the strategy is not asked"
+    with pytest.raises(GuardViolation, match="the move of c from E3 to E1 shares an engine with that of b"):
+        stage.moved(move)
 
 
 # -- the strategies themselves ---------------------------------------------------------------------------
@@ -391,6 +406,23 @@ def test_priced_keeps_nothing_of_trajectories_that_have_ended() -> None:
     stage.finish(stage.placed("z"))
     stage.predict("z", 10)
     assert "t0" not in repr(migration)
+
+
+def test_the_rank_rule_ranks_the_active_only() -> None:
+    stage = Stage("heddle-paper")
+    stage.join("E1", "E2")
+    for name in "abcd":
+        stage.submit(name)
+        stage.predict(name, 100)
+    for name in "abcd":
+        stage.finish(stage.placed(name))
+        stage.predict(name, 100)
+    migration = stage.controller.strategies.migration
+    assert isinstance(migration, RankRule)
+    assert len(migration._order) == 4
+    stage.end("a")
+    stage.end("b")
+    assert len(migration._order) == 2
 
 
 def test_the_rank_rule_moves_a_trajectory_to_the_engine_of_its_new_rank() -> None:

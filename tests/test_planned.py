@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId
 from heddle_dask.core.state import Engine, State, Trajectory
-from heddle_dask.core.transitions import EngineState
+from heddle_dask.core.transitions import EngineState, TrajectoryState
 from heddle_dask.core.view import Placement
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
@@ -220,6 +220,63 @@ def test_bad_options_name_what_is_allowed() -> None:
             kind(quantile="mean")
         with pytest.raises(BadInput, match="unknown: use"):
             kind(profile="abacus")
+
+
+def test_a_batch_smaller_than_the_engines_is_placed_one_by_one() -> None:
+    strategy = planned()
+    cluster = Cluster(strategy, *(engine(f"e{i}", i + 1) for i in range(4)))
+    few = [cluster.trajectory(f"t{i}", 1000.0) for i in range(3)]
+    strategy.plan(few, cluster.state.ready_engines)
+    assert strategy._plan == {}
+    assert sorted(cluster.place(one) for one in few) == ["e0", "e1", "e2"]
+
+
+def test_the_presorted_plan_counts_what_still_runs() -> None:
+    """Four long ones run on the first engine; two short ones and two of middle length come."""
+    strategy = PresortedPlan()
+    cluster = Cluster(strategy, engine("a", 1, slots=2), engine("b", 2, slots=2))
+    first = [cluster.trajectory(f"t{i}", 9000.0 - i) for i in range(4)]
+    strategy.plan(first, cluster.state.ready_engines)
+    for one in first:
+        cluster.place(one)
+    second = [cluster.trajectory(f"n{i}", tokens) for i, tokens in enumerate((10.0, 20.0, 30.0))]
+    strategy.plan(second, cluster.state.ready_engines)
+    assert strategy.latest is not None
+    assert sum(strategy.latest.sizes) == 7, "ranks are among all that are active"
+    assert {cluster.place(one) for one in second} == {"b"}, "the shortest of all; alone they would be parted"
+    alone = PresortedPlan()
+    alone.plan(second, cluster.state.ready_engines)
+    assert alone.latest is not None and min(alone.latest.sizes) > 0
+
+
+def test_few_newcomers_go_by_their_rank_in_the_presorted_plan_until_many_have_come() -> None:
+    strategy = PresortedPlan()
+    cluster = Cluster(strategy, *(engine(name, i) for i, name in enumerate("abc")))
+    made = [cluster.trajectory(f"t{i}", float(10 * i)) for i in range(1, 31)]
+    strategy.plan(made, cluster.state.ready_engines)
+    latest = strategy.latest
+    for one in made:
+        cluster.place(one)
+    expected = {"long": (1e6, "a"), "short": (1.0, "c")}
+    for name, (tokens, engine_id) in expected.items():
+        newcomer = cluster.trajectory(name, tokens)
+        strategy.plan([newcomer], cluster.state.ready_engines)
+        assert cluster.place(newcomer) == engine_id
+    assert strategy.latest is latest
+    for i in range(14):
+        strategy.plan([cluster.trajectory(f"n{i}", 50.0)], cluster.state.ready_engines)
+    assert strategy.latest is not None and strategy.latest is not latest
+    assert sum(strategy.latest.sizes) == 46
+
+
+def test_the_presorted_plan_keeps_nothing_of_what_has_ended() -> None:
+    strategy = PresortedPlan()
+    cluster = Cluster(strategy, engine("a", 1), engine("b", 2))
+    for i in range(300):
+        one = cluster.trajectory(f"t{i}", 100.0)
+        strategy.plan([one], cluster.state.ready_engines)
+        one.state = TrajectoryState.ENDED
+    assert len(strategy._active) < 10 and len(strategy._open) < 10
 
 
 def decisions() -> Sequence[object]:

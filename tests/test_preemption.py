@@ -85,6 +85,37 @@ def test_without_a_margin_anything_longer_stops_and_an_equal_does_not() -> None:
     assert rule.victim(equal, [old]) is None
 
 
+@pytest.mark.parametrize(
+    ("running", "waiting", "classes", "stops"),
+    [
+        (-3.0, -2.0, 1, True),  # least attained: levels
+        (-3.0, -3.0, 1, False),
+        (-3.0, -2.0, 2, False),
+        (-1.01, -0.01, 1, True),  # group first: lacking members, and a fraction
+        (-1.9, -1.1, 1, False),
+        (-2.0, 300.0, 1, True),
+        (-7.0, -9.0, 1, False),  # first come: who waits came later
+    ],
+)
+def test_ranks_below_zero_are_told_apart_by_their_class(
+    running: float, waiting: float, classes: int, stops: bool
+) -> None:
+    runs, waits = Trajectory(trajectory_spec("a"), 1), Trajectory(trajectory_spec("b"), 2)
+    runs.priority, waits.priority = running, waiting
+    victim = Hysteresis(margin_classes=classes).victim(waits, [runs])
+    assert victim is (runs if stops else None)
+
+
+def test_a_step_of_a_group_that_lacks_fewer_stops_one_of_a_group_that_lacks_more() -> None:
+    stage = Stage(overrides=["scheduling=group-first", "preemption=hysteresis"])
+    stage.join("E1", slots=1)
+    stage.submit("a", "b", "c", group="many")
+    stage.submit("d", group="one")
+    stage.generating("a")
+    assert stopped(stage.request("b")) == []
+    assert stopped(stage.request("d")) == ["a"]
+
+
 def test_the_shortest_of_those_that_run_is_stopped() -> None:
     stage = crowded(3, a=800, b=300, c=500, d=4000)
     for name in "abc":

@@ -15,6 +15,7 @@ from heddle_dask.core.ids import EngineId
 from heddle_dask.core.state import Engine, State, Trajectory
 from heddle_dask.core.view import ClusterView
 from heddle_dask.strategies.admission import AtMost
+from heddle_dask.strategies.cache_aware import CacheAware
 from heddle_dask.strategies.first_come import FirstComeFirstServed
 from heddle_dask.strategies.least_load import LeastLoad, inflight_load, resident_load
 from heddle_dask.strategies.round_robin import RoundRobin
@@ -238,6 +239,15 @@ def test_sticky_least_loaded_leaves_a_draining_home() -> None:
 
 
 # -- order and admission ---------------------------------------------------------------------------------
+
+
+def test_cache_aware_forgets_the_groups_that_were_not_used_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heddle_dask.strategies.cache_aware._MOST_GROUPS", 3)
+    strategy, among = CacheAware(), engines("a", "b")
+    step = step_of("t")
+    for name in ("x", "y", "z", "x", "w"):
+        strategy.choose_engine(trajectory(name), step, among)
+    assert list(strategy._seen) == ["group of z", "group of x", "group of w"]
 
 
 def test_first_come_gives_every_step_its_own_priority() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 import uvloop
 
+from heddle_dask.cli.bench_decisions import decisions
+from heddle_dask.cli.bench_degrees import degrees
 from heddle_dask.cli.bench_kv import kv_transfer
 from heddle_dask.cli.bench_live import live
 from heddle_dask.cli.bench_placement import placement
@@ -19,6 +21,8 @@ def bench() -> None:
     """Measure this installation on this machine."""
 
 
+bench.add_command(decisions)
+bench.add_command(degrees)
 bench.add_command(live)
 bench.add_command(placement)
 bench.add_command(predictor)

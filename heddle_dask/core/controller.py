@@ -39,7 +39,7 @@ from heddle_dask.core.transitions import (
     TrajectoryEvent,
     TrajectoryState,
 )
-from heddle_dask.core.view import ClusterView, PlansBatches, StrategySet
+from heddle_dask.core.view import ClusterView, PlansBatches, RanksWaiting, StrategySet
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ class Controller:
         self.limits = limits or Limits()
         self.actions = ActionDesk(self.state, self.view, strategies.actions, self.limits.max_losses)
         self._unplanned: dict[TrajectoryId, None] = {}
+        self._unplaced: dict[TrajectoryId, None] = {}  # planned, and no step of it was placed yet
         self.moves = MoveDesk(self.state, self.view, strategies.migration)
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             ev.TrajectorySubmitted: self._trajectory_submitted,
@@ -111,7 +112,14 @@ class Controller:
         self.state.unadmitted[spec.trajectory_id] = None
         self._unplanned[spec.trajectory_id] = None
         self.state.join_group(spec.group_id)
+        if self.strategies.predictor is None:
+            self._rank(trajectory)
         return [*self._predict(trajectory), *self._admit(event.at)]
+
+    def _rank(self, trajectory: Trajectory) -> None:
+        admission = self.strategies.admission
+        if isinstance(admission, RanksWaiting):
+            admission.rank(trajectory)
 
     def _admit(self, at: float) -> list[Command]:
         if not self.state.unadmitted:
@@ -141,6 +149,7 @@ class Controller:
         trajectory.step = None
         self.moves.trajectory_ended(trajectory)
         self._unplanned.pop(event.trajectory_id, None)
+        self._unplaced.pop(event.trajectory_id, None)
         self.state.leave_group(trajectory.spec.group_id)
         if was is not TrajectoryState.SUBMITTED:
             self.state.alive -= 1
@@ -179,7 +188,9 @@ class Controller:
         ready = self.state.ready_engines
         if not ready or not guards.can_dispatch(trajectory):
             return []
-        candidates = [engine for engine in ready if guards.can_take(engine, step)]
+        candidates = ready
+        if step.context_tokens >= self.state.least_max_context:
+            candidates = [engine for engine in ready if guards.can_take(engine, step)]
         if not candidates:
             longest = max(engine.spec.max_context_tokens for engine in ready)
             return self._give_up_step(
@@ -198,7 +209,9 @@ class Controller:
         placement = self.strategies.placement
         if isinstance(placement, PlansBatches):
             batch = [self.state.trajectories[name] for name in self._unplanned]
-            placement.plan([t for t in batch if t.home is None], engines)
+            homeless = [t for t in batch if t.home is None]
+            placement.plan(homeless, engines)
+            self._unplaced.update((t.trajectory_id, None) for t in homeless)
         self._unplanned.clear()
 
     def _dispatch(self, trajectory: Trajectory, engine: Engine, at: float) -> StartStep:
@@ -209,6 +222,7 @@ class Controller:
         trajectory.priority = priority
         source = trajectory.home
         self.state.waiting_steps.pop(trajectory.trajectory_id, None)
+        self._unplaced.pop(trajectory.trajectory_id, None)
         self.state.set_home(trajectory, engine.engine_id)
         self.state.count_inflight(trajectory, engine.engine_id)
         engine.placed += 1
@@ -228,16 +242,16 @@ class Controller:
         preemption = self.strategies.preemption
         if preemption is None or len(engine.inflight) <= engine.spec.slots:
             return []
-        inflight = [self.state.trajectories[name] for name in engine.inflight]
-        if len(inflight) - sum(other.stopping for other in inflight) <= engine.spec.slots:
+        if len(engine.inflight) - engine.stopping <= engine.spec.slots:
             return []  # a slot is about to be free, and nobody else waits for it
-        running = [other for other in inflight if guards.can_stop(other, self.limits.max_preemptions)]
+        most = self.limits.max_preemptions
+        running = [other for other in engine.running.values() if other.preemptions < most]
         victim = preemption.victim(trajectory, running) if running else None
         if victim is None:
             return []
         guards.check_victim(trajectory, victim, running)
-        victim.stopping = True
-        victim.preemptions += 1
+        assert guards.can_stop(victim, most), victim.trajectory_id
+        self.state.mark_stopping(victim, engine)
         return self._abort_open_step(victim, f"preempted for {trajectory.trajectory_id}")
 
     def _place_waiting(self, at: float) -> list[Command]:
@@ -273,7 +287,7 @@ class Controller:
         current = self._current(event)
         if current is None or not current[0].advance(TrajectoryEvent.STARTED, event.at):
             return self.state.late()
-        current[1].generating += 1
+        self.state.count_running(*current)
         return []
 
     def _step_finished(self, event: ev.StepFinished) -> list[Command]:
@@ -310,9 +324,16 @@ class Controller:
             return self.state.late()
         if event.steps_finished != trajectory.steps_finished:
             return self.state.late()
-        trajectory.take_prediction(
-            event.remaining_tokens, event.remaining_tokens_q90, event.remaining_s, event.remaining_s_q90
+        self.state.take_prediction(
+            trajectory,
+            event.remaining_tokens,
+            event.remaining_tokens_q90,
+            event.remaining_s,
+            event.remaining_s_q90,
         )
+        if trajectory.state is TrajectoryState.SUBMITTED:
+            self._rank(trajectory)
+            return self._admit(event.at)
         return self.moves.consider(trajectory)
 
     def _move_ended(self, event: ev.MoveEnded) -> list[Command]:
@@ -350,7 +371,6 @@ class Controller:
     def _end_step(self, trajectory: Trajectory, engine: Engine, at: float) -> None:
         was_generating = trajectory.state is TrajectoryState.GENERATING
         self.state.uncount_inflight(trajectory, was_generating)
-        trajectory.stopping = False
         trajectory.advance(TrajectoryEvent.STEP_ENDED, at)
         if engine.state is EngineState.LOST:
             self.state.set_home(trajectory, None)
@@ -363,6 +383,9 @@ class Controller:
             raise KeyError(f"engine {spec.engine_id} joined before; a restart needs a new id")
         self.state.engines[spec.engine_id] = Engine(spec=spec, number=self.state.next_number())
         self.state.refresh_ready()
+        # It gets its share of those that were planned without it and have not begun.
+        self._unplanned = {**self._unplaced, **self._unplanned}
+        self._unplaced.clear()
         return [*self._place_waiting(event.at), *self._admit(event.at)]
 
     def _engine_draining(self, event: ev.EngineDraining) -> list[Command]:
@@ -401,7 +424,6 @@ class Controller:
             was_generating = trajectory.state is TrajectoryState.GENERATING
             self.state.uncount_inflight(trajectory, was_generating)
             trajectory.advance(TrajectoryEvent.STRANDED, at)
-            trajectory.stopping = False
             # Only those that held a slot can have killed the worker; the queued ones are innocent.
             trajectory.losses += was_generating
         # They had been placed before those that wait were asked for: they come first.

@@ -33,7 +33,7 @@ def check_choice(
     ------
     GuardViolation
     """
-    if all(choice is not candidate for candidate in candidates):
+    if choice not in candidates:  # engines compare by identity
         offered = ", ".join(engine.engine_id for engine in candidates)
         raise GuardViolation(
             f"placement chose {choice.engine_id} ({choice.state.value}) for step {step.step_index} of "
@@ -63,8 +63,9 @@ def check_transfer(move: MoveRequest, running: Iterable[MoveRequest]) -> None:
     ------
     GuardViolation
     """
+    ends = (move.source, move.target)
     for other in running:
-        if {move.source, move.target} & {other.source, other.target}:
+        if other.source in ends or other.target in ends:
             raise GuardViolation(
                 f"the move of {move.trajectory_id} from {move.source} to {move.target} shares an engine with that of "
                 f"{other.trajectory_id} from {other.source} to {other.target}"
@@ -84,7 +85,7 @@ def check_victim(waiting: Trajectory, victim: Trajectory, running: Sequence[Traj
     ------
     GuardViolation
     """
-    if all(victim is not candidate for candidate in running):
+    if victim not in running:  # trajectories compare by identity
         offered = ", ".join(candidate.trajectory_id for candidate in running)
         raise GuardViolation(
             f"preemption chose {victim.trajectory_id} ({victim.state.value}) for {waiting.trajectory_id}; it may "

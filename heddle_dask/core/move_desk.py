@@ -14,7 +14,7 @@ from heddle_dask.core.commands import Command, MoveContext
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.state import State, Trajectory
 from heddle_dask.core.transitions import EngineState, KvEvent, KvState, TrajectoryState
-from heddle_dask.core.view import ClusterView, Migration, Move, MoveRequest
+from heddle_dask.core.view import ClusterView, ForgetsTrajectories, Migration, Move, MoveRequest
 
 
 @dataclass(slots=True)
@@ -23,6 +23,9 @@ class MoveTotals:
 
     Attributes
     ----------
+    bytes
+        KV cache that was copied: tokens times the target's bytes per token, where the engine says them; a context that
+        the target computes anew brings none.
     exposed_s
         Seconds that steps waited for the end of a move.
     """
@@ -32,6 +35,7 @@ class MoveTotals:
     seconds: float = 0.0
     tokens: int = 0
     exposed_s: float = 0.0
+    bytes: int = 0
 
 
 class MoveDesk:
@@ -44,6 +48,11 @@ class MoveDesk:
         self.totals: dict[str, MoveTotals] = {}
         self._pending: dict[TrajectoryId, MoveRequest] = {}
         self._running: dict[TrajectoryId, MoveRequest] = {}
+        # Indexes: pending moves by one end and the other; those of them whose two ends are free; engines in a move.
+        self._at: dict[EngineId, dict[EngineId, dict[TrajectoryId, MoveRequest]]] = {}
+        self._free: dict[TrajectoryId, MoveRequest] = {}
+        self._busy: dict[EngineId, TrajectoryId] = {}
+        self._forgets = migration if isinstance(migration, ForgetsTrajectories) else None
 
     @property
     def running(self) -> int:
@@ -55,11 +64,47 @@ class MoveDesk:
         if self.migration is None or not self._may_move(trajectory):
             return []
         move = self.migration.propose(self.view, trajectory)
-        self._pending.pop(trajectory.trajectory_id, None)
+        self._drop(trajectory.trajectory_id)
         if move is not None:
             guards.check_move(self.state, trajectory, move)
-            self._pending[trajectory.trajectory_id] = self._request(trajectory, move)
+            self._add(self._request(trajectory, move))
         return self._start()
+
+    def _add(self, request: MoveRequest) -> None:
+        name = request.trajectory_id
+        self._pending[name] = request
+        for end, other in ((request.source, request.target), (request.target, request.source)):
+            self._at.setdefault(end, {}).setdefault(other, {})[name] = request
+        if request.source not in self._busy and request.target not in self._busy:
+            self._free[name] = request
+
+    def _drop(self, name: TrajectoryId) -> None:
+        """Forget a move that has not started, if there is one."""
+        request = self._pending.pop(name, None)
+        if request is None:
+            return
+        self._free.pop(name, None)
+        for end, other in ((request.source, request.target), (request.target, request.source)):
+            between = self._at[end][other]
+            del between[name]
+            if not between:
+                del self._at[end][other]
+
+    def _occupy(self, move: MoveRequest) -> None:
+        for end in (move.source, move.target):
+            self._busy[end] = move.trajectory_id
+        ends = (move.source, move.target)
+        gone = [name for name, other in self._free.items() if other.source in ends or other.target in ends]
+        for name in gone:
+            del self._free[name]
+
+    def _release(self, move: MoveRequest) -> None:
+        for end in (move.source, move.target):
+            del self._busy[end]
+        for end in (move.source, move.target):
+            for other, between in self._at.get(end, {}).items():
+                if other not in self._busy:
+                    self._free.update(between)
 
     def _may_move(self, trajectory: Trajectory) -> bool:
         idle = trajectory.state in (TrajectoryState.THINKING, TrajectoryState.ACTING)
@@ -67,11 +112,13 @@ class MoveDesk:
 
     def step_requested(self, trajectory: Trajectory) -> None:
         """Its tool was quicker: a move that has not started is off."""
-        self._pending.pop(trajectory.trajectory_id, None)
+        self._drop(trajectory.trajectory_id)
 
     def trajectory_ended(self, trajectory: Trajectory) -> None:
         """Nothing of it is to be moved any more; a running move keeps its ends busy until it reports."""
-        self._pending.pop(trajectory.trajectory_id, None)
+        self._drop(trajectory.trajectory_id)
+        if self._forgets is not None:
+            self._forgets.forget(trajectory)
 
     def _request(self, trajectory: Trajectory, move: Move) -> MoveRequest:
         assert trajectory.home is not None, trajectory.trajectory_id
@@ -85,14 +132,16 @@ class MoveDesk:
         )
 
     def _start(self) -> list[Command]:
-        if not self._pending or self.migration is None:
+        """Only what has two free ends is put to the strategy: most of what waits does not."""
+        if not self._free or self.migration is None:
             return []
         commands: list[Command] = []
         running = list(self._running.values())
-        for move in self.migration.choose(list(self._pending.values()), running):
+        for move in self.migration.choose(list(self._free.values()), running):
             guards.check_transfer(move, self._running.values())
             name = move.trajectory_id
-            del self._pending[name]
+            self._drop(name)
+            self._occupy(move)
             trajectory = self.state.trajectories[name]
             trajectory.advance_kv(KvEvent.MOVE_STARTED)
             trajectory.moves += 1
@@ -112,10 +161,12 @@ class MoveDesk:
         if event.source_engine_id not in (None, running.source):
             return self.state.late()
         del self._running[event.trajectory_id]
+        self._release(running)
         totals = self._totals(running.kind)
         totals.seconds += event.seconds
         totals.tokens += event.tokens
         totals.failed += not event.ok
+        totals.bytes += self._kv_bytes(running, event.tokens)
         trajectory = self.state.trajectories.get(event.trajectory_id)
         if trajectory is not None and trajectory.state is TrajectoryState.WAITING:
             totals.exposed_s += event.at - trajectory.requested_at
@@ -127,17 +178,27 @@ class MoveDesk:
                 self.state.set_home(trajectory, running.target)
         return self._start()
 
+    def _kv_bytes(self, move: MoveRequest, tokens: int) -> int:
+        target = self.state.engines.get(move.target)
+        if move.kind != "transfer" or target is None:
+            return 0
+        return round(tokens * target.spec.kv_bytes_per_token)
+
     def forget_target(self, engine_id: EngineId) -> None:
         """No move that has not started may go there any more."""
-        for name, waiting in list(self._pending.items()):
+        for name, waiting in self._touching(engine_id):
             if waiting.target == engine_id:
-                del self._pending[name]
+                self._drop(name)
+
+    def _touching(self, engine_id: EngineId) -> list[tuple[TrajectoryId, MoveRequest]]:
+        """The moves from or to that engine that have not started."""
+        return [item for between in self._at.get(engine_id, {}).values() for item in between.items()]
 
     def engine_lost(self, engine_id: EngineId, at: float) -> list[Command]:
         """End the moves of a lost engine: nobody may be left to report them."""
-        for name, waiting in list(self._pending.items()):
-            if engine_id in (waiting.source, waiting.target):
-                del self._pending[name]
+        for name, _ in self._touching(engine_id):
+            self._drop(name)
+        self._at.pop(engine_id, None)
         commands: list[Command] = []
         for name, move in list(self._running.items()):
             if engine_id in (move.source, move.target):

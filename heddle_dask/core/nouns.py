@@ -57,7 +57,13 @@ class StepRequest:
 
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
-    """One running model server. `engine_id` names this incarnation: a restart gets another id."""
+    """One running model server. `engine_id` names this incarnation: a restart gets another id.
+
+    Attributes
+    ----------
+    kv_bytes_per_token
+        Bytes of KV cache that one token takes over all its GPUs; 0 when unknown.
+    """
 
     engine_id: EngineId
     slots: int
@@ -66,6 +72,7 @@ class EngineDescription:
     kv_capacity_tokens: int = 0
     policy_version: int = 0
     kv_transfer: bool = False
+    kv_bytes_per_token: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

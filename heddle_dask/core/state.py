@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from heddle_dask.core.commands import Command
+from heddle_dask.core.errors import InvalidTransition
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, TrajectoryId
 from heddle_dask.core.nouns import (
     ActionRequest,
@@ -111,6 +112,11 @@ class Trajectory:
         """Shorthand for ``spec.trajectory_id``."""
         return self.spec.trajectory_id
 
+    @property
+    def expected_tokens(self) -> int:
+        """What it was predicted to generate after its last finished step; 0 without a prediction."""
+        return 0 if self.predicted_tokens is None else int(self.predicted_tokens)
+
     def take_tokens(self, tokens: int, whole: bool) -> None:
         """Count what a step has generated; `whole`: the step has ended, else it was stopped and will go on."""
         self.generated_tokens += tokens
@@ -128,8 +134,11 @@ class Trajectory:
 
     def advance(self, event: TrajectoryEvent, at: float) -> bool:
         """Take `event`; False when it is a late arrival and nothing changed."""
-        told = f"trajectory {self.trajectory_id}: " + "; ".join(self.story)
-        after = TRAJECTORY.next_state(self.state, event, told)
+        try:
+            after = TRAJECTORY.next_state(self.state, event, "")
+        except InvalidTransition:  # once more, with its story: only an error pays for telling it
+            told = f"trajectory {self.spec.trajectory_id}: " + "; ".join(self.story)
+            after = TRAJECTORY.next_state(self.state, event, told)
         if after is None:
             return False
         self.story.append(f"{at:.3f} {event.value}: {self.state.value} -> {after.value}")
@@ -159,8 +168,14 @@ class Engine:
         Trajectories with a step queued or generating here.
     generating
         How many of them hold a slot.
+    running
+        Those that hold a slot and are not being stopped, in the order in which they started.
+    stopping
+        How many of them are being stopped for others.
     placed
         Steps placed here so far.
+    expected_tokens
+        Tokens that the residents are predicted to generate yet, each as of its latest prediction.
     """
 
     spec: EngineDescription
@@ -171,7 +186,10 @@ class Engine:
     residents: dict[TrajectoryId, None] = field(default_factory=dict)
     inflight: dict[TrajectoryId, None] = field(default_factory=dict)
     generating: int = 0
+    running: dict[TrajectoryId, Trajectory] = field(default_factory=dict, repr=False)
+    stopping: int = 0
     placed: int = 0
+    expected_tokens: int = 0
 
     @property
     def engine_id(self) -> EngineId:
@@ -234,6 +252,8 @@ class State:
         Admitted trajectories that have not ended.
     late_arrivals
         How many events were ignored because they came too late.
+    least_max_context
+        Every ready engine takes contexts of fewer tokens than this; 0 without one.
     """
 
     def __init__(self) -> None:
@@ -248,6 +268,7 @@ class State:
         self.alive = 0
         self.late_arrivals = 0
         self._ready: list[Engine] = []
+        self.least_max_context = 0
         self._counter = 0
 
     def next_number(self) -> int:
@@ -281,8 +302,12 @@ class State:
         return self._ready
 
     def refresh_ready(self) -> None:
-        """Recompute `ready_engines`; to be called when an engine changed its state."""
+        """Recompute `ready_engines`; to be called when an engine changed its state.
+
+        It is a new list each time: who keeps sums over it sees by identity that they are outdated.
+        """
         self._ready = [e for e in self.engines.values() if e.state is EngineState.READY]
+        self.least_max_context = min((e.spec.max_context_tokens for e in self._ready), default=0)
 
     def set_home(self, trajectory: Trajectory, engine_id: EngineId | None) -> None:
         """Make `engine_id` the trajectory's home and move its resident tokens."""
@@ -292,11 +317,22 @@ class State:
             old = self.engines[trajectory.home]
             old.residents.pop(trajectory.trajectory_id, None)
             old.resident_tokens -= trajectory.context_tokens
+            old.expected_tokens -= trajectory.expected_tokens
         trajectory.home = engine_id
         if engine_id is not None:
             new = self.engines[engine_id]
             new.residents[trajectory.trajectory_id] = None
             new.resident_tokens += trajectory.context_tokens
+            new.expected_tokens += trajectory.expected_tokens
+
+    def take_prediction(
+        self, trajectory: Trajectory, tokens: float, tokens_q90: float, seconds: float, seconds_q90: float
+    ) -> None:
+        """Keep a prediction and its home's sum right."""
+        before = trajectory.expected_tokens
+        trajectory.take_prediction(tokens, tokens_q90, seconds, seconds_q90)
+        if trajectory.home is not None:
+            self.engines[trajectory.home].expected_tokens += trajectory.expected_tokens - before
 
     def set_context(self, trajectory: Trajectory, tokens: int) -> None:
         """Set the trajectory's context length and keep its home's sum right."""
@@ -312,6 +348,18 @@ class State:
         engine.inflight[trajectory.trajectory_id] = None
         engine.inflight_tokens += trajectory.counted_tokens
 
+    def count_running(self, trajectory: Trajectory, engine: Engine) -> None:
+        """Its step, counted on that engine, has got a slot."""
+        engine.generating += 1
+        engine.running[trajectory.trajectory_id] = trajectory
+
+    def mark_stopping(self, trajectory: Trajectory, engine: Engine) -> None:
+        """Its running step there is being stopped for another."""
+        trajectory.stopping = True
+        trajectory.preemptions += 1
+        engine.stopping += 1
+        engine.running.pop(trajectory.trajectory_id, None)
+
     def uncount_inflight(self, trajectory: Trajectory, was_generating: bool) -> None:
         """Take the trajectory's step off the engine that counts it, if any."""
         if trajectory.counted_on is None:
@@ -320,6 +368,9 @@ class State:
         engine.inflight.pop(trajectory.trajectory_id, None)
         engine.inflight_tokens -= trajectory.counted_tokens
         engine.generating -= was_generating
+        engine.running.pop(trajectory.trajectory_id, None)
+        engine.stopping -= trajectory.stopping
+        trajectory.stopping = False
         trajectory.counted_on = None
         trajectory.counted_tokens = 0
 
@@ -350,14 +401,19 @@ class State:
             name = engine.engine_id
             assert sorted(engine.residents) == sorted(t.trajectory_id for t in living), name
             assert engine.resident_tokens == sum(t.context_tokens for t in living), name
+            assert engine.expected_tokens == sum(t.expected_tokens for t in living), name
             assert sorted(engine.inflight) == sorted(t.trajectory_id for t in here), name
             assert engine.inflight_tokens == sum(t.counted_tokens for t in here), name
             generating = sum(t.state is TrajectoryState.GENERATING for t in here)
             assert engine.generating == generating, name
+            assert engine.stopping == sum(t.stopping for t in here), name
+            runs = [t for t in here if t.state is TrajectoryState.GENERATING and not t.stopping]
+            assert sorted(engine.running) == sorted(t.trajectory_id for t in runs), name
             if engine.state is EngineState.LOST:  # only steps that still report keep it as their home
                 assert sorted(engine.residents) == sorted(engine.inflight), name
         ready = [e for e in self.engines.values() if e.state is EngineState.READY]
         assert list(self.ready_engines) == ready
+        assert self.least_max_context == min((e.spec.max_context_tokens for e in ready), default=0)
         waiting = sorted(t.trajectory_id for t in self.in_state(TrajectoryState.WAITING))
         assert sorted(self.waiting_steps) == waiting
         submitted = sorted(t.trajectory_id for t in self.in_state(TrajectoryState.SUBMITTED))

@@ -36,6 +36,11 @@ class ClusterView:
         """The trajectory of that id."""
         return self._state.trajectories[trajectory_id]
 
+    def residents(self, engine: Engine) -> list[Trajectory]:
+        """The trajectories whose home the engine is, in the order of `Engine.residents`."""
+        trajectories = self._state.trajectories
+        return [trajectories[name] for name in engine.residents]
+
     @property
     def hosts(self) -> Iterable[Host]:
         """Hosts for actions, in the order in which they joined."""
@@ -83,7 +88,11 @@ class Scheduling(Protocol):
     """In which order the steps of one engine run."""
 
     def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> float:
-        """Larger runs first. `order` is the running number of the request."""
+        """Larger runs first. `order` is the running number of the request.
+
+        From 0 on: tokens of work. Below 0: ranks, of which a whole number is a class of its own and the fraction only
+        orders within it. A preemption takes its margin by that.
+        """
 
 
 class Preemption(Protocol):
@@ -92,7 +101,7 @@ class Preemption(Protocol):
     def victim(self, waiting: Trajectory, running: Sequence[Trajectory]) -> Trajectory | None:
         """One of `running` that is to make room for `waiting` on its engine, or None.
 
-        `running` are those that generate there and may be stopped; never empty.
+        `running` are those that generate there and may be stopped, as they started; never empty.
         """
 
 
@@ -140,7 +149,18 @@ class Migration(Protocol):
         """A move to another ready engine, or None to stay."""
 
     def choose(self, waiting: Sequence[MoveRequest], running: Sequence[MoveRequest]) -> Sequence[MoveRequest]:
-        """Those of `waiting` that start now; moves that run at once must not share an engine."""
+        """Those of `waiting` that start now; moves that run at once must not share an engine.
+
+        `waiting` are those that share no engine with any of `running`; never empty.
+        """
+
+
+@runtime_checkable
+class ForgetsTrajectories(Protocol):
+    """A migration that keeps something of each trajectory and is to drop it at its end."""
+
+    def forget(self, trajectory: Trajectory) -> None:
+        """The trajectory has ended; it may never have been asked about."""
 
 
 class Admission(Protocol):
@@ -148,6 +168,14 @@ class Admission(Protocol):
 
     def admit(self, view: ClusterView) -> Sequence[Trajectory]:
         """Those of `view.unadmitted` that may start now."""
+
+
+@runtime_checkable
+class RanksWaiting(Protocol):
+    """An admission that lets trajectories in by what is predicted of them."""
+
+    def rank(self, trajectory: Trajectory) -> None:
+        """A submitted trajectory has its (newest) prediction; or there is no predictor, and it was submitted."""
 
 
 @dataclass(frozen=True, slots=True)

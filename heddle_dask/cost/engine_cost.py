@@ -1,135 +1,28 @@
-"""How long an engine takes, as a function of its batch: pure, in seconds and tokens.
-
-One iteration of continuous batching with `batch` decoding sequences, `context_tokens` resident
-tokens and `prefill_tokens` prompt tokens beside them takes::
-
-    fixed_s + token_s * batch + prefill_token_s * prefill_tokens
-            + sequence_s * batch + context_token_s * context_tokens
-
-Every decoding sequence gains one token per iteration, so the context grows and a run of iterations
-is an arithmetic series: `span_s` sums it, `iterations_within` inverts it, both in constant time. That
-is what lets an emulated or simulated engine jump from one change of its batch to the next.
-"""
+"""Where the cost of an engine comes from: a shipped profile, shapes of model and GPU, a measured table, its terms."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from importlib import resources
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.hardware import Gpu, ModelShape, iteration_terms, kv_capacity_tokens
+from heddle_dask.cost.iteration import EngineCost, fixed_cost
+from heddle_dask.cost.measured import MeasuredTable
+from heddle_dask.cost.published import gpu_of, model_of
 
-_UNLIMITED_TOKENS = 1 << 40
-
-
-@dataclass(frozen=True, slots=True)
-class EngineCost:
-    """The terms of one iteration. All are at least 0.
-
-    Attributes
-    ----------
-    fixed_s
-        Seconds of an iteration whatever it holds: launching, reading the weights.
-    token_s
-        Seconds per decoded token (arithmetic).
-    prefill_token_s
-        Seconds per prompt token.
-    sequence_s
-        Seconds per decoding sequence (sampling, bookkeeping).
-    context_token_s
-        Seconds per resident token (reading its KV).
-    chunk_tokens
-        Most prompt tokens in one iteration.
-    capacity_tokens
-        Tokens whose KV fits.
-    """
-
-    fixed_s: float
-    token_s: float = 0.0
-    prefill_token_s: float = 0.0
-    sequence_s: float = 0.0
-    context_token_s: float = 0.0
-    chunk_tokens: int = 2048
-    capacity_tokens: int = _UNLIMITED_TOKENS
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise BadInput(f"engine cost {field.name} is {value!r}: use a number")
-            least = 1 if field.name.endswith("_tokens") else 0
-            if not least <= value < math.inf:
-                raise BadInput(f"engine cost {field.name} is {value!r}: use at least {least}")
-
-    def iteration_s(self, batch: int, context_tokens: int, prefill_tokens: int = 0) -> float:
-        """Seconds of one iteration."""
-        return (
-            self.fixed_s
-            + (self.token_s + self.sequence_s) * batch
-            + self.prefill_token_s * prefill_tokens
-            + self.context_token_s * context_tokens
-        )
-
-    def span_s(self, iterations: int, batch: int, context_tokens: int, prefill_tokens: int = 0) -> float:
-        """Seconds of `iterations` iterations with an unchanged batch; `context_tokens` at the first.
-
-        Each iteration adds `batch` + `prefill_tokens` to the context.
-        """
-        growth = self.context_token_s * (batch + prefill_tokens)
-        first = self.iteration_s(batch, context_tokens, prefill_tokens)
-        return iterations * first + growth * iterations * (iterations - 1) / 2
-
-    def iterations_within(
-        self, seconds: float, batch: int, context_tokens: int, prefill_tokens: int = 0
-    ) -> int:
-        """The most iterations whose `span_s` is at most `seconds`.
-
-        Raises
-        ------
-        ValueError
-            An iteration takes no time, so that there is no most.
-        """
-        first = self.iteration_s(batch, context_tokens, prefill_tokens)
-        if first <= 0:
-            raise ValueError("an iteration takes no time: any number fits")
-        if seconds < first:
-            return 0
-        growth = self.context_token_s * (batch + prefill_tokens)
-        linear = first - growth / 2
-        # The root in the form that stays exact when growth is (nearly) 0.
-        root = 2 * seconds / (linear + math.sqrt(linear * linear + 2 * growth * seconds))
-        count = max(0, int(root) - 1)
-        while self.span_s(count + 1, batch, context_tokens, prefill_tokens) <= seconds:
-            count += 1
-        return count
-
-    def decode_token_s(self, batch: int, context_tokens: int) -> float:
-        """Seconds per token of each of `batch` sequences that hold `context_tokens` together."""
-        return self.iteration_s(batch, context_tokens)
-
-    def prefill_s(self, tokens: int, context_tokens: int = 0) -> float:
-        """Seconds to prefill `tokens` uncached prompt tokens alone, after `context_tokens` cached."""
-        full, rest = divmod(tokens, self.chunk_tokens)
-        seconds = self.span_s(full, 0, context_tokens, self.chunk_tokens) if full else 0.0
-        if rest:
-            seconds += self.iteration_s(0, context_tokens + full * self.chunk_tokens, rest)
-        return seconds
-
-    def to_mapping(self) -> dict[str, Any]:
-        """A JSON-able mapping from which `cost_from_mapping` makes an equal cost."""
-        return asdict(self)
-
-
-def fixed_cost(seconds_per_token: float) -> EngineCost:
-    """Every token takes `seconds_per_token` whatever else runs, and prompts are free.
-
-    A step of n tokens then takes exactly n times that: for measuring overheads.
-    """
-    return EngineCost(fixed_s=seconds_per_token, chunk_tokens=_UNLIMITED_TOKENS)
+__all__ = [
+    "EngineCost",
+    "cost_from_mapping",
+    "engine_cost_for",
+    "fixed_cost",
+    "hardware_cost",
+    "load_profile",
+    "profile_names",
+]
 
 
 def profile_names() -> list[str]:
@@ -156,12 +49,42 @@ def load_profile(name: str, tp_degree: int = 1) -> EngineCost:
     return cost_from_mapping(content, tp_degree)
 
 
+def engine_cost_for(
+    model: str | ModelShape, gpu: str | Gpu, tp_degree: int = 1, *, table: MeasuredTable | None = None
+) -> EngineCost:
+    """The cost of a model on `tp_degree` GPUs; a measured table of just that overrides the formula.
+
+    Parameters
+    ----------
+    model
+        A published name (`heddle_dask.cost.published.model_names`), a directory with a config.json, or a shape.
+    gpu
+        A published name (`heddle_dask.cost.published.gpu_names`) or a shape.
+    table
+        Its cost is returned instead; where it says nothing of the KV capacity, the formula does.
+
+    Raises
+    ------
+    BadInput
+        An unknown name, a degree that does not divide the heads, a model that does not fit, or a table of
+        another model or degree.
+    """
+    shape = model_of(model) if isinstance(model, str) else model
+    chip = gpu_of(gpu) if isinstance(gpu, str) else gpu
+    if table is None:
+        return hardware_cost(shape, chip, tp_degree)
+    table.check(shape, tp_degree)
+    capacity = None if table.capacity_tokens else kv_capacity_tokens(shape, chip, tp_degree)
+    return table.fit(capacity_tokens=capacity).cost
+
+
 def cost_from_mapping(mapping: Mapping[str, Any], tp_degree: int = 1) -> EngineCost:
-    """Read a cost from parsed JSON or TOML. Four forms:
+    """Read a cost from parsed JSON or TOML. Five forms:
 
     - ``{"profile": NAME}``: a shipped profile, at `tp_degree`;
     - ``{"seconds_per_token": S}``: `fixed_cost`;
-    - ``{"model": {...}, "gpu": {...}}``: from the shapes of model and GPU, at `tp_degree`;
+    - ``{"model": NAME | DIR | {...}, "gpu": NAME | {...}}``: from the shapes of model and GPU, at `tp_degree`;
+    - ``{"table": NAME | FILE}``: a measured table (`heddle_dask.cost.measured`), which must be of `tp_degree`;
     - the terms themselves (`EngineCost`'s attributes; they hold for one degree only).
 
     Raises
@@ -175,11 +98,17 @@ def cost_from_mapping(mapping: Mapping[str, Any], tp_degree: int = 1) -> EngineC
     if "seconds_per_token" in mapping:
         _only(mapping, ("seconds_per_token",))
         return fixed_cost(mapping["seconds_per_token"])
+    if "table" in mapping:
+        _only(mapping, ("table",))
+        table = MeasuredTable.load(str(mapping["table"]))
+        table.check(table.shape, tp_degree)
+        return table.fit().cost
     if "model" in mapping or "gpu" in mapping:
         _only(mapping, ("model", "gpu"))
+        model, gpu = mapping.get("model", {}), mapping.get("gpu", {})
         return hardware_cost(
-            ModelShape.from_mapping(mapping.get("model", {})),
-            Gpu.from_mapping(mapping.get("gpu", {})),
+            model_of(model) if isinstance(model, str) else ModelShape.from_mapping(model),
+            gpu_of(gpu) if isinstance(gpu, str) else Gpu.from_mapping(gpu),
             tp_degree,
         )
     _only(mapping, tuple(field.name for field in fields(EngineCost)))
@@ -189,22 +118,15 @@ def cost_from_mapping(mapping: Mapping[str, Any], tp_degree: int = 1) -> EngineC
 
 
 def hardware_cost(model: ModelShape, gpu: Gpu, tp_degree: int = 1) -> EngineCost:
-    """The cost of `model` on `tp_degree` GPUs.
+    """The cost of `model` on `tp_degree` GPUs, by the formula of `heddle_dask.cost.hardware`.
 
     Raises
     ------
     BadInput
-        Weights and workspace leave no room for KV.
+        The degree does not divide the heads, or weights and workspace leave no room for KV.
     """
     terms = iteration_terms(model, gpu, tp_degree)
-    return EngineCost(
-        fixed_s=terms["fixed_s"],
-        token_s=terms["token_s"],
-        prefill_token_s=terms["prefill_token_s"],
-        sequence_s=terms["sequence_s"],
-        context_token_s=terms["context_token_s"],
-        capacity_tokens=kv_capacity_tokens(model, gpu, tp_degree),
-    )
+    return EngineCost(capacity_tokens=kv_capacity_tokens(model, gpu, tp_degree), **terms)  # type: ignore[arg-type]
 
 
 def _only(mapping: Mapping[str, Any], known: tuple[str, ...]) -> None:

@@ -1,25 +1,37 @@
 """From the shapes of a model and a GPU to the terms of an engine iteration.
 
 The formula was fitted by hand to 16 public points (vLLM on H100, bf16: Qwen3 8B, 14B and 32B at TP 1
-and 2; mean error 3 %, worst 11 %); `tests/test_cost_hardware.py` holds those points.
+and 2; mean error 3 %, worst 9 %); `heddle_dask.cost.public_points` holds them. Mixtures of experts
+and other GPUs use the same factors; no public point checks those.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Self
 
 from heddle_dask.core.errors import BadInput
 
-_LAUNCH_S = 0.5e-3
-_LAYER_S = 20e-6
-_SEQUENCE_S = 25e-6
-_WEIGHT_READ_SHARE = 0.80
-_KV_READ_SHARE = 0.85
-_PEAK_SHARE = 0.70
-_MEMORY_SHARE = 0.88
-_WORKSPACE_BYTES_PER_GPU = 2e9
+LAUNCH_S = 0.5e-3
+"""Seconds of an iteration that no GPU kernel takes: scheduling, preparing inputs."""
+LAYER_S = 20e-6
+"""Seconds of a layer beside its large kernels: norms, rotations, gaps between kernels."""
+SEQUENCE_S = 25e-6
+"""Seconds per decoding sequence: sampling, detokenising, bookkeeping."""
+WEIGHT_READ_SHARE = 0.80
+"""Share of the HBM bandwidth at which weights are read."""
+KV_READ_SHARE = 0.85
+"""Share of the HBM bandwidth at which attention reads KV."""
+PEAK_SHARE = 0.70
+"""Share of the dense peak that linear layers reach."""
+MEMORY_SHARE = 0.88
+"""Share of the memory that an engine takes."""
+WORKSPACE_BYTES_PER_GPU = 2e9
+"""Activations, graphs and buffers of one GPU."""
+
+DEGREES = (1, 2, 4, 8)
+"""TP degrees inside a node of 8 GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +39,17 @@ class _Shape:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            optional = field.default is not MISSING
+            fine = isinstance(value, int | float) and not isinstance(value, bool)
+            if not fine or not (0 < value < float("inf") or (optional and value == 0)):
                 raise BadInput(f"{type(self).__name__} {field.name} is {value!r}: use a number above 0")
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Read a shape from parsed JSON or TOML; an unknown or missing key is BadInput."""
         known = [field.name for field in fields(cls)]
-        wrong = sorted(set(mapping) ^ set(known))
+        needed = {field.name for field in fields(cls) if field.default is MISSING}
+        wrong = sorted((set(mapping) - set(known)) | (needed - set(mapping)))
         if wrong:
             verb = "lacks" if wrong[0] in known else "has unknown key"
             raise BadInput(f"{cls.__name__} {verb} {wrong[0]!r}: give {', '.join(known)}")
@@ -43,7 +58,7 @@ class _Shape:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape(_Shape):
-    """What of a dense transformer decides its speed.
+    """What of a transformer decides its speed; an optional value of 0 is unknown (or, of experts, none).
 
     Attributes
     ----------
@@ -52,7 +67,15 @@ class ModelShape(_Shape):
     weight_bytes
         Bytes of all weights as loaded.
     kv_bytes_per_token
-        Bytes of keys and values of one token over all layers.
+        Bytes of keys and values of one token over all layers, each KV head once.
+    heads, kv_heads
+        Of attention. They bound the TP degree; KV heads fewer than the degree are held in copies.
+    active_parameters
+        Weights that one token is multiplied with; 0: all.
+    experts, experts_per_token
+        Of each sparse layer.
+    expert_bytes
+        Bytes of the weights of all experts, a part of `weight_bytes`.
     """
 
     parameters: float
@@ -60,11 +83,46 @@ class ModelShape(_Shape):
     layers: int
     hidden_size: int
     kv_bytes_per_token: float
+    heads: int = 0
+    kv_heads: int = 0
+    active_parameters: float = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_bytes: float = 0
+
+    def __post_init__(self) -> None:
+        super(ModelShape, self).__post_init__()
+        for part, whole in (
+            ("active_parameters", "parameters"),
+            ("expert_bytes", "weight_bytes"),
+            ("experts_per_token", "experts"),
+            ("kv_heads", "heads"),
+        ):
+            if getattr(self, part) > getattr(self, whole):
+                raise BadInput(f"ModelShape {part} is {getattr(self, part)!r}: use at most {whole}")
+
+    @property
+    def expert_share(self) -> float:
+        """Share of a layer's experts that one token visits; 0 for a dense model."""
+        return self.experts_per_token / self.experts if self.experts else 0.0
+
+    def distinct_experts(self, tokens: int) -> float:
+        """Expected number of experts of a layer that a batch of `tokens` tokens visits.
+
+        A token visits `experts_per_token` of `experts`, all choices equally likely and independent
+        between tokens: an expert is missed by one with probability 1 - share. Real routers prefer
+        some experts and neighbouring tokens agree, so that fewer are visited: this is the most.
+        """
+        return self.experts * (1.0 - (1.0 - self.expert_share) ** tokens)
+
+    def kv_copies(self, tp_degree: int) -> float:
+        """How often each KV head is held by an engine of that degree."""
+        return max(1.0, tp_degree / self.kv_heads) if self.kv_heads else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu(_Shape):
-    """What of a GPU decides an engine's speed.
+    """What of a GPU decides an engine's speed; an optional value of 0 is unknown.
 
     Attributes
     ----------
@@ -74,12 +132,18 @@ class Gpu(_Shape):
         HBM bandwidth and size.
     link_bytes_per_s
         All-reduce bandwidth between GPUs of one engine.
+    peer_bytes_per_s
+        NVLink to another GPU of the node, one direction, line rate.
+    network_bytes_per_s
+        Network between nodes per GPU, one direction, line rate.
     """
 
     flops_per_s: float
     memory_bytes_per_s: float
     memory_bytes: float
     link_bytes_per_s: float
+    peer_bytes_per_s: float = 0
+    network_bytes_per_s: float = 0
 
 
 def all_reduce_s(tp_degree: int) -> float:
@@ -92,41 +156,110 @@ def all_reduce_s(tp_degree: int) -> float:
 
 
 def iteration_terms(model: ModelShape, gpu: Gpu, tp_degree: int) -> dict[str, float]:
-    """The terms of `heddle_dask.cost.engine_cost.EngineCost` but the KV capacity."""
+    """The terms of `heddle_dask.cost.iteration.EngineCost` but the KV capacity.
+
+    Raises
+    ------
+    BadInput
+        The degree does not divide the model's heads.
+    """
+    check_degree(model, tp_degree)
     reduces = 2 * model.layers * all_reduce_s(tp_degree)
-    token_s = 2 * model.parameters / (tp_degree * _PEAK_SHARE * gpu.flops_per_s)
+    multiplied = model.active_parameters or model.parameters
+    token_s = 2 * multiplied / (tp_degree * PEAK_SHARE * gpu.flops_per_s)
     if tp_degree > 1:
         # Two all-reduces per layer move one hidden state of 2 bytes an element each.
         token_s += 2 * model.layers * model.hidden_size * 2 / gpu.link_bytes_per_s
+    weights_per_s = tp_degree * WEIGHT_READ_SHARE * gpu.memory_bytes_per_s
+    kv_bytes = model.kv_bytes_per_token * model.kv_copies(tp_degree)
     return {
-        "fixed_s": _LAUNCH_S
-        + model.layers * _LAYER_S
-        + reduces
-        + model.weight_bytes / (tp_degree * _WEIGHT_READ_SHARE * gpu.memory_bytes_per_s),
+        "fixed_s": LAUNCH_S + model.layers * LAYER_S + reduces + model.weight_bytes / weights_per_s,
         "token_s": token_s,
         "prefill_token_s": token_s,
-        "sequence_s": _SEQUENCE_S,
-        "context_token_s": model.kv_bytes_per_token / (tp_degree * _KV_READ_SHARE * gpu.memory_bytes_per_s),
+        "sequence_s": SEQUENCE_S,
+        "context_token_s": kv_bytes / (tp_degree * KV_READ_SHARE * gpu.memory_bytes_per_s),
+        "spared_s": model.expert_bytes / weights_per_s,
+        "expert_share": model.expert_share,
     }
 
 
+def check_degree(model: ModelShape, tp_degree: int) -> None:
+    """Refuse a TP degree that cannot split the model's heads; unknown heads allow all.
+
+    Raises
+    ------
+    BadInput
+        It does not divide the attention heads, or neither divides the KV heads nor is divided by them.
+    """
+    if isinstance(tp_degree, bool) or not isinstance(tp_degree, int) or tp_degree < 1:
+        raise BadInput(f"TP degree {tp_degree!r} is none: use a whole number of at least 1")
+    if model.heads and model.heads % tp_degree:
+        raise BadInput(
+            f"TP degree {tp_degree} does not divide the model's {model.heads} attention heads: "
+            f"use {_listed(allowed_degrees(model))}"
+        )
+    if model.kv_heads and model.kv_heads % tp_degree and tp_degree % model.kv_heads:
+        raise BadInput(
+            f"TP degree {tp_degree} splits the model's {model.kv_heads} KV heads unevenly: "
+            f"use {_listed(allowed_degrees(model))}"
+        )
+
+
+def allowed_degrees(model: ModelShape, degrees: tuple[int, ...] = DEGREES) -> tuple[int, ...]:
+    """Those of `degrees` that split the model's heads evenly."""
+    return tuple(
+        degree
+        for degree in degrees
+        if (not model.heads or model.heads % degree == 0)
+        and (not model.kv_heads or model.kv_heads % degree == 0 or degree % model.kv_heads == 0)
+    )
+
+
+def fitting_degrees(
+    model: ModelShape, gpu: Gpu, degrees: tuple[int, ...] = DEGREES, *, least_tokens: int = 1
+) -> tuple[int, ...]:
+    """Those of `degrees` at which an engine can run the model with room for `least_tokens` of KV.
+
+    Raises
+    ------
+    BadInput
+        There is none: the model fits no engine.
+    """
+    fitting = tuple(
+        degree
+        for degree in allowed_degrees(model, degrees)
+        if _kv_room_tokens(model, gpu, degree) >= least_tokens
+    )
+    if not fitting:
+        raise BadInput(
+            f"model of {model.weight_bytes / 1e9:.0f} GB with {least_tokens} tokens of context fits no engine of "
+            f"{_listed(degrees)} GPUs of {gpu.memory_bytes / 1e9:.0f} GB: use larger GPUs or a smaller model"
+        )
+    return fitting
+
+
 def kv_capacity_tokens(model: ModelShape, gpu: Gpu, tp_degree: int) -> int:
-    """Tokens whose KV fits beside the weights.
+    """Tokens whose KV fits beside the weights; KV heads held in copies take room in copies.
 
     Raises
     ------
     BadInput
         None fits.
     """
-    room = (
-        _MEMORY_SHARE * gpu.memory_bytes * tp_degree
-        - model.weight_bytes
-        - _WORKSPACE_BYTES_PER_GPU * tp_degree
-    )
-    tokens = int(room // model.kv_bytes_per_token)
+    tokens = _kv_room_tokens(model, gpu, tp_degree)
     if tokens < 1:
         raise BadInput(
             f"model of {model.weight_bytes / 1e9:.0f} GB does not fit on {tp_degree} GPUs of "
             f"{gpu.memory_bytes / 1e9:.0f} GB: use a larger TP degree"
         )
     return tokens
+
+
+def _kv_room_tokens(model: ModelShape, gpu: Gpu, tp_degree: int) -> int:
+    per_gpu_bytes = MEMORY_SHARE * gpu.memory_bytes - WORKSPACE_BYTES_PER_GPU
+    room_bytes = per_gpu_bytes * tp_degree - model.weight_bytes
+    return int(room_bytes // (model.kv_bytes_per_token * model.kv_copies(tp_degree)))
+
+
+def _listed(degrees: tuple[int, ...]) -> str:
+    return ", ".join(map(str, degrees)) if degrees else "1"

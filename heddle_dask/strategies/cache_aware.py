@@ -10,6 +10,9 @@ from heddle_dask.core.nouns import StepRequest
 from heddle_dask.core.state import Engine, Trajectory
 from heddle_dask.strategies.sticky import home_among
 
+# The router evicts the prefixes that were used least recently; that many groups are not in a cache any more.
+_MOST_GROUPS = 10_000
+
 
 @dataclass(slots=True)
 class CacheAware:
@@ -35,8 +38,14 @@ class CacheAware:
     ) -> Engine:
         """One of the candidates, always."""
         chosen = self._choose(trajectory, candidates)
-        self._seen.setdefault(trajectory.spec.group_id, chosen.engine_id)
+        self._remember(trajectory.spec.group_id, chosen.engine_id)
         return chosen
+
+    def _remember(self, group_id: GroupId, engine_id: EngineId) -> None:
+        """Keep the first engine of the group, and the groups in order of use; the one not used longest goes."""
+        self._seen[group_id] = self._seen.pop(group_id, engine_id)
+        if len(self._seen) > _MOST_GROUPS:
+            del self._seen[next(iter(self._seen))]
 
     def _choose(self, trajectory: Trajectory, candidates: Sequence[Engine]) -> Engine:
         least = min(candidates, key=lambda engine: len(engine.inflight))

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
 
 from heddle_dask.core.state import Engine
 from heddle_dask.cost.engine_cost import EngineCost, load_profile, profile_names
+
+
+@runtime_checkable
+class UsesCosts(Protocol):
+    """A strategy that plans by what engines cost."""
+
+    def use_costs(self, known: Mapping[int, EngineCost]) -> None:
+        """Plan with these costs by TP degree."""
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ Beyond the KV capacity every placement thrashes: contexts throw each other out, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from heddle_dask.core.state import Engine, Trajectory
@@ -39,6 +39,10 @@ class KvPressure:
     cut: float = 0.8
     per_slot: float = 1.0
     _limit: float = 0.0
+    _engines: Sequence[Engine] | None = field(init=False, default=None)
+    _known: bool = field(init=False, default=False)
+    _slots: int = field(init=False, default=0)
+    _capacity_tokens: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         if not (0 < self.low <= self.high) or not 0 < self.cut < 1 or self.rise < 1 or self.per_slot <= 0:
@@ -47,11 +51,12 @@ class KvPressure:
     def admit(self, view: ClusterView) -> Sequence[Trajectory]:
         """The oldest that wait, up to the limit of now."""
         engines = view.ready_engines
-        if any(engine.spec.kv_capacity_tokens <= 0 for engine in engines):
+        if engines is not self._engines:
+            self._sum_up(engines)
+        if not self._known:
             return list(view.unadmitted)
-        floor = self.per_slot * sum(engine.spec.slots for engine in engines)
-        capacity = sum(engine.spec.kv_capacity_tokens for engine in engines)
-        used = sum(engine.resident_tokens for engine in engines)
+        floor, capacity = self.per_slot * self._slots, self._capacity_tokens
+        used = sum([engine.resident_tokens for engine in engines])
         if capacity and used > self.high * capacity:
             self._limit = self.cut * view.alive
         elif used < self.low * capacity and int(self._limit) <= view.alive <= self._residents(engines):
@@ -60,4 +65,11 @@ class KvPressure:
         return list(islice(view.unadmitted, max(0, int(self._limit) - view.alive)))
 
     def _residents(self, engines: Sequence[Engine]) -> int:
-        return sum(len(engine.residents) for engine in engines)
+        return sum([len(engine.residents) for engine in engines])
+
+    def _sum_up(self, engines: Sequence[Engine]) -> None:
+        """The ready engines have changed: it is another list then."""
+        self._engines = engines
+        self._known = all(engine.spec.kv_capacity_tokens > 0 for engine in engines)
+        self._slots = sum(engine.spec.slots for engine in engines)
+        self._capacity_tokens = sum(engine.spec.kv_capacity_tokens for engine in engines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from heddle_dask.core.ids import EngineId, TrajectoryId
@@ -10,8 +10,8 @@ from heddle_dask.core.state import Engine, Trajectory
 from heddle_dask.core.view import ClusterView, Move, MoveRequest
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
-from heddle_dask.strategies.migration.engine_load import EngineLoad
-from heddle_dask.strategies.migration.priced import Link, Margin, MovingCandidate, decide_move
+from heddle_dask.strategies.migration.load_board import LoadBoard
+from heddle_dask.strategies.migration.priced import Link, Margin, MovingCandidate
 from heddle_dask.strategies.migration.rank_rule import RankOrder, rank_target
 from heddle_dask.strategies.migration.transfers import choose_transfers
 from heddle_dask.strategies.planned import QUANTILES, remaining_tokens
@@ -21,7 +21,7 @@ from heddle_dask.strategies.presorted_plan import PresortedPlan
 def expected_tool_s(trajectory: Trajectory) -> float:
     """Mean seconds of the trajectory's own actions so far; 0 without any: then nothing hides a move."""
     done = trajectory.actions_done
-    return sum(seconds for _, seconds, _ in done) / len(done) if done else 0.0
+    return sum([seconds for _, seconds, _ in done]) / len(done) if done else 0.0
 
 
 def _check_quantile(quantile: str) -> None:
@@ -52,7 +52,8 @@ class _Remaining:
 
     def recount(self, view: ClusterView, engine: Engine, quantile: str) -> None:
         """Take the latest predictions of those that live there now."""
-        self.counted = {name: remaining_tokens(view.trajectory(name), quantile) for name in engine.residents}
+        here = view.residents(engine)
+        self.counted = {t.spec.trajectory_id: remaining_tokens(t, quantile) for t in here}
         self.total = sum(self.counted.values())
         self.longest = max(self.counted.values(), default=0.0)
         self.changed = 0
@@ -76,7 +77,7 @@ class Priced:
     Notes
     -----
     What the residents of an engine still need is counted anew when an eighth of it has changed, not at every question:
-    amortised O(1) beside the O(engines) of the prices.
+    amortised O(1). A question looks at every engine, and prices the few that can win (`migration.load_board`).
     """
 
     profile: str = "tiny-cpu"
@@ -87,7 +88,11 @@ class Priced:
     token_s: float = 5e-6
     quantile: str = "median"
     _costs: EngineCosts = field(init=False)
-    _remaining: dict[EngineId, _Remaining] = field(init=False, default_factory=dict)
+    _remaining: list[_Remaining] = field(init=False, default_factory=list)
+    _engines: Sequence[Engine] = field(init=False, default=())
+    _board: LoadBoard = field(init=False, default_factory=lambda: LoadBoard(()))
+    _link: Link | None = field(init=False, default=None)
+    _margin: Margin = field(init=False, default_factory=Margin)
 
     def __post_init__(self) -> None:
         _check_quantile(self.quantile)
@@ -97,10 +102,12 @@ class Priced:
                 "use numbers of at least 0 for relative, absolute_s, max_moves, setup_s and token_s"
             )
         self._costs = EngineCosts(self.profile)
+        self._margin = Margin(self.relative, self.absolute_s, self.max_moves)
 
     def use_costs(self, known: Mapping[int, EngineCost]) -> None:
         """Price with these costs by TP degree in place of the profile."""
         self._costs = EngineCosts(self.profile, known)
+        self._engines, self._remaining = (), []
 
     def propose(self, view: ClusterView, trajectory: Trajectory) -> Move | None:
         """A move that pays, or None."""
@@ -108,11 +115,10 @@ class Priced:
         engines = view.ready_engines
         if len(engines) < 2:
             return None
-        home = view.engine(trajectory.home)
-        can_transfer = home.spec.kv_transfer and all(engine.spec.kv_transfer for engine in engines)
+        if engines is not self._engines:
+            self._seat(engines)
         remaining = remaining_tokens(trajectory, self.quantile)
-        if trajectory.home in self._remaining:
-            self._remaining[trajectory.home].told(trajectory.trajectory_id, remaining)
+        self._take_loads(view, trajectory, remaining)
         candidate = MovingCandidate(
             trajectory_id=trajectory.trajectory_id,
             remaining_tokens=remaining,
@@ -121,12 +127,8 @@ class Priced:
             tool_s=expected_tool_s(trajectory),
             moved=trajectory.moves,
         )
-        move = decide_move(
-            candidate,
-            [self._load(view, engine) for engine in engines],
-            Link(self.setup_s, self.token_s) if can_transfer else None,
-            Margin(self.relative, self.absolute_s, self.max_moves),
-        )
+        link = self._link if view.engine(trajectory.home).spec.kv_transfer else None
+        move = self._board.decide(candidate, link, self._margin)
         if move is None:
             return None
         return Move(move.target, move.kind, move.stay_s - move.move_s)
@@ -135,28 +137,28 @@ class Priced:
         """Longest first, disjoint ends."""
         return choose_transfers(waiting, running)
 
-    def _load(self, view: ClusterView, engine: Engine) -> EngineLoad:
-        remaining = self._remaining_at(view, engine)
-        return EngineLoad(
-            engine_id=engine.engine_id,
-            cost=self._costs.of(engine),
-            slots=engine.spec.slots,
-            residents=len(engine.residents),
-            remaining_tokens=remaining.total,
-            longest_tokens=remaining.longest,
-            kv_tokens=float(engine.resident_tokens),
-            max_context_tokens=engine.spec.max_context_tokens,
-        )
+    def _seat(self, engines: Sequence[Engine]) -> None:
+        """The ready engines have changed: a new board; what was counted on those that stay is kept."""
+        known = dict(zip([engine.engine_id for engine in self._engines], self._remaining, strict=True))
+        self._engines = engines
+        seats = [(e.engine_id, self._costs.of(e), e.spec.slots, e.spec.max_context_tokens) for e in engines]
+        self._board = LoadBoard(seats)
+        self._remaining = [known.get(engine.engine_id) or _Remaining() for engine in engines]
+        self._link = Link(self.setup_s, self.token_s) if all(e.spec.kv_transfer for e in engines) else None
 
-    def _remaining_at(self, view: ClusterView, engine: Engine) -> _Remaining:
-        remaining = self._remaining.get(engine.engine_id)
-        if remaining is None:
-            ready = {other.engine_id for other in view.ready_engines}
-            self._remaining = {name: sums for name, sums in self._remaining.items() if name in ready}
-            remaining = self._remaining[engine.engine_id] = _Remaining()
-        if remaining.outdated(engine):
-            remaining.recount(view, engine, self.quantile)
-        return remaining
+    def _take_loads(self, view: ClusterView, trajectory: Trajectory, remaining: float) -> None:
+        """Bring the board up to date: the home has a new prediction, any engine may hold others than before."""
+        board = self._board
+        home = board.number_of.get(trajectory.home) if trajectory.home is not None else None
+        if home is not None:
+            self._remaining[home].told(trajectory.spec.trajectory_id, remaining)
+        kv_tokens, residents = board.kv_tokens, board.residents
+        for j, engine in enumerate(self._engines):
+            if engine.resident_tokens != kv_tokens[j] or len(engine.residents) != residents[j] or j == home:
+                sums = self._remaining[j]
+                if sums.outdated(engine):
+                    sums.recount(view, engine, self.quantile)
+                board.set(j, len(engine.residents), engine.resident_tokens, sums.total, sums.longest)
 
 
 @dataclass(slots=True)
@@ -169,7 +171,6 @@ class RankRule:
     quantile: str = "median"
     plan: PresortedPlan | None = field(init=False, default=None)
     _order: RankOrder = field(init=False, default_factory=RankOrder)
-    _known: dict[str, Trajectory] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_quantile(self.quantile)
@@ -178,8 +179,6 @@ class RankRule:
         """A move to the engine of the trajectory's rank."""
         if self.plan is None or self.plan.latest is None:
             return None
-        self._forget_ended()
-        self._known[trajectory.trajectory_id] = trajectory
         rank = self._order.update(trajectory.trajectory_id, remaining_tokens(trajectory, self.quantile))
         latest = self.plan.latest
         target: EngineId = latest.engines[rank_target(rank, len(self._order), latest.sizes)]
@@ -193,7 +192,6 @@ class RankRule:
         """Longest first, disjoint ends."""
         return choose_transfers(waiting, running)
 
-    def _forget_ended(self) -> None:
-        ended: Iterable[str] = [name for name, t in self._known.items() if t.state.value == "ended"]
-        for name in ended:
-            self._order.remove(self._known.pop(name).trajectory_id)
+    def forget(self, trajectory: Trajectory) -> None:
+        """It has ended: the ranks are those of the active."""
+        self._order.remove(trajectory.trajectory_id)

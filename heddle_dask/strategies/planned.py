@@ -17,17 +17,18 @@ from heddle_dask.core.state import Engine, Trajectory
 from heddle_dask.core.transitions import EngineState, TrajectoryState
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
+from heddle_dask.strategies.partition.least_end import LeastEnd
 from heddle_dask.strategies.partition.work import Work, WorkLoad
 from heddle_dask.strategies.partition.work_plan import WorkEngine, plan_by_work
 from heddle_dask.strategies.sticky import home_among
 
 _MOST_DRIFT = 0.25
-QUANTILES = {"median": "predicted_tokens", "q90": "predicted_tokens_q90"}
+QUANTILES = ("median", "q90")
 
 
 def remaining_tokens(trajectory: Trajectory, quantile: str = "median") -> float:
     """Predicted tokens still to be generated; without a prediction as many as its context holds, at least 1."""
-    predicted: float | None = getattr(trajectory, QUANTILES[quantile])
+    predicted = trajectory.predicted_tokens if quantile == "median" else trajectory.predicted_tokens_q90
     if predicted is not None and predicted > 0:
         return predicted
     return float(max(trajectory.context_tokens, trajectory.spec.prompt_tokens, 1))
@@ -52,18 +53,16 @@ def work_of(trajectory: Trajectory, quantile: str = "median", context_tokens: in
 
 @dataclass(slots=True)
 class _Holding:
-    """What was placed on one engine: sums that are a little out of date, and how much so."""
+    """What was placed on one engine: sums that are a little out of date, and how much so.
+
+    `added` and the residents that are not accounted for by `held` and `unseen` are changes since the sums were made.
+    """
 
     engine: Engine
     load: WorkLoad
     held: dict[TrajectoryId, Trajectory] = field(default_factory=dict)
     added: int = 0
     unseen: int = 0
-
-    def drift(self) -> float:
-        """Changes since the sums were made, as a share of what is held."""
-        gone = abs(len(self.engine.residents) - len(self.held) - self.unseen)
-        return (self.added + gone) / (8 + len(self.held))
 
     def add(self, trajectory: Trajectory, work: Work, *, resident: bool) -> None:
         self.held[trajectory.trajectory_id] = trajectory
@@ -97,7 +96,7 @@ class Planned:
     Notes
     -----
     The sums of an engine are counted anew when a quarter of what it holds has changed, at most one engine per
-    choice: O(engines) per choice and O(1) amortised for the counting.
+    choice: O(1) amortised. A choice bounds every engine's end and asks the few that can win (`partition.least_end`).
     """
 
     profile: str = "tiny-cpu"
@@ -105,6 +104,11 @@ class Planned:
     _costs: EngineCosts = field(init=False)
     _holdings: dict[EngineId, _Holding] = field(init=False, default_factory=dict)
     _plan: dict[TrajectoryId, tuple[Trajectory, EngineId]] = field(init=False, default_factory=dict)
+    # The engines of the latest choice, what they hold, their loads side by side, and their numbers there.
+    _seated: Sequence[Engine] = field(init=False, default=())
+    _here: list[_Holding] = field(init=False, default_factory=list)
+    _ends: LeastEnd = field(init=False, default_factory=lambda: LeastEnd(()))
+    _number: dict[EngineId, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.quantile not in QUANTILES:
@@ -118,16 +122,21 @@ class Planned:
     def plan(self, trajectories: Sequence[Trajectory], engines: Sequence[Engine]) -> None:
         """Plan a batch that has no homes yet; its first steps follow the plan where the engine is a candidate.
 
-        Trajectories that are not planned are placed one by one, as they ask.
+        Trajectories that are not planned are placed one by one, as they ask; so are those of a batch that is smaller
+        than the number of engines: counting all that the engines hold would cost more than a plan of few is worth.
         """
         if not trajectories or not engines:
+            return
+        for trajectory in trajectories:
+            self._plan.pop(trajectory.trajectory_id, None)  # it may have been planned for fewer engines
+        if len(trajectories) < len(engines):
             return
         sites = []
         for engine in engines:
             holding = self._holding(engine)
             holding.recount(self.quantile)
-            resident = tuple(work_of(t, self.quantile) for t in holding.held.values())
-            sites.append(WorkEngine(self._costs.of(engine), engine.spec.slots, resident))
+            sites.append(WorkEngine(self._costs.of(engine), engine.spec.slots, held=holding.load))
+        self._seated = ()  # all loads have changed
         made = plan_by_work([work_of(t, self.quantile) for t in trajectories], sites)
         ended = TrajectoryState.ENDED
         self._plan = {i: entry for i, entry in self._plan.items() if entry[0].state is not ended}
@@ -138,24 +147,60 @@ class Planned:
         self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
     ) -> Engine:
         """The home, else the planned engine, else the one that would end earliest."""
-        home = home_among(trajectory, candidates)
+        home = self._home(trajectory, candidates)
         if home is not None:
             holding = self._holding(home)
             if trajectory.trajectory_id not in holding.held:  # it was moved there
                 holding.add(trajectory, work_of(trajectory, self.quantile), resident=True)
+                self._load_changed(holding)
             return home
         _, planned = self._plan.pop(trajectory.trajectory_id, (None, None))
         work = work_of(trajectory, self.quantile, step.context_tokens)
-        holdings = [self._holding(engine) for engine in candidates]
-        outdated = max(holdings, key=_Holding.drift)
-        if outdated.drift() > _MOST_DRIFT:
-            outdated.recount(self.quantile)
-        chosen = next((h for h in holdings if h.engine.engine_id == planned), None)
-        if chosen is None:
-            # min keeps the first of equals, in join order: this trajectory counts there before the next is placed.
-            chosen = min(holdings, key=lambda holding: _rating(holding.load, work))
+        if candidates is not self._seated:
+            self._seat(candidates)
+        self._recount_most_outdated()
+        j = None if planned is None else self._number.get(planned)
+        if j is None:
+            # The first of equals, in join order: this trajectory counts there before the next is placed.
+            j = self._ends.first(work)
+        chosen = self._here[j]
         chosen.add(trajectory, work, resident=False)
+        self._load_changed(chosen)
         return chosen.engine
+
+    def _home(self, trajectory: Trajectory, candidates: Sequence[Engine]) -> Engine | None:
+        """`home_among`, without a walk over the candidates when what it holds is known."""
+        if trajectory.home is None:
+            return None
+        holding = self._holdings.get(trajectory.home)
+        if holding is not None and holding.engine in candidates:  # engines compare by identity
+            return holding.engine
+        return home_among(trajectory, candidates)
+
+    def _seat(self, candidates: Sequence[Engine]) -> None:
+        """Put the loads of these engines side by side; as long as they are the same ones, they stay."""
+        self._here = [self._holding(engine) for engine in candidates]
+        self._number = {engine.engine_id: j for j, engine in enumerate(candidates)}
+        # With the prefill of a prompt that another engine may have charged once more. Choosing by the end alone splits
+        # a group for any gain, however small: the end of one engine does not show that the work of all has grown.
+        self._ends = LeastEnd([holding.load for holding in self._here], prompts=1.0)
+        self._seated = candidates
+
+    def _load_changed(self, holding: _Holding) -> None:
+        j = self._number.get(holding.engine.engine_id)
+        if j is not None and self._seated:
+            self._ends.changed(j, holding.load)
+
+    def _recount_most_outdated(self) -> None:
+        drifts = [
+            (h.added + abs(len(h.engine.residents) - len(h.held) - h.unseen)) / (8 + len(h.held))
+            for h in self._here
+        ]
+        most = max(drifts)
+        if most > _MOST_DRIFT:
+            outdated = self._here[drifts.index(most)]
+            outdated.recount(self.quantile)
+            self._load_changed(outdated)
 
     def _holding(self, engine: Engine) -> _Holding:
         holding = self._holdings.get(engine.engine_id)
@@ -166,13 +211,3 @@ class Planned:
             holding = _Holding(engine, WorkLoad(self._costs.of(engine), engine.spec.slots))
             self._holdings[engine.engine_id] = holding
         return holding
-
-
-def _rating(load: WorkLoad, work: Work) -> tuple[float, float, float]:
-    """When the engine would end, with the prefill of a prompt that another engine may have charged once more.
-
-    Choosing by the end alone splits a group for any gain, however small: the end of this engine does not show that the
-    work of all has grown.
-    """
-    end_s, busy_s, tokens_per_slot = load.ends_with(work)
-    return end_s + load.prompt_s(work), busy_s, tokens_per_slot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,21 +18,34 @@ class Hysteresis:
     Parameters
     ----------
     ratio, margin_tokens
-        The waiting priority must be above ``ratio`` times the running one, and above it by ``margin_tokens``.
+        Where priorities are tokens of work (from 0 on: longest-first), the waiting one must be above ``ratio`` times
+        the running one, and above it by ``margin_tokens``.
+    margin_classes
+        Where priorities are ranks (below 0: group-first, least-attained), the waiting one must be so many classes
+        above the running one: group-first counts lacking members, least-attained levels of its queue. First come,
+        first served never stops anybody: who waits came later.
     """
 
     ratio: float = 1.5
     margin_tokens: float = 256.0
+    margin_classes: int = 1
 
     def __post_init__(self) -> None:
         if self.ratio < 1 or self.margin_tokens < 0:
             raise ValueError(
                 f"ratio={self.ratio}, margin_tokens={self.margin_tokens}: use at least 1 and at least 0"
             )
+        if self.margin_classes < 1:
+            raise ValueError(f"margin_classes={self.margin_classes}: use at least 1")
 
     def victim(self, waiting: Trajectory, running: Sequence[Trajectory]) -> Trajectory | None:
         """The least of `running`, the latest of equals, if it is clearly less than `waiting`."""
-        least = min(running, key=lambda t: (t.priority, -t.number))
-        if waiting.priority > max(self.ratio * least.priority, least.priority + self.margin_tokens):
-            return least
-        return None
+        least = min([t.priority for t in running])
+        if not self._clearly_above(waiting.priority, least):
+            return None
+        return max((t for t in running if t.priority == least), key=lambda t: t.number)
+
+    def _clearly_above(self, waiting: float, running: float) -> bool:
+        if running < 0:
+            return math.floor(waiting) - math.floor(running) >= self.margin_classes
+        return waiting > max(self.ratio * running, running + self.margin_tokens)

@@ -12,10 +12,13 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.view import PredictorChoice, StrategySet
+from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.admission import AtMost, Unlimited
 from heddle_dask.strategies.cache_aware import CacheAware
+from heddle_dask.strategies.engine_costs import UsesCosts
 from heddle_dask.strategies.first_come import FirstComeFirstServed, FirstComeMinimum
 from heddle_dask.strategies.group_first import GroupFirst
+from heddle_dask.strategies.kv_fit import KvFit
 from heddle_dask.strategies.kv_pressure import KvPressure
 from heddle_dask.strategies.least_attained import LeastAttained
 from heddle_dask.strategies.least_load import LeastLoad
@@ -25,6 +28,7 @@ from heddle_dask.strategies.planned import Planned
 from heddle_dask.strategies.predictor_choice import LearnedPredictor, Oracle
 from heddle_dask.strategies.preemption import Hysteresis
 from heddle_dask.strategies.presorted_plan import PresortedPlan
+from heddle_dask.strategies.roomiest import Roomiest
 from heddle_dask.strategies.round_robin import RoundRobin
 from heddle_dask.strategies.sticky import Sticky
 from heddle_dask.strategies.sticky_least_loaded import StickyLeastLoaded
@@ -44,6 +48,7 @@ PARTS: Mapping[str, Mapping[str, type]] = {
         "cache-aware": CacheAware,
         "planned": Planned,
         "presorted": PresortedPlan,
+        "roomiest": Roomiest,
     },
     "scheduling": {
         "fcfs": FirstComeFirstServed,
@@ -53,7 +58,7 @@ PARTS: Mapping[str, Mapping[str, type]] = {
     },
     "preemption": {"none": NoPart, "hysteresis": Hysteresis},
     "migration": {"none": NoPart, "priced": Priced, "rank-rule": RankRule},
-    "admission": {"unlimited": Unlimited, "at-most": AtMost, "kv-pressure": KvPressure},
+    "admission": {"unlimited": Unlimited, "at-most": AtMost, "kv-pressure": KvPressure, "kv-fit": KvFit},
     "predictor": {
         "none": NoPart,
         "xgboost": LearnedPredictor,
@@ -82,11 +87,11 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
     "autellix": {"placement": "sticky-least-loaded", **_PLAIN, "scheduling": "least-attained"},
     "heddle": {
         **_PLAIN,
-        "placement": "planned",
+        "placement": "roomiest",
         "scheduling": "longest-first",
         "preemption": "hysteresis",
         "migration": "priced",
-        "admission": "kv-pressure",
+        "admission": "kv-fit",
         "predictor": "xgboost",
     },
     "heddle-paper": {
@@ -98,6 +103,13 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
         "predictor": "xgboost",
     },
 }
+
+
+def tell_costs(strategies: StrategySet, known: Mapping[int, EngineCost]) -> None:
+    """Have every strategy that plans by cost use these, by TP degree, not its profile; before the first event."""
+    for part in (strategies.placement, strategies.migration):
+        if isinstance(part, UsesCosts):
+            part.use_costs(known)
 
 
 def build_strategies(preset: str, *, seed: int = 0, overrides: Sequence[str] = ()) -> StrategySet:

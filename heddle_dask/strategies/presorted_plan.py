@@ -7,8 +7,10 @@ by some 10 %.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import neg
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId, TrajectoryId
@@ -18,6 +20,7 @@ from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.least_load import resident_load
+from heddle_dask.strategies.migration.rank_rule import rank_target
 from heddle_dask.strategies.partition.interference import worker_of
 from heddle_dask.strategies.partition.makespan import partition_in_order
 from heddle_dask.strategies.partition.runs import Presorted, Worker
@@ -37,12 +40,20 @@ class Plan:
         Engines in the order of their runs, longest trajectories first, and how many each took.
     seconds
         Makespan by Eq. 2.
+    lengths
+        Predicted tokens, longest first.
     """
 
     engine_of: Mapping[TrajectoryId, EngineId]
     engines: tuple[EngineId, ...]
     sizes: tuple[int, ...]
     seconds: float
+    lengths: tuple[float, ...]
+
+    def engine_by_rank(self, tokens: float) -> EngineId:
+        """The engine whose run one more trajectory of that predicted length would be in."""
+        rank = bisect_left(self.lengths, -tokens, key=neg)
+        return self.engines[rank_target(min(rank, len(self.lengths) - 1), len(self.lengths), self.sizes)]
 
 
 def presorted_plan(
@@ -71,7 +82,7 @@ def presorted_plan(
         for i in range(run.start, run.stop)
     }
     sizes = tuple(partition.sizes(len(ordered)))
-    return Plan(engine_of, tuple(e.engine_id for e in ordered), sizes, partition.seconds)
+    return Plan(engine_of, tuple(e.engine_id for e in ordered), sizes, partition.seconds, tuple(lengths))
 
 
 @dataclass(slots=True)
@@ -84,6 +95,14 @@ class PresortedPlan:
         As in `planned.Planned`.
     latest
         The plan of the last batch, for the rank rule.
+
+    Notes
+    -----
+    The paper plans one batch for empty engines. Here a batch is planned together with the trajectories that still run:
+    they take their part of every engine's range, keep their homes (moving them is the rank rule's business), and only
+    newcomers go where the plan says. A batch that is smaller than the number of engines is not worth sorting all anew:
+    each of it goes by its rank in the latest plan, as the rank rule would have it, until half as many have come as were
+    planned.
     """
 
     profile: str = "tiny-cpu"
@@ -91,6 +110,8 @@ class PresortedPlan:
     latest: Plan | None = field(init=False, default=None)
     _costs: EngineCosts = field(init=False)
     _open: dict[TrajectoryId, tuple[Trajectory, EngineId]] = field(init=False, default_factory=dict)
+    _active: dict[TrajectoryId, Trajectory] = field(init=False, default_factory=dict)
+    _by_rank: int = field(init=False, default=0)  # placed by rank since the latest plan
 
     def __post_init__(self) -> None:
         if self.quantile not in QUANTILES:
@@ -102,15 +123,34 @@ class PresortedPlan:
         self._costs = EngineCosts(self.profile, known)
 
     def plan(self, trajectories: Sequence[Trajectory], engines: Sequence[Engine]) -> None:
-        """Partition a batch that has no homes yet; nothing happens without trajectories or engines."""
+        """Partition a batch that has no homes yet, and what still runs; without trajectories or engines, nothing."""
         if not trajectories or not engines:
             return
-        self.latest = presorted_plan(trajectories, engines, self._costs, self.quantile)
+        latest = self.latest
+        if latest is not None and self._stands(latest, trajectories, engines):
+            self._by_rank += len(trajectories)
+            for trajectory in trajectories:
+                self._expect(trajectory, latest.engine_by_rank(remaining_tokens(trajectory, self.quantile)))
+            return
         ended = TrajectoryState.ENDED
         self._open = {i: entry for i, entry in self._open.items() if entry[0].state is not ended}
+        self._active = {i: one for i, one in self._active.items() if one.state is not ended}
+        self._active.update((one.trajectory_id, one) for one in trajectories)
+        self._by_rank = 0
+        self.latest = presorted_plan(list(self._active.values()), engines, self._costs, self.quantile)
         for trajectory in trajectories:
-            planned = self.latest.engine_of[trajectory.trajectory_id]
-            self._open[trajectory.trajectory_id] = (trajectory, planned)
+            self._expect(trajectory, self.latest.engine_of[trajectory.trajectory_id])
+
+    def _stands(self, latest: Plan, trajectories: Sequence[Trajectory], engines: Sequence[Engine]) -> bool:
+        """Few have come since, to the same engines."""
+        few = len(trajectories) < len(engines) and 2 * (self._by_rank + len(trajectories)) <= len(
+            latest.lengths
+        )
+        return few and {engine.engine_id for engine in engines} == set(latest.engines)
+
+    def _expect(self, trajectory: Trajectory, engine_id: EngineId) -> None:
+        self._active[trajectory.trajectory_id] = trajectory
+        self._open[trajectory.trajectory_id] = (trajectory, engine_id)
 
     def choose_engine(
         self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from heddle_dask.core.ids import EngineId
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.partition.work import area_of, busy_s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: several are made at each prediction, and freezing costs most of that
 class EngineLoad:
     """Sums over the trajectories whose home this engine is, those in tools included.
 
@@ -39,11 +39,16 @@ class EngineLoad:
 
     def without(self, remaining_tokens: float, context_tokens: float) -> EngineLoad:
         """The load once a resident of that size has left. `longest_tokens` stays: it may be another's."""
-        return replace(
-            self,
-            residents=max(0, self.residents - 1),
-            remaining_tokens=max(0.0, self.remaining_tokens - remaining_tokens),
-            kv_tokens=max(0.0, self.kv_tokens - context_tokens),
+        return EngineLoad(
+            self.engine_id,
+            self.cost,
+            self.slots,
+            max(0, self.residents - 1),
+            max(0.0, self.remaining_tokens - remaining_tokens),
+            self.longest_tokens,
+            max(0.0, self.kv_tokens - context_tokens),
+            self.duty,
+            self.max_context_tokens,
         )
 
     def finish_s(self, remaining_tokens: float, context_tokens: float) -> float:

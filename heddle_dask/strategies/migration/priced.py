@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.strategies.migration.engine_load import EngineLoad
@@ -18,7 +18,7 @@ from heddle_dask.strategies.migration.engine_load import EngineLoad
 MoveKind = Literal["transfer", "recompute"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MovingCandidate:
     """A trajectory that might move.
 
@@ -123,28 +123,60 @@ def decide_move(
     home = next((load for load in loads if load.engine_id == candidate.home), None)
     if home is None or candidate.remaining_tokens <= 0 or candidate.moved >= margin.max_moves:
         return None
+    stay = price_stay(candidate, home, margin)
+    best: PricedMove | None = None
+    for target in loads:
+        move = None if target is home else price_move(candidate, target, link, margin, stay)
+        if move is not None and (best is None or move.move_s < best.move_s):
+            best = move
+    return best
+
+
+class Stay(NamedTuple):
+    """What staying comes to.
+
+    Attributes
+    ----------
+    stay_s
+        Seconds to the trajectory's end at home.
+    most_s
+        The latest end elsewhere that is clearly earlier.
+    drain_s
+        Seconds until its home has finished all it holds.
+    """
+
+    stay_s: float
+    most_s: float
+    drain_s: float
+
+
+def price_stay(candidate: MovingCandidate, home: EngineLoad, margin: Margin) -> Stay:
+    """The trajectory goes on where it is; the load of `home` counts it."""
     remaining, context = candidate.remaining_tokens, candidate.context_tokens
     rest = home.without(remaining, context)
     stay_s = candidate.tool_s + rest.finish_s(remaining, context)
     most_s = min(stay_s - margin.absolute_s, stay_s * (1 - margin.relative))
-    home_drain_s = rest.drain_s(remaining, context)
-    best: PricedMove | None = None
-    for target in loads:
-        if target.engine_id == candidate.home or not _fits(candidate, target, margin):
-            continue
-        finish_s = target.finish_s(remaining, context)
-        if candidate.tool_s + finish_s > most_s:  # whatever the price of moving
-            continue
-        drain_s = target.drain_s(remaining, context)
-        if drain_s >= home_drain_s:
-            continue
-        move = cheapest_move(candidate, target, link, stay_s, finish_s)
-        burden_s = move.price_s if move.kind == "recompute" else 0.0
-        if drain_s + burden_s >= home_drain_s or move.move_s > most_s:
-            continue
-        if best is None or move.move_s < best.move_s:
-            best = move
-    return best
+    return Stay(stay_s, most_s, rest.drain_s(remaining, context))
+
+
+def price_move(
+    candidate: MovingCandidate, target: EngineLoad, link: Link | None, margin: Margin, stay: Stay
+) -> PricedMove | None:
+    """The cheapest way to that target; None when it does not fit there or is not clearly better."""
+    if not _fits(candidate, target, margin):
+        return None
+    remaining, context = candidate.remaining_tokens, candidate.context_tokens
+    finish_s = target.finish_s(remaining, context)
+    if candidate.tool_s + finish_s > stay.most_s:  # whatever the price of moving
+        return None
+    drain_s = target.drain_s(remaining, context)
+    if drain_s >= stay.drain_s:
+        return None
+    move = cheapest_move(candidate, target, link, stay.stay_s, finish_s)
+    burden_s = move.price_s if move.kind == "recompute" else 0.0
+    if drain_s + burden_s >= stay.drain_s or move.move_s > stay.most_s:
+        return None
+    return move
 
 
 def cheapest_move(

@@ -15,7 +15,7 @@ their own trajectory: seconds = max(busy, longest path alone). Every term falls 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from heddle_dask.cost.engine_cost import EngineCost
 
@@ -142,14 +142,18 @@ class WorkLoad:
         """What of the group's prompt is to be prefilled for this member."""
         return max(0.0, work.shared_tokens - self.groups.get(work.group, 0.0))
 
+    def copy(self) -> WorkLoad:
+        """The same load, to be added to on its own."""
+        return replace(self, groups=dict(self.groups))
+
     def prompt_s(self, work: Work) -> float:
         """Seconds to prefill what of its group's prompt is not here."""
         return self.cost.prefill_token_s * self._missing_tokens(work)
 
     @property
-    def seconds(self) -> float:
-        """When the last of its trajectories ends."""
-        busy = busy_s(
+    def busy_s(self) -> float:
+        """Seconds that the engine is busy with them."""
+        return busy_s(
             self.cost,
             self.slots,
             self.longest_tokens,
@@ -157,7 +161,11 @@ class WorkLoad:
             self.area,
             self.prefill_tokens,
         )
-        return max(busy, self.path_s)
+
+    @property
+    def seconds(self) -> float:
+        """When the last of its trajectories ends."""
+        return max(self.busy_s, self.path_s)
 
     def seconds_with(self, work: Work) -> float:
         """`seconds` as it would be with `work` added."""

@@ -1,0 +1,188 @@
+"""The baseline from outside: PyPI's ``vllm-router`` in front of the same engines, under a plain asyncio client.
+
+The router runs as it is shipped: a process of its own, all options at their defaults but the ports and the policy. It
+forwards ``/inference/v1/generate``, the endpoint that our own workers use, and its policies route on the token ids
+there (`cache_aware` keeps a tree of them), so the engines get exactly the requests that they get from us.
+docs/baselines.md says what was seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib import util
+from pathlib import Path
+
+import aiohttp
+
+from heddle_dask.benchmarks.live import Fleet, LiveRow, Workload
+from heddle_dask.benchmarks.router_client import RouterClient, replay, together
+from heddle_dask.core.errors import BadInput, HeddleError
+from heddle_dask.engines.leashed import LeashedProcess
+from heddle_dask.engines.process import EngineProcess, free_port, likely_cause
+
+ARM_PREFIX = "vllm-router/"
+"""What the names of these arms start with; the policy follows."""
+
+ROUTER_POLICIES = (
+    "round_robin",
+    "cache_aware",
+    "sticky_least_loaded",
+    "power_of_two",
+    "consistent_hash",
+    "random",
+)
+"""The router's policies that need nothing but engines. Its `kv_aware` wants engines that publish cache events."""
+
+ROUTER_OPTIONS = ("cache-threshold", "balance-abs-threshold", "balance-rel-threshold")
+"""Options of the router that an arm may set: those of its policy `cache_aware`."""
+
+ENGINES_START_S = 300.0
+_ROUTER_START_S = 30.0
+_POLL_S = 0.05
+# The router obeys proxy variables even for loopback addresses. Its --log-level knows no level between info and error.
+_ENVIRONMENT = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "RUST_LOG": "warn"}
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+
+
+def check_router(policy: str, options: Sequence[str] = ()) -> None:
+    """Refuse an arm that cannot run, before anything is started.
+
+    Parameters
+    ----------
+    policy
+        One of `ROUTER_POLICIES`.
+    options
+        Written ``name=value``; the names are `ROUTER_OPTIONS`, the values numbers.
+
+    Raises
+    ------
+    BadInput
+        Unknown policy or option, or vllm-router is not installed.
+    """
+    if policy not in ROUTER_POLICIES:
+        raise BadInput(f"vllm-router policy {policy!r} is unknown: use {', '.join(ROUTER_POLICIES)}")
+    for option in options:
+        name, _, value = option.partition("=")
+        if name not in ROUTER_OPTIONS:
+            raise BadInput(f"vllm-router option {name!r} is unknown: use {', '.join(ROUTER_OPTIONS)}")
+        if not value.replace(".", "", 1).isdigit():
+            raise BadInput(f"vllm-router option {option!r}: give a number, as in {name}=1")
+    if util.find_spec("vllm_router") is None:
+        raise BadInput(
+            f"vllm-router is not installed in {sys.prefix}: install it with `pip install 'heddle-dask[bench]'`"
+        )
+
+
+async def run_router(
+    workload: Workload, fleet: Fleet, policy: str, repeat: int, bound_s: float, options: Sequence[str] = ()
+) -> LiveRow:
+    """One run: cold engines, the router in front of them, the replay, and everything ended again.
+
+    Parameters
+    ----------
+    policy, options
+        See `check_router`.
+    repeat, bound_s
+        For the row: which repeat this is, and the lower bound of the workload's makespan.
+
+    Raises
+    ------
+    BadInput
+        See `check_router`; or the workload's trace is none.
+    HeddleError
+        Engines or router did not start, a step failed, or other tokens came than planned. Nothing is left running.
+    """
+    check_router(policy, options)
+    arm = ":".join((ARM_PREFIX + policy, *options))
+    environment = workload.environment()
+    tasks = environment.tasks(workload.tasks, workload.seed)
+    async with AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heddle-router-")))
+        engines = [EngineProcess(fleet.spec, directory / f"engine-{n}") for n in range(fleet.engines)]
+        for engine in engines:
+            stack.push_async_callback(engine.stop)
+        urls = await together([engine.start(ENGINES_START_S) for engine in engines])
+        router_url = await stack.enter_async_context(running_router(policy, options, urls, directory))
+        client = await stack.enter_async_context(RouterClient(router_url))
+        replayed = await replay(
+            client, environment, tasks, seed=workload.seed, max_context_tokens=fleet.spec.max_model_len
+        )
+    return LiveRow(
+        workload=workload.name,
+        arm=arm,
+        repeat=repeat,
+        tokens_per_s=round(replayed.generated_tokens / replayed.makespan_s, 1),
+        makespan_s=round(replayed.makespan_s, 3),
+        bound_share=round(bound_s / replayed.makespan_s, 4),
+        preemptions=0,
+        moves={},
+    )
+
+
+@asynccontextmanager
+async def running_router(
+    policy: str, options: Sequence[str], worker_urls: Sequence[str], directory: Path
+) -> AsyncIterator[str]:
+    """The router's URL while the router runs; it ends with the context, or with this process.
+
+    Raises
+    ------
+    HeddleError
+        It did not come up, or the body of the context failed; the message has the cause in the router's log.
+    """
+    port = free_port()
+    process = LeashedProcess(
+        _command(policy, options, worker_urls, port), directory, "router", env=_ENVIRONMENT
+    )
+    process.launch()
+    try:
+        url = f"http://127.0.0.1:{port}"
+        await _until_ready(process, url, len(worker_urls))
+        yield url
+    except HeddleError as error:
+        raise HeddleError(f"vllm-router, {policy}: {error}{_said(process)}") from error
+    finally:
+        await process.stop()
+
+
+def _command(policy: str, options: Sequence[str], worker_urls: Sequence[str], port: int) -> list[str]:
+    argv = [sys.executable, "-m", "vllm_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
+    argv += ["--worker-urls", *worker_urls, "--policy", policy]
+    # Its own port for metrics is fixed: two routers on one machine would meet there.
+    argv += ["--prometheus-port", str(free_port())]
+    for option in options:
+        name, _, value = option.partition("=")
+        argv += [f"--{name}", value]
+    return argv
+
+
+def _said(process: LeashedProcess) -> str:
+    """What the router's log says of a failure, in brackets; nothing where it says nothing."""
+    lines = [_COLOUR.sub("", line) for line in process.log_tail(400)]
+    cause = likely_cause(tuple(line for line in lines if not line.startswith("DEBUG: ")))
+    return f" (router's log: {cause})" if cause else ""
+
+
+async def _until_ready(process: LeashedProcess, url: str, workers: int) -> None:
+    deadline = time.monotonic() + _ROUTER_START_S
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0)) as session:
+        while not await _sees(session, url, workers):
+            if process.returncode is not None:
+                raise HeddleError(f"ended during start-up (exit code {process.returncode})")
+            if time.monotonic() >= deadline:
+                raise HeddleError(f"did not see its {workers} engines within {_ROUTER_START_S:g} s")
+            await asyncio.sleep(_POLL_S)
+
+
+async def _sees(session: aiohttp.ClientSession, url: str, workers: int) -> bool:
+    try:
+        async with session.get(f"{url}/readiness") as response:
+            return response.status == 200 and (await response.json())["healthy_workers"] == workers
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return False

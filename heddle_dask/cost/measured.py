@@ -1,0 +1,355 @@
+"""Measured tables of an engine: what `heddle profile` writes, and the cost that is fitted to it.
+
+A table is one JSON object. ``format`` and ``version`` come first, so that a reader knows what it has; ``model``,
+``shape``, ``degree``, ``device``, ``engine`` and ``date`` say what was measured; the points are seconds. A table
+overrides the formula of `heddle_dask.cost.hardware` for its own model and degree, and is refused for any other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import date as calendar_date
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.cost.hardware import LAUNCH_S, LAYER_S, SEQUENCE_S, ModelShape, all_reduce_s, check_degree
+from heddle_dask.cost.iteration import EngineCost
+from heddle_dask.cost.least_squares import non_negative_least_deviations
+
+FORMAT = "heddle-engine-table"
+VERSION = 1
+
+TableKind = Literal["engine", "operators"]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePoint:
+    """Seconds per token of each of `batch` sequences that hold `context_tokens` together."""
+
+    batch: int
+    context_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokensPoint:
+    """Seconds for a number of tokens: a prompt prefilled alone, or a context's KV moved."""
+
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TableFit:
+    """An engine's cost fitted to a table, and how far it is off.
+
+    Attributes
+    ----------
+    request_s
+        Seconds of a prompt alone that are neither its tokens nor an iteration: the way of a request and back.
+    decode_error_mean, decode_error_max, prefill_error_mean, prefill_error_max
+        Of the fit, relative to what was measured.
+    kv_setup_s, kv_token_s
+        Seconds of moving a context: fixed, and per token; None when not measured.
+    """
+
+    cost: EngineCost
+    request_s: float
+    decode_error_mean: float
+    decode_error_max: float
+    prefill_error_mean: float
+    prefill_error_max: float
+    kv_setup_s: float | None = None
+    kv_token_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTable:
+    """What was measured of one engine.
+
+    Attributes
+    ----------
+    kind
+        ``"engine"``: whole iterations, seen from a client. ``"operators"``: the sum of an iteration's large kernels
+        on one GPU of the engine; what a kernel does not take is then added by the formula's constants.
+    model, shape, degree
+        What ran; `check` compares shape and degree.
+    device, engine, date
+        Where and what, in words; ISO date.
+    slots, chunk_tokens
+        Most sequences in a batch, most prompt tokens in an iteration.
+    capacity_tokens
+        Tokens whose KV fits; 0: not known.
+    start_s
+        Seconds until the engine answered; 0: not measured.
+    conditions
+        What else a reader must know.
+    """
+
+    model: str
+    shape: ModelShape
+    degree: int
+    device: str
+    engine: str
+    date: str
+    slots: int
+    chunk_tokens: int
+    decode: tuple[DecodePoint, ...]
+    prefill: tuple[TokensPoint, ...]
+    kv_transfer: tuple[TokensPoint, ...] = ()
+    capacity_tokens: int = 0
+    start_s: float = 0.0
+    kind: TableKind = "engine"
+    conditions: str = ""
+    where: str = field(default="table", compare=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(TableKind):
+            raise BadInput(
+                f"{self.where}: kind {self.kind!r} is unknown: use {' or '.join(get_args(TableKind))}"
+            )
+        for name in ("model", "device", "engine"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise BadInput(f"{self.where}: {name} is {getattr(self, name)!r}: give a text")
+        try:
+            calendar_date.fromisoformat(self.date)
+        except (TypeError, ValueError):
+            raise BadInput(f"{self.where}: date is {self.date!r}: give it as YYYY-MM-DD") from None
+        for name, least in (("slots", 1), ("chunk_tokens", 1), ("capacity_tokens", 0), ("degree", 1)):
+            _check_whole(getattr(self, name), least, f"{self.where}: {name}")
+        _check_seconds(self.start_s, f"{self.where}: start_s", least=0.0)
+        check_degree(self.shape, self.degree)
+        if len(self.decode) < 2 or not self.prefill:
+            raise BadInput(
+                f"{self.where}: too little to fit: give at least 2 points of decode and 1 of prefill"
+            )
+        for decode in self.decode:
+            _check_whole(decode.batch, 1, f"{self.where}: batch")
+            _check_whole(decode.context_tokens, 0, f"{self.where}: context_tokens")
+            _check_seconds(decode.seconds, f"{self.where}: decode seconds")
+        for point in (*self.prefill, *self.kv_transfer):
+            _check_whole(point.tokens, 1, f"{self.where}: tokens")
+            _check_seconds(point.seconds, f"{self.where}: seconds")
+
+    # ------------------------------------------------------------------ use
+
+    def check(self, shape: ModelShape, degree: int) -> None:
+        """Refuse the table for another model or degree.
+
+        Raises
+        ------
+        BadInput
+            It was measured with other weights, layers, heads or KV bytes, or at another degree.
+        """
+        for name in (
+            "layers",
+            "hidden_size",
+            "heads",
+            "kv_heads",
+            "experts",
+            "parameters",
+            "kv_bytes_per_token",
+        ):
+            mine, theirs = getattr(self.shape, name), getattr(shape, name)
+            if mine != theirs:
+                raise BadInput(
+                    f"{self.where} is of another model ({self.model}: {name} {mine:g}, asked for {theirs:g}): "
+                    "measure this one with `heddle profile`"
+                )
+        if degree != self.degree:
+            raise BadInput(
+                f"{self.where} is of TP degree {self.degree}, asked for {degree}: measure that with `heddle profile`"
+            )
+
+    def fit(self, *, capacity_tokens: int | None = None) -> TableFit:
+        """The non-negative cost terms closest to the points: least absolute relative deviations.
+
+        Decoding first: fixed, per sequence, per resident token and, of a mixture of experts, by the experts that the
+        batch visits. Then the prefill rate, given these. What a batch costs per sequence is `sequence_s` of the
+        cost; its `token_s` stays 0.
+        """
+        terms = self._decode_terms()
+        base = EngineCost(
+            **terms,
+            chunk_tokens=self.chunk_tokens,
+            capacity_tokens=capacity_tokens or self.capacity_tokens or EngineCost(0.0).capacity_tokens,
+        )
+        rate, request_s = self._prefill_terms(base)
+        cost = EngineCost(**{**base.to_mapping(), "prefill_token_s": rate})
+        decode = [
+            abs(cost.decode_token_s(p.batch, p.context_tokens) / self._whole_s(p) - 1) for p in self.decode
+        ]
+        prefill = [
+            abs((request_s + cost.prefill_s(p.tokens)) / self._whole_prefill_s(p) - 1) for p in self.prefill
+        ]
+        setup, per_token = _line(self.kv_transfer) if self.kv_transfer else (None, None)
+        return TableFit(
+            cost,
+            request_s,
+            sum(decode) / len(decode),
+            max(decode),
+            sum(prefill) / len(prefill),
+            max(prefill),
+            setup,
+            per_token,
+        )
+
+    def _decode_terms(self) -> dict[str, float]:
+        share = self.shape.expert_share
+        rows = np.array(
+            [[1.0, p.batch, p.context_tokens, 1.0 - (1.0 - share) ** p.batch] for p in self.decode],
+            dtype=float,
+        )
+        if not share:
+            rows = rows[:, :3]
+        # What the formula adds to operators is no unknown of the fit, but part of what an error is relative to.
+        whole = np.array([self._whole_s(p) for p in self.decode])
+        measured = np.array([p.seconds for p in self.decode])
+        found = non_negative_least_deviations(rows / whole[:, None], measured / whole)
+        spared_s = float(found[3]) if share else 0.0
+        return {
+            "fixed_s": float(found[0]) + spared_s + self._beside_kernels_s(),
+            "sequence_s": float(found[1]) + (SEQUENCE_S if self.kind == "operators" else 0.0),
+            "context_token_s": float(found[2]),
+            "spared_s": spared_s,
+            "expert_share": share,
+        }
+
+    def _prefill_terms(self, base: EngineCost) -> tuple[float, float]:
+        """Seconds per prompt token, and of a request beside its iterations."""
+        seconds = np.array([self._whole_prefill_s(p) for p in self.prefill])
+        rest = seconds - [base.prefill_s(p.tokens) for p in self.prefill]
+        columns = [[float(p.tokens), 1.0] for p in self.prefill]
+        rows = np.array(columns) if self.kind == "engine" and len(columns) > 1 else np.array(columns)[:, :1]
+        found = non_negative_least_deviations(rows / seconds[:, None], rest / seconds)
+        return float(found[0]), float(found[1]) if len(found) > 1 else 0.0
+
+    def _beside_kernels_s(self) -> float:
+        if self.kind == "engine":
+            return 0.0
+        return LAUNCH_S + self.shape.layers * (LAYER_S + 2 * all_reduce_s(self.degree))
+
+    def _whole_s(self, point: DecodePoint) -> float:
+        sequences_s = SEQUENCE_S * point.batch if self.kind == "operators" else 0.0
+        return point.seconds + self._beside_kernels_s() + sequences_s
+
+    def _whole_prefill_s(self, point: TokensPoint) -> float:
+        return point.seconds + self._beside_kernels_s() * math.ceil(point.tokens / self.chunk_tokens)
+
+    # ------------------------------------------------------------------ storage
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The JSON object from which `from_mapping` makes an equal table."""
+        content = asdict(self)
+        del content["where"]
+        for name in ("decode", "prefill", "kv_transfer"):
+            content[name] = list(content[name])
+        return {"format": FORMAT, "version": VERSION, **content}
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any], where: str = "table") -> MeasuredTable:
+        """Read a table from parsed JSON.
+
+        Raises
+        ------
+        BadInput
+            It is no table, of another version, or a value is impossible; names `where`.
+        """
+        if mapping.get("format") != FORMAT:
+            raise BadInput(
+                f"{where} is no engine table: its format is {mapping.get('format')!r}, not {FORMAT!r}"
+            )
+        if mapping.get("version") != VERSION:
+            raise BadInput(
+                f"{where} is of version {mapping.get('version')!r}: this program reads version {VERSION}"
+            )
+        content = {key: value for key, value in mapping.items() if key not in ("format", "version")}
+        known = {f.name for f in fields(cls)} - {"where"}
+        optional = {"kv_transfer", "capacity_tokens", "start_s", "kind", "conditions"}
+        wrong = sorted((set(content) - known) | (known - optional - set(content)))
+        if wrong:
+            raise BadInput(f"{where} {'lacks' if wrong[0] in known else 'has unknown key'} {wrong[0]!r}")
+        try:
+            content["shape"] = ModelShape.from_mapping(content["shape"])
+            content["decode"] = tuple(DecodePoint(**point) for point in content["decode"])
+            content["prefill"] = tuple(TokensPoint(**point) for point in content["prefill"])
+            content["kv_transfer"] = tuple(TokensPoint(**point) for point in content.get("kv_transfer", ()))
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"{where}: a point is malformed: {error}") from None
+        return cls(**content, where=where)
+
+    def save(self, path: Path) -> None:
+        """Write the table.
+
+        Raises
+        ------
+        BadInput
+            The file cannot be written.
+        """
+        try:
+            path.write_text(json.dumps(self.to_mapping(), indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise BadInput(f"cannot write the table to {path}: {error.strerror}") from None
+
+    @classmethod
+    def load(cls, name_or_path: str | Path) -> MeasuredTable:
+        """Read a shipped table by name, or a file.
+
+        Raises
+        ------
+        BadInput
+            There is no such table or file, or it is none.
+        """
+        name = str(name_or_path)
+        try:
+            text = (
+                _shipped(name).read_text(encoding="utf-8")
+                if name in table_names()
+                else Path(name).read_text(encoding="utf-8")
+            )
+            content = json.loads(text)
+        except OSError as error:
+            shipped = f"; shipped are: {', '.join(table_names())}" if table_names() else ""
+            raise BadInput(f"engine table {name}: {error.strerror}{shipped}") from None
+        except ValueError as error:
+            raise BadInput(f"engine table {name} is no JSON: {error}") from None
+        if not isinstance(content, dict):
+            raise BadInput(f"engine table {name} is no JSON object: write one with `heddle profile`")
+        return cls.from_mapping(content, f"engine table {name}")
+
+
+def table_names() -> list[str]:
+    """Names of the tables that ship with the package."""
+    folder = resources.files("heddle_dask.cost") / "tables"
+    if not folder.is_dir():
+        return []
+    return sorted(e.name.removesuffix(".json") for e in folder.iterdir() if e.name.endswith(".json"))
+
+
+def _shipped(name: str) -> Any:
+    return resources.files("heddle_dask.cost") / "tables" / f"{name}.json"
+
+
+def _line(points: Sequence[TokensPoint]) -> tuple[float, float]:
+    """Fixed seconds and seconds per token closest to the points, by relative error."""
+    seconds = np.array([p.seconds for p in points])
+    rows = np.array([[1.0, float(p.tokens)] for p in points])
+    found = non_negative_least_deviations(rows / seconds[:, None], np.ones(len(points)))
+    return float(found[0]), float(found[1])
+
+
+def _check_whole(value: object, least: int, what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise BadInput(f"{what} is {value!r}: use a whole number of at least {least}")
+
+
+def _check_seconds(value: object, what: str, least: float = 1e-9) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+        raise BadInput(f"{what} is {value!r}: use seconds above 0")

@@ -1,0 +1,87 @@
+"""Published figures of GPUs and models by name; ``constants/*.json`` gives each with its source."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.cost.hardware import Gpu, ModelShape
+from heddle_dask.cost.model_config import read_config, shape_of_config
+
+
+def gpu_names() -> list[str]:
+    """Names that `gpu_of` knows."""
+    return sorted(_constants("gpus"))
+
+
+def model_names() -> list[str]:
+    """Names that `model_of` knows."""
+    return sorted(_constants("models"))
+
+
+def gpu_of(name: str) -> Gpu:
+    """The published figures of a GPU; capital letters do not matter.
+
+    Raises
+    ------
+    BadInput
+        The name is unknown.
+    """
+    known = _constants("gpus")
+    if name.lower() not in known:
+        raise BadInput(f"GPU {name!r} is unknown: use {', '.join(sorted(known))}")
+    return Gpu.from_mapping(known[name.lower()]["gpu"])
+
+
+def model_of(name_or_directory: str) -> ModelShape:
+    """The shape of a published model, or of the one in a directory; capital letters of a name do not matter.
+
+    Raises
+    ------
+    BadInput
+        It is neither, or the directory's config.json is none that is understood.
+    """
+    return shape_of_config(config_of(name_or_directory), name_or_directory)
+
+
+def config_of(name_or_directory: str) -> dict[str, Any]:
+    """The parsed config.json of a published model (what of it is used here), or of the one in a directory.
+
+    Raises
+    ------
+    BadInput
+        It is neither, or the directory has no readable config.json.
+    """
+    known = _constants("models")
+    name = name_or_directory.lower()
+    if name in known:
+        config: dict[str, Any] = known[name]["config"]
+        return config
+    if Path(name_or_directory).is_dir():
+        return read_config(name_or_directory)
+    raise BadInput(
+        f"model {name_or_directory!r} is unknown: use {', '.join(sorted(known))} or a directory with a config.json"
+    )
+
+
+def source_of(name: str) -> str:
+    """Where the figures of a GPU or model come from.
+
+    Raises
+    ------
+    BadInput
+        The name is unknown.
+    """
+    known = {**_constants("gpus"), **_constants("models")}
+    if name.lower() not in known:
+        raise BadInput(f"{name!r} has no source: use {', '.join(sorted(known))}")
+    return str(known[name.lower()]["source"])
+
+
+def _constants(kind: str) -> dict[str, dict[str, Any]]:
+    path = resources.files("heddle_dask.cost") / "constants" / f"{kind}.json"
+    content: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return content

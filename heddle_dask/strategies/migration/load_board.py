@@ -1,0 +1,146 @@
+"""The loads of all ready engines side by side: prices the few targets that can win, and decides as `decide_move` does.
+
+For every engine a lower bound of the seconds that a newcomer needs there is kept. With n residents that need R tokens
+together, each token of theirs costs at least ``w = token + kv·context``, so that they add at least ``min(R·w, r·n·w)``
+to what a newcomer of r tokens takes alone (`EngineLoad.finish_s`, `duty` 1); queueing for slots makes each token cost
+``fixed/slots`` more. The engine's own end without the newcomer bounds the one with it. Engines whose bounds fail are
+not priced, the others in the order of their bounds until none can be better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from heddle_dask.core.ids import EngineId
+from heddle_dask.cost.engine_cost import EngineCost
+from heddle_dask.strategies.migration.engine_load import EngineLoad
+from heddle_dask.strategies.migration.priced import (
+    Link,
+    Margin,
+    MovingCandidate,
+    PricedMove,
+    Stay,
+    price_move,
+    price_stay,
+)
+from heddle_dask.strategies.partition.work import area_of, busy_s
+
+_ROUNDING = 1 - 1e-9  # bounds are sums in another order than the times they bound
+
+
+class LoadBoard:
+    """Loads by engine number, in join order, and their bounds; each is to be `set` before it is asked for.
+
+    Parameters
+    ----------
+    engines
+        Id, cost, slots and longest context of each.
+    """
+
+    def __init__(self, engines: Sequence[tuple[EngineId, EngineCost, int, int]]) -> None:
+        self._engines = list(engines)
+        self.number_of = {engine[0]: j for j, engine in enumerate(engines)}
+        self.residents = [-1] * len(engines)
+        self.kv_tokens = [0] * len(engines)
+        self._remaining = [0.0] * len(engines)
+        self._longest = [0.0] * len(engines)
+        # Bounds, see the module: R·w and n·w without and with the queue for slots, and the engine's own end.
+        self._sum_s = [0.0] * len(engines)
+        self._each_s = [0.0] * len(engines)
+        self._queued_sum_s = [0.0] * len(engines)
+        self._queued_each_s = [0.0] * len(engines)
+        self._own_s = [0.0] * len(engines)
+        self._kinds = list(dict.fromkeys((cost, slots) for _, cost, slots, _ in engines))
+
+    def set(
+        self, j: int, residents: int, kv_tokens: int, remaining_tokens: float, longest_tokens: float
+    ) -> None:
+        """The load of engine j is that now."""
+        self.residents[j], self.kv_tokens[j] = residents, kv_tokens
+        self._remaining[j], self._longest[j] = remaining_tokens, longest_tokens
+        _, cost, slots, _ = self._engines[j]
+        token_s = cost.token_s + cost.sequence_s
+        area = 0.0
+        if residents:
+            mean_context = (kv_tokens + remaining_tokens / 2) / residents
+            token_s += cost.context_token_s * mean_context
+            area = remaining_tokens * mean_context
+        queued_s = token_s + cost.fixed_s / slots
+        self._sum_s[j], self._each_s[j] = remaining_tokens * token_s, residents * token_s
+        self._queued_sum_s[j], self._queued_each_s[j] = remaining_tokens * queued_s, residents * queued_s
+        self._own_s[j] = busy_s(cost, slots, longest_tokens, remaining_tokens, area)
+
+    def load(self, j: int) -> EngineLoad:
+        """The load of engine j."""
+        engine_id, cost, slots, max_context = self._engines[j]
+        return EngineLoad(
+            engine_id,
+            cost,
+            slots,
+            self.residents[j],
+            self._remaining[j],
+            self._longest[j],
+            float(self.kv_tokens[j]),
+            1.0,
+            max_context,
+        )
+
+    def decide(self, candidate: MovingCandidate, link: Link | None, margin: Margin) -> PricedMove | None:
+        """`decide_move` over all loads of the board, without pricing them all."""
+        home = self.number_of.get(candidate.home)
+        if home is None or candidate.remaining_tokens <= 0 or candidate.moved >= margin.max_moves:
+            return None
+        stay = price_stay(candidate, self.load(home), margin)
+        best: PricedMove | None = None
+        best_number = -1
+        for bound_s, j in self._worth_pricing(candidate, home, stay):
+            if best is not None and bound_s > best.move_s:
+                break
+            move = price_move(candidate, self.load(j), link, margin, stay)
+            if move is None:
+                continue
+            if best is None or (move.move_s, j) < (best.move_s, best_number):
+                best, best_number = move, j
+        return best
+
+    def _worth_pricing(self, candidate: MovingCandidate, home: int, stay: Stay) -> list[tuple[float, int]]:
+        """Targets that may be clearly better, with the earliest end that is possible there, earliest first."""
+        remaining = candidate.remaining_tokens
+        alone_s, queued_s = self._least_alone_s(remaining, candidate.context_tokens)
+        most_s = stay.most_s - candidate.tool_s
+        room_s = most_s / _ROUNDING - alone_s
+        queued_room_s = most_s / _ROUNDING - queued_s
+        if room_s < 0 or queued_room_s < 0:
+            return []
+        drain_s = stay.drain_s / _ROUNDING
+        each_s, queued_each_s = room_s / remaining, queued_room_s / remaining
+        bounds = zip(
+            self._own_s, self._each_s, self._queued_each_s, self._sum_s, self._queued_sum_s, strict=True
+        )
+        fitting = [
+            j
+            for j, (own, each, queued_each, whole, queued_whole) in enumerate(bounds)
+            if own <= drain_s
+            and (each <= each_s or whole <= room_s)
+            and (queued_each <= queued_each_s or queued_whole <= queued_room_s)
+        ]
+        found = []
+        for j in fitting:
+            if j == home:
+                continue
+            others_s = min(self._sum_s[j], remaining * self._each_s[j])
+            queued_others_s = min(self._queued_sum_s[j], remaining * self._queued_each_s[j])
+            bound_s = max(alone_s + others_s, queued_s + queued_others_s)
+            found.append((candidate.tool_s + bound_s * _ROUNDING, j))
+        found.sort()
+        return found
+
+    def _least_alone_s(self, remaining: float, context: float) -> tuple[float, float]:
+        """Least seconds of any kind of engine for the newcomer alone, and when it shares the slots."""
+        area = area_of(remaining, context)
+        alone_s = queued_s = float("inf")
+        for cost, slots in self._kinds:
+            work_s = (cost.token_s + cost.sequence_s) * remaining + cost.context_token_s * area
+            alone_s = min(alone_s, work_s + cost.fixed_s * remaining)
+            queued_s = min(queued_s, work_s + cost.fixed_s * remaining / slots)
+        return alone_s, queued_s

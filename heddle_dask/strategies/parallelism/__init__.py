@@ -1,0 +1,1 @@
+"""Which model-parallel degrees the engines of the next rollout get."""

@@ -1,0 +1,201 @@
+"""The nouns of the search over degrees: a budget of GPUs, a state, what runs now, and how long to search.
+
+A state is a tuple of counts, one for each allowed degree from the largest to the smallest. Degrees divide one another
+(1, 2, 4, 8), so that an engine splits into whole smaller ones and a node holds every mix that leaves it no fraction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.strategies.partition.work_plan import WorkPlan
+
+State = tuple[int, ...]
+
+
+def allowed_degrees(attention_heads: int, gpus_per_node: int) -> tuple[int, ...]:
+    """The powers of two that divide the attention heads and fit a node, from the largest to the smallest."""
+    if attention_heads < 1 or gpus_per_node < 1:
+        raise BadInput(f"{attention_heads} heads on nodes of {gpus_per_node} GPUs: use at least 1 of each")
+    powers = [1 << exponent for exponent in range(gpus_per_node.bit_length())]
+    return tuple(d for d in reversed(powers) if d <= gpus_per_node and attention_heads % d == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """GPUs to share out, and the degrees that an engine may have.
+
+    Attributes
+    ----------
+    gpus
+        All GPUs; the last node holds what is left over.
+    gpus_per_node
+        An engine lies inside one node.
+    degrees
+        Allowed degrees; kept from the largest to the smallest. Each must divide the next larger one.
+    """
+
+    gpus: int
+    gpus_per_node: int = 8
+    degrees: tuple[int, ...] = (8, 4, 2, 1)
+
+    def __post_init__(self) -> None:
+        ordered = tuple(sorted(set(self.degrees), reverse=True))
+        object.__setattr__(self, "degrees", ordered)
+        if self.gpus < 1 or self.gpus_per_node < 1:
+            raise BadInput(f"{self.gpus} GPUs in nodes of {self.gpus_per_node}: use at least 1 of each")
+        if not ordered or ordered[-1] < 1:
+            raise BadInput(f"degrees {ordered}: use at least one, and none below 1")
+        for larger, smaller in pairwise(ordered):
+            if larger % smaller:
+                raise BadInput(f"degrees {smaller} and {larger}: each must divide the next larger one")
+        if not self.usable(ordered[-1]):
+            raise BadInput(
+                f"degree {ordered[-1]} does not fit {self.gpus} GPUs in nodes of {self.gpus_per_node}: "
+                "allow a smaller degree or give more GPUs"
+            )
+
+    def usable(self, degree: int) -> int:
+        """GPUs that engines of `degree` and larger ones can use together without spanning nodes."""
+        whole, rest = divmod(self.gpus, self.gpus_per_node)
+        return degree * (whole * (self.gpus_per_node // degree) + rest // degree)
+
+    def fits(self, state: State) -> bool:
+        """Whether the engines of `state` find room on the nodes.
+
+        Exact, since degrees divide one another: engines of at least d fill nodes in units of d.
+        """
+        taken = 0
+        for degree, count in zip(self.degrees, state, strict=True):
+            taken += degree * count
+            if count and taken > self.usable(degree):
+                return False
+        return min(state) >= 0
+
+    def uniform(self) -> Iterator[tuple[int, State]]:
+        """For each degree that fits at all, the state with as many such engines as possible."""
+        for at, degree in enumerate(self.degrees):
+            count = self.usable(degree) // degree
+            if count:
+                yield degree, tuple(count if j == at else 0 for j in range(len(self.degrees)))
+
+    def state_of(self, degrees: Sequence[int]) -> State:
+        """Count engines by degree; degrees that are not allowed are left out."""
+        return tuple(sum(d == degree for d in degrees) for degree in self.degrees)
+
+    def degrees_of(self, state: State) -> tuple[int, ...]:
+        """The degrees of all engines, from the largest to the smallest."""
+        return tuple(d for d, count in zip(self.degrees, state, strict=True) for _ in range(count))
+
+    def filled(self, state: State, growing: Sequence[int] | None = None) -> State:
+        """`state` with the GPUs that are left given to further engines, the largest that fit first.
+
+        One more engine makes no plan worse. Only degrees of `growing` get more, when it is given.
+        """
+        counts = list(state)
+        for at, degree in enumerate(self.degrees):
+            while growing is None or degree in growing:
+                counts[at] += 1
+                if not self.fits(tuple(counts)):
+                    counts[at] -= 1
+                    break
+        return tuple(counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The engines that run now.
+
+    Attributes
+    ----------
+    degrees
+        Of all of them.
+    restart_s
+        For each degree, seconds until an engine of it that does not run yet is ready (start or reshard).
+    """
+
+    degrees: tuple[int, ...]
+    restart_s: Mapping[int, float]
+
+    def price_s(self, degrees: Sequence[int]) -> float:
+        """Seconds until engines of `degrees` are ready.
+
+        Engines that stay as they are cost nothing; the others change side by side, so the slowest counts.
+        """
+        return max((self.restart_s[d] for d in self.growing(degrees)), default=0.0)
+
+    def growing(self, degrees: Sequence[int]) -> list[int]:
+        """Degrees of which more engines are wanted than run."""
+        wanted = dict.fromkeys(degrees)
+        return [d for d in wanted if degrees.count(d) > self.degrees.count(d)]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """How long to search, and how exactly.
+
+    Attributes
+    ----------
+    moves
+        States tried by the annealing, known ones included.
+    first_temperature
+        Of the annealing, as a share of the seconds of its start. The paper begins at 1 (Algorithm 2), where nearly
+        every move is taken; all uniform states are starts here, so less is enough.
+    last_temperature
+        Share at which it ends; cooling is geometric.
+    grid
+        Seconds are compared on a geometric grid of this ratio: makespans within one step count as equal.
+    exact_gpus
+        Up to so many GPUs, what the annealing missed is found by dynamic programming (`covering`); 0 leaves it out.
+    finalists
+        States that are scored with the true placement, beside the uniform ones.
+    """
+
+    moves: int = 400
+    first_temperature: float = 0.2
+    last_temperature: float = 0.002
+    grid: float = 1.002
+    exact_gpus: int = 128
+    finalists: int = 2
+
+    def __post_init__(self) -> None:
+        if self.moves < 0 or self.finalists < 1:
+            raise BadInput(f"{self.moves} moves and {self.finalists} finalists: use at least 0 and 1")
+        if not 0 < self.last_temperature <= self.first_temperature:
+            raise BadInput(
+                f"temperatures {self.first_temperature} to {self.last_temperature}: use a falling pair above 0"
+            )
+        if not 1 < self.grid <= 2:
+            raise BadInput(f"grid {self.grid}: use a ratio above 1 and at most 2")
+
+
+@dataclass(frozen=True, slots=True)
+class DegreeChoice:
+    """What the search found.
+
+    Attributes
+    ----------
+    degrees
+        Of the engines, from the largest to the smallest.
+    seconds
+        Makespan of `plan`, and the seconds until the engines are ready.
+    uniform
+        For each degree that fits, `seconds` of as many engines of it as the budget holds; infinite if some
+        trajectory's context fits none of them but fits another degree.
+    price_s
+        The part of `seconds` until the engines are ready.
+    plan
+        Which engine (a position in `degrees`) takes each trajectory.
+    tried
+        Different states that the search scored.
+    """
+
+    degrees: tuple[int, ...]
+    seconds: float
+    uniform: Mapping[int, float]
+    price_s: float
+    plan: WorkPlan = field(repr=False)
+    tried: int

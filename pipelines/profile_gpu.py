@@ -1,0 +1,246 @@
+"""Measures the large operators of a model on one GPU with torch alone, and writes the table that the cost model reads.
+
+``python -m pipelines.profile_gpu --model qwen3-14b --degree 2 --out FILE``
+
+An iteration is its linear layers (by token count) and attention (by batch and context), each measured for one layer
+and multiplied by the layers, and the output head. At a TP degree above 1 one GPU's share of every operator is measured.
+What is no large kernel (norms, gaps, all-reduces, sampling) is not measured: `MeasuredTable.fit` adds it by the
+formula's constants. Weights and KV of several layers are cycled through, so that none is read from a cache that a real
+model outgrows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.cost.hardware import check_degree
+from heddle_dask.cost.measured import DecodePoint, MeasuredTable, TokensPoint
+from heddle_dask.cost.model_config import shape_of_config
+from heddle_dask.cost.published import config_of
+
+TINY: Mapping[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 256,
+}
+"""A model for trying this program where there is no GPU."""
+
+CHUNK_TOKENS = 2048
+# What a GPU's last-level cache holds at most; weights in turn must exceed it.
+_CACHE_BYTES = 128e6
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured: batches and contexts per sequence of decoding, prompt lengths, repeats of each operator."""
+
+    batches: tuple[int, ...] = (1, 8, 16, 32, 64, 128, 256)
+    contexts: tuple[int, ...] = (512, 2048, 8192, 32768)
+    prompts: tuple[int, ...] = (128, 512, 2048)
+    repeats: int = 20
+    most_resident_tokens: int = 400_000
+
+
+class Operators:
+    """One GPU's share of the operators of a model, with weights and inputs that hold no meaning."""
+
+    def __init__(self, config: Mapping[str, Any], degree: int, device: str, repeats: int) -> None:
+        self._device = torch.device(device)
+        self._dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
+        self._repeats = repeats
+        shape = shape_of_config(config)
+        check_degree(shape, degree)
+        self.layers = shape.layers
+        self._hidden = shape.hidden_size
+        self._head_dim = int(config.get("head_dim") or shape.hidden_size // shape.heads)
+        self._heads = shape.heads // degree
+        self._kv_heads = max(1, shape.kv_heads // degree)
+        self._experts, self._per_token = shape.experts, shape.experts_per_token
+        self._shape = shape
+        size = int(config["moe_intermediate_size" if shape.experts else "intermediate_size"])
+        self._inner = max(1, size // degree)
+        self._vocabulary = int(config["vocab_size"]) // degree
+
+    def linear_s(self, tokens: int) -> float:
+        """Seconds of one layer's projections and feed-forward network for a number of tokens."""
+        attention = self._heads * self._head_dim
+        wide = attention + 2 * self._kv_heads * self._head_dim
+        layers = [(self._hidden, wide), (attention, self._hidden)]
+        seconds = 0.0
+        if self._experts:
+            seconds += self._experts_s(tokens)
+        else:
+            layers += [(self._hidden, 2 * self._inner), (self._inner, self._hidden)]
+        return seconds + sum(self._matrix_s(tokens, inside, outside) for inside, outside in layers)
+
+    def head_s(self, tokens: int) -> float:
+        """Seconds of the output head."""
+        return self._matrix_s(tokens, self._hidden, self._vocabulary)
+
+    def decode_attention_s(self, batch: int, context: int) -> float:
+        """Seconds of one layer's attention of `batch` new tokens, each to `context` earlier ones."""
+        query = self._random(batch, self._heads, 1, self._head_dim)
+        sizes = (batch, self._kv_heads, context, self._head_dim)
+        copies = self._copies(2 * batch * self._kv_heads * context * self._head_dim)
+        kv = [(self._random(*sizes), self._random(*sizes)) for _ in range(copies)]
+
+        def attend(turn: int) -> torch.Tensor:
+            keys, values = kv[turn % len(kv)]
+            return functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True)
+
+        return self._seconds(attend)
+
+    def prefill_attention_s(self, tokens: int) -> float:
+        """Seconds of one layer's causal attention over a prompt."""
+        query = self._random(1, self._heads, tokens, self._head_dim)
+        keys, values = (self._random(1, self._kv_heads, tokens, self._head_dim) for _ in range(2))
+        return self._seconds(
+            lambda turn: functional.scaled_dot_product_attention(
+                query, keys, values, is_causal=True, enable_gqa=True
+            )
+        )
+
+    def _experts_s(self, tokens: int) -> float:
+        # The expected number of experts is visited, each by as many tokens: as many bytes and operations as real
+        # routing with equally likely experts; one batched product each way.
+        visited = max(1, round(self._shape.distinct_experts(tokens)))
+        each = -(-tokens * self._per_token // visited)
+        inputs = self._random(visited, each, self._hidden)
+        inner = self._random(visited, each, self._inner)
+        up = self._random(visited, self._hidden, 2 * self._inner)
+        down = self._random(visited, self._inner, self._hidden)
+        return self._seconds(lambda turn: torch.bmm(inputs, up)) + self._seconds(
+            lambda turn: torch.bmm(inner, down)
+        )
+
+    def _matrix_s(self, tokens: int, inside: int, outside: int) -> float:
+        inputs = self._random(tokens, inside)
+        weights = [self._random(outside, inside) for _ in range(self._copies(inside * outside))]
+        return self._seconds(lambda turn: functional.linear(inputs, weights[turn % len(weights)]))
+
+    def _copies(self, elements: int) -> int:
+        """How many tensors must take turns, so that the cache holds none; a model has no more than its layers."""
+        if self._device.type != "cuda":
+            return 1
+        return min(self.layers, 1 + int(_CACHE_BYTES // (elements * self._dtype.itemsize)))
+
+    def _random(self, *sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, device=self._device, dtype=self._dtype)
+
+    def _seconds(self, operator: Callable[[int], torch.Tensor]) -> float:
+        """Median over the repeats, after a few that are not counted."""
+        for turn in range(3):
+            operator(turn)
+        if self._device.type != "cuda":
+            return statistics.median(_timed(operator, turn) for turn in range(self._repeats))
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(self._repeats)]
+        # The host runs ahead of the device, so that no launch is in the time between two events.
+        torch.cuda._sleep(50_000_000)
+        for turn, (begin, end) in enumerate(events):
+            begin.record()
+            operator(turn)
+            end.record()
+        torch.cuda.synchronize()
+        return float(statistics.median(begin.elapsed_time(end) for begin, end in events)) / 1e3
+
+
+def _timed(operator: Callable[[int], torch.Tensor], turn: int) -> float:
+    began_s = time.perf_counter()
+    operator(turn)
+    return time.perf_counter() - began_s
+
+
+def measure(name: str, config: Mapping[str, Any], degree: int, device: str, plan: Plan) -> MeasuredTable:
+    """The table of a model's operators on one GPU.
+
+    Raises
+    ------
+    BadInput
+        The degree does not divide the heads, or the device is absent.
+    """
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise BadInput(f"--device {device}: torch finds no GPU here; --device cpu tries the program")
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        operators = Operators(config, degree, device, plan.repeats)
+        decode = []
+        for batch in plan.batches:
+            beside_s = operators.layers * operators.linear_s(batch) + operators.head_s(batch)
+            for context in plan.contexts:
+                if batch * context > plan.most_resident_tokens:
+                    continue
+                seconds = beside_s + operators.layers * operators.decode_attention_s(batch, context)
+                decode.append(DecodePoint(batch, batch * context, seconds))
+        prefill = [
+            TokensPoint(
+                tokens,
+                operators.layers * (operators.linear_s(tokens) + operators.prefill_attention_s(tokens))
+                + operators.head_s(1),
+            )
+            for tokens in plan.prompts
+        ]
+    return MeasuredTable(
+        model=name,
+        shape=shape_of_config(config),
+        degree=degree,
+        device=torch.cuda.get_device_name(device) if device.startswith("cuda") else "CPU",
+        engine=f"operators, torch {torch.__version__}",
+        date=datetime.now(UTC).date().isoformat(),
+        slots=max(plan.batches),
+        chunk_tokens=CHUNK_TOKENS,
+        decode=tuple(decode),
+        prefill=tuple(prefill),
+        kind="operators",
+        conditions=f"median of {plan.repeats} repeats of each operator of one layer, one GPU's share",
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipelines.profile_gpu", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--model", required=True, help="published name, directory with a config.json, or tiny"
+    )
+    parser.add_argument("--degree", type=int, default=1, help="TP degree [1]")
+    parser.add_argument("--device", default="cuda", help="cuda or cpu [cuda]")
+    parser.add_argument("--out", type=Path, required=True, help="table to write")
+    parser.add_argument("--quick", action="store_true", help="few small points: to try the program")
+    given = parser.parse_args(arguments)
+    quick = Plan((1, 2, 4), (16, 64), (16, 64), 3)
+    try:
+        config = TINY if given.model == "tiny" else config_of(given.model)
+        plan = quick if given.quick or given.model == "tiny" else Plan()
+        table = measure(Path(given.model).name, config, given.degree, given.device, plan)
+        table.save(given.out)
+        fit = table.fit(capacity_tokens=1)
+    except BadInput as error:
+        print(f"profile_gpu: {error}", file=sys.stderr)
+        return 2
+    print(f"{table.model} at TP {table.degree} on {table.device}: {len(table.decode)} points, ", end="")
+    print(f"error of the fit {fit.decode_error_mean:.1%} mean, {fit.decode_error_max:.1%} worst")
+    print(json.dumps(fit.cost.to_mapping()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""`heddle profile` and the operators' program: a known engine is measured as what it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from heddle_dask.benchmarks.profile import ProfilePlan, model_name, plan_for
+from heddle_dask.cli.one_line import OneLineGroup
+from heddle_dask.cli.profile import profile
+from heddle_dask.core.errors import BadInput
+from heddle_dask.cost.engine_cost import load_profile
+from heddle_dask.cost.measured import MeasuredTable
+from heddle_dask.cost.model_config import read_shape
+from heddle_dask.engines.spec import EngineSpec
+
+
+def invoke(*arguments: object) -> Result:
+    group = OneLineGroup("heddle")
+    group.add_command(profile)
+    return CliRunner().invoke(group, ["profile", *map(str, arguments)])
+
+
+def refused(*arguments: object) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+def test_the_emulated_engine_is_measured_as_what_it_is(tmp_path, model_dir):
+    out = tmp_path / "table.json"
+    result = invoke(
+        *("--model", model_dir, "--engine", "emulated", "--slots", 4, "--max-context-tokens", 600),
+        *("--tokens", 24, "--repeats", 2, "--out", out, "--json"),
+    )
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert len(result.stdout.splitlines()) == 1
+    table = MeasuredTable.load(out)
+    assert table.shape == read_shape(model_dir)
+    assert (table.engine, table.degree, table.slots) == ("emulated", 1, 4)
+    assert {point.batch for point in table.decode} == {1, 2, 3, 4}
+    assert told["out"] == str(out)
+    assert told["points"] == len(table.decode) == 12
+    truth, found = load_profile("tiny-cpu"), table.fit().cost
+    # Wide: other work on the machine lengthens what a client sees.
+    assert found.decode_token_s(1, 100) == pytest.approx(truth.decode_token_s(1, 100), rel=0.5)
+    assert found.decode_token_s(4, 400) > found.decode_token_s(1, 100)
+    assert found.chunk_tokens == truth.chunk_tokens
+    assert "error of the fit" in result.stderr
+    assert refused("--model", model_dir, "--engine", "emulated", "--out", out).startswith(
+        f"heddle: {out} exists: choose another --out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--engine", "magic"), "--engine magic: use vllm or emulated"),
+        (("--engine", "emulated", "--profile", "nope"), "cost profile 'nope' is unknown"),
+        (
+            ("--engine", "emulated", "--tp-degree", 3),
+            "TP degree 3 does not divide the model's 4 attention heads",
+        ),
+        (("--engine", "emulated", "--model", "absent"), "model directory absent does not exist"),
+        (("--engine", "emulated", "--max-context-tokens", 40), "128 tokens to decode leave no context of 40"),
+        (("--engine", "emulated", "--out", "no/such/x.json"), "cannot write the table to no/such/x.json"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(*arguments)
+
+
+def test_plans_reach_the_slots_and_the_longest_context():
+    plan = plan_for(10, 4096)
+    assert plan.batches == (1, 2, 3, 4, 6, 8, 10)
+    assert plan.contexts == (64, 256, 1024, 3968)
+    assert plan.contexts_to_move() == plan.contexts
+    spec = EngineSpec("emulated", "m", slots=10, max_model_len=4096)
+    plan.check(spec)
+    with pytest.raises(BadInput, match="batch of 10 exceeds 8 slots"):
+        plan.check(EngineSpec("emulated", "m", slots=8, max_model_len=4096))
+    with pytest.raises(BadInput, match="5128 tokens of context and answer exceed the engine's 4096"):
+        ProfilePlan((1,), (5000,), (100,)).check(spec)
+    assert model_name("a/b/checkpoint") == "b"
+    assert model_name("a/b") == "b"
+
+
+def test_kv_transfers_between_two_engines_are_measured(tmp_path, model_dir):
+    out = tmp_path / "table.json"
+    result = invoke(
+        *("--model", model_dir, "--engine", "emulated", "--slots", 1, "--max-context-tokens", 600),
+        *("--tokens", 24, "--repeats", 1, "--out", out, "--kv-transfer", "--device", "a desk"),
+    )
+    assert result.exit_code == 0, result.output
+    table = MeasuredTable.load(out)
+    assert [point.tokens for point in table.kv_transfer] == [64, 256, 568]
+    assert table.device == "a desk"
+    assert "KV transfer: " in result.stdout
+    assert table.fit().kv_token_s is not None
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_real_engine_is_measured(tmp_path, model_dir):
+    out = tmp_path / "table.json"
+    result = invoke(
+        *("--model", model_dir, "--engine", "vllm", "--slots", 2, "--max-context-tokens", 400),
+        *("--tokens", 16, "--repeats", 1, "--out", out),
+    )
+    assert result.exit_code == 0, result.output
+    table = MeasuredTable.load(out)
+    assert table.engine.startswith("vllm")
+    assert table.capacity_tokens > 10_000
+    assert table.start_s > 1
+    assert table.fit().cost.decode_token_s(1, 100) > 1e-4
+
+
+# -- operators with torch alone --------------------------------------------------------------------------
+
+
+def operators(*arguments: object) -> int:
+    pytest.importorskip("torch")
+    from pipelines.profile_gpu import main
+
+    return main([str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_operators_of_a_tiny_model_on_a_cpu(tmp_path, capsys, degree):
+    out = tmp_path / "tiny.json"
+    assert operators("--device", "cpu", "--model", "tiny", "--degree", degree, "--out", out) == 0
+    table = MeasuredTable.load(out)
+    assert (table.kind, table.degree, table.device) == ("operators", degree, "CPU")
+    assert len(table.decode) == 6
+    assert table.fit().cost.fixed_s > 0.5e-3
+    assert "6 points" in capsys.readouterr().out
+
+
+def test_operators_of_a_tiny_mixture_of_experts(tmp_path):
+    config = {
+        "model_type": "qwen3_moe",
+        "hidden_size": 64,
+        "moe_intermediate_size": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 100,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    out = tmp_path / "moe.json"
+    assert operators("--device", "cpu", "--model", tmp_path, "--quick", "--out", out) == 0
+    assert MeasuredTable.load(out).shape.expert_share == 0.25
+
+
+def test_operators_refuse_bad_input_in_one_line(tmp_path: Path, capsys):
+    torch = pytest.importorskip("torch")
+    assert operators("--device", "cpu", "--model", "tiny", "--degree", 3, "--out", tmp_path / "x") == 2
+    assert capsys.readouterr().err == (
+        "profile_gpu: TP degree 3 does not divide the model's 4 attention heads: use 1, 2, 4\n"
+    )
+    if not torch.cuda.is_available():
+        assert operators("--model", "tiny", "--out", tmp_path / "x") == 2
+        assert "torch finds no GPU here" in capsys.readouterr().err
