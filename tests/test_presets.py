@@ -7,20 +7,21 @@ from dataclasses import is_dataclass
 import pytest
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.view import PlansBatches, PredictorChoice
+from heddle_dask.core.view import PredictorChoice
 from heddle_dask.strategies.admission import AtMost, Unlimited
 from heddle_dask.strategies.cache_aware import CacheAware
 from heddle_dask.strategies.first_come import FirstComeFirstServed, FirstComeMinimum
 from heddle_dask.strategies.group_first import GroupFirst
+from heddle_dask.strategies.kv_fit import KvFit
 from heddle_dask.strategies.kv_pressure import KvPressure
 from heddle_dask.strategies.least_attained import LeastAttained
 from heddle_dask.strategies.least_load import LeastLoad
 from heddle_dask.strategies.longest_first import LongestFirst
 from heddle_dask.strategies.moves import Priced, RankRule
-from heddle_dask.strategies.planned import Planned
 from heddle_dask.strategies.preemption import Hysteresis
 from heddle_dask.strategies.presets import PARTS, PRESETS, build_strategies
 from heddle_dask.strategies.presorted_plan import PresortedPlan
+from heddle_dask.strategies.roomiest import Roomiest
 from heddle_dask.strategies.round_robin import RoundRobin
 from heddle_dask.strategies.sticky import Sticky
 from heddle_dask.strategies.sticky_least_loaded import StickyLeastLoaded
@@ -55,11 +56,11 @@ def test_a_baseline_is_its_placement_with_the_order_of_its_original_and_nothing_
 
 def test_heddle_has_every_mechanism() -> None:
     built = build_strategies("heddle", seed=3)
-    assert isinstance(built.placement, Planned) and isinstance(built.placement, PlansBatches)
+    assert isinstance(built.placement, Roomiest)
     assert built.scheduling == LongestFirst()
     assert built.preemption == Hysteresis()
     assert isinstance(built.migration, Priced)
-    assert isinstance(built.admission, KvPressure)
+    assert isinstance(built.admission, KvFit)
     assert built.predictor is not None and built.predictor.name == "xgboost"
 
 
@@ -92,6 +93,8 @@ TYPES: dict[str, type] = {
     "rank-rule": RankRule,
     "at-most": AtMost,
     "kv-pressure": KvPressure,
+    "kv-fit": KvFit,
+    "roomiest": Roomiest,
 }
 
 

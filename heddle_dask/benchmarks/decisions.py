@@ -30,10 +30,7 @@ from heddle_dask.core.nouns import (
 )
 from heddle_dask.core.view import StrategySet
 from heddle_dask.cost.engine_cost import load_profile
-from heddle_dask.strategies.moves import Priced
-from heddle_dask.strategies.planned import Planned
-from heddle_dask.strategies.presets import build_strategies
-from heddle_dask.strategies.presorted_plan import PresortedPlan
+from heddle_dask.strategies.presets import build_strategies, tell_costs
 
 PROFILE = "qwen3-14b-h100"
 DEGREE = 4
@@ -278,13 +275,11 @@ class SteadyWorld:
         self._submit()
 
 
-def bench_strategies(preset: str, seed: int) -> StrategySet:
-    """The preset, its plans and prices by the cost of the engines that the world has."""
-    strategies = build_strategies(preset, seed=seed)
-    known = {DEGREE: load_profile(PROFILE, DEGREE)}
-    for part in (strategies.placement, strategies.migration):
-        if isinstance(part, Planned | PresortedPlan | Priced):
-            part.use_costs(known)
+def bench_strategies(arm: str, seed: int) -> StrategySet:
+    """The arm (``preset:part=name…``), its plans and prices by the cost of the engines that the world has."""
+    preset, *overrides = arm.split(":")
+    strategies = build_strategies(preset, seed=seed, overrides=overrides)
+    tell_costs(strategies, {DEGREE: load_profile(PROFILE, DEGREE)})
     return strategies
 
 
@@ -311,7 +306,8 @@ def measure_decisions(
                 bench_strategies(preset, seed), trajectories=trajectories, engines=number, seed=seed
             )
             row = _rows(preset, number, trajectories)
-            world.play(1)
+            while "StepRequested" not in world.spent_ns:
+                world.play(1)
             yield row(FIRST_PLAN, world.spent_ns["StepRequested"])
             world.play(12 * trajectories)
             world.forget_times()

@@ -1,15 +1,18 @@
 """Strategies side by side on real engines: makespan, throughput and the share of a lower bound reached.
 
-Every run has a cluster and engines of its own, cold; the arms take turns, so that a drifting machine meets all alike.
-The work is a replayed trace: each step generates exactly the trace's tokens and each tool takes its seconds.
-
-The bound (a makespan that no order and no placement can beat) is the larger of: the longest trajectory alone on an
-empty engine, its tools included; all tokens at the best rate of all engines.
+All arms of a repeat share engines and take turns, so that a drifting machine meets all alike; made-up tokens differ from
+run to run, so that no arm finds another's prefixes cached. The work is a replayed trace: each step generates exactly the
+trace's tokens and each tool takes its seconds. Learned predictors start warm, from the trace's trajectories of other
+groups, as those of a training run do from its earlier steps; ``warm=False`` starts them with nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import json
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -18,15 +21,33 @@ from typing import Any
 from distributed import Client
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.ids import EngineId
+from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import EngineCost, load_profile
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.environments.base import Task
 from heddle_dask.environments.replay import ReplayEnvironment
+from heddle_dask.live.batch import Batch
+from heddle_dask.live.capacity import Patience, wait_for_capacity
 from heddle_dask.live.local_cluster import LocalRolloutCluster
 from heddle_dask.live.rollout import Rollout
+from heddle_dask.live.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
+from heddle_dask.live.rollout_worker import RolloutWorker
+from heddle_dask.live.scheduler_plugin import HeddleScheduler
 from heddle_dask.live.services import Budget
-from heddle_dask.workloads.planned import plan_replay
-from heddle_dask.workloads.traces import read_traces
+from heddle_dask.sim.bound import makespan_bound
+from heddle_dask.sim.fleet import SimulatedFleet
+from heddle_dask.sim.rollout import past_of
+from heddle_dask.strategies.presets import build_strategies
+from heddle_dask.workloads.planned import (
+    PlannedTrajectory,
+    TraceDoesNotFit,
+    is_replayable,
+    plan_replay,
+)
+from heddle_dask.workloads.traces import TracedTrajectory, read_traces
+
+ARM_PREFIX = "vllm-router/"
+"""What the names of arms of that router start with; its policy follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +65,38 @@ class Workload:
         """What the table calls it."""
         return self.trace.name.removesuffix(".gz").removesuffix(".jsonl")
 
-    def environment(self) -> ReplayEnvironment:
-        """A fresh environment over the file."""
-        return ReplayEnvironment(self.trace, token_scale=self.token_scale, tool_scale=self.tool_scale)
+    def environment(self, salt: str = "") -> ReplayEnvironment:
+        """A fresh environment over the file; another salt makes up other tokens."""
+        return ReplayEnvironment(
+            self.trace, token_scale=self.token_scale, tool_scale=self.tool_scale, salt=salt
+        )
+
+    def planned(self, max_context_tokens: int) -> tuple[list[PlannedTrajectory], list[PlannedTrajectory]]:
+        """What is replayed, and the file's trajectories of all other groups, from which a predictor may learn."""
+        environment = self.environment()
+        chosen = {task.task_id for task in environment.tasks(self.tasks, self.seed)}
+        traces = [trace for trace in read_traces(self.trace) if is_replayable(trace)]
+        groups = {trace.group_id for trace in traces if trace.trajectory_id in chosen}
+        drawn: list[PlannedTrajectory] = []
+        others: list[PlannedTrajectory] = []
+        for trace in traces:
+            if trace.trajectory_id in chosen:
+                drawn.append(self._plan(trace, max_context_tokens, environment.name))
+            elif trace.group_id not in groups:
+                with contextlib.suppress(TraceDoesNotFit):
+                    others.append(self._plan(trace, max_context_tokens, environment.name))
+        return drawn, others
+
+    def _plan(self, trace: TracedTrajectory, max_context_tokens: int, domain: str) -> PlannedTrajectory:
+        plan = plan_replay(
+            trace,
+            token_scale=self.token_scale,
+            tool_scale=self.tool_scale,
+            max_context_tokens=max_context_tokens,
+        )
+        return PlannedTrajectory(
+            trace.trajectory_id, trace.group_id, 0, domain, plan.prompt_tokens, plan.steps
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,27 +143,14 @@ class LiveRow:
     moves: Mapping[str, Any]
 
 
-def lower_bound_s(workload: Workload, fleet: Fleet, max_context_tokens: int) -> float:
-    """Seconds that no strategy can go below; see the module."""
-    traces = {trace.trajectory_id: trace for trace in read_traces(workload.trace)}
-    tasks: Sequence[Task] = workload.environment().tasks(workload.tasks, workload.seed)
-    alone_s = fleet.cost.span_s(1, 1, 0, 0)
-    slots = fleet.spec.slots
-    best_tokens_per_s = max(batch / fleet.cost.span_s(1, batch, 0, 0) for batch in range(1, slots + 1))
-    longest_s, tokens = 0.0, 0
-    for task in tasks:
-        plan = plan_replay(
-            traces[task.task_id],
-            token_scale=workload.token_scale,
-            tool_scale=workload.tool_scale,
-            max_context_tokens=max_context_tokens,
-        )
-        generated = sum(step.generated_tokens for step in plan.steps)
-        tools_s = sum(step.tool_s for step in plan.steps[:-1])
-        longest_s = max(longest_s, generated * alone_s + tools_s)
-        tokens += generated
-    scale = fleet.spec.time_scale if fleet.spec.kind == "emulated" else 1.0
-    return scale * max(longest_s, tokens / (best_tokens_per_s * fleet.engines))
+def lower_bound_s(planned: Sequence[PlannedTrajectory], fleet: Fleet) -> float:
+    """Seconds that no strategy can go below, if the engines cost what is believed of them (`sim.bound`)."""
+    capacity = fleet.cost.capacity_tokens
+    spec = EngineDescription(
+        EngineId("any"), fleet.spec.slots, fleet.spec.max_model_len, kv_capacity_tokens=capacity
+    )
+    bound = makespan_bound(planned, SimulatedFleet(((spec, fleet.cost),) * fleet.engines))
+    return bound.seconds * (fleet.spec.time_scale if fleet.spec.kind == "emulated" else 1.0)
 
 
 async def measure_live(
@@ -122,6 +159,7 @@ async def measure_live(
     arms: Sequence[Arm],
     *,
     repeats: int,
+    warm: bool = True,
     on_row: Callable[[LiveRow], None] = lambda row: None,
 ) -> list[LiveRow]:
     """Run every arm on every workload `repeats` times, arms in turn.
@@ -133,39 +171,99 @@ async def measure_live(
     """
     rows = []
     for workload in workloads:
-        bound_s = lower_bound_s(workload, fleet, fleet.spec.max_model_len)
-        for repeat in range(repeats):
-            turn = repeat % len(arms)
-            for arm in (*arms[turn:], *arms[:turn]):
-                row = await _run(workload, fleet, arm, repeat, bound_s)
-                rows.append(row)
-                on_row(row)
+        planned, others = workload.planned(fleet.spec.max_model_len)
+        bound_s = lower_bound_s(planned, fleet)
+        with tempfile.TemporaryDirectory(prefix="heddle-bench-") as directory:
+            learnt = _learn(others, Path(directory) / "predictor") if warm else None
+            for repeat in range(repeats):
+                turn = repeat % len(arms)
+                async with _engines(fleet) as client:
+                    for arm in (*arms[turn:], *arms[:turn]):
+                        row = await _run(client, workload, fleet, arm, repeat, bound_s, learnt)
+                        rows.append(row)
+                        on_row(row)
     return rows
 
 
-async def _run(workload: Workload, fleet: Fleet, arm: Arm, repeat: int, bound_s: float) -> LiveRow:
+def _learn(others: Sequence[PlannedTrajectory], path: Path) -> Path | None:
+    """A predictor that has learnt from `others`, saved; None when there are none."""
+    if not others:
+        return None
+    from heddle_dask.predictors.from_steps import finished_from_steps
+    from heddle_dask.predictors.learned import LearnedPredictor
+    from heddle_dask.predictors.stored import save_predictor
+
+    predictor = LearnedPredictor()
+    predictor.warm_start(finished_from_steps(past_of(plan)) for plan in others)
+    save_predictor(predictor, path)
+    return path
+
+
+@asynccontextmanager
+async def _engines(fleet: Fleet) -> AsyncIterator[Client]:
+    """A cluster whose engines outlive the sessions on it."""
     async with (
         LocalRolloutCluster(
             engines=fleet.engines, tool_cpus=4096, dashboard=False, asynchronous=True
         ) as cluster,
         Client(cluster, asynchronous=True) as client,
     ):
-        rollout = Rollout(
-            client,
-            env=workload.environment(),
-            model=fleet.spec.model,
-            engine=fleet.spec,
-            engines=fleet.engines,
-            strategy=arm.preset,
-            overrides=arm.overrides,
-            budget=Budget(
-                max_steps=100_000,
-                max_context_tokens=fleet.spec.max_model_len,
-                max_step_tokens=fleet.spec.max_model_len,
-            ),
-            seed=workload.seed,
-        )
-        batch = await rollout.run(workload.tasks)
+        await client.register_plugin(HeddleScheduler())
+        await client.register_plugin(RolloutWorker(fleet.spec))
+        yield client
+
+
+async def _run(
+    client: Client,
+    workload: Workload,
+    fleet: Fleet,
+    arm: Arm,
+    repeat: int,
+    bound_s: float,
+    learnt: Path | None,
+) -> LiveRow:
+    if arm.preset.startswith(ARM_PREFIX):
+        from heddle_dask.benchmarks.router import route
+
+        policy = arm.preset.removeprefix(ARM_PREFIX)
+        await wait_for_capacity(client, fleet.engines, Patience())
+        urls = [url for url in (await client.run(_engine_url)).values() if url]
+        return await route(workload, fleet, urls, policy, repeat, bound_s, arm.overrides)
+    rollout = Rollout(
+        client,
+        env=workload.environment(salt=f"{arm.name} {repeat} "),
+        model=fleet.spec.model,
+        engine=fleet.spec,
+        engines=fleet.engines,
+        cost=fleet.cost.to_mapping(),
+        strategy=arm.preset,
+        overrides=_overrides(arm, learnt),
+        budget=Budget(
+            max_steps=100_000,
+            max_context_tokens=fleet.spec.max_model_len,
+            max_step_tokens=fleet.spec.max_model_len,
+        ),
+        seed=workload.seed,
+    )
+    batch = await rollout.run(workload.tasks)
+    return _row(workload, arm, repeat, bound_s, batch)
+
+
+def _engine_url(dask_worker: Any) -> str:
+    """On a worker: where its engine answers; nothing on one without an engine."""
+    client = getattr(dask_worker.plugins.get(ENGINE_PLUGIN), "_client", None)
+    return "" if client is None else str(client.base_url)
+
+
+def _overrides(arm: Arm, learnt: Path | None) -> tuple[str, ...]:
+    """The arm's own; its learned predictor starts from `learnt` unless it says where from."""
+    choice = build_strategies(arm.preset, overrides=arm.overrides).predictor
+    if learnt is None or choice is None or choice.name != "xgboost" or choice.options["warm"]:
+        return arm.overrides
+    return (*arm.overrides, f"predictor=xgboost,warm={learnt}")
+
+
+def _row(workload: Workload, arm: Arm, repeat: int, bound_s: float, batch: Batch) -> LiveRow:
     bad = [record for record in batch if record.status != "completed"]
     if bad:
         raise RuntimeError(
@@ -205,7 +303,15 @@ def as_json(rows: Sequence[LiveRow]) -> dict[str, object]:
 
 
 def fleet_of(
-    kind: str, model: str, engines: int, slots: int, *, profile: str, time_scale: float, kv_transfer: bool
+    kind: str,
+    model: str,
+    engines: int,
+    slots: int,
+    *,
+    profile: str,
+    time_scale: float,
+    kv_transfer: bool,
+    max_model_len: int,
 ) -> Fleet:
     """Engines of one kind; emulated ones take the time of `profile`.
 
@@ -217,13 +323,15 @@ def fleet_of(
     if kind not in ("vllm", "emulated"):
         raise BadInput(f"--engine {kind}: use vllm or emulated")
     cost = load_profile(profile)
-    max_model_len = 4096 if kind == "vllm" else 131_072
+    # Replayed tokens mean nothing to the model, so it may run beyond the positions that it was trained on.
+    longer = ("--hf-overrides", json.dumps({"max_position_embeddings": max_model_len}))
     spec = EngineSpec(
         kind,  # type: ignore[arg-type]
         model,
         slots=slots,
         max_model_len=max_model_len,
         cost={"profile": profile} if kind == "emulated" else None,
+        extra_args=longer if kind == "vllm" else (),
         time_scale=time_scale if kind == "emulated" else 1.0,
         kv_transfer=kv_transfer,
     )

@@ -20,14 +20,11 @@ from pathlib import Path
 
 import aiohttp
 
-from heddle_dask.benchmarks.live import Fleet, LiveRow, Workload
+from heddle_dask.benchmarks.live import ARM_PREFIX, Fleet, LiveRow, Workload
 from heddle_dask.benchmarks.router_client import RouterClient, replay, together
 from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.engines.leashed import LeashedProcess
 from heddle_dask.engines.process import EngineProcess, free_port, likely_cause
-
-ARM_PREFIX = "vllm-router/"
-"""What the names of these arms start with; the policy follows."""
 
 ROUTER_POLICIES = (
     "round_robin",
@@ -99,15 +96,30 @@ async def run_router(
         Engines or router did not start, a step failed, or other tokens came than planned. Nothing is left running.
     """
     check_router(policy, options)
-    arm = ":".join((ARM_PREFIX + policy, *options))
-    environment = workload.environment()
-    tasks = environment.tasks(workload.tasks, workload.seed)
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heddle-router-")))
         engines = [EngineProcess(fleet.spec, directory / f"engine-{n}") for n in range(fleet.engines)]
         for engine in engines:
             stack.push_async_callback(engine.stop)
         urls = await together([engine.start(ENGINES_START_S) for engine in engines])
+        return await route(workload, fleet, urls, policy, repeat, bound_s, options)
+
+
+async def route(
+    workload: Workload,
+    fleet: Fleet,
+    urls: Sequence[str],
+    policy: str,
+    repeat: int,
+    bound_s: float,
+    options: Sequence[str] = (),
+) -> LiveRow:
+    """The same on engines that run already, `urls`; the router ends with the run."""
+    arm = ":".join((ARM_PREFIX + policy, *options))
+    environment = workload.environment(salt=f"{arm} {repeat} ")
+    tasks = environment.tasks(workload.tasks, workload.seed)
+    async with AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heddle-router-")))
         router_url = await stack.enter_async_context(running_router(policy, options, urls, directory))
         client = await stack.enter_async_context(RouterClient(router_url))
         replayed = await replay(

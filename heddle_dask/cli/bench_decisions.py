@@ -10,7 +10,10 @@ from heddle_dask.core.errors import BadInput
 
 @click.command("decisions")
 @click.option(
-    "--presets", default="heddle,heddle-paper,slime,verl", show_default=True, help="Names, comma-separated."
+    "--presets",
+    default="heddle,heddle:admission=unlimited,heddle-paper,slime,verl",
+    show_default=True,
+    help="preset:part=name:…, comma-separated.",
 )
 @click.option("--engines", default="16,64", show_default=True, help="Counts, comma-separated.")
 @click.option(
@@ -29,14 +32,10 @@ def decisions(presets: str, engines: str, trajectories: int, events: int, as_jso
     numbers = _counts(engines)
     names = [name.strip() for name in presets.split(",")]
     from heddle_dask.benchmarks.decisions import as_json as decisions_json
-    from heddle_dask.benchmarks.decisions import measure_decisions
-    from heddle_dask.strategies.presets import PRESETS
+    from heddle_dask.benchmarks.decisions import bench_strategies, measure_decisions
 
     for name in names:
-        if name not in PRESETS:
-            raise BadInput(
-                f"--presets {presets}: unknown preset '{name}'; choose among: {', '.join(PRESETS)}"
-            )
+        bench_strategies(name, seed)  # says at once what is wrong with it
     click.echo(
         "preset         engines  trajectories  event                  count    mean us     p50 us     p99 us",
         err=as_json,

@@ -12,6 +12,10 @@ from heddle_dask.cli.shared_options import print_json, shared_options
 DEFAULT_ARMS = (
     "heddle slime verl verl-hybrid sticky-least-loaded round-robin cache-aware autellix heddle-paper"
 )
+ROUTER_ARMS = (
+    "vllm-router/round_robin vllm-router/cache_aware vllm-router/cache_aware:balance-abs-threshold=4"
+    " vllm-router/sticky_least_loaded"
+)
 
 
 @click.command("live")
@@ -24,8 +28,18 @@ DEFAULT_ARMS = (
 @click.option("--slots", type=click.IntRange(1), default=6, show_default=True, help="Of each engine.")
 @click.option("--profile", default="tiny-cpu", show_default=True, help="Cost profile of the engines.")
 @click.option("--time-scale", default=1.0, show_default=True, help="Of emulated engines.")
+@click.option(
+    "--max-context", default=4096, show_default=True, help="Longest context; traces are clipped to it."
+)
+@click.option(
+    "--warm/--cold", default=True, show_default=True, help="Predictors learn from other groups first."
+)
 @click.option("--kv-transfer/--no-kv-transfer", default=False, help="Engines hand over KV caches.")
-@click.option("--arm", multiple=True, help=f"preset:part=name,option=value:…; [default: {DEFAULT_ARMS}]")
+@click.option(
+    "--arm",
+    multiple=True,
+    help="preset:part=name,option=value:…, or vllm-router/policy [default: all presets, and the router's policies].",
+)
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs of each arm.")
 @click.option("--model", default=None, help="Model directory [default: the shipped tiny-agent].")
 @shared_options
@@ -39,6 +53,8 @@ def live(
     slots: int,
     profile: str,
     time_scale: float,
+    max_context: int,
+    warm: bool,
     kv_transfer: bool,
     arm: tuple[str, ...],
     repeats: int,
@@ -47,14 +63,26 @@ def live(
     seed: int,
 ) -> None:
     """Throughput, makespan and share of the lower bound, arm against arm on the same trajectories."""
-    from heddle_dask.benchmarks.live import Arm, LiveRow, Workload, fleet_of, measure_live, summary
+    from heddle_dask.benchmarks.live import (
+        ARM_PREFIX,
+        Arm,
+        LiveRow,
+        Workload,
+        fleet_of,
+        measure_live,
+        summary,
+    )
     from heddle_dask.benchmarks.live import as_json as live_json
+    from heddle_dask.benchmarks.router import check_router
     from heddle_dask.cli.model_choice import chosen_model
     from heddle_dask.strategies.presets import build_strategies
 
-    arms = [Arm.parse(text) for text in arm or DEFAULT_ARMS.split()]
-    for each in arms:
-        build_strategies(each.preset, overrides=each.overrides)  # says at once what is wrong with it
+    arms = [Arm.parse(text) for text in arm or (*DEFAULT_ARMS.split(), *ROUTER_ARMS.split())]
+    for each in arms:  # says at once what is wrong with it
+        if each.preset.startswith(ARM_PREFIX):
+            check_router(each.preset.removeprefix(ARM_PREFIX), each.overrides)
+        else:
+            build_strategies(each.preset, overrides=each.overrides)
     workloads = [Workload(path, tasks, token_scale, tool_scale, seed) for path in trace]
     fleet = fleet_of(
         engine,
@@ -64,6 +92,7 @@ def live(
         profile=profile,
         time_scale=time_scale,
         kv_transfer=kv_transfer,
+        max_model_len=max_context,
     )
 
     def tell(row: LiveRow) -> None:
@@ -72,7 +101,7 @@ def live(
             err=True,
         )
 
-    rows = uvloop.run(measure_live(workloads, fleet, arms, repeats=repeats, on_row=tell))
+    rows = uvloop.run(measure_live(workloads, fleet, arms, repeats=repeats, warm=warm, on_row=tell))
     click.echo("workload  arm  tokens/s median (least-most)  share of bound", err=as_json)
     for workload, name, middle, least, most, share in summary(rows):
         click.echo(

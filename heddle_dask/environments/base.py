@@ -28,6 +28,8 @@ class Task:
         What several tasks share, for predictors; empty: the attempts at this task are the group.
     known_tokens
         Tokens that an attempt will generate, where that is known beforehand (a replay); oracles read it, 0 otherwise.
+    prompt_tokens
+        Length of the first context; 0: estimated from `prompt`. Admission, placement and predictor start from it.
     """
 
     task_id: str
@@ -35,6 +37,7 @@ class Task:
     payload: Mapping[str, Any] = field(default_factory=dict)
     group: str = ""
     known_tokens: int = 0
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ class ReplayEnvironment:
         A ``.jsonl`` or ``.jsonl.gz`` file of trajectories (`workloads.traces`).
     token_scale, tool_scale
         Factors on all token counts and on all tool seconds.
+    salt
+        Goes into all tokens made up: with another salt, nothing of a replay is in a prefix cache.
 
     Attributes
     ----------
@@ -57,7 +59,9 @@ class ReplayEnvironment:
         The file is no trace file, none of it can be replayed, or a scale is out of range.
     """
 
-    def __init__(self, path: Path | str, *, token_scale: float = 1.0, tool_scale: float = 1.0) -> None:
+    def __init__(
+        self, path: Path | str, *, token_scale: float = 1.0, tool_scale: float = 1.0, salt: str = ""
+    ) -> None:
         if not (math.isfinite(token_scale) and token_scale > 0):
             raise BadInput(f"token scale {token_scale!r}: must be greater than 0")
         if not (math.isfinite(tool_scale) and tool_scale >= 0):
@@ -65,6 +69,7 @@ class ReplayEnvironment:
         self._path = Path(path)
         self._token_scale = token_scale
         self._tool_scale = tool_scale
+        self._salt = salt
         self._traces: dict[str, TracedTrajectory] = {}
         self.skipped = 0
         self.clipped_trajectories = 0
@@ -104,7 +109,15 @@ class ReplayEnvironment:
 
     def _task(self, name: str, trace: TracedTrajectory) -> Task:
         known = sum(scaled_tokens(step.generated_tokens, self._token_scale, 1) for step in trace.steps)
-        return Task(name, "", {"group": trace.group_id}, group=trace.group_id, known_tokens=known)
+        prompt = scaled_tokens(trace.prompt_tokens, self._token_scale, 1)
+        return Task(
+            name,
+            "",
+            {"group": trace.group_id},
+            group=trace.group_id,
+            known_tokens=known,
+            prompt_tokens=prompt,
+        )
 
     async def solve(self, task: Task, ctx: Context) -> float | None:
         """Replay one trajectory. The reward is not known: what is sampled here solves nothing."""
@@ -122,7 +135,7 @@ class ReplayEnvironment:
                 "trajectory %s: clipped %d prompt and observation tokens to fit %d",
                 *(trace.trajectory_id, plan.clipped_tokens, ctx.max_context_tokens),
             )
-        ctx.append_tokens(_tokens(f"prompt of {trace.group_id}", plan.prompt_tokens))
+        ctx.append_tokens(_tokens(f"{self._salt}prompt of {trace.group_id}", plan.prompt_tokens))
         for index, step in enumerate(plan.steps):
             if ctx.done:
                 return None
@@ -130,7 +143,7 @@ class ReplayEnvironment:
             if step.tool is not None:
                 await ctx.call(wait_like_tool, step.tool_s, cpus=(0, 0), label=step.tool)
             if step.observation_tokens:
-                seed = f"observation {index} of {trace.trajectory_id}"
+                seed = f"{self._salt}observation {index} of {trace.trajectory_id}"
                 ctx.append_tokens(_tokens(seed, step.observation_tokens))
         return None
 

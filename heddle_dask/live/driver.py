@@ -25,6 +25,9 @@ from heddle_dask.live.run_writer import RunWriter
 from heddle_dask.live.services import Recorded, Services
 from heddle_dask.records.trajectory import Cause, Status, TrajectoryRecord
 
+# An estimate: what a rendered prompt takes is known when its first step is asked for.
+CHARACTERS_PER_TOKEN = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
@@ -64,6 +67,7 @@ def attempts_of(
                 group_id=GroupId(f"{batch}{task.group or task.task_id}"),
                 sample_index=sample,
                 domain=environment,
+                prompt_tokens=task.prompt_tokens or len(task.prompt) // CHARACTERS_PER_TOKEN,
             )
             attempts.append(Attempt(task, spec, trajectory_seed(seed, task.task_id, sample)))
     return attempts

@@ -56,6 +56,9 @@ class Rollout:
         How many engines must answer before the run starts; None: one on every worker tagged ``ENGINE``.
     slots, kv_transfer
         Of engines named by kind: most sequences at once, and whether they hand over KV caches to one another.
+    cost
+        What one engine is believed to cost (`cost.engine_cost.cost_from_mapping`); None: an emulated engine's own cost,
+        else the profile that strategies name.
     strategy, overrides
         Preset, and ``part=name[,option=value]`` that replace parts of it.
     samples
@@ -87,6 +90,7 @@ class Rollout:
         engines: int | None = None,
         slots: int = 8,
         kv_transfer: bool = False,
+        cost: Mapping[str, Any] | None = None,
         strategy: str = "sticky-least-loaded",
         overrides: Sequence[str] = (),
         samples: int = 1,
@@ -121,6 +125,8 @@ class Rollout:
         self._mode: WriteMode = mode
         self._strategy = strategy
         self._overrides = tuple(overrides)
+        believed = cost if cost is not None else self.spec.cost
+        self._cost = None if believed is None else {"of": dict(believed), "tp_degree": self.spec.tp_degree}
         self._engines = engines
         self._patience = patience or Patience()
         self._metadata = dict(metadata or {})
@@ -328,6 +334,7 @@ class Rollout:
             preset=self._strategy,
             overrides=list(self._overrides),
             seed=self.seed,
+            cost=self._cost,
         )
         if "error" in answer:
             raise BadInput(answer["error"])

@@ -28,6 +28,7 @@ from heddle_dask.core.nouns import (
     StepRequest,
     TrajectorySpec,
 )
+from heddle_dask.cost.engine_cost import cost_from_mapping
 from heddle_dask.live import _dask_internals as dask
 from heddle_dask.live.dispatcher import Dispatcher
 from heddle_dask.live.messages import (
@@ -42,8 +43,9 @@ from heddle_dask.live.messages import (
 from heddle_dask.live.places import Places
 from heddle_dask.live.prediction import Predictions
 from heddle_dask.live.session import Session
+from heddle_dask.live.warm_start import warm_predictor
 from heddle_dask.predictors.chosen import build_predictor
-from heddle_dask.strategies.presets import build_strategies
+from heddle_dask.strategies.presets import build_strategies, tell_costs
 
 PLUGIN_NAME = "heddle"
 # Messages wait this long for company instead of Dask's 2 to 10 ms: a step is on the critical path.
@@ -117,6 +119,7 @@ class HeddleScheduler(SchedulerPlugin):
         preset: str,
         overrides: Sequence[str],
         seed: int,
+        cost: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
         """Start a session with its own controller; refuses while another client's session is open."""
         known_tokens: dict[str, float] = {}
@@ -124,9 +127,13 @@ class HeddleScheduler(SchedulerPlugin):
         try:
             self._check_free()
             strategies = build_strategies(preset, seed=seed, overrides=tuple(overrides))
+            if cost is not None:
+                tell_costs(strategies, {cost["tp_degree"]: cost_from_mapping(cost["of"], cost["tp_degree"])})
             if strategies.predictor is not None:
                 # It imports XGBoost and may read a file: seconds.
-                predictor = await asyncio.to_thread(build_predictor, strategies.predictor, known_tokens)
+                predictor = await asyncio.to_thread(
+                    build_predictor, strategies.predictor, known_tokens, warm_predictor
+                )
                 self._check_free()
         except BadInput as error:
             return {"error": str(error)}

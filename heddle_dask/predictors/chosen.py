@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.view import PredictorChoice
 from heddle_dask.predictors.contract import Predictor
 
 
-def build_predictor(choice: PredictorChoice, known_tokens: Mapping[str, float]) -> Predictor:
+def build_predictor(
+    choice: PredictorChoice,
+    known_tokens: Mapping[str, float],
+    warm: Callable[[str, Mapping[str, Any]], Predictor] | None = None,
+) -> Predictor:
     """The predictor of that name.
 
     Parameters
     ----------
     known_tokens
         True totals by trajectory, which oracles read; filled as trajectories are submitted.
+    warm
+        Makes a predictor from the file that the options name, and the options; None: saved predictors only.
 
     Raises
     ------
@@ -30,7 +37,7 @@ def build_predictor(choice: PredictorChoice, known_tokens: Mapping[str, float]) 
     options = choice.options
     match choice.name:
         case "xgboost" if options["warm"]:
-            return load_predictor(options["warm"])
+            return load_predictor(options["warm"]) if warm is None else warm(options["warm"], options)
         case "xgboost":
             return LearnedPredictor()
         case "oracle" if options["error_factor"] == 1:

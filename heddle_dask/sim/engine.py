@@ -73,10 +73,14 @@ class SimulatedEngine:
 
     def lose(self) -> None:
         """Die: nothing that it holds ever ends."""
+        self.close()
         self.lost = True
-        self._note_busy()
-        if not math.isinf(self._busy_since_s):
+
+    def close(self) -> None:
+        """Count what it was busy until now: the run is over, or the engine is."""
+        if not self.lost and not math.isinf(self._busy_since_s):
             self.busy_s += self._time.now_s - self._busy_since_s
+            self._busy_since_s = math.inf
 
     def _tick(self, armed_s: float) -> None:
         if armed_s == self._armed_s and not self.lost:

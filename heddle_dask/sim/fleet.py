@@ -9,6 +9,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId, HostId
 from heddle_dask.core.nouns import EngineDescription, HostDescription
 from heddle_dask.cost.engine_cost import EngineCost
+from heddle_dask.sim.kv_cache import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class ControlDelays:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How a KV cache travels between engines; `token_s` of 0 tokens means that it cannot."""
+    """How a KV cache travels between engines: seconds of a transfer, and of each of its tokens."""
 
     setup_s: float = 0.1
     token_s: float = 5e-6
@@ -93,6 +94,13 @@ class SimulatedFleet:
     def __post_init__(self) -> None:
         if not self.engines:
             raise BadInput("the fleet has no engine: give at least one")
+        for spec, cost in self.engines:
+            capacity = spec.kv_capacity_tokens or cost.capacity_tokens
+            if capacity < spec.max_context_tokens + BLOCK_TOKENS:
+                raise BadInput(
+                    f"{spec.engine_id} (TP {spec.tp_degree}) has KV room for {capacity} tokens, fewer than its context "
+                    f"of {spec.max_context_tokens} and a block of {BLOCK_TOKENS}: shorten the context, raise the degree"
+                )
 
     @property
     def host(self) -> HostDescription:

@@ -2,7 +2,8 @@
 
 A context is the prompt that its group shares and, behind it, what is its own. Both are counted in tokens. What no
 running step uses stays until its room is needed, least recently used first, the tail of a context before its head
-and before the shared prompt: as vLLM frees blocks. Hits are whole blocks of 16 tokens.
+and before the shared prompt: as vLLM frees blocks. Only whole blocks of 16 tokens are shared, stay and are found: the
+counts are those of the emulated engine's cache, which knows the tokens.
 """
 
 from __future__ import annotations
@@ -70,17 +71,17 @@ class CountedKvCache:
     def hit_tokens(self, job: SimulatedJob) -> int:
         """Tokens of the job's context that are cached: whole blocks, and never the last token."""
         context = job.context_tokens
-        shared = min(job.shared_tokens, context)
+        shared = _whole(min(job.shared_tokens, context))
         prompt = self._prompts.get(job.group_id)
         there = min(shared, prompt.tokens if prompt is not None else 0)
         if there == shared:
             there += min(self._idle.get((job.trajectory_id, False), 0), context - shared)
-        return min(there, context - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        return _whole(min(there, context - 1))
 
     def take(self, job: SimulatedJob, spare_tokens: int) -> Held | None:
         """Room for the job's context; None when less than `spare_tokens` would remain free."""
         context = job.context_tokens
-        shared = min(job.shared_tokens, context)
+        shared = _whole(min(job.shared_tokens, context))
         prompt = self._prompts.get(job.group_id)
         in_use = prompt.tokens if prompt is not None and prompt.users else 0
         longest = max(prompt.tokens if prompt is not None else 0, shared)
@@ -106,11 +107,14 @@ class CountedKvCache:
     def give_back(self, job: SimulatedJob, held: Held, computed_tokens: int) -> None:
         """Take back what a job holds; what of it has KV stays for a while."""
         self._used_tokens -= held.loose_tokens
+        computed_tokens = _whole(computed_tokens)
         self._leave_idle((job.trajectory_id, False), computed_tokens - held.shared_tokens)
         prompt = self._prompts[job.group_id]
         prompt.users -= 1
         if prompt.users == 0:
             self._used_tokens -= prompt.tokens
+            # What the last of a broken off prefill reserved, and nobody computed, holds nothing.
+            prompt.tokens = min(prompt.tokens, computed_tokens)
             self._leave_prompt(job.group_id, prompt.tokens)
         self._evict()
 
@@ -130,6 +134,7 @@ class CountedKvCache:
 
     def _leave_idle(self, key: tuple[str, bool], tokens: int) -> None:
         if tokens > 0:
+            self._drop_idle(key)
             self._idle[key] = tokens
             self._idle_tokens += tokens
 
@@ -141,7 +146,7 @@ class CountedKvCache:
         while excess > 0 and self._idle:
             key = next(iter(self._idle))
             tokens = self._idle[key]
-            gone = min(tokens, -(-excess // BLOCK_TOKENS) * BLOCK_TOKENS)
+            gone = min(tokens, _whole(excess + BLOCK_TOKENS - 1))
             self._idle_tokens -= gone
             excess -= gone
             if gone < tokens:
@@ -156,3 +161,8 @@ class CountedKvCache:
             self._prompts[group_id].tokens = tokens
         else:
             del self._prompts[group_id]
+
+
+def _whole(tokens: int) -> int:
+    """Tokens in whole blocks."""
+    return tokens // BLOCK_TOKENS * BLOCK_TOKENS

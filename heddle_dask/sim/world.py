@@ -6,6 +6,7 @@ live run and cannot tell the difference. Seeded and single-threaded: equal input
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ class SimulatedWorld:
     ----------
     programs
         By trajectory id, in order of submission: when each began and ended, and what it met on its way.
+    events
+        Events told to the controller.
     """
 
     def __init__(
@@ -73,12 +76,13 @@ class SimulatedWorld:
         self.time = VirtualTime()
         self.programs = {plan.trajectory_id: Program(plan) for plan in trajectories}
         self.engines: dict[EngineId, SimulatedEngine] = {}
+        self.events = 0
         self._predictions = SimulatedPredictions(
             predictor, self.time, fleet.delays.predict_s, self.controller.state, self._tell
         )
-        self._rng = random.Random(f"faults {seed}")
+        self._seed = seed
         self._jobs: dict[tuple[str, int, int], SimulatedJob] = {}
-        self._moves: dict[str, cmd.MoveContext] = {}
+        self._warming: dict[SimulatedJob, cmd.MoveContext] = {}
         self._tools: dict[ActionId, _Tool] = {}
         self._watch = watch
         self._obey: Mapping[type, Callable[[Any], None]] = {
@@ -107,16 +111,25 @@ class SimulatedWorld:
         walltime_s = self.fleet.faults.walltime_s
         if walltime_s:
             self.time.run(walltime_s)
-            for program in self.programs.values():
-                if not program.status:
-                    self._end(program, "aborted")
+            self._abort_all(walltime_s)
         else:
             self.time.run()
         stuck = [name for name, program in self.programs.items() if not program.status]
         if stuck:
             raise RuntimeError(f"{len(stuck)} trajectories never ended, the first is {stuck[0]}: a bug")
 
+    def _abort_all(self, at: float) -> None:
+        """The allocation is over. Those that wait for admission go first, else the end of others would admit them."""
+        alive = [program for program in self.programs.values() if not program.status]
+        if alive:
+            self.time.now_s = at
+        for program in sorted(alive, key=lambda program: not math.isnan(program.started_s)):
+            self._end(program, "aborted")
+        for engine in self.engines.values():
+            engine.close()
+
     def _tell(self, event: ev.Event) -> None:
+        self.events += 1
         commands = self.controller.handle(event)
         if self._watch is not None:
             self._watch(event, commands)
@@ -133,15 +146,15 @@ class SimulatedWorld:
     def _ask(self, program: Program) -> None:
         """The agent asks for its next step, or for the rest of the one that was stopped."""
         program.asked_s = self.time.now_s
-        self.time.after(self.fleet.delays.request_s, self._request, program, program.attempt)
+        self.time.after(self.fleet.delays.request_s, self._request, program)
 
-    def _request(self, program: Program, attempt: int) -> None:
+    def _request(self, program: Program) -> None:
         if program.status:
             return
         step = StepRequest(
             trajectory_id=TrajectoryId(program.plan.trajectory_id),
             step_index=program.step_index,
-            attempt=attempt,
+            attempt=program.attempt,
             context_tokens=program.context_tokens,
             max_new_tokens=program.left_tokens,
         )
@@ -219,13 +232,17 @@ class SimulatedWorld:
 
     def _ended(self, engine: SimulatedEngine, job: SimulatedJob) -> None:
         if job.step_index < 0:
-            self._move_done(self._moves[job.trajectory_id], self.time.now_s - job.submitted_s, True)
+            self._move_done(self._warming.pop(job), self.time.now_s - job.submitted_s, True)
         else:
             self.time.after(self.fleet.delays.report_s, self._report, engine.description.engine_id, job)
 
     def _report(self, engine_id: EngineId, job: SimulatedJob) -> None:
         program = self.programs[job.trajectory_id]
-        self._jobs.pop((job.trajectory_id, job.step_index, job.attempt), None)
+        key = (job.trajectory_id, job.step_index, job.attempt)
+        # Its engine was lost while the answer was under way: the step is with another one by now.
+        superseded = self._jobs.get(key) is not job
+        if not superseded:
+            del self._jobs[key]
         self._tell(
             ev.StepFinished(
                 at=self.time.now_s,
@@ -238,7 +255,7 @@ class SimulatedWorld:
                 finish_reason="abort" if job.aborted else "length",
             )
         )
-        if program.status or (job.step_index, job.attempt) != (program.step_index, program.attempt):
+        if superseded or program.status:
             return
         program.generate(job.generated)
         if job.aborted:
@@ -259,9 +276,9 @@ class SimulatedWorld:
             group_id=program.plan.group_id,
             shared_tokens=program.plan.prompt_tokens,
         )
-        self._moves[command.trajectory_id] = command
         target = self.engines[command.target_engine_id]
         if command.kind == "recompute":
+            self._warming[job] = command
             self.time.after(self.fleet.delays.start_s, target.submit, job)
             return
         link = self.fleet.link
@@ -274,8 +291,6 @@ class SimulatedWorld:
         self._move_done(command, seconds, ok)
 
     def _move_done(self, command: cmd.MoveContext, seconds: float, ok: bool) -> None:
-        if self._moves.get(command.trajectory_id) is command:
-            del self._moves[command.trajectory_id]
         program = self.programs[command.trajectory_id]
         event = ev.MoveEnded(
             at=self.time.now_s,
@@ -296,10 +311,15 @@ class SimulatedWorld:
         name = command.action_id.rpartition(":")[0]
         program = self.programs[name]
         tool_s = program.plan.steps[program.step_index - 1].tool_s
-        ok = self._rng.random() >= self.fleet.faults.tool_failure_share
+        ok = not self._fails(command.action_id)
         tool = _Tool(program, command.action_id, tool_s if ok else tool_s / 2, ok)
         self._tools[command.action_id] = tool
         self.time.after(tool.tool_s, self._tool_ended, tool)
+
+    def _fails(self, action_id: ActionId) -> bool:
+        """Drawn from seed and id, not in order of time: the same calls fail whatever the strategies do."""
+        share = self.fleet.faults.tool_failure_share
+        return share > 0 and random.Random(f"faults {self._seed} {action_id}").random() < share
 
     def _abort_action(self, command: cmd.AbortAction) -> None:
         self.time.after(0.0, self._tool_ended, self._tools[command.action_id])
@@ -331,6 +351,7 @@ class SimulatedWorld:
             home = self.controller.state.trajectories.get(TrajectoryId(job.trajectory_id))
             if home is not None and home.counted_on == engine_id:
                 del self._jobs[key]
+                self.programs[job.trajectory_id].asked_s = self.time.now_s
         self._tell(ev.EngineLost(self.time.now_s, engine_id, "simulated fault", stranded=True))
 
 

@@ -12,10 +12,18 @@ class LearnedPredictor:
     Parameters
     ----------
     warm
-        File of a saved predictor to start from, or nothing.
+        What to start from, as the scheduler sees it: a saved predictor, an earlier run, a trace; or nothing.
+    token_scale, tool_scale
+        Factors on a trace's token counts and tool seconds, as a replay of it has them.
     """
 
     warm: str = ""
+    token_scale: float = 1.0
+    tool_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.token_scale <= 0 or self.tool_scale < 0:
+            raise ValueError("use token_scale above 0 and tool_scale of at least 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,158 @@
+"""``heddle simulate``: presets side by side in virtual time."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from heddle_dask.sim.rollout import SimulatedRollout
+
+_COUNT = click.IntRange(min=1)
+DEFAULT_STRATEGIES = "heddle,verl,verl-hybrid,slime,sticky-least-loaded"
+DEFAULT_CONTEXT_TOKENS = 40_960
+
+
+@click.command("simulate")
+@click.option("--workload", required=True, help="coding, search, math, or a trace FILE.")
+@click.option("--cluster", default="hopper64", show_default=True, help="Name or FILE.toml.")
+@click.option("--model", default="qwen3-14b", show_default=True, help="Name or directory with a config.json.")
+@click.option(
+    "--strategy",
+    default=DEFAULT_STRATEGIES,
+    show_default=True,
+    help="Presets, separated by commas; each preset:part=name,option=value:… .",
+)
+@click.option("--set", "overrides", multiple=True, help="PART=NAME[,KEY=VALUE]...: replace a part of all.")
+@click.option("--seeds", type=_COUNT, default=3, show_default=True, help="How many, from --seed on.")
+@click.option(
+    "--trajectories", type=_COUNT, default=None, help="[default: 100 for each GPU, in whole groups]"
+)
+@click.option("--samples", type=_COUNT, default=16, show_default=True, help="Trajectories a prompt.")
+@click.option("--tp", type=_COUNT, default=None, help="Degree of all engines [default: the cluster's].")
+@click.option("--slots", type=_COUNT, default=None, help="Of each engine [default: 100 for each GPU].")
+@click.option(
+    "--max-context-tokens",
+    type=click.IntRange(min=2),
+    default=DEFAULT_CONTEXT_TOKENS,
+    show_default=True,
+    help="Longest context of an engine.",
+)
+@click.option("--token-scale", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
+@click.option("--tool-scale", type=click.FloatRange(min=0), default=1.0, show_default=True)
+@click.option(
+    "--warm/--cold", default=True, show_default=True, help="Predictors learn from other groups first."
+)
+@click.option("--html", type=click.Path(path_type=Path), default=None, help="Report on the first seed.")
+@shared_options
+def simulate(
+    workload: str,
+    cluster: str,
+    model: str,
+    strategy: str,
+    overrides: tuple[str, ...],
+    seeds: int,
+    trajectories: int | None,
+    samples: int,
+    tp: int | None,
+    slots: int | None,
+    max_context_tokens: int,
+    token_scale: float,
+    tool_scale: float,
+    warm: bool,
+    html: Path | None,
+    as_json: bool,
+    seed: int,
+) -> None:
+    """Play rollouts in virtual time on a GPU cluster that need not exist, and show strategies side by side."""
+    from heddle_dask.sim.clusters import cluster_of, with_choices
+    from heddle_dask.sim.report_html import html_report
+    from heddle_dask.sim.sweep import SimulatedWorkload, parse_arms, sweep
+
+    if html is not None:
+        _check_writable(html)
+    arms = parse_arms(strategy, overrides)
+    described = with_choices(cluster_of(cluster), tp=tp, slots=slots)
+    fleet = described.fleet(model, max_context_tokens=max_context_tokens)
+    count = trajectories or max(samples, 100 * described.gpus // samples * samples)
+    work = SimulatedWorkload(workload, count, samples, max_context_tokens, token_scale, tool_scale)
+    rollouts: list[SimulatedRollout] = []
+    total = len(arms) * seeds
+    watched_seed = seed if html is not None else None
+    for one in sweep(work, fleet, arms, range(seed, seed + seeds), warm=warm, watched_seed=watched_seed):
+        rollouts.append(one)
+        click.echo(
+            f"{len(rollouts)}/{total}: {one.strategy}, seed {one.seed}: {one.makespan_s:,.1f} s, "
+            f"{one.bound_share:.1%} of the bound ({one.cpu_s:.1f} s of CPU)",
+            err=True,
+        )
+    conditions = {
+        "workload": workload,
+        "cluster": cluster,
+        "model": model,
+        "engines": _engines(described.degrees),
+        "slots": fleet.engines[0][0].slots,
+        "trajectories": count,
+        "samples": samples,
+        "predictor": "warm" if warm else "cold",
+    }
+    for line in _table(conditions, rollouts):
+        click.echo(line, err=as_json)
+    if html is not None:
+        first = [one for one in rollouts if one.seed == seed]
+        page = html_report(first, work.drawn(seed), {**conditions, "seed": seed})
+        html.write_text(page, encoding="utf-8")
+    if as_json:
+        print_json({"conditions": conditions, "rows": [one.figures() for one in rollouts]})
+
+
+def _check_writable(html: Path) -> None:
+    """Say so before minutes of simulation, not after."""
+    try:
+        with html.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise BadInput(f"--html {html}: {error.strerror}; give a file that can be written") from None
+
+
+def _engines(degrees: Sequence[int]) -> str:
+    return " + ".join(f"{degrees.count(d)} x TP{d}" for d in sorted(set(degrees), reverse=True))
+
+
+def _table(conditions: dict[str, object], rollouts: Sequence[SimulatedRollout]) -> list[str]:
+    """Best strategy first; medians over seeds."""
+    names = list(dict.fromkeys(one.strategy for one in rollouts))
+    by_name = {name: [one for one in rollouts if one.strategy == name] for name in names}
+    wide = max(len("strategy"), *(len(name) for name in names))
+    lines = [
+        ", ".join(f"{name} {value}" for name, value in conditions.items()),
+        f"{'strategy':{wide}}  makespan s median (least-most)  tokens/s  of bound  median end s  queued s mean/p99  "
+        "preempted/KV  prefilled/sampled  moves",
+    ]
+    ordered = sorted(names, key=lambda name: statistics.median(one.makespan_s for one in by_name[name]))
+    for name in ordered:
+        mine = by_name[name]
+        spans = [one.makespan_s for one in mine]
+        spread = f"{statistics.median(spans):,.1f} ({min(spans):,.1f}-{max(spans):,.1f})"
+        queued = f"{_middle(mine, 'queue_mean_s'):,.1f}/{_middle(mine, 'queue_p99_s'):,.1f}"
+        stopped = f"{_middle(mine, 'preemptions'):,.0f}/{_middle(mine, 'kv_preemptions'):,.0f}"
+        prefilled = statistics.median(one.prefilled_tokens / one.tokens for one in mine)
+        moves = statistics.median(sum(kind["started"] for kind in one.moves.values()) for one in mine)
+        ends = statistics.median(statistics.median(one.finished_s) for one in mine)
+        lines.append(
+            f"{name:{wide}}  {spread:>30}  {_middle(mine, 'tokens_per_s'):8,.0f}  "
+            f"{_middle(mine, 'bound_share'):8.1%}  {ends:12,.1f}  {queued:>17}  {stopped:>12}  {prefilled:17.2f}  "
+            f"{moves:5,.0f}"
+        )
+    return lines
+
+
+def _middle(rollouts: Sequence[SimulatedRollout], figure: str) -> float:
+    return float(statistics.median(getattr(one, figure) for one in rollouts))

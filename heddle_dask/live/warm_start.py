@@ -1,0 +1,99 @@
+"""A predictor that starts warm: from a saved one, from the store of an earlier run, or from a trace."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.predictors.from_steps import PastStep, PastTrajectory, finished_from_steps
+from heddle_dask.predictors.learned import LearnedPredictor
+from heddle_dask.predictors.stored import load_predictor
+from heddle_dask.records.reader import RunReader
+from heddle_dask.records.trajectory import TrajectoryRecord
+from heddle_dask.workloads.planned import is_replayable
+from heddle_dask.workloads.traces import TracedTrajectory, read_traces
+
+
+def warm_predictor(source: str, options: Mapping[str, Any]) -> LearnedPredictor:
+    """The predictor that has learnt from `source`.
+
+    Parameters
+    ----------
+    source
+        A file that `predictors.stored.save_predictor` wrote; the directory of a run's store; or a trace file
+        (``.jsonl``, ``.jsonl.gz``), whose token counts and tool times are taken times `token_scale` and `tool_scale`.
+
+    Raises
+    ------
+    BadInput
+        It cannot be read, or holds no trajectory to learn from.
+    """
+    path = Path(source)
+    if path.is_dir():
+        past = _of_store(path)
+    elif path.name.endswith((".jsonl", ".jsonl.gz")):
+        past = _of_trace(path, options["token_scale"], options["tool_scale"])
+    else:
+        return load_predictor(source)
+    finished = [finished_from_steps(one) for one in past]
+    if not finished:
+        raise BadInput(f"predictor: {source!r} holds no trajectory to learn from")
+    predictor = LearnedPredictor()
+    predictor.warm_start(finished)
+    return predictor
+
+
+def _of_trace(path: Path, token_scale: float, tool_scale: float) -> Iterator[PastTrajectory]:
+    scaled = functools.partial(_past_of_trace, f"replay:{path.name}", token_scale, tool_scale)
+    return map(scaled, filter(is_replayable, read_traces(path)))
+
+
+def _past_of_trace(
+    domain: str, token_scale: float, tool_scale: float, trace: TracedTrajectory
+) -> PastTrajectory:
+    steps = []
+    for step in trace.steps:
+        waited_s = 0.0 if step.human or step.tool_s is None else step.tool_s * tool_scale
+        steps.append(
+            PastStep(
+                max(1, round((step.generated_tokens or 0) * token_scale)),
+                round((step.observation_tokens or 0) * token_scale),
+                tools=((step.tool, waited_s, True),) if step.tool else (),
+            )
+        )
+    prompt = max(1, round((trace.prompt_tokens or 0) * token_scale))
+    return PastTrajectory(trace.trajectory_id, trace.group_id, domain, 0, prompt, not trace.complete, steps)
+
+
+def _of_store(path: Path) -> Iterator[PastTrajectory]:
+    return (_past_of_record(record) for record in RunReader(path) if record.steps)
+
+
+def _past_of_record(record: TrajectoryRecord) -> PastTrajectory:
+    tools: dict[int, list[tuple[str, float, bool]]] = {}
+    for action in record.actions:
+        done = (action.label, action.run_s, action.status == "completed")
+        tools.setdefault(action.after_step, []).append(done)
+    starts = [step.token_start for step in record.steps[1:]] + [record.steps[-1].token_stop]
+    steps = [
+        PastStep(
+            step.generated_tokens,
+            max(0, start - step.token_stop),
+            llm_s=step.finished_s - step.submitted_s,
+            tools=tuple(tools.get(step.step_index, ())),
+        )
+        for step, start in zip(record.steps, starts, strict=True)
+    ]
+    version = int(record.branches[0].policy_version.max(initial=0))
+    return PastTrajectory(
+        trajectory_id=record.trajectory_id,
+        group_id=record.group_id,
+        domain=record.environment,
+        policy_version=max(0, version),
+        prompt_tokens=record.steps[0].token_start,
+        censored=record.status != "completed",
+        steps=steps,
+    )

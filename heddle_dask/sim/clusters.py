@@ -1,0 +1,194 @@
+"""GPU clusters by name or from a TOML file, and the fleet of engines that a model makes of one."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.nouns import EngineDescription
+from heddle_dask.cost.engine_cost import EngineCost, engine_cost_for
+from heddle_dask.cost.hardware import Gpu, ModelShape
+from heddle_dask.cost.published import gpu_of, model_of
+from heddle_dask.cost.transfers import SETUP_S, transfer_s
+from heddle_dask.sim.fleet import ControlDelays, Link, SimulatedFleet, equal_engines
+
+SLOTS_PER_GPU = 100
+"""6,400 trajectories on 64 GPUs, as in Heddle's evaluation."""
+STEP_ADDED_S = 0.014
+ACTION_ADDED_S = 0.010
+"""What the control plane adds to a step and a tool call: medians of ``heddle bench overhead`` with 50 trajectories on
+two shared cores (README)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Like GPUs in nodes. The fields are the keys of a TOML file, with dashes.
+
+    Attributes
+    ----------
+    gpu
+        A published name.
+    tp
+        One degree for all engines, or the degree of each engine.
+    slots
+        Of each engine; 0: `SLOTS_PER_GPU` for each of its GPUs.
+    tool_cpus
+        CPUs of the tool pool; 0: tools take none, and all run at once.
+    step_added_s, action_added_s
+        What the control plane adds to an LLM step and to a tool call.
+    kv_transfer
+        Whether engines hand over KV caches.
+    """
+
+    gpus: int
+    gpu: str = "h100"
+    gpus_per_node: int = 8
+    tp: int | tuple[int, ...] = 1
+    slots: int = 0
+    tool_cpus: int = 0
+    step_added_s: float = STEP_ADDED_S
+    action_added_s: float = ACTION_ADDED_S
+    kv_transfer: bool = True
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """The degree of each engine.
+
+        Raises
+        ------
+        BadInput
+            A degree does not divide a node, or the engines need more GPUs than there are.
+        """
+        degrees = (self.tp,) * (self.gpus // self.tp) if isinstance(self.tp, int) else self.tp
+        for degree in dict.fromkeys((self.tp,) if isinstance(self.tp, int) else self.tp):
+            if self.gpus_per_node % degree:
+                raise BadInput(f"TP degree {degree} does not divide a node of {self.gpus_per_node} GPUs")
+        if not degrees or sum(degrees) > self.gpus:
+            wanted = sum(degrees) or self.tp
+            raise BadInput(f"engines of {wanted} GPUs on a cluster of {self.gpus}: use fewer or smaller ones")
+        return degrees
+
+    def fleet(self, model: str | ModelShape, *, max_context_tokens: int) -> SimulatedFleet:
+        """Engines of this model on these GPUs.
+
+        Raises
+        ------
+        BadInput
+            An unknown name, a degree that splits no heads or no node, a model or a context that does not fit.
+        """
+        shape = model_of(model) if isinstance(model, str) else model
+        chip = gpu_of(self.gpu)
+        degrees = self.degrees
+        costs = {degree: engine_cost_for(shape, chip, degree) for degree in dict.fromkeys(degrees)}
+        engines: list[tuple[EngineDescription, EngineCost]] = []
+        for number, degree in enumerate(degrees):
+            engines += equal_engines(
+                1,
+                costs[degree],
+                slots=self.slots or SLOTS_PER_GPU * degree,
+                max_context_tokens=max_context_tokens,
+                tp_degree=degree,
+                kv_transfer=self.kv_transfer,
+                first=number,
+            )
+        return SimulatedFleet(
+            tuple(engines),
+            delays=ControlDelays.measured(self.step_added_s, self.action_added_s),
+            link=self._link(shape, chip, degrees),
+            tool_cpus=self.tool_cpus,
+        )
+
+    def _link(self, shape: ModelShape, chip: Gpu, degrees: Sequence[int]) -> Link:
+        """The slowest that two engines may have: across nodes where there are several, at the least degree."""
+        degree = min(degrees)
+        seconds = transfer_s(
+            1_000_000,
+            shape,
+            chip,
+            same_node=self.gpus <= self.gpus_per_node,
+            source_degree=degree,
+            target_degree=degree,
+        )
+        return Link(setup_s=SETUP_S, token_s=(seconds - SETUP_S) / 1_000_000)
+
+
+CLUSTERS: Mapping[str, Cluster] = {
+    "hopper8": Cluster(gpus=8),
+    "hopper64": Cluster(gpus=64),
+    "hopper1024": Cluster(gpus=1024),
+}
+
+
+def cluster_of(name_or_file: str) -> Cluster:
+    """A named cluster, or the one that a TOML file describes.
+
+    Raises
+    ------
+    BadInput
+        It is neither, the file is no TOML, a key is unknown, or a value impossible.
+    """
+    if name_or_file in CLUSTERS:
+        return CLUSTERS[name_or_file]
+    path = Path(name_or_file)
+    if not path.is_file():
+        raise BadInput(
+            f"cluster {name_or_file!r}: neither one of {', '.join(CLUSTERS)} nor a TOML file that is there"
+        )
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"cluster {name_or_file} is no TOML: {error}") from None
+    return _checked(content, name_or_file)
+
+
+def with_choices(cluster: Cluster, *, tp: int | None, slots: int | None) -> Cluster:
+    """The cluster with another uniform degree or number of slots, where given."""
+    if tp is not None:
+        cluster = replace(cluster, tp=tp)
+    return cluster if slots is None else replace(cluster, slots=slots)
+
+
+def _checked(content: Mapping[str, Any], where: str) -> Cluster:
+    known = {field.name.replace("_", "-"): field.name for field in fields(Cluster)}
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f" (did you mean '{close[0]}'?)" if close else ""
+            raise BadInput(f"cluster {where} has unknown key '{key}'{hint}; allowed: {', '.join(known)}")
+        values[known[key]] = _value(known[key], value, f"cluster {where}: {key}")
+    if "gpus" not in values:
+        raise BadInput(f"cluster {where} lacks 'gpus': give their number")
+    return Cluster(**values)
+
+
+def _value(name: str, value: Any, where: str) -> Any:
+    if name == "gpu":
+        if not isinstance(value, str):
+            raise BadInput(f"{where} is {value!r}: use the name of a GPU")
+        gpu_of(value)
+        return value
+    if name == "kv_transfer":
+        if not isinstance(value, bool):
+            raise BadInput(f"{where} is {value!r}: use true or false")
+        return value
+    if name == "tp" and isinstance(value, list):
+        if not value:
+            raise BadInput(f"{where} is empty: give a degree, or one for each engine")
+        return tuple(_whole(one, 1, where) for one in value)
+    if name.endswith("_s"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise BadInput(f"{where} is {value!r}: use seconds from 0 up")
+        return float(value)
+    return _whole(value, 0 if name in ("slots", "tool_cpus") else 1, where)
+
+
+def _whole(value: Any, least: int, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise BadInput(f"{where} is {value!r}: use a whole number of at least {least}")
+    return value

@@ -1,0 +1,136 @@
+"""Small charts as SVG text: lines over two axes, bars, and a heat map. No library, no script, no external resource."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
+"""Okabe and Ito's, which the colour-blind can tell apart."""
+
+_WIDTH, _HEIGHT = 620, 280
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 40
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A named polyline."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+def line_chart(lines: Sequence[Line], *, x_label: str, y_label: str) -> str:
+    """Lines over common axes from 0, with a legend."""
+    most_x = _round_up(max((x for line in lines for x, _ in line.points), default=1.0))
+    most_y = _round_up(max((y for line in lines for _, y in line.points), default=1.0))
+    parts = [_axes(most_x, most_y, x_label, y_label)]
+    for number, line in enumerate(lines):
+        colour = COLOURS[number % len(COLOURS)]
+        points = " ".join(f"{_x(x, most_x):.1f},{_y(y, most_y):.1f}" for x, y in line.points)
+        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.6" points="{points}"/>')
+        parts.append(_legend(number, line.name, colour))
+    return _svg(_WIDTH, _HEIGHT + 16 * len(lines), parts)
+
+
+def bar_chart(bars: Sequence[tuple[str, float, str]], *, most: float) -> str:
+    """Horizontal bars: name, value, and what is written behind it."""
+    parts = []
+    for number, (name, value, text) in enumerate(bars):
+        top = 6 + 26 * number
+        length = (_WIDTH - 330) * value / most if most > 0 else 0.0
+        colour = COLOURS[number % len(COLOURS)]
+        parts.append(f'<text x="0" y="{top + 13}">{escape(_short(name, 28))}</text>')
+        parts.append(f'<rect x="190" y="{top}" width="{length:.1f}" height="18" fill="{colour}"/>')
+        parts.append(f'<text x="{196 + length:.1f}" y="{top + 13}">{escape(text)}</text>')
+    return _svg(_WIDTH, 12 + 26 * len(bars), parts)
+
+
+def heat_map(rows: Sequence[tuple[str, Sequence[float]]], *, most: float, x_most_s: float) -> str:
+    """A row of cells each, white for 0 and dark for `most`; time runs to the right."""
+    height = max(3, min(16, 480 // max(1, len(rows))))
+    wide = _WIDTH - _LEFT - _RIGHT
+    parts = []
+    for number, (name, cells) in enumerate(rows):
+        top = number * height
+        if height >= 10 or number % 8 == 0:
+            parts.append(f'<text x="{_LEFT - 6}" y="{top + 9}" text-anchor="end">{escape(name)}</text>')
+        width = wide / max(1, len(cells))
+        for cell, value in enumerate(cells):
+            if value > 0 and most > 0:
+                shade = min(1.0, value / most)
+                parts.append(
+                    f'<rect x="{_LEFT + cell * width:.1f}" y="{top}" width="{width + 0.3:.1f}" '
+                    f'height="{height - 0.5}" fill="#0072b2" fill-opacity="{shade:.3f}"/>'
+                )
+    bottom = len(rows) * height
+    parts.append(f'<text x="{_LEFT}" y="{bottom + 14}">0 s</text>')
+    parts.append(
+        f'<text x="{_WIDTH - _RIGHT}" y="{bottom + 14}" text-anchor="end">{_number(x_most_s)} s</text>'
+    )
+    return _svg(_WIDTH, bottom + 20, parts)
+
+
+def _axes(most_x: float, most_y: float, x_label: str, y_label: str) -> str:
+    parts = []
+    for tick in range(6):
+        x, y = most_x * tick / 5, most_y * tick / 5
+        parts.append(
+            f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{_y(y, most_y):.1f}" y2="{_y(y, most_y):.1f}" '
+            'stroke="#ddd"/>'
+        )
+        parts.append(
+            f'<text x="{_LEFT - 6}" y="{_y(y, most_y) + 4:.1f}" text-anchor="end">{_number(y)}</text>'
+        )
+        parts.append(
+            f'<text x="{_x(x, most_x):.1f}" y="{_HEIGHT - _BOTTOM + 15}" text-anchor="middle">{_number(x)}</text>'
+        )
+    parts.append(
+        f'<text x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>'
+    )
+    middle = (_HEIGHT - _BOTTOM) / 2
+    parts.append(
+        f'<text x="12" y="{middle}" text-anchor="middle" transform="rotate(-90 12 {middle})">{escape(y_label)}</text>'
+    )
+    return "".join(parts)
+
+
+def _legend(number: int, name: str, colour: str) -> str:
+    top = _HEIGHT + 16 * number
+    return (
+        f'<rect x="{_LEFT}" y="{top}" width="14" height="10" fill="{colour}"/>'
+        f'<text x="{_LEFT + 20}" y="{top + 9}">{escape(name)}</text>'
+    )
+
+
+def _svg(width: float, height: float, parts: Sequence[str]) -> str:
+    return (
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+    )
+
+
+def _x(value: float, most: float) -> float:
+    return _LEFT + (_WIDTH - _LEFT - _RIGHT) * value / most
+
+
+def _y(value: float, most: float) -> float:
+    return _HEIGHT - _BOTTOM - (_HEIGHT - _BOTTOM - _TOP) * value / most
+
+
+def _round_up(value: float) -> float:
+    """1, 2 or 5 times a power of ten, or a tenth of such, at or above the value."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if step * power >= value * (1 - 1e-9))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

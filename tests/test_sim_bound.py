@@ -1,0 +1,161 @@
+"""The lower bound of a makespan: no simulated run beats it, and by hand where that is easy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.cost.engine_cost import EngineCost, engine_cost_for
+from heddle_dask.sim.bound import makespan_bound
+from heddle_dask.sim.bound_work import measure_work
+from heddle_dask.sim.fleet import ControlDelays, SimulatedFleet, equal_engines
+from heddle_dask.sim.rollout import simulate
+from heddle_dask.strategies.presets import PRESETS
+from heddle_dask.workloads.choice import load_workload
+from heddle_dask.workloads.planned import PlannedStep, PlannedTrajectory
+
+COST = EngineCost(
+    fixed_s=0.01,
+    token_s=4e-4,
+    prefill_token_s=4e-4,
+    sequence_s=2e-4,
+    context_token_s=2e-5,
+    chunk_tokens=64,
+    capacity_tokens=900,
+)
+ORACLE = {
+    name: ["predictor=oracle"] if parts["predictor"] != "none" else [] for name, parts in PRESETS.items()
+}
+
+
+def planned(number: int, group: int, prompt: int, *steps: tuple[int, int, float | None]) -> PlannedTrajectory:
+    """Steps as (sampled, observed, tool seconds or None)."""
+    made = tuple(PlannedStep(g, o, None if s is None else "tool", s or 0.0) for g, o, s in steps)
+    return PlannedTrajectory(f"t{number}", f"g{group}", number, "test", prompt, made)
+
+
+def fleet(engines: int = 1, cost: EngineCost = COST, slots: int = 4, **rest: object) -> SimulatedFleet:
+    return SimulatedFleet(equal_engines(engines, cost, slots=slots, max_context_tokens=400), **rest)  # type: ignore[arg-type]
+
+
+STEPS = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(0, 20), st.sampled_from([None, 0.0, 0.05, 0.6])),
+    min_size=1,
+    max_size=4,
+)
+PLANS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 90), STEPS), min_size=1, max_size=14)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    plans=PLANS,
+    preset=st.sampled_from(sorted(PRESETS)),
+    engines=st.integers(1, 3),
+    slots=st.integers(1, 6),
+    cost=st.sampled_from(
+        [
+            COST,
+            replace(COST, capacity_tokens=430),
+            replace(COST, token_s=5e-3),
+            replace(COST, prefill_token_s=1e-5),
+            replace(COST, spared_s=0.008, expert_share=0.25),
+            replace(COST, sequence_s=0.01),
+        ]
+    ),
+    seed=st.integers(0, 3),
+)
+def test_no_run_beats_the_bound(
+    plans: list[tuple[int, int, list[tuple[int, int, float | None]]]],
+    preset: str,
+    engines: int,
+    slots: int,
+    cost: EngineCost,
+    seed: int,
+) -> None:
+    work = [planned(i, group, prompt, *steps) for i, (group, prompt, steps) in enumerate(plans)]
+    run = simulate(preset, ORACLE[preset], fleet(engines, cost, slots), work, seed=seed)
+    assert run.makespan_s >= run.bound.seconds - 1e-5, (run.bound, run.makespan_s)
+
+
+@settings(max_examples=25, deadline=None)
+@given(plans=PLANS, preset=st.sampled_from(["heddle", "slime", "round-robin"]), small=st.integers(1, 2))
+def test_no_run_on_unlike_engines_with_delays_and_few_tool_cpus_beats_the_bound(
+    plans: list[tuple[int, int, list[tuple[int, int, float | None]]]], preset: str, small: int
+) -> None:
+    work = [planned(i, group, prompt, *steps) for i, (group, prompt, steps) in enumerate(plans)]
+    quick = replace(COST, fixed_s=0.004, token_s=2e-4, context_token_s=1e-5, capacity_tokens=1800)
+    slow = equal_engines(small, COST, slots=4, max_context_tokens=400)
+    fast = equal_engines(1, quick, slots=8, max_context_tokens=400, tp_degree=2, first=small)
+    mixed = SimulatedFleet((*slow, *fast), delays=ControlDelays(1e-3, 1e-3, 2e-3, 3e-3, 1e-3), tool_cpus=2)
+    run = simulate(preset, ORACLE[preset], mixed, work, seed=0)
+    assert run.makespan_s >= run.bound.seconds - 1e-5, (run.bound, run.makespan_s)
+
+
+def test_a_trajectory_alone_takes_the_path_bound_exactly() -> None:
+    work = [planned(0, 0, 150, (30, 12, 0.5), (1, 7, None), (20, 0, None))]
+    run = simulate("slime", [], fleet(), work, seed=0)
+    # The chunks of the long prompt read what is before them: the bound leaves that out.
+    early_s = COST.context_token_s * (64 + 0)
+    assert run.bound.binding == "path"
+    assert run.bound.path_s <= run.makespan_s <= run.bound.path_s + early_s + 1e-3
+
+
+def test_full_batches_of_equal_steps_take_the_work_bound() -> None:
+    cost = EngineCost(fixed_s=0.01, token_s=1e-3, prefill_token_s=1e-3)
+    work = [planned(i, i, 1, (200, 0, None)) for i in range(8)]
+    run = simulate("slime", [], fleet(2, cost), work, seed=0)
+    assert run.makespan_s == pytest.approx(200 * (0.01 + 4e-3))
+    assert run.bound.work_s == pytest.approx(run.makespan_s)
+
+
+def test_kv_capacity_limits_the_batch() -> None:
+    cost = EngineCost(fixed_s=0.01, context_token_s=1e-6, prefill_token_s=1e-6, capacity_tokens=500)
+    work = [planned(i, i, 160, (80, 0, None)) for i in range(6)]
+    wide = makespan_bound(work, fleet(1, replace(cost, capacity_tokens=10**6), slots=6))
+    tight = makespan_bound(work, fleet(1, cost, slots=6))
+    # 200 tokens of context on average: 2.5 of the 6 at a time.
+    assert tight.work_s / wide.work_s == pytest.approx(6 / 2.5, rel=0.03)
+
+
+def test_a_prompt_counts_once_in_a_group() -> None:
+    alone = measure_work([planned(0, 0, 160, (1, 0, None))])
+    together = measure_work([planned(i, 0, 160, (1, 0, None)) for i in range(4)])
+    assert alone.prefill_tokens == 160
+    # The last block of 16 is never found.
+    assert together.prefill_tokens == 160 + 3 * 16
+
+
+def test_the_combined_bound_beats_both_where_one_trajectory_must_be_quick() -> None:
+    cost = EngineCost(fixed_s=0.01, token_s=1e-3, prefill_token_s=1e-3)
+    work = [planned(0, 0, 1, (380, 0, None)), *(planned(i, i, 1, (100, 0, None)) for i in range(1, 20))]
+    bound = makespan_bound(work, fleet(1, cost, slots=8))
+    assert bound.combined_s > 1.02 * max(bound.path_s, bound.work_s)
+    run = simulate("heddle", ["predictor=oracle"], fleet(1, cost, slots=8), work, seed=0)
+    assert bound.seconds <= run.makespan_s
+
+
+def test_tools_share_their_cpus() -> None:
+    work = [planned(i, i, 1, (1, 0, 5.0), (1, 0, None)) for i in range(6)]
+    assert makespan_bound(work, fleet(tool_cpus=2)).tools_s == 15.0
+    assert makespan_bound(work, fleet()).tools_s == 0.0
+
+
+def test_more_of_everything_lowers_the_bound() -> None:
+    plans = load_workload("coding", trajectories=64, samples=16, seed=0, max_context_tokens=40_960)
+    cost = engine_cost_for("qwen3-30b-a3b", "h100", 2)
+
+    def seconds(engines: int) -> float:
+        engines_ = equal_engines(engines, cost, slots=100, max_context_tokens=40_960)
+        return makespan_bound(plans, SimulatedFleet(engines_)).seconds
+
+    assert seconds(1) > seconds(2) >= seconds(8)
+    assert seconds(8) == pytest.approx(seconds(64), rel=0.2)
+
+
+def test_no_trajectory_has_no_bound() -> None:
+    with pytest.raises(BadInput, match="at least one"):
+        makespan_bound([], fleet())
