@@ -95,13 +95,11 @@ def test_no_run_on_unlike_engines_with_delays_and_few_tool_cpus_beats_the_bound(
     assert run.makespan_s >= run.bound.seconds - 1e-5, (run.bound, run.makespan_s)
 
 
-def test_a_trajectory_alone_takes_the_path_bound_exactly() -> None:
+def test_a_trajectory_alone_takes_hardly_more_than_the_path_bound() -> None:
     work = [planned(0, 0, 150, (30, 12, 0.5), (1, 7, None), (20, 0, None))]
     run = simulate("slime", [], fleet(), work, seed=0)
-    # The chunks of the long prompt read what is before them: the bound leaves that out.
-    early_s = COST.context_token_s * (64 + 0)
-    assert run.bound.binding == "path"
-    assert run.bound.path_s <= run.makespan_s <= run.bound.path_s + early_s + 1e-3
+    # What it leaves out: early chunks of a long prompt read those before them, and stopping a step may save 0.2 ms.
+    assert run.bound.path_s <= run.makespan_s <= 1.003 * run.bound.path_s
 
 
 def test_full_batches_of_equal_steps_take_the_work_bound() -> None:
@@ -113,7 +111,7 @@ def test_full_batches_of_equal_steps_take_the_work_bound() -> None:
 
 
 def test_kv_capacity_limits_the_batch() -> None:
-    cost = EngineCost(fixed_s=0.01, context_token_s=1e-6, prefill_token_s=1e-6, capacity_tokens=500)
+    cost = EngineCost(fixed_s=0.01, capacity_tokens=500)
     work = [planned(i, i, 160, (80, 0, None)) for i in range(6)]
     wide = makespan_bound(work, fleet(1, replace(cost, capacity_tokens=10**6), slots=6))
     tight = makespan_bound(work, fleet(1, cost, slots=6))
@@ -145,15 +143,16 @@ def test_tools_share_their_cpus() -> None:
 
 
 def test_more_of_everything_lowers_the_bound() -> None:
-    plans = load_workload("coding", trajectories=64, samples=16, seed=0, max_context_tokens=40_960)
+    plans = load_workload("coding", trajectories=640, samples=16, seed=0, max_context_tokens=40_960)
     cost = engine_cost_for("qwen3-30b-a3b", "h100", 2)
 
     def seconds(engines: int) -> float:
         engines_ = equal_engines(engines, cost, slots=100, max_context_tokens=40_960)
         return makespan_bound(plans, SimulatedFleet(engines_)).seconds
 
-    assert seconds(1) > seconds(2) >= seconds(8)
-    assert seconds(8) == pytest.approx(seconds(64), rel=0.2)
+    assert seconds(1) > 1.5 * seconds(2) > seconds(8)
+    # The longest path is left.
+    assert seconds(64) == seconds(128)
 
 
 def test_no_trajectory_has_no_bound() -> None:

@@ -11,6 +11,7 @@ from heddle_dask.cli.bench_kv import kv_transfer
 from heddle_dask.cli.bench_live import live
 from heddle_dask.cli.bench_placement import placement
 from heddle_dask.cli.bench_predictor import predictor
+from heddle_dask.cli.bench_scale import scale
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
@@ -26,6 +27,7 @@ bench.add_command(degrees)
 bench.add_command(live)
 bench.add_command(placement)
 bench.add_command(predictor)
+bench.add_command(scale)
 
 
 @bench.command("overhead")

@@ -15,6 +15,7 @@ from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.cli.profile import profile
 from heddle_dask.cli.rollout import rollout
 from heddle_dask.cli.show import show
+from heddle_dask.cli.simulate import simulate
 
 
 @click.group("heddle", cls=OneLineGroup, invoke_without_command=True)
@@ -29,6 +30,7 @@ def heddle(ctx: click.Context) -> None:
 heddle.add_command(rollout)
 heddle.add_command(show)
 heddle.add_command(doctor)
+heddle.add_command(simulate)
 heddle.add_command(profile)
 heddle.add_command(bench)
 

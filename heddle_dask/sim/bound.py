@@ -192,8 +192,7 @@ def _path_s(work: PlannedWork, kinds: Sequence[_Kind]) -> Floats:
     read = np.maximum(work.context - np.minimum(work.path_prefill, best.chunk_tokens), 0)
     steps_s = steps_s + best.context_s * (read + work.decode_area)
     steps_s = steps_s + work.decoded_by_residue @ np.array(residues)
-    added_s: Floats = np.bincount(work.owner, steps_s, minlength=len(work.steps))
-    return added_s
+    return np.bincount(work.owner, steps_s, minlength=len(work.steps)).astype(np.float64)
 
 
 def _work_s(work: PlannedWork, kinds: Sequence[tuple[_Kind, int]]) -> float:
