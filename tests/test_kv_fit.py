@@ -10,15 +10,19 @@ from hypothesis import strategies as st
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import AdmitTrajectory, Command, StartStep
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.ids import GroupId
+from heddle_dask.core.state import Trajectory
 from heddle_dask.strategies.kv_fit import KvFit
+from heddle_dask.strategies.memory_profile import MemoryProfile
 from heddle_dask.strategies.presets import build_strategies
 from heddle_dask.strategies.roomiest import Roomiest
+from heddle_dask.strategies.waiting_line import WaitingLine
 
 
 def stage_of(*overrides: str, predictor: str = "oracle") -> Stage:
     parts = [
-        "admission=kv-fit,growth=1.0,fill=1.0",
-        "placement=roomiest,growth=1.0",
+        "admission=kv-fit,fill=1.0",
+        "placement=roomiest",
         f"predictor={predictor}",
     ]
     return Stage(strategies=build_strategies("sticky", overrides=[*parts, *overrides]))
@@ -74,13 +78,21 @@ def test_room_is_counted_by_engine_and_not_in_all() -> None:
     stage = stage_of()
     for name in "AB":
         stage.feed(ev.EngineJoined, engine_of(name, kv_tokens=1000))
-    # 400 are free on each engine, 800 in all.
-    assert submit(stage, ("a", 100, 500.0), ("b", 100, 500.0), ("c", 100, 400.0)) == ["a", "b"]
-    assert {place(stage, "a", 100), place(stage, "b", 100)} == {"A", "B"}
-    assert admitted(stage.feed(ev.PredictionMade, "a", 0, 300.0, 300.0, 0.0, 0.0)) == []
-    stage.feed(ev.StepStarted, "a", 0, 0, "A")
-    # A step of 50 tokens ends, and little is predicted to be left: 150 and 350 are promised on A.
-    assert admitted(stage.feed(ev.StepFinished, "a", 0, 0, "A", 50, 0, "length")) == ["c"]
+    # A token brings two more, as long as nothing else is known: each will hold 900 at its end.
+    assert submit(stage, ("a", 300, 200.0), ("b", 300, 200.0), ("c", 200, 100.0)) == ["a", "b"]
+    assert {place(stage, "a", 300), place(stage, "b", 300)} == {"A", "B"}
+    assert admitted(stage.feed(ev.PredictionMade, "b", 0, 200.0, 200.0, 0.0, 0.0)) == []
+    assert admitted(stage.feed(ev.TrajectoryEnded, "a", "completed")) == ["c"]
+
+
+def test_the_short_one_starts_in_memory_that_the_long_one_does_not_need_yet() -> None:
+    stage = stage_of("admission=kv-fit,fill=1.0,critical=0")
+    stage.feed(ev.EngineJoined, engine_of("A", kv_tokens=1000))
+    # The first will hold 910 at its end. Until the other ends, 50 tokens from now, both hold 160 each.
+    rows = [("a", 10, 300.0), ("late", 10, 200.0), ("soon", 10, 50.0)]
+    assert submit(stage, *rows) == ["a"]
+    place(stage, "a", 10)
+    assert admitted(stage.feed(ev.TrajectoryEnded, "late", "aborted")) == ["soon"]
 
 
 def test_an_engine_always_has_one_however_large_it_is() -> None:
@@ -104,10 +116,33 @@ def test_the_queue_is_bounded_by_slots_and_tools_do_not_count() -> None:
 
 
 @given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=8),
+    st.tuples(st.integers(0, 300), st.integers(0, 300)),
+    st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+    st.integers(1, 2000),
+)
+def test_a_profile_is_the_sum_of_what_is_held_at_every_time(
+    there: list[tuple[int, int]], more: tuple[int, int], growth: float, capacity: int
+) -> None:
+    context, left = more
+
+    def held_at(g: int, members: list[tuple[int, int]]) -> float:
+        return sum(c + growth * g for c, r in members if g <= r)
+
+    profile = MemoryProfile(capacity, growth, [(float(c), float(r)) for c, r in there])
+    fits = all(held_at(g, [*there, more]) <= capacity for g in range(left + 1))
+    assert profile.fits(context, left) == fits
+    profile.add(context, left)
+    again = MemoryProfile(capacity, growth, [(float(c), float(r)) for c, r in [*there, more]])
+    for c, r in ((0, 10), (50, 50), (200, 290)):
+        assert profile.fits(c, r) == again.fits(c, r)
+
+
+@given(
     st.lists(st.tuples(st.integers(1, 400), st.integers(1, 400)), min_size=1, max_size=30), st.integers(1, 4)
 )
-def test_what_is_promised_fits_and_nobody_waits_for_ever(rows: list[tuple[int, int]], engines: int) -> None:
-    stage = stage_of("admission=kv-fit,growth=1.0,fill=1.0,per_slot=100")
+def test_everybody_is_admitted_in_the_end(rows: list[tuple[int, int]], engines: int) -> None:
+    stage = stage_of("admission=kv-fit,fill=1.0,per_slot=100")
     for number in range(engines):
         stage.feed(ev.EngineJoined, engine_of(f"E{number}", kv_tokens=1000))
     waiting = [(f"t{i}", prompt, float(tokens)) for i, (prompt, tokens) in enumerate(rows)]
@@ -117,8 +152,7 @@ def test_what_is_promised_fits_and_nobody_waits_for_ever(rows: list[tuple[int, i
         for name in alive:
             place(stage, name, prompts[name])
         for engine in stage.state.engines.values():
-            promised = engine.resident_tokens + engine.expected_tokens
-            assert promised <= 1000, "all contexts are at most 800: they fit as they will be"
+            assert engine.resident_tokens <= 1000, "nobody is admitted whose context does not fit now"
         alive_now, alive = alive, []
         for name in alive_now:
             alive += admitted(stage.feed(ev.TrajectoryEnded, name, "completed"))
@@ -126,28 +160,56 @@ def test_what_is_promised_fits_and_nobody_waits_for_ever(rows: list[tuple[int, i
     assert ended == len(rows)
 
 
-def test_the_scarcer_of_memory_and_slots_decides_where() -> None:
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3), st.booleans()), max_size=30))
+def test_a_line_gives_the_longest_whatever_happened(rows: list[tuple[int, int, bool]]) -> None:
+    line = WaitingLine()
+    kept: dict[str, tuple[int, int, str]] = {}
+    for number, (left, group, leaves) in enumerate(rows):
+        record = Trajectory(trajectory_spec(f"t{number}", group=f"g{group}"), number)
+        line.put(record, left + 100)
+        line.put(record, left)  # a newer prediction
+        if leaves:
+            line.remove(record)
+        else:
+            kept[record.trajectory_id] = (left, -number, f"g{group}")
+    assert line.tokens == sum(left for left, _, _ in kept.values())
+    for limit in (0, 10, 100):
+        fitting = {n: k for n, k in kept.items() if k[0] <= limit}
+
+        def fits(record: Trajectory, limit: int = limit) -> bool:
+            return kept[record.trajectory_id][0] <= limit
+
+        found = line.longest_where(fits)
+        assert (found and found.trajectory_id) == max(fitting, key=lambda n: fitting[n], default=None)
+        of_two = {n: k for n, k in fitting.items() if k[2] in ("g0", "g2")}
+        found = line.longest_of([GroupId("g0"), GroupId("g2")], fits)
+        assert (found and found.trajectory_id) == max(of_two, key=lambda n: of_two[n], default=None)
+
+
+def test_the_least_work_among_those_with_room_decides_where() -> None:
     stage = stage_of("admission=unlimited")
-    stage.feed(ev.EngineJoined, engine_of("roomy", slots=1, kv_tokens=10_000))
-    stage.feed(ev.EngineJoined, engine_of("slotty", slots=8, kv_tokens=1000))
-    submit(stage, *[(f"t{i}", 0, 1.0) for i in range(8)])
-    assert place(stage, "t0", 600) == "roomy", "0.6 of the other's memory"
-    assert place(stage, "t1", 100) == "slotty", "the roomy one has half of its residents already"
+    for name, kv in (("small", 1000), ("large", 100_000)):
+        stage.feed(ev.EngineJoined, engine_of(name, slots=8, kv_tokens=kv))
+    submit(stage, ("a", 10, 500.0), ("b", 10, 100.0), ("c", 700, 300.0), ("d", 10, 1.0))
+    assert place(stage, "a", 10) == "small", "the first of equals"
+    assert place(stage, "b", 10) == "large", "600 tokens of work there against none here"
+    assert place(stage, "c", 700) == "large", "no room in the small one"
 
 
-def test_a_group_comes_together_where_memory_is_scarce() -> None:
+def test_a_group_comes_together_where_its_prompt_costs_more_than_the_imbalance() -> None:
     stage = stage_of("admission=unlimited")
     for name in "AB":
-        stage.feed(ev.EngineJoined, engine_of(name, slots=64, kv_tokens=1000))
+        stage.feed(ev.EngineJoined, engine_of(name, slots=64, kv_tokens=100_000))
     for name, group in (("a", "g"), ("x", "h"), ("b", "g")):
-        stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, 300, group))
-    assert place(stage, "a", 300) == "A"
-    assert place(stage, "x", 250) == "B"
-    assert place(stage, "b", 310) == "A", "its group's prompt is there, though B has more room"
+        stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, 3000, group))
+        stage.feed(ev.PredictionMade, name, 0, 20.0, 20.0, 0.0, 0.0)
+    assert place(stage, "a", 3000) == "A"
+    assert place(stage, "x", 2000) == "B"
+    assert place(stage, "b", 3010) == "A", "3,000 tokens of its prompt are there"
 
 
 @pytest.mark.parametrize(
-    "wrong", ["fill=0", "growth=-1", "per_slot=0", "quantile=mean"], ids=lambda text: text.split("=")[0]
+    "wrong", ["fill=0", "per_slot=0", "quantile=mean"], ids=lambda text: text.split("=")[0]
 )
 def test_kv_fit_refuses_what_cannot_work(wrong: str) -> None:
     with pytest.raises(BadInput, match="kv-fit"):

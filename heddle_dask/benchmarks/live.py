@@ -1,8 +1,8 @@
 """Strategies side by side on real engines: makespan, throughput and the share of a lower bound reached.
 
-All arms of a repeat share engines and take turns, so that a drifting machine meets all alike; made-up tokens differ from
-run to run, so that no arm finds another's prefixes cached. The work is a replayed trace: each step generates exactly the
-trace's tokens and each tool takes its seconds. Learned predictors start warm, from the trace's trajectories of other
+All arms of a repeat share engines and take turns, so that a drifting machine meets all alike; made-up tokens differ
+from run to run, so that no arm finds another's prefixes cached. The work is a replayed trace: each step generates exactly
+the trace's tokens and each tool takes its seconds. Learned predictors start warm, from the trace's trajectories of other
 groups, as those of a training run do from its earlier steps; ``warm=False`` starts them with nothing.
 """
 

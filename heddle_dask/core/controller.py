@@ -177,6 +177,8 @@ class Controller:
         trajectory.step = step
         trajectory.requested_at = event.at
         trajectory.first_context_tokens = trajectory.first_context_tokens or step.context_tokens
+        if trajectory.steps_finished and step.attempt == 0:
+            self.state.observed_tokens += max(0, step.context_tokens - trajectory.context_tokens)
         self.moves.step_requested(trajectory)
         self.state.set_context(trajectory, step.context_tokens)
         self.state.waiting_steps[step.trajectory_id] = None
@@ -307,6 +309,7 @@ class Controller:
 
     def _count_answer(self, trajectory: Trajectory, event: ev.StepFinished) -> list[Command]:
         self.state.set_context(trajectory, trajectory.context_tokens + event.new_tokens)
+        self.state.sampled_tokens += event.new_tokens
         trajectory.policy_version = event.policy_version
         whole = event.finish_reason != "abort"
         trajectory.take_tokens(event.new_tokens, whole)

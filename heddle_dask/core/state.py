@@ -250,6 +250,8 @@ class State:
         Members of each group that have not ended.
     alive
         Admitted trajectories that have not ended.
+    sampled_tokens, observed_tokens
+        Tokens that all trajectories have generated, and that tools and templates have added between their steps.
     late_arrivals
         How many events were ignored because they came too late.
     least_max_context
@@ -266,6 +268,8 @@ class State:
         self.waiting_actions: dict[ActionId, None] = {}
         self.unfinished_by_group: dict[GroupId, int] = {}
         self.alive = 0
+        self.sampled_tokens = 0
+        self.observed_tokens = 0
         self.late_arrivals = 0
         self._ready: list[Engine] = []
         self.least_max_context = 0

@@ -62,6 +62,16 @@ class ClusterView:
         return self._state.unfinished_by_group
 
     @property
+    def sampled_tokens(self) -> int:
+        """Tokens generated so far, by all trajectories."""
+        return self._state.sampled_tokens
+
+    @property
+    def observed_tokens(self) -> int:
+        """Tokens added between steps so far, by tools and templates."""
+        return self._state.observed_tokens
+
+    @property
     def alive(self) -> int:
         """Admitted trajectories that have not ended."""
         return self._state.alive

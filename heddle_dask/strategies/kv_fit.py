@@ -1,117 +1,197 @@
-"""Admission by KV memory: as many trajectories alive as engines have room for, the longest predicted first.
+"""Admission by KV memory: the longest predicted first, each as soon as an engine has room for it until it ends.
 
 A trajectory that comes back from its tool to find its context thrown out pays for the whole of it again. Where the
 contexts of all that are alive do not fit, that happens at nearly every step, and neither order nor placement repairs it
-(CONCUR, 2601.22705; ThunderAgent, 2602.13692). So a trajectory starts when an engine has room for its context as it is
-expected to become, and keeps that room until it ends. Those that wait are bound to no engine: the next one with room
-takes the longest, which is Graham's list schedule.
+(CONCUR, 2601.22705; ThunderAgent, 2602.13692). So a trajectory starts when an engine has room for its context as it
+will grow (`memory_profile`), and keeps that room until it ends. Those that wait are bound to no engine: the next one
+with room takes the longest that fits, which is Graham's list schedule with backfilling.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from heddle_dask.core.ids import TrajectoryId
+from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.state import Engine, Trajectory
 from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.core.view import ClusterView
-from heddle_dask.strategies.room import GROWTH, expected_context_tokens, reserved_tokens
+from heddle_dask.cost.engine_cost import EngineCost
+from heddle_dask.strategies.admission_site import AdmissionSite
+from heddle_dask.strategies.engine_costs import EngineCosts
+from heddle_dask.strategies.waiting_line import WaitingLine
+
+# What tools add per generated token before this session has seen any: recorded coding agents read two for each that
+# they write. It weighs as much as so many generated tokens.
+_OBSERVED_PER_TOKEN, _WEIGHT_TOKENS = 2.0, 1000.0
+_NORMAL_Q90 = 1.2816
 
 
 @dataclass(slots=True)
 class KvFit:
-    """Admit the longest while an engine has room for it and not too many queue; one per engine in any case.
+    """Admit the longest that fits while not too many queue; one per engine in any case.
+
+    A long one is *critical*: started late, it ends last. Of those that are not, one goes first whose group's prompt the
+    engine holds: it takes less memory and less prefill there, and the order matters little. Whose own tokens would take
+    longer than everything else, at the pace of a full engine, gets a quicker one: fewer are admitted beside it, so that
+    it ends with the others (the interference of Heddle's Eq. 2, at admission).
 
     Parameters
     ----------
+    profile
+        Cost profile of the engines (`heddle_dask.cost`); only ratios matter.
     fill
         Share of each engine's KV memory that may be promised. Engines that do not say how much they have bound nothing.
-    growth
-        Context tokens that a predicted token stands for (`room`).
     per_slot
         Most trajectories that generate or queue, per slot. More than 1: a free slot finds a step at once, and the
         predictor sees more trajectories begin.
+    critical
+        Critical is who has more left than this share of what all have left, divided by those that are alive: of the
+        time, that is, until everything is done.
     quantile
-        Which prediction is *longest*.
+        Which prediction is *longest*, and how much is left of a trajectory.
     """
 
+    profile: str = "tiny-cpu"
     fill: float = 0.95
-    growth: float = GROWTH
     per_slot: float = 2.5
+    critical: float = 0.5
     quantile: Literal["median", "q90"] = "q90"
-    # Those that wait, longest first, with stale entries; those admitted that have no engine yet.
-    _line: list[tuple[float, int, Trajectory]] = field(init=False, default_factory=list)
-    _coming: dict[TrajectoryId, Trajectory] = field(init=False, default_factory=dict)
+    _costs: EngineCosts = field(init=False)
+    _line: WaitingLine = field(init=False, default_factory=WaitingLine)
+    # Admitted, and not on its engine yet; where it should go.
+    _coming: dict[EngineId, dict[TrajectoryId, Trajectory]] = field(init=False, default_factory=dict)
+    _engine_of: dict[TrajectoryId, EngineId] = field(init=False, default_factory=dict)
+    _seen: dict[EngineId, int] = field(init=False, default_factory=dict)
+    _alive: int = field(init=False, default=0)
+    _turn: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        if not self.fill > 0 or self.growth < 0 or self.per_slot <= 0:
-            raise ValueError("use fill and per_slot above 0 and growth of at least 0")
+        if not self.fill > 0 or self.per_slot <= 0 or self.critical < 0:
+            raise ValueError("use fill and per_slot above 0 and critical of at least 0")
         if self.quantile not in ("median", "q90"):
             raise ValueError(f"quantile={self.quantile}: use median or q90")
+        self._costs = EngineCosts(self.profile)
+
+    def use_costs(self, known: Mapping[int, EngineCost]) -> None:
+        """Reckon with these costs by TP degree in place of the profile."""
+        self._costs = EngineCosts(self.profile, known)
 
     def rank(self, trajectory: Trajectory) -> None:
         """It may be admitted from now on; once more when its prediction is new."""
-        heapq.heappush(self._line, (-self._length(trajectory), trajectory.number, trajectory))
+        self._line.put(trajectory, self._left(trajectory))
 
-    def _length(self, trajectory: Trajectory) -> float:
-        if self.quantile == "q90":
-            return trajectory.predicted_tokens_q90 or 0.0
-        return trajectory.predicted_tokens or 0.0
+    def _left(self, trajectory: Trajectory) -> float:
+        predicted = trajectory.predicted_tokens_q90 if self.quantile == "q90" else trajectory.predicted_tokens
+        return predicted or 0.0
+
+    def engine_for(self, trajectory_id: TrajectoryId) -> EngineId | None:
+        """Where it was admitted to, for the placement; asked once."""
+        return self._engine_of.pop(trajectory_id, None)
 
     def admit(self, view: ClusterView) -> Sequence[Trajectory]:
-        """The longest that have room. O(engines) when somebody waits, O(1) else."""
-        first = self._first()
+        """The longest that have room.
+
+        Engines that a trajectory has left since are looked at, and one other in turn: O(its residents).
+        """
         engines = view.ready_engines
-        if first is None or not engines:
+        if self._line.longest() is None or not engines:
+            self._alive = view.alive
             return []
-        self._forget_arrived()
-        rooms = self._rooms(engines)
-        queued = sum(len(engine.inflight) for engine in engines) + len(self._coming)
-        most = self.per_slot * sum(engine.spec.slots for engine in engines)
+        growth = _growth(view)
+        # What each of those alive would still have to generate if all that is left were shared out among them.
+        left_tokens = self._line.tokens + sum(engine.expected_tokens for engine in engines)
+        rest_tokens = left_tokens / max(1, view.alive)
+        # Whoever holds least, as a share of what it may, is next.
+        heap = [self._site(view, engine, growth, rest_tokens) for engine in self._changed(view, engines)]
+        heapq.heapify(heap)
         admitted: list[Trajectory] = []
-        while first is not None:
-            need = expected_context_tokens(first, self.growth)
-            unused = view.alive + len(admitted) < len(engines)
-            if not unused and (need > -rooms[0] or queued + len(admitted) >= most):
-                break
-            heapq.heappop(self._line)
-            heapq.heapreplace(rooms, rooms[0] + need)
-            self._coming[first.trajectory_id] = first
-            admitted.append(first)
-            first = self._first()
+        while heap:
+            site = heap[0]
+            chosen = self._next_for(site, self.critical * left_tokens / max(1, view.alive + len(admitted)))
+            if chosen is None:
+                heapq.heappop(heap)
+                continue
+            self._line.remove(chosen)
+            name = chosen.trajectory_id
+            self._coming.setdefault(site.engine.engine_id, {})[name] = chosen
+            self._engine_of[name] = site.engine.engine_id
+            site.add(chosen, mean_left_tokens(chosen))
+            heapq.heapreplace(heap, site)
+            admitted.append(chosen)
+        self._alive = view.alive + len(admitted)
         return admitted
 
-    def _first(self) -> Trajectory | None:
-        """The longest that waits; entries of those that do not wait, or have a newer one, are dropped."""
-        while self._line:
-            length, _, trajectory = self._line[0]
-            waits = (
-                trajectory.state is TrajectoryState.SUBMITTED and trajectory.trajectory_id not in self._coming
-            )
-            if waits and -length == self._length(trajectory):
-                return trajectory
-            heapq.heappop(self._line)
-        return None
+    def _changed(self, view: ClusterView, engines: Sequence[Engine]) -> Iterable[Engine]:
+        self._turn += 1
+        in_turn = engines[self._turn % len(engines)]
+        if view.alive >= self._alive and len(self._seen) == len(engines):
+            return [in_turn]
+        ready = {engine.engine_id for engine in engines}
+        self._coming = {name: coming for name, coming in self._coming.items() if name in ready}
+        changed = [e for e in engines if len(e.residents) < self._seen.get(e.engine_id, 1 << 60)]
+        self._seen = {e.engine_id: len(e.residents) for e in engines}
+        return changed if in_turn in changed else [*changed, in_turn]
 
-    def _forget_arrived(self) -> None:
-        ended = TrajectoryState.ENDED
-        arrived = [i for i, t in self._coming.items() if t.home is not None or t.state is ended]
-        for name in arrived:
-            del self._coming[name]
+    def _site(self, view: ClusterView, engine: Engine, growth: float, rest_tokens: float) -> AdmissionSite:
+        coming = self._coming.get(engine.engine_id, {})
+        for name in [n for n, t in coming.items() if t.home is not None or t.state is TrajectoryState.ENDED]:
+            del coming[name]
+            self._engine_of.pop(name, None)
+        self._seen[engine.engine_id] = len(engine.residents)
+        there = [(t, self._left_now(t)) for t in (*view.residents(engine), *coming.values())]
+        longest = max((left for _, left in there), default=0.0)
+        share = self._share_beside(engine, rest_tokens / longest) if longest > rest_tokens else 1.0
+        free = share * self.per_slot * engine.spec.slots - len(engine.inflight) - len(coming)
+        capacity = share * self.fill * engine.spec.kv_capacity_tokens
+        return AdmissionSite(engine, free, capacity, growth, there)
 
-    def _rooms(self, engines: Sequence[Engine]) -> list[float]:
-        """Tokens free on each engine, negated, as a heap; who is coming goes where most is free, as placement does."""
-        rooms = [
-            reserved_tokens(engine, self.growth) - self.fill * engine.spec.kv_capacity_tokens
-            if engine.spec.kv_capacity_tokens > 0
-            else -math.inf
-            for engine in engines
-        ]
-        heapq.heapify(rooms)
-        for trajectory in self._coming.values():
-            heapq.heapreplace(rooms, rooms[0] + expected_context_tokens(trajectory, self.growth))
-        return rooms
+    def _share_beside(self, engine: Engine, pace: float) -> float:
+        """How full the engine may be so that an iteration takes `pace` times that of a full one."""
+        cost = self._costs.of(engine)
+        slots = engine.spec.slots
+        full = cost.iteration_s(slots, max(0, engine.spec.kv_capacity_tokens))
+        alone = cost.iteration_s(1, 0)
+        return min(1.0, max(0.0, (pace * full - alone) / (full - alone))) if full > alone else 1.0
+
+    def _left_now(self, trajectory: Trajectory) -> float:
+        done = trajectory.generated_tokens - trajectory.predicted_at_tokens
+        return max(0.0, mean_left_tokens(trajectory) - done)
+
+    def _next_for(self, site: AdmissionSite, critical: float) -> Trajectory | None:
+        """Who starts there next, if anybody."""
+        if not site.held:
+            return self._line.longest()
+        if site.free < 1:
+            return None
+
+        def fits(trajectory: Trajectory) -> bool:
+            return site.fits(trajectory, mean_left_tokens(trajectory))
+
+        longest = self._line.longest_where(fits)
+
+        if longest is not None and self._left(longest) >= critical:
+            return longest
+        sibling = self._line.longest_of(site.prompts, fits)
+        return longest if sibling is None else sibling
+
+
+def mean_left_tokens(trajectory: Trajectory) -> float:
+    """The mean of what is left, from median and 0.9 quantile, as if its logarithm were normal; at most the quantile.
+
+    Memory is for many: their sum comes near the sum of their means, where quantiles would leave most of it empty.
+    """
+    median, q90 = trajectory.predicted_tokens or 0.0, trajectory.predicted_tokens_q90 or 0.0
+    if median <= 0 or q90 <= median:
+        return q90
+    spread = math.log(q90 / median) / _NORMAL_Q90
+    return min(q90, median * math.exp(spread * spread / 2))
+
+
+def _growth(view: ClusterView) -> float:
+    """Context tokens that come with each generated token: itself, and what tools have added so far."""
+    observed = view.observed_tokens + _OBSERVED_PER_TOKEN * _WEIGHT_TOKENS
+    return 1.0 + observed / (view.sampled_tokens + _WEIGHT_TOKENS)

@@ -107,7 +107,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
 
 def tell_costs(strategies: StrategySet, known: Mapping[int, EngineCost]) -> None:
     """Have every strategy that plans by cost use these, by TP degree, not its profile; before the first event."""
-    for part in (strategies.placement, strategies.migration):
+    for part in (strategies.placement, strategies.migration, strategies.admission):
         if isinstance(part, UsesCosts):
             part.use_costs(known)
 
@@ -139,13 +139,15 @@ def build_strategies(preset: str, *, seed: int = 0, overrides: Sequence[str] = (
 
 
 def _wired(strategies: StrategySet) -> StrategySet:
-    """The rank rule scales the sizes of the presorted plan."""
+    """The rank rule scales the sizes of the presorted plan; who is admitted to an engine is placed there."""
     if isinstance(strategies.migration, RankRule):
         if not isinstance(strategies.placement, PresortedPlan):
             raise BadInput(
                 "migration 'rank-rule' needs placement=presorted: it scales the sizes of that plan"
             )
         strategies.migration.plan = strategies.placement
+    if isinstance(strategies.placement, Roomiest) and isinstance(strategies.admission, KvFit):
+        strategies.placement.admission = strategies.admission
     return strategies
 
 

@@ -1,69 +1,102 @@
-"""Placement where most room is left, for trajectories that start one by one as others end.
+"""Placement for trajectories that start one by one as others end: the least work among the engines with room.
 
-A plan of the whole batch binds trajectories before anybody knows which engine will be free, and ends late on the
-engine that got the unexpected; measured so in `docs/strategies.md`. A group's prompt that an engine holds already takes
-no room, which draws the members of a group together as far as memory is scarce.
+A plan of the whole batch binds trajectories before anybody knows which engine will be free, and ends late on the engine
+that got the unexpected; measured so in `docs/strategies.md`. Work is what is predicted of the residents and of the
+newcomer, in seconds of a full batch, and the prefill of its prompt unless a member of its group has it there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from heddle_dask.core.ids import EngineId, GroupId
 from heddle_dask.core.nouns import StepRequest
 from heddle_dask.core.state import Engine, Trajectory
-from heddle_dask.strategies.room import GROWTH, expected_context_tokens, reserved_tokens
+from heddle_dask.cost.engine_cost import EngineCost
+from heddle_dask.strategies.engine_costs import EngineCosts
+from heddle_dask.strategies.kv_fit import KvFit
 from heddle_dask.strategies.sticky import home_among
 
 # A session may last for days; groups that nobody asked for in so long have ended.
 _GROUPS_KEPT = 4096
+# Context tokens per predicted token: recorded coding agents read two tokens for each that they write, and a context
+# that grows evenly is on average half as much longer as at its end.
+_GROWTH = 1.5
+# Share of the KV memory above which the admission, which looks ahead, knows better where room is.
+_SCARCE = 0.5
 
 
 @dataclass(slots=True)
 class Roomiest:
-    """Keep the home; without one, the engine whose scarcer resource is least taken with this trajectory added.
+    """Keep the home; without one, of the engines with KV memory for it, the one with least work then.
 
     Parameters
     ----------
-    growth
-        Context tokens that a predicted token stands for (`room`).
-    per_slot
-        Residents per slot that count as much as all of the KV memory: those in tools and in the queue hold no slot.
+    profile
+        Cost profile of the engines (`heddle_dask.cost`); only ratios matter.
+    fill
+        Share of the KV memory that may be taken, as residents and newcomer will be on average. Where memory is scarce,
+        the engine to which the trajectory was admitted takes it; without one, and no room, the one that is least full.
+
+    Attributes
+    ----------
+    admission
+        Where trajectories were admitted to, if an admission says so: the preset hands it over.
     """
 
-    growth: float = GROWTH
-    per_slot: float = 4.0
+    profile: str = "tiny-cpu"
+    fill: float = 0.95
+    admission: KvFit | None = field(init=False, default=None)
+    _costs: EngineCosts = field(init=False)
     _prompts: dict[GroupId, dict[EngineId, int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.growth < 0 or self.per_slot <= 0:
-            raise ValueError("use growth of at least 0 and per_slot above 0")
+        if self.fill <= 0:
+            raise ValueError("use fill above 0")
+        self._costs = EngineCosts(self.profile)
+
+    def use_costs(self, known: Mapping[int, EngineCost]) -> None:
+        """Reckon with these costs by TP degree in place of the profile."""
+        self._costs = EngineCosts(self.profile, known)
 
     def choose_engine(
         self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
     ) -> Engine:
-        """The home, else the roomiest; of equals the one with least predicted work, then the first to join."""
+        """The home, else the engine with room and least work; of equals the first to join."""
         home = home_among(trajectory, candidates)
         if home is not None:
             return home
         prompts = self._prompts_of(trajectory.spec.group_id)
-        need = max(float(step.context_tokens), expected_context_tokens(trajectory, self.growth))
-        chosen = min(candidates, key=lambda engine: self._taken(engine, need, prompts))
+        context = max(step.context_tokens, trajectory.spec.prompt_tokens)
+        need = context + _GROWTH * trajectory.expected_tokens
+        roomy = [e for e in candidates if _taken(e, need, prompts.get(e.engine_id, 0)) <= self.fill]
+        chosen = self._admitted_to(trajectory, candidates)
+        if roomy and (chosen is None or _taken(chosen, need, 0) < _SCARCE):
+            chosen = min(
+                roomy, key=lambda e: self._work_s(e, trajectory, context, prompts.get(e.engine_id, 0))
+            )
+        elif chosen is None:
+            chosen = min(candidates, key=lambda e: _taken(e, need, prompts.get(e.engine_id, 0)))
         if trajectory.steps_finished == 0:
             known = prompts.get(chosen.engine_id, 0)
-            prompts[chosen.engine_id] = max(known, step.context_tokens)
+            prompts[chosen.engine_id] = max(known, context)
         return chosen
 
-    def _taken(self, engine: Engine, need: float, prompts: dict[EngineId, int]) -> tuple[float, float]:
-        """Share of the scarcer resource, and predicted work."""
-        slots = (len(engine.residents) + 1) / (self.per_slot * engine.spec.slots)
-        capacity = engine.spec.kv_capacity_tokens
-        if capacity <= 0:
-            return slots, engine.expected_tokens
-        shared = min(float(prompts.get(engine.engine_id, 0)), need)
-        kv = (reserved_tokens(engine, self.growth) + need - shared) / capacity
-        return max(kv, slots), engine.expected_tokens
+    def _admitted_to(self, trajectory: Trajectory, candidates: Sequence[Engine]) -> Engine | None:
+        if self.admission is None:
+            return None
+        name = self.admission.engine_for(trajectory.trajectory_id)
+        return next((engine for engine in candidates if engine.engine_id == name), None)
+
+    def _work_s(self, engine: Engine, trajectory: Trajectory, context: int, prompt_there: int) -> float:
+        """Seconds in which the engine would have done all that is predicted of its residents and the newcomer."""
+        cost, slots = self._costs.of(engine), engine.spec.slots
+        per_token_s = cost.iteration_s(slots, engine.resident_tokens) / slots
+        # Those of whom nothing is predicted count by what they hold, as routers do that know nothing of the future.
+        tokens = engine.expected_tokens + trajectory.expected_tokens
+        decode_s = per_token_s * (tokens or engine.inflight_tokens + context)
+        return decode_s + cost.prefill_token_s * max(0, context - prompt_there)
 
     def _prompts_of(self, group_id: GroupId) -> dict[EngineId, int]:
         """Where this group's prompt was computed, and how long it was there; most recently used last."""
@@ -72,3 +105,12 @@ class Roomiest:
         if len(self._prompts) > _GROUPS_KEPT:
             del self._prompts[next(iter(self._prompts))]
         return prompts
+
+
+def _taken(engine: Engine, need: float, prompt_there: int) -> float:
+    """Share of the KV memory with one more; nothing where the engine does not say how much it has."""
+    capacity = engine.spec.kv_capacity_tokens
+    if capacity <= 0:
+        return 0.0
+    held = engine.resident_tokens + _GROWTH * engine.expected_tokens
+    return (held + need - min(float(prompt_there), need)) / capacity

@@ -1,0 +1,87 @@
+"""Trajectories that wait, by what they are predicted to have left."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable
+
+from heddle_dask.core.ids import GroupId, TrajectoryId
+from heddle_dask.core.state import Trajectory
+from heddle_dask.core.transitions import TrajectoryState
+
+Entry = tuple[float, int, Trajectory]
+Fits = Callable[[Trajectory], bool]
+
+
+class WaitingLine:
+    """Sorted by tokens left, the shortest first; of equals the youngest first. Who is no more waiting is dropped.
+
+    Attributes
+    ----------
+    tokens
+        What all of them have left.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0.0
+        self._line: list[Entry] = []
+        self._entries: dict[TrajectoryId, Entry] = {}
+        self._groups: dict[GroupId, list[Entry]] = {}
+
+    def put(self, trajectory: Trajectory, left_tokens: float) -> None:
+        """Line up, or change places. O(log n) and a move in memory."""
+        if trajectory.trajectory_id in self._entries:
+            self.remove(trajectory)
+        entry = (left_tokens, -trajectory.number, trajectory)
+        self._entries[trajectory.trajectory_id] = entry
+        insort(self._line, entry)
+        insort(self._groups.setdefault(trajectory.spec.group_id, []), entry)
+        self.tokens += left_tokens
+
+    def remove(self, trajectory: Trajectory) -> None:
+        """Leave the line."""
+        entry = self._entries.pop(trajectory.trajectory_id)
+        del self._line[bisect_left(self._line, entry)]
+        group = self._groups[trajectory.spec.group_id]
+        del group[bisect_left(group, entry)]
+        if not group:
+            del self._groups[trajectory.spec.group_id]
+        self.tokens -= entry[0]
+
+    def longest(self) -> Trajectory | None:
+        """The one with most left."""
+        return self._last_waiting(self._line, len(self._line))
+
+    def longest_where(self, fits: Fits) -> Trajectory | None:
+        """The longest that fits.
+
+        Found by bisection, as if whoever is shorter fits wherever a longer one does; where contexts differ much, a
+        longer one that would fit may be passed over.
+        """
+        return self._longest_in(self._line, fits)
+
+    def longest_of(self, groups: Iterable[GroupId], fits: Fits) -> Trajectory | None:
+        """The longest of these groups that fits."""
+        best: Trajectory | None = None
+        for group_id in groups:
+            if group_id not in self._groups:
+                continue
+            found = self._longest_in(self._groups[group_id], fits)
+            if found is None:
+                continue
+            if best is None or self._entries[found.trajectory_id] > self._entries[best.trajectory_id]:
+                best = found
+        return best
+
+    def _longest_in(self, line: list[Entry], fits: Fits) -> Trajectory | None:
+        stop = bisect_left(line, True, key=lambda entry: not fits(entry[2]))
+        return self._last_waiting(line, stop)
+
+    def _last_waiting(self, line: list[Entry], stop: int) -> Trajectory | None:
+        while stop:
+            trajectory = line[stop - 1][2]
+            if trajectory.state is TrajectoryState.SUBMITTED:
+                return trajectory
+            self.remove(trajectory)  # it ended while it waited
+            stop -= 1
+        return None
