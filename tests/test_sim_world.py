@@ -215,7 +215,9 @@ def test_moves_end_and_contexts_are_found_where_they_went(kind: str, lost_s: flo
     delays = replace(DELAYS, start_s=0.3)
     fleet = small_fleet(3, 30_000, slots=8, link=Link(0.3, 1e-5), faults=faults, delays=delays)
     plans = workload(prompts=12)
-    run = Run("heddle", fleet, plans, migration=Restless(3, kind), check=lost_s is not None)
+    run = Run(
+        "heddle", fleet, plans, "admission=unlimited", migration=Restless(3, kind), check=lost_s is not None
+    )
     assert run.statuses == ["completed"] * len(plans)
     run.check_times()
     moves, ended = run.commands(cmd.MoveContext), run.events(ev.MoveEnded)

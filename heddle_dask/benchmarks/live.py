@@ -1,9 +1,9 @@
 """Strategies side by side on real engines: makespan, throughput and the share of a lower bound reached.
 
 All arms of a repeat share engines and take turns, so that a drifting machine meets all alike; made-up tokens differ
-from run to run, so that no arm finds another's prefixes cached. The work is a replayed trace: each step generates exactly
-the trace's tokens and each tool takes its seconds. Learned predictors start warm, from the trace's trajectories of other
-groups, as those of a training run do from its earlier steps; ``warm=False`` starts them with nothing.
+from run to run, so that no arm finds another's prefixes cached. The work is a replayed trace: each step generates
+exactly the trace's tokens and each tool takes its seconds. Learned predictors start warm, from the trace's trajectories
+of other groups, as those of a training run do from its earlier steps; ``warm=False`` starts them with nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,6 +34,7 @@ from heddle_dask.live.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
 from heddle_dask.live.rollout_worker import RolloutWorker
 from heddle_dask.live.scheduler_plugin import HeddleScheduler
 from heddle_dask.live.services import Budget
+from heddle_dask.live.tool_worker import ToolWorker
 from heddle_dask.sim.bound import makespan_bound
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.rollout import past_of
@@ -209,7 +210,10 @@ async def _engines(fleet: Fleet) -> AsyncIterator[Client]:
         Client(cluster, asynchronous=True) as client,
     ):
         await client.register_plugin(HeddleScheduler())
+        await client.register_plugin(ToolWorker())
         await client.register_plugin(RolloutWorker(fleet.spec))
+        # Engines that do not answer yet would be taken for missing, and belong to the first session then.
+        await wait_for_capacity(client, fleet.engines, Patience())
         yield client
 
 
@@ -226,7 +230,6 @@ async def _run(
         from heddle_dask.benchmarks.router import route
 
         policy = arm.preset.removeprefix(ARM_PREFIX)
-        await wait_for_capacity(client, fleet.engines, Patience())
         urls = [url for url in (await client.run(_engine_url)).values() if url]
         return await route(workload, fleet, urls, policy, repeat, bound_s, arm.overrides)
     rollout = Rollout(
@@ -312,8 +315,9 @@ def fleet_of(
     time_scale: float,
     kv_transfer: bool,
     max_model_len: int,
+    kv_capacity_tokens: int = 0,
 ) -> Fleet:
-    """Engines of one kind; emulated ones take the time of `profile`.
+    """Engines of one kind; emulated ones take the time of `profile`, with its KV capacity unless one is given.
 
     Raises
     ------
@@ -323,6 +327,8 @@ def fleet_of(
     if kind not in ("vllm", "emulated"):
         raise BadInput(f"--engine {kind}: use vllm or emulated")
     cost = load_profile(profile)
+    if kv_capacity_tokens:
+        cost = replace(cost, capacity_tokens=kv_capacity_tokens)
     # Replayed tokens mean nothing to the model, so it may run beyond the positions that it was trained on.
     longer = ("--hf-overrides", json.dumps({"max_position_embeddings": max_model_len}))
     spec = EngineSpec(
@@ -330,7 +336,7 @@ def fleet_of(
         model,
         slots=slots,
         max_model_len=max_model_len,
-        cost={"profile": profile} if kind == "emulated" else None,
+        cost=cost.to_mapping() if kind == "emulated" else None,
         extra_args=longer if kind == "vllm" else (),
         time_scale=time_scale if kind == "emulated" else 1.0,
         kv_transfer=kv_transfer,

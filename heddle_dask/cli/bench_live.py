@@ -32,6 +32,12 @@ ROUTER_ARMS = (
     "--max-context", default=4096, show_default=True, help="Longest context; traces are clipped to it."
 )
 @click.option(
+    "--kv-capacity",
+    type=click.IntRange(0),
+    default=0,
+    help="Tokens of KV of an emulated engine, in place of the profile's.",
+)
+@click.option(
     "--warm/--cold", default=True, show_default=True, help="Predictors learn from other groups first."
 )
 @click.option("--kv-transfer/--no-kv-transfer", default=False, help="Engines hand over KV caches.")
@@ -54,6 +60,7 @@ def live(
     profile: str,
     time_scale: float,
     max_context: int,
+    kv_capacity: int,
     warm: bool,
     kv_transfer: bool,
     arm: tuple[str, ...],
@@ -93,6 +100,7 @@ def live(
         time_scale=time_scale,
         kv_transfer=kv_transfer,
         max_model_len=max_context,
+        kv_capacity_tokens=kv_capacity,
     )
 
     def tell(row: LiveRow) -> None:
