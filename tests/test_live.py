@@ -21,7 +21,7 @@ from heddle_dask.live.local_cluster import LocalRolloutCluster
 from heddle_dask.live.rollout import Rollout
 from heddle_dask.live.services import Budget
 from heddle_dask.records.store import RunReader
-from heddle_dask.strategies.presets import PRESETS, build_strategies
+from heddle_dask.strategies.presets import PRESETS, strategies_of_run
 
 pytestmark = pytest.mark.cluster
 
@@ -58,7 +58,7 @@ def test_a_rollout_completes_and_its_journal_replays_to_the_same_commands(
     ends = [line[0] for line in lines if line[0][0] == "StepFinished"]
     assert len({(event[2], event[3]) for event in ends}) == 36
     assert sum(line[0][0] == "ActionFinished" for line in lines) == 36
-    assert list(replay(Controller(build_strategies(strategy, seed=5)), lines)) == []
+    assert list(replay(Controller(strategies_of_run(reader.metadata)), lines)) == []
 
 
 @pytest.mark.parametrize("strategy", ["round-robin", "sticky-least-loaded"])

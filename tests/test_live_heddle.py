@@ -18,7 +18,8 @@ from heddle_dask.environments.base import Context, Task
 from heddle_dask.live import rollout as rollout_module
 from heddle_dask.live.batch import Batch
 from heddle_dask.live.rollout import Rollout
-from heddle_dask.strategies.presets import build_strategies
+from heddle_dask.records.store import RunReader
+from heddle_dask.strategies.presets import strategies_of_run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -115,7 +116,7 @@ def test_heddle_loses_nothing_and_its_journal_replays(
     found = kinds(lines)
     assert 20 + 3 * 20 < found["PredictRemaining"] <= 20 + 4 * 20
     assert found["PredictionMade"] >= 60
-    assert list(replay(Controller(build_strategies(strategy, seed=3)), lines)) == []
+    assert list(replay(Controller(strategies_of_run(RunReader(out).metadata)), lines)) == []
 
 
 def test_preempted_steps_keep_their_tokens_and_moves_their_contexts(model_dir: str, tmp_path: Path) -> None:

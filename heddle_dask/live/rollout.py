@@ -366,6 +366,7 @@ class Rollout:
             "engine": self.spec.to_mapping(),
             "strategy": self._strategy,
             "overrides": list(self._overrides),
+            "cost": self._cost,
             "samples": self.samples,
             "seed": self.seed,
             "heddle_dask": version("heddle-dask"),

@@ -28,7 +28,6 @@ from heddle_dask.core.nouns import (
     StepRequest,
     TrajectorySpec,
 )
-from heddle_dask.cost.engine_cost import cost_from_mapping
 from heddle_dask.live import _dask_internals as dask
 from heddle_dask.live.dispatcher import Dispatcher
 from heddle_dask.live.messages import (
@@ -45,7 +44,7 @@ from heddle_dask.live.prediction import Predictions
 from heddle_dask.live.session import Session
 from heddle_dask.live.warm_start import warm_predictor
 from heddle_dask.predictors.chosen import build_predictor
-from heddle_dask.strategies.presets import build_strategies, tell_costs
+from heddle_dask.strategies.presets import strategies_of_run
 
 PLUGIN_NAME = "heddle"
 # Messages wait this long for company instead of Dask's 2 to 10 ms: a step is on the critical path.
@@ -126,9 +125,9 @@ class HeddleScheduler(SchedulerPlugin):
         predictor = None
         try:
             self._check_free()
-            strategies = build_strategies(preset, seed=seed, overrides=tuple(overrides))
-            if cost is not None:
-                tell_costs(strategies, {cost["tp_degree"]: cost_from_mapping(cost["of"], cost["tp_degree"])})
+            strategies = strategies_of_run(
+                {"strategy": preset, "overrides": overrides, "seed": seed, "cost": cost}
+            )
             if strategies.predictor is not None:
                 # It imports XGBoost and may read a file: seconds.
                 predictor = await asyncio.to_thread(

@@ -12,7 +12,7 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.view import PredictorChoice, StrategySet
-from heddle_dask.cost.engine_cost import EngineCost
+from heddle_dask.cost.engine_cost import EngineCost, cost_from_mapping
 from heddle_dask.strategies.admission import AtMost, Unlimited
 from heddle_dask.strategies.cache_aware import CacheAware
 from heddle_dask.strategies.engine_costs import UsesCosts
@@ -110,6 +110,27 @@ def tell_costs(strategies: StrategySet, known: Mapping[int, EngineCost]) -> None
     for part in (strategies.placement, strategies.migration, strategies.admission):
         if isinstance(part, UsesCosts):
             part.use_costs(known)
+
+
+def strategies_of_run(described: Mapping[str, Any]) -> StrategySet:
+    """The strategies of a live run as its store describes it: what a replay of its journal needs.
+
+    Parameters
+    ----------
+    described
+        `strategy`, `overrides`, `seed`; and `cost`: what one engine was thought to cost (`of`, at `tp_degree`) or None.
+
+    Raises
+    ------
+    BadInput
+        Unknown preset, part, name or option, or an impossible cost.
+    """
+    overrides = tuple(described["overrides"])
+    strategies = build_strategies(described["strategy"], seed=described["seed"], overrides=overrides)
+    cost = described.get("cost")
+    if cost is not None:
+        tell_costs(strategies, {cost["tp_degree"]: cost_from_mapping(cost["of"], cost["tp_degree"])})
+    return strategies
 
 
 def build_strategies(preset: str, *, seed: int = 0, overrides: Sequence[str] = ()) -> StrategySet:
