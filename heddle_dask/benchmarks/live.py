@@ -9,6 +9,7 @@ of other groups, as those of a training run do from its earlier steps; ``warm=Fa
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -37,15 +38,15 @@ from heddle_dask.live.services import Budget
 from heddle_dask.live.tool_worker import ToolWorker
 from heddle_dask.sim.bound import makespan_bound
 from heddle_dask.sim.fleet import SimulatedFleet
-from heddle_dask.sim.rollout import past_of
+from heddle_dask.sim.rollout import Arm
 from heddle_dask.strategies.presets import build_strategies
 from heddle_dask.workloads.planned import (
     PlannedTrajectory,
     TraceDoesNotFit,
     is_replayable,
-    plan_replay,
+    planned_trace,
 )
-from heddle_dask.workloads.traces import TracedTrajectory, read_traces
+from heddle_dask.workloads.traces import read_traces
 
 ARM_PREFIX = "vllm-router/"
 """What the names of arms of that router start with; its policy follows."""
@@ -80,24 +81,20 @@ class Workload:
         groups = {trace.group_id for trace in traces if trace.trajectory_id in chosen}
         drawn: list[PlannedTrajectory] = []
         others: list[PlannedTrajectory] = []
-        for trace in traces:
-            if trace.trajectory_id in chosen:
-                drawn.append(self._plan(trace, max_context_tokens, environment.name))
-            elif trace.group_id not in groups:
-                with contextlib.suppress(TraceDoesNotFit):
-                    others.append(self._plan(trace, max_context_tokens, environment.name))
-        return drawn, others
-
-    def _plan(self, trace: TracedTrajectory, max_context_tokens: int, domain: str) -> PlannedTrajectory:
-        plan = plan_replay(
-            trace,
+        plan = functools.partial(
+            planned_trace,
+            domain=environment.name,
             token_scale=self.token_scale,
             tool_scale=self.tool_scale,
             max_context_tokens=max_context_tokens,
         )
-        return PlannedTrajectory(
-            trace.trajectory_id, trace.group_id, 0, domain, plan.prompt_tokens, plan.steps
-        )
+        for trace in traces:
+            if trace.trajectory_id in chosen:
+                drawn.append(plan(trace))
+            elif trace.group_id not in groups:
+                with contextlib.suppress(TraceDoesNotFit):
+                    others.append(plan(trace))
+        return drawn, others
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,21 +110,6 @@ class Fleet:
     engines: int
     spec: EngineSpec
     cost: EngineCost
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """A preset with some of its parts replaced; written ``preset:part=name,option=value:…``."""
-
-    name: str
-    preset: str
-    overrides: tuple[str, ...]
-
-    @classmethod
-    def parse(cls, text: str) -> Arm:
-        """Read the written form."""
-        preset, *overrides = text.split(":")
-        return cls(text, preset, tuple(overrides))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +172,7 @@ def _learn(others: Sequence[PlannedTrajectory], path: Path) -> Path | None:
     """A predictor that has learnt from `others`, saved; None when there are none."""
     if not others:
         return None
-    from heddle_dask.predictors.from_steps import finished_from_steps
+    from heddle_dask.predictors.from_steps import finished_from_steps, past_of
     from heddle_dask.predictors.learned import LearnedPredictor
     from heddle_dask.predictors.stored import save_predictor
 
@@ -254,8 +236,8 @@ async def _run(
 
 def _engine_url(dask_worker: Any) -> str:
     """On a worker: where its engine answers; nothing on one without an engine."""
-    client = getattr(dask_worker.plugins.get(ENGINE_PLUGIN), "_client", None)
-    return "" if client is None else str(client.base_url)
+    plugin = dask_worker.plugins.get(ENGINE_PLUGIN)
+    return "" if plugin is None or plugin.client is None else str(plugin.client.base_url)
 
 
 def _overrides(arm: Arm, learnt: Path | None) -> tuple[str, ...]:

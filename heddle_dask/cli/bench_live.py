@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import uvloop
 
 from heddle_dask.cli.shared_options import print_json, shared_options
+
+if TYPE_CHECKING:
+    from heddle_dask.sim.rollout import Arm
 
 DEFAULT_ARMS = (
     "heddle slime verl verl-hybrid sticky-least-loaded round-robin cache-aware autellix heddle-paper"
@@ -70,26 +75,11 @@ def live(
     seed: int,
 ) -> None:
     """Throughput, makespan and share of the lower bound, arm against arm on the same trajectories."""
-    from heddle_dask.benchmarks.live import (
-        ARM_PREFIX,
-        Arm,
-        LiveRow,
-        Workload,
-        fleet_of,
-        measure_live,
-        summary,
-    )
+    from heddle_dask.benchmarks.live import LiveRow, Workload, fleet_of, measure_live, summary
     from heddle_dask.benchmarks.live import as_json as live_json
-    from heddle_dask.benchmarks.router import check_router
     from heddle_dask.cli.model_choice import chosen_model
-    from heddle_dask.strategies.presets import build_strategies
 
-    arms = [Arm.parse(text) for text in arm or (*DEFAULT_ARMS.split(), *ROUTER_ARMS.split())]
-    for each in arms:  # says at once what is wrong with it
-        if each.preset.startswith(ARM_PREFIX):
-            check_router(each.preset.removeprefix(ARM_PREFIX), each.overrides)
-        else:
-            build_strategies(each.preset, overrides=each.overrides)
+    arms = _arms(arm or (*DEFAULT_ARMS.split(), *ROUTER_ARMS.split()))
     workloads = [Workload(path, tasks, token_scale, tool_scale, seed) for path in trace]
     fleet = fleet_of(
         engine,
@@ -117,3 +107,19 @@ def live(
         )
     if as_json:
         print_json(live_json(rows))
+
+
+def _arms(texts: Sequence[str]) -> list[Arm]:
+    """The arms, each of them tried: what is wrong with one is said before anything is started."""
+    from heddle_dask.benchmarks.live import ARM_PREFIX
+    from heddle_dask.benchmarks.router import check_router
+    from heddle_dask.sim.rollout import Arm
+    from heddle_dask.strategies.presets import build_strategies
+
+    arms = [Arm.parse(text) for text in texts]
+    for arm in arms:
+        if arm.preset.startswith(ARM_PREFIX):
+            check_router(arm.preset.removeprefix(ARM_PREFIX), arm.overrides)
+        else:
+            build_strategies(arm.preset, overrides=arm.overrides)
+    return arms

@@ -70,6 +70,8 @@ class Controller:
         self.actions = ActionDesk(self.state, self.view, strategies.actions, self.limits.max_losses)
         self._unplanned: dict[TrajectoryId, None] = {}
         self._unplaced: dict[TrajectoryId, None] = {}  # planned, and no step of it was placed yet
+        admission = strategies.admission
+        self._ranks = admission if isinstance(admission, RanksWaiting) else None
         self.moves = MoveDesk(self.state, self.view, strategies.migration)
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             ev.TrajectorySubmitted: self._trajectory_submitted,
@@ -117,9 +119,8 @@ class Controller:
         return [*self._predict(trajectory), *self._admit(event.at)]
 
     def _rank(self, trajectory: Trajectory) -> None:
-        admission = self.strategies.admission
-        if isinstance(admission, RanksWaiting):
-            admission.rank(trajectory)
+        if self._ranks is not None:
+            self._ranks.rank(trajectory)
 
     def _admit(self, at: float) -> list[Command]:
         if not self.state.unadmitted:

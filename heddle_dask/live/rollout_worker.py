@@ -73,6 +73,7 @@ class RolloutWorker(WorkerPlugin):
         self.watch = watch
         self.worker: Worker | None = None
         self._reports: dict[Any, dict[str, Any]] = {}
+        self._client: EngineClient | None = None
 
     async def setup(self, worker: Worker) -> None:
         """Start the engine in the background: a worker must not seem dead while weights load."""
@@ -80,7 +81,6 @@ class RolloutWorker(WorkerPlugin):
             return
         self.worker = worker
         self.engine_id = ""
-        self._client: EngineClient | None = None
         self._incarnations = 0
         self._contexts = ContextCache()
         self._outbox = Outbox()

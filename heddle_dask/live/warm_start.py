@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.predictors.from_steps import PastStep, PastTrajectory, finished_from_steps
+from heddle_dask.predictors.from_steps import PastStep, PastTrajectory, finished_from_steps, past_of
 from heddle_dask.predictors.learned import LearnedPredictor
 from heddle_dask.predictors.stored import load_predictor
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.workloads.planned import is_replayable
-from heddle_dask.workloads.traces import TracedTrajectory, read_traces
+from heddle_dask.workloads.planned import is_replayable, planned_trace
+from heddle_dask.workloads.traces import read_traces
+
+# Nothing is clipped: what was recorded is learnt from, whatever the engines take.
+_ANY_CONTEXT_TOKENS = 1 << 40
 
 
 def warm_predictor(source: str, options: Mapping[str, Any]) -> LearnedPredictor:
@@ -47,25 +49,15 @@ def warm_predictor(source: str, options: Mapping[str, Any]) -> LearnedPredictor:
 
 
 def _of_trace(path: Path, token_scale: float, tool_scale: float) -> Iterator[PastTrajectory]:
-    scaled = functools.partial(_past_of_trace, f"replay:{path.name}", token_scale, tool_scale)
-    return map(scaled, filter(is_replayable, read_traces(path)))
-
-
-def _past_of_trace(
-    domain: str, token_scale: float, tool_scale: float, trace: TracedTrajectory
-) -> PastTrajectory:
-    steps = []
-    for step in trace.steps:
-        waited_s = 0.0 if step.human or step.tool_s is None else step.tool_s * tool_scale
-        steps.append(
-            PastStep(
-                max(1, round((step.generated_tokens or 0) * token_scale)),
-                round((step.observation_tokens or 0) * token_scale),
-                tools=((step.tool, waited_s, True),) if step.tool else (),
-            )
+    for trace in filter(is_replayable, read_traces(path)):
+        plan = planned_trace(
+            trace,
+            domain=f"replay:{path.name}",
+            token_scale=token_scale,
+            tool_scale=tool_scale,
+            max_context_tokens=_ANY_CONTEXT_TOKENS,
         )
-    prompt = max(1, round((trace.prompt_tokens or 0) * token_scale))
-    return PastTrajectory(trace.trajectory_id, trace.group_id, domain, 0, prompt, not trace.complete, steps)
+        yield past_of(plan, censored=not trace.complete)
 
 
 def _of_store(path: Path) -> Iterator[PastTrajectory]:

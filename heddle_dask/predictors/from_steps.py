@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from heddle_dask.predictors.features import NAN, RECENT, Finished, Progress
 
@@ -43,6 +44,65 @@ class PastTrajectory:
     prompt_tokens: int
     censored: bool
     steps: Sequence[PastStep]
+
+
+class PlannedStep(Protocol):
+    """What of a planned step matters here (`workloads.planned`)."""
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that it samples."""
+
+    @property
+    def observation_tokens(self) -> int:
+        """Tokens that its tool adds."""
+
+    @property
+    def tool(self) -> str | None:
+        """Its tool's label, if it has one."""
+
+    @property
+    def tool_s(self) -> float:
+        """Its tool's seconds."""
+
+
+class Planned(Protocol):
+    """What of a planned trajectory matters here."""
+
+    @property
+    def trajectory_id(self) -> str:
+        """Its own id."""
+
+    @property
+    def group_id(self) -> str:
+        """What it shares with other attempts."""
+
+    @property
+    def domain(self) -> str:
+        """Its environment."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of its first context."""
+
+    @property
+    def steps(self) -> Sequence[PlannedStep]:
+        """All of them, in order."""
+
+
+def past_of(plan: Planned, *, censored: bool = False) -> PastTrajectory:
+    """A planned trajectory as one that has run: what it generated and called; how long its steps took is not known."""
+    steps = [
+        PastStep(
+            generated_tokens=step.generated_tokens,
+            observed_tokens=step.observation_tokens,
+            tools=((step.tool, step.tool_s, True),) if step.tool is not None else (),
+        )
+        for step in plan.steps
+    ]
+    return PastTrajectory(
+        plan.trajectory_id, plan.group_id, plan.domain, 0, plan.prompt_tokens, censored, steps
+    )
 
 
 def finished_from_steps(past: PastTrajectory) -> Finished:

@@ -14,7 +14,7 @@ from heddle_dask.core.events import Event
 from heddle_dask.core.view import PredictorChoice
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.contract import Predictor
-from heddle_dask.predictors.from_steps import PastStep, PastTrajectory, finished_from_steps
+from heddle_dask.predictors.from_steps import finished_from_steps, past_of
 from heddle_dask.sim.bound import MakespanBound, makespan_bound
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.timeline import Timeline
@@ -205,26 +205,6 @@ def check_fit(trajectories: Sequence[PlannedTrajectory], fleet: SimulatedFleet) 
                 f"trajectory {plan.trajectory_id} has {plan.context_tokens} tokens of context, an engine takes {room}: "
                 "scale tokens down, or give engines more"
             )
-
-
-def past_of(plan: PlannedTrajectory) -> PastTrajectory:
-    """A planned trajectory as one that has run: what it generated and called; how long its steps took is not known."""
-    return PastTrajectory(
-        trajectory_id=plan.trajectory_id,
-        group_id=plan.group_id,
-        domain=plan.domain,
-        policy_version=0,
-        prompt_tokens=plan.prompt_tokens,
-        censored=False,
-        steps=[
-            PastStep(
-                generated_tokens=step.generated_tokens,
-                observed_tokens=step.observation_tokens,
-                tools=((step.tool, step.tool_s, True),) if step.tool is not None else (),
-            )
-            for step in plan.steps
-        ],
-    )
 
 
 def _predictor(

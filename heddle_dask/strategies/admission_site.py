@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 from heddle_dask.core.ids import GroupId
@@ -47,7 +48,13 @@ class AdmissionSite:
         for trajectory, left in residents:
             needs.append((self._need(trajectory), left))
             self._count(trajectory)
-        self._memory = MemoryProfile(capacity_tokens, growth, needs) if capacity_tokens > 0 else None
+        self._known = (capacity_tokens, growth, needs)
+
+    @functools.cached_property
+    def _memory(self) -> MemoryProfile | None:
+        """Made when it is first asked for: where the queue is too long already, nobody asks."""
+        capacity_tokens, growth, needs = self._known
+        return MemoryProfile(capacity_tokens, growth, needs) if capacity_tokens > 0 else None
 
     def _need(self, trajectory: Trajectory) -> float:
         context = max(trajectory.context_tokens, trajectory.spec.prompt_tokens)

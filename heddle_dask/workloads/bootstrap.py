@@ -12,7 +12,7 @@ import random
 from pathlib import Path
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.workloads.planned import PlannedTrajectory, TraceDoesNotFit, is_replayable, plan_replay
+from heddle_dask.workloads.planned import PlannedTrajectory, TraceDoesNotFit, is_replayable, planned_trace
 from heddle_dask.workloads.traces import read_traces
 
 
@@ -70,27 +70,20 @@ def _planned_groups(
         seen.add(trace.trajectory_id)
         if not is_replayable(trace):
             continue
+        group = groups.setdefault(trace.group_id, [])
         try:
-            plan = plan_replay(
+            one = planned_trace(
                 trace,
+                domain=file_domain(path),
                 token_scale=token_scale,
                 tool_scale=tool_scale,
                 max_context_tokens=max_context_tokens,
+                sample_index=len(group),
             )
         except TraceDoesNotFit as error:
             # Leaving it out would shorten the tail without a word.
             raise BadInput(f"{where}: {error}") from error
-        group = groups.setdefault(trace.group_id, [])
-        group.append(
-            PlannedTrajectory(
-                trajectory_id=trace.trajectory_id,
-                group_id=trace.group_id,
-                sample_index=len(group),
-                domain=file_domain(path),
-                prompt_tokens=plan.prompt_tokens,
-                steps=plan.steps,
-            )
-        )
+        group.append(one)
     if not groups:
         raise BadInput(f"{where}: no trajectory with known token counts")
     return list(groups.values())

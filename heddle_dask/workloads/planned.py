@@ -127,6 +127,30 @@ def plan_replay(
     )
 
 
+def planned_trace(
+    trace: TracedTrajectory,
+    *,
+    domain: str,
+    token_scale: float,
+    tool_scale: float,
+    max_context_tokens: int,
+    sample_index: int = 0,
+) -> PlannedTrajectory:
+    """A recorded trajectory as a planned one, under its own ids; see `plan_replay`.
+
+    Raises
+    ------
+    TraceDoesNotFit
+        The generated tokens leave no room for a prompt of one token.
+    """
+    plan = plan_replay(
+        trace, token_scale=token_scale, tool_scale=tool_scale, max_context_tokens=max_context_tokens
+    )
+    return PlannedTrajectory(
+        trace.trajectory_id, trace.group_id, sample_index, domain, plan.prompt_tokens, plan.steps
+    )
+
+
 def scaled_tokens(tokens: int | None, scale: float, least: int) -> int:
     """`tokens` times `scale`, rounded, at least `least`."""
     assert tokens is not None, "only replayable trajectories are planned"
