@@ -16,7 +16,7 @@ from heddle_dask.sandbox.confinement import Cell, Mode, common_environment, comm
 from heddle_dask.sandbox.interpreter import Interpreter, system_library_folders
 from heddle_dask.sandbox.limits import SandboxLimits
 from heddle_dask.sandbox.system_calls import filter_fd
-from heddle_dask.sandbox.user_ids import UserIds
+from heddle_dask.sandbox.user_ids import private_user_id
 
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
@@ -41,13 +41,13 @@ class Bubblewrap:
         self._fixed = _fixed_arguments(program, private_user_ids=private_user_ids)
         self._command = _command(Interpreter.of_this_process())
         self._libraries = Interpreter.of_this_process().libraries_inside
-        self._user_ids = UserIds() if private_user_ids else None
+        self._private_user_ids = private_user_ids
 
     @asynccontextmanager
     async def cell(self, limits: SandboxLimits, cpus: int) -> AsyncIterator[Cell]:
         """See `Confinement.cell`."""
         with ExitStack() as stack:
-            uid = stack.enter_context(self._user_ids.one()) if self._user_ids else None
+            uid = private_user_id() if self._private_user_ids else None
             calls = stack.enter_context(filter_fd())
             environment = common_environment("/tmp", cpus)
             if self._libraries:

@@ -14,13 +14,13 @@ import shutil
 import stat
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from heddle_dask.sandbox import inside
 from heddle_dask.sandbox.confinement import Cell, Mode, common_environment, common_rlimits
 from heddle_dask.sandbox.limits import SandboxLimits
-from heddle_dask.sandbox.user_ids import UserIds
+from heddle_dask.sandbox.user_ids import private_user_id
 
 
 class Weak:
@@ -43,7 +43,7 @@ class Weak:
     def __init__(self, interpreter: str, *, as_root: bool, unshare: str | None, setpriv: str | None) -> None:
         self.isolates_network = unshare is not None
         self._command = (interpreter, "-I", "-S", "-B", "-c", inside.source())
-        self._user_ids = UserIds() if as_root else None
+        self._private_user_ids = as_root
         self._unshare: tuple[str, ...] = ()
         if unshare is not None:
             new_user = () if as_root else ("--user", "--map-current-user")
@@ -53,28 +53,27 @@ class Weak:
     @asynccontextmanager
     async def cell(self, limits: SandboxLimits, cpus: int) -> AsyncIterator[Cell]:
         """See `Confinement.cell`."""
-        with ExitStack() as stack:
-            uid = stack.enter_context(self._user_ids.one()) if self._user_ids else None
-            folder = tempfile.mkdtemp(prefix="heddle-sandbox-")
-            try:
-                if uid is not None:
-                    os.chown(folder, uid, uid)
-                yield Cell(
-                    argv=(*self._unshare, *self._privileges(uid), *self._command),
-                    environment=common_environment(folder, cpus),
-                    folder=folder,
-                    rlimits={
-                        **common_rlimits(limits),
-                        # A margin over the limit, so that the watchdog can see it broken.
-                        "RLIMIT_NPROC": 1 if uid is None else limits.processes + 2,
-                    },
-                    setuid=None,
-                    owned_uid=uid,
-                    used_disk_bytes=lambda: used_bytes(Path(folder)),
-                )
-            finally:
-                # Handed to a thread in the same step, so a second cancellation cannot prevent it.
-                await asyncio.to_thread(remove, folder)
+        uid = private_user_id() if self._private_user_ids else None
+        folder = tempfile.mkdtemp(prefix="heddle-sandbox-")
+        try:
+            if uid is not None:
+                os.chown(folder, uid, uid)
+            yield Cell(
+                argv=(*self._unshare, *self._privileges(uid), *self._command),
+                environment=common_environment(folder, cpus),
+                folder=folder,
+                rlimits={
+                    **common_rlimits(limits),
+                    # A margin over the limit, so that the watchdog can see it broken.
+                    "RLIMIT_NPROC": 1 if uid is None else limits.processes + 2,
+                },
+                setuid=None,
+                owned_uid=uid,
+                used_disk_bytes=lambda: used_bytes(Path(folder)),
+            )
+        finally:
+            # Handed to a thread in the same step, so a second cancellation cannot prevent it.
+            await asyncio.to_thread(remove, folder)
 
     def _privileges(self, uid: int | None) -> tuple[str, ...]:
         if self._setpriv is None:
