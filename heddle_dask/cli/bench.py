@@ -45,7 +45,9 @@ def overhead(trajectories: str, model: str | None, repeats: int, as_json: bool, 
     from heddle_dask.benchmarks.overhead import as_json as overhead_json
     from heddle_dask.benchmarks.overhead import measure_overhead
     from heddle_dask.cli.model_choice import chosen_model
+    from heddle_dask.engines.collector import collect_seldom
 
+    collect_seldom()
     rows = uvloop.run(
         measure_overhead(
             chosen_model(model, "emulated"),

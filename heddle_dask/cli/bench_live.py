@@ -10,6 +10,7 @@ import click
 import uvloop
 
 from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.engines.collector import collect_seldom
 
 if TYPE_CHECKING:
     from heddle_dask.sim.rollout import Arm
@@ -99,6 +100,7 @@ def live(
             err=True,
         )
 
+    collect_seldom()
     rows = uvloop.run(measure_live(workloads, fleet, arms, repeats=repeats, warm=warm, on_row=tell))
     click.echo("workload  arm  tokens/s median (least-most)  share of bound", err=as_json)
     for workload, name, middle, least, most, share in summary(rows):

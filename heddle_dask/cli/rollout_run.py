@@ -33,6 +33,7 @@ from heddle_dask.cli.progress import Meter, Progress
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.cli.summary import Tally, table
 from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.vllm_command import installed_vllm_build
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
@@ -99,6 +100,7 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     # What Dask says about connections and workers that end is known here.
     logging.getLogger("distributed").setLevel(logging.ERROR)
+    collect_seldom()
     try:
         exit_code = asyncio.run(run.run())
     finally:

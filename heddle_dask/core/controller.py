@@ -126,7 +126,9 @@ class Controller:
         if not self.state.unadmitted:
             return []
         commands: list[Command] = []
-        for trajectory in self.strategies.admission.admit(self.view):
+        chosen = self.strategies.admission.admit(self.view)
+        self.state.freed.clear()
+        for trajectory in chosen:
             guards.check_admission(trajectory)
             del self.state.unadmitted[trajectory.trajectory_id]
             trajectory.advance(TrajectoryEvent.ADMITTED, at)

@@ -242,6 +242,8 @@ class State:
     ----------
     unadmitted
         Submitted trajectories that wait for admission, oldest first.
+    freed
+        Engines where a step has ended, or that a trajectory has left, since admission was asked last.
     waiting_steps
         Trajectories whose step no engine takes yet, oldest first; stranded steps are the oldest.
     waiting_actions
@@ -264,6 +266,7 @@ class State:
         self.actions: dict[ActionId, Action] = {}
         self.hosts: dict[HostId, Host] = {}
         self.unadmitted: dict[TrajectoryId, None] = {}
+        self.freed: dict[EngineId, None] = {}
         self.waiting_steps: dict[TrajectoryId, None] = {}
         self.waiting_actions: dict[ActionId, None] = {}
         self.unfinished_by_group: dict[GroupId, int] = {}
@@ -319,6 +322,7 @@ class State:
             return
         if trajectory.home is not None and trajectory.home in self.engines:
             old = self.engines[trajectory.home]
+            self.freed[old.engine_id] = None
             old.residents.pop(trajectory.trajectory_id, None)
             old.resident_tokens -= trajectory.context_tokens
             old.expected_tokens -= trajectory.expected_tokens
@@ -369,6 +373,7 @@ class State:
         if trajectory.counted_on is None:
             return
         engine = self.engines[trajectory.counted_on]
+        self.freed[engine.engine_id] = None
         engine.inflight.pop(trajectory.trajectory_id, None)
         engine.inflight_tokens -= trajectory.counted_tokens
         engine.generating -= was_generating

@@ -57,6 +57,11 @@ class ClusterView:
         return (self._state.trajectories[i] for i in self._state.unadmitted)
 
     @property
+    def freed(self) -> Iterable[EngineId]:
+        """Engines where a step has ended, or that a trajectory has left, since admission was asked last."""
+        return self._state.freed
+
+    @property
     def unfinished_by_group(self) -> Mapping[GroupId, int]:
         """How many members of each group have not ended."""
         return self._state.unfinished_by_group

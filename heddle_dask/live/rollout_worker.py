@@ -21,6 +21,7 @@ from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.contract import (
     EngineInfo,
     EngineRefused,
@@ -80,6 +81,7 @@ class RolloutWorker(WorkerPlugin):
         if ENGINE_RESOURCE not in worker.state.total_resources:
             return
         self.worker = worker
+        collect_seldom()
         self.engine_id = ""
         self._incarnations = 0
         self._contexts = ContextCache()

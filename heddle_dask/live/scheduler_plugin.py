@@ -28,6 +28,7 @@ from heddle_dask.core.nouns import (
     StepRequest,
     TrajectorySpec,
 )
+from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.live import _dask_internals as dask
 from heddle_dask.live.dispatcher import Dispatcher
 from heddle_dask.live.messages import (
@@ -86,6 +87,7 @@ class HeddleScheduler(SchedulerPlugin):
     async def start(self, scheduler: Scheduler) -> None:
         """Add our RPC and stream handlers."""
         self.scheduler = scheduler
+        collect_seldom()
         dask.add_handlers(
             scheduler,
             rpc={

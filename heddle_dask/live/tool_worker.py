@@ -19,6 +19,7 @@ import cloudpickle
 from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
+from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.live import _dask_internals as dask
 from heddle_dask.live.messages import ACTION_RESULTS, TOOL_RESOURCE, ActionCall, ActionOutcome
 from heddle_dask.live.result_push import Outbox
@@ -53,6 +54,7 @@ class ToolWorker(WorkerPlugin):
         if cpus < 1:
             return
         self.worker = worker
+        collect_seldom()
         self.host_id = f"{worker.name}/{os.getpid()}"
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="heddle-action")
         self._running: dict[Any, asyncio.Task[Any]] = {}

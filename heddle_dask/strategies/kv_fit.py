@@ -9,9 +9,10 @@ with room takes the longest that fits, which is Graham's list schedule with back
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,6 +29,16 @@ from heddle_dask.strategies.waiting_line import WaitingLine
 # they write. It weighs as much as so many generated tokens.
 _OBSERVED_PER_TOKEN, _WEIGHT_TOKENS = 2.0, 1000.0
 _NORMAL_Q90 = 1.2816
+# Calls of `admit` per engine that is looked at although nothing was heard of it.
+_EVERY = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """When an engine that took nobody may take one: fewer live there, or so few generate or queue."""
+
+    held: int
+    most_queued: float
 
 
 @dataclass(slots=True)
@@ -65,8 +76,12 @@ class KvFit:
     # Admitted, and not on its engine yet; where it should go.
     _coming: dict[EngineId, dict[TrajectoryId, Trajectory]] = field(init=False, default_factory=dict)
     _engine_of: dict[TrajectoryId, EngineId] = field(init=False, default_factory=dict)
-    _seen: dict[EngineId, int] = field(init=False, default_factory=dict)
-    _alive: int = field(init=False, default=0)
+    # The engines by what is known of them: may take one, or took nobody when it was looked at last.
+    _engines: Sequence[Engine] = field(init=False, default=())
+    _open: dict[EngineId, Engine] = field(init=False, default_factory=dict)
+    _refused: dict[EngineId, _Refusal] = field(init=False, default_factory=dict)
+    # Somebody waits who is shorter than all that were refused.
+    _shorter: bool = field(init=False, default=False)
     _turn: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -83,6 +98,7 @@ class KvFit:
     def rank(self, trajectory: Trajectory) -> None:
         """It may be admitted from now on; once more when its prediction is new."""
         self._line.put(trajectory, self._left(trajectory))
+        self._shorter = self._shorter or self._line.shortest() is trajectory
 
     def _left(self, trajectory: Trajectory) -> float:
         predicted = trajectory.predicted_tokens_q90 if self.quantile == "q90" else trajectory.predicted_tokens
@@ -95,59 +111,106 @@ class KvFit:
     def admit(self, view: ClusterView) -> Sequence[Trajectory]:
         """The longest that have room.
 
-        Engines that a trajectory has left since are looked at, and one other in turn: O(its residents).
+        Whoever refused everybody is not looked at again before it has less to do, or its turn comes. O(engines), and
+        O(residents) for each engine that is looked at.
         """
         engines = view.ready_engines
-        if self._line.longest() is None or not engines:
-            self._alive = view.alive
+        self._take_news(view, engines)
+        if not self._open or self._line.longest() is None:
             return []
         growth = _growth(view)
         # What each of those alive would still have to generate if all that is left were shared out among them.
-        left_tokens = self._line.tokens + sum(engine.expected_tokens for engine in engines)
+        left_tokens = self._line.tokens + sum(e.expected_tokens + self._coming_tokens(e) for e in engines)
         rest_tokens = left_tokens / max(1, view.alive)
         # Whoever holds least, as a share of what it may, is next.
-        heap = [self._site(view, engine, growth, rest_tokens) for engine in self._changed(view, engines)]
+        heap = [(self._held_share(engine), engine.number, engine) for engine in self._open.values()]
         heapq.heapify(heap)
+        sites: dict[EngineId, AdmissionSite] = {}
         admitted: list[Trajectory] = []
-        while heap:
-            site = heap[0]
+        while heap and self._line.longest() is not None:
+            engine = heap[0][2]
+            name = engine.engine_id
+            if name not in sites:
+                sites[name] = self._site(view, engine, growth, rest_tokens)
+            site = sites[name]
             chosen = self._next_for(site, self.critical * left_tokens / max(1, view.alive + len(admitted)))
             if chosen is None:
                 heapq.heappop(heap)
+                self._refuse(site)
                 continue
             self._line.remove(chosen)
-            name = chosen.trajectory_id
-            self._coming.setdefault(site.engine.engine_id, {})[name] = chosen
-            self._engine_of[name] = site.engine.engine_id
+            self._coming.setdefault(name, {})[chosen.trajectory_id] = chosen
+            self._engine_of[chosen.trajectory_id] = name
             site.add(chosen, mean_left_tokens(chosen))
-            heapq.heapreplace(heap, site)
+            heapq.heapreplace(heap, (self._held_share(engine), engine.number, engine))
             admitted.append(chosen)
-        self._alive = view.alive + len(admitted)
         return admitted
 
-    def _changed(self, view: ClusterView, engines: Sequence[Engine]) -> Iterable[Engine]:
+    def _take_news(self, view: ClusterView, engines: Sequence[Engine]) -> None:
+        """Open the engines that may have room which they had not when they refused."""
+        if engines is not self._engines or view.alive < len(engines) or self._shorter:
+            self._engines, self._shorter = engines, False
+            self._open = {engine.engine_id: engine for engine in engines}
+            self._refused.clear()
+            self._coming = {name: coming for name, coming in self._coming.items() if name in self._open}
+            return
+        if not engines:
+            return
+        # Predictions fall too, and one that was to come may have gone elsewhere: each engine has its turn.
+        round_number, rest = divmod(self._turn, _EVERY)
         self._turn += 1
-        in_turn = engines[self._turn % len(engines)]
-        if view.alive >= self._alive and len(self._seen) == len(engines):
-            return [in_turn]
-        ready = {engine.engine_id for engine in engines}
-        self._coming = {name: coming for name, coming in self._coming.items() if name in ready}
-        changed = [e for e in engines if len(e.residents) < self._seen.get(e.engine_id, 1 << 60)]
-        self._seen = {e.engine_id: len(e.residents) for e in engines}
-        return changed if in_turn in changed else [*changed, in_turn]
+        in_turn = engines[round_number % len(engines)] if rest == 0 else None
+        for name in list(view.freed) if in_turn is None else [*view.freed, in_turn.engine_id]:
+            refused = self._refused.get(name)
+            if refused is None:
+                continue
+            engine = view.engine(name)
+            held, queued = self._load(engine)
+            if engine is in_turn or held < refused.held or queued <= refused.most_queued:
+                del self._refused[name]
+                self._open[name] = engine
+
+    def _refuse(self, site: AdmissionSite) -> None:
+        """Not before a resident has left, or, where only the queue is too long, before that is short enough."""
+        name = site.engine.engine_id
+        held, queued = self._load(site.engine)
+        most_queued = queued + site.free - 1 if site.free < 1 else -1.0
+        del self._open[name]
+        self._refused[name] = _Refusal(held, most_queued)
+
+    def _load(self, engine: Engine) -> tuple[int, int]:
+        """How many live at the engine, and how many generate or queue there; with those that are coming."""
+        coming = len(self._coming.get(engine.engine_id, ()))
+        return len(engine.residents) + coming, len(engine.inflight) + coming
+
+    def _coming_tokens(self, engine: Engine) -> float:
+        coming = self._coming.get(engine.engine_id)
+        return sum(t.expected_tokens for t in coming.values() if t.home is None) if coming else 0.0
+
+    def _held_share(self, engine: Engine) -> float:
+        """Trajectories per slot, or KV memory held, whichever is more of what there is; four a slot are all."""
+        coming = self._coming.get(engine.engine_id, {})
+        slots = (len(engine.residents) + len(coming)) / (4 * engine.spec.slots)
+        capacity = self.fill * engine.spec.kv_capacity_tokens
+        if capacity <= 0:
+            return slots
+        held = engine.resident_tokens + sum(t.context_tokens for t in coming.values())
+        return max(slots, held / capacity)
 
     def _site(self, view: ClusterView, engine: Engine, growth: float, rest_tokens: float) -> AdmissionSite:
         coming = self._coming.get(engine.engine_id, {})
         for name in [n for n, t in coming.items() if t.home is not None or t.state is TrajectoryState.ENDED]:
             del coming[name]
             self._engine_of.pop(name, None)
-        self._seen[engine.engine_id] = len(engine.residents)
+        held, queued = self._load(engine)
+        most = self.per_slot * engine.spec.slots
+        if held and queued > most - 1:
+            return AdmissionSite(engine, most - queued, held)
         there = [(t, self._left_now(t)) for t in (*view.residents(engine), *coming.values())]
         longest = max((left for _, left in there), default=0.0)
         share = self._share_beside(engine, rest_tokens / longest) if longest > rest_tokens else 1.0
-        free = share * self.per_slot * engine.spec.slots - len(engine.inflight) - len(coming)
         capacity = share * self.fill * engine.spec.kv_capacity_tokens
-        return AdmissionSite(engine, free, capacity, growth, there)
+        return AdmissionSite(engine, share * most - queued, held, capacity, growth, there)
 
     def _share_beside(self, engine: Engine, pace: float) -> float:
         """How full the engine may be so that an iteration takes `pace` times that of a full one."""
@@ -184,7 +247,11 @@ def mean_left_tokens(trajectory: Trajectory) -> float:
 
     Memory is for many: their sum comes near the sum of their means, where quantiles would leave most of it empty.
     """
-    median, q90 = trajectory.predicted_tokens or 0.0, trajectory.predicted_tokens_q90 or 0.0
+    return _mean_tokens(trajectory.predicted_tokens or 0.0, trajectory.predicted_tokens_q90 or 0.0)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _mean_tokens(median: float, q90: float) -> float:
     if median <= 0 or q90 <= median:
         return q90
     spread = math.log(q90 / median) / _NORMAL_Q90

@@ -58,8 +58,3 @@ class MemoryProfile:
         """Count one more."""
         insort(self._ends, (left_tokens, context_tokens))
         self._sum()
-
-    @property
-    def held_share(self) -> float:
-        """Share of the capacity that is held now."""
-        return self._held[0] / self._capacity if self._held else 0.0

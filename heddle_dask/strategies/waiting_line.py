@@ -52,6 +52,10 @@ class WaitingLine:
         """The one with most left."""
         return self._last_waiting(self._line, len(self._line))
 
+    def shortest(self) -> Trajectory | None:
+        """The one with least left, whether it still waits or not."""
+        return self._line[0][2] if self._line else None
+
     def longest_where(self, fits: Fits) -> Trajectory | None:
         """The longest that fits.
 

@@ -13,6 +13,7 @@ import time
 import uvloop
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.emulated.server import serve
 from heddle_dask.engines.emulated.traits import traits_of
 from heddle_dask.engines.spec import EngineSpec
@@ -39,6 +40,7 @@ def main() -> int:
         if faults.fail_start is not None:
             print(faults.fail_start, file=sys.stderr)
             return 1
+        collect_seldom()
         uvloop.run(_serve_until_asked(spec, options.port))
     except (BadInput, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,0 +1,138 @@
+"""Where the rollouts of a sweep run: in this process one by one, or each as a task of a Dask cluster.
+
+Either way they come back in the order of the jobs and with the same figures. As each one ends a line says how many are
+done and about how long the rest will take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from heddle_dask.cli.progress import duration
+from heddle_dask.core.errors import BadInput
+from heddle_dask.sim.rollout import SimulatedRollout
+from heddle_dask.sim.sweep import SimulationJob, run_job, run_jobs
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+Say = Callable[[str], None]
+
+
+def play_jobs(
+    jobs: Sequence[SimulationJob],
+    *,
+    scheduler: str | None,
+    say: Say,
+    label: Callable[[SimulationJob], str] = lambda job: job.arm.name,
+) -> list[SimulatedRollout]:
+    """The rollout of each job, in the order of the jobs.
+
+    Parameters
+    ----------
+    scheduler
+        Address of the Dask scheduler whose workers run them; None: this process does. The workers need this package in
+        the same version, and a trace file under the same path and with the same content.
+    say
+        Takes the lines about progress.
+    label
+        What these lines call a job.
+
+    Raises
+    ------
+    BadInput
+        As `sim.sweep.run_jobs`; no scheduler answers at the address, it goes away, or workers die of a job.
+    """
+    progress = _Progress(len(jobs), say, label)
+    if scheduler is None:
+        rollouts = []
+        for job, rollout in zip(jobs, run_jobs(jobs), strict=True):
+            progress.ended(job, rollout)
+            rollouts.append(rollout)
+        return rollouts
+    return asyncio.run(_play_on_cluster(jobs, scheduler, progress))
+
+
+class _Progress:
+    """Counts rollouts that have ended, and reckons from the time they took."""
+
+    def __init__(self, total: int, say: Say, label: Callable[[SimulationJob], str]) -> None:
+        self.say = say
+        self._total, self._label = total, label
+        self._done = 0
+        self._began_s = time.monotonic()
+
+    def ended(self, job: SimulationJob, one: SimulatedRollout) -> None:
+        self._done += 1
+        left = self._total - self._done
+        left_s = (time.monotonic() - self._began_s) / self._done * left
+        rest = f"; about {duration(left_s)} left" if left else ""
+        self.say(
+            f"{self._done}/{self._total}: {self._label(job)}, seed {job.seed}: {one.makespan_s:,.1f} s, "
+            f"{one.bound_share:.1%} of the bound ({one.cpu_s:.1f} s of CPU){rest}"
+        )
+
+
+async def _play_on_cluster(
+    jobs: Sequence[SimulationJob], address: str, progress: _Progress
+) -> list[SimulatedRollout]:
+    # Dask and what a live rollout needs: seconds of imports.
+    from heddle_dask.cli.cluster_choice import CONNECT_TIMEOUT_S, remote_client
+
+    pinned = [replace(job, workload=job.workload.pinned()) for job in jobs]
+    async with remote_client(address, CONNECT_TIMEOUT_S) as client:
+        resources = await _resources(client, len(jobs), address, progress.say)
+        futures = [client.submit(run_job, job, pure=False, resources=resources) for job in pinned]
+        waits = [
+            asyncio.ensure_future(_rollout(job, future, address, progress))
+            for job, future in zip(jobs, futures, strict=True)
+        ]
+        try:
+            return list(await asyncio.gather(*waits))
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+
+async def _rollout(job: SimulationJob, future: Any, address: str, progress: _Progress) -> SimulatedRollout:
+    """Wait for one rollout and report it."""
+    from distributed import KilledWorker
+    from distributed.client import FutureCancelledError
+
+    try:
+        rollout: SimulatedRollout = await future
+    except KilledWorker:
+        raise BadInput(
+            f"the Dask workers at {address} die of a simulation: give them more memory, or simulate fewer trajectories"
+        ) from None
+    except FutureCancelledError as error:
+        raise BadInput(
+            f"the Dask scheduler at {address} has dropped the sweep ({error.reason}): see that it stays up"
+        ) from None
+    progress.ended(job, rollout)
+    return rollout
+
+
+async def _resources(client: Client, jobs: int, address: str, say: Say) -> dict[str, float] | None:
+    """What a simulation asks of a worker: a CPU of the tool pool where the workers are tagged for rollouts.
+
+    The workers of a rollout have thousands of threads for coroutines: without the tag all simulations would start at
+    once, beside the engines.
+    """
+    from heddle_dask.live.messages import TOOL_RESOURCE
+
+    scheduler: Any = client.scheduler
+    workers = (await scheduler.identity(n_workers=-1))["workers"].values()
+    tools = sum(worker["resources"].get(TOOL_RESOURCE, 0) for worker in workers)
+    if tools:
+        say(f"{jobs} simulations on {tools:.0f} tool CPUs of {len(workers)} workers at {address}")
+        return {TOOL_RESOURCE: 1}
+    threads = sum(worker["nthreads"] for worker in workers)
+    waiting = "" if workers else ": waiting for the first worker"
+    say(f"{jobs} simulations on {threads} threads of {len(workers)} workers at {address}{waiting}")
+    return None
