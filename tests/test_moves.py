@@ -135,7 +135,8 @@ def test_a_tool_that_returns_while_the_context_moves_waits_and_is_placed_once() 
     (step,) = stage.moved(move)  # at 111
     assert isinstance(step, StartStep)
     assert (step.engine_id, step.step_index) == (E2, 1)
-    assert stage.controller.moves.totals["transfer"].exposed_s == 10.0
+    totals = stage.controller.moves.totals["transfer"]
+    assert (totals.exposed, totals.exposed_s, totals.late) == (1, 10.0, 1), "0.5 s of moving in a tool call of 90"
     stage.late(ev.MoveEnded, *move_facts(move))
 
 

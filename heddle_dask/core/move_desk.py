@@ -26,15 +26,19 @@ class MoveTotals:
     bytes
         KV cache that was copied: tokens times the target's bytes per token, where the engine says them; a context that
         the target computes anew brings none.
-    exposed_s
-        Seconds that steps waited for the end of a move.
+    exposed, exposed_s
+        Moves that a step waited for, and how many seconds.
+    late
+        Those of them that took less time than the tool call: begun with it, they would have been hidden.
     """
 
     started: int = 0
     failed: int = 0
     seconds: float = 0.0
     tokens: int = 0
+    exposed: int = 0
     exposed_s: float = 0.0
+    late: int = 0
     bytes: int = 0
 
 
@@ -169,7 +173,9 @@ class MoveDesk:
         totals.bytes += self._kv_bytes(running, event.tokens)
         trajectory = self.state.trajectories.get(event.trajectory_id)
         if trajectory is not None and trajectory.state is TrajectoryState.WAITING:
+            totals.exposed += 1
             totals.exposed_s += event.at - trajectory.requested_at
+            totals.late += event.seconds <= trajectory.requested_at - trajectory.rested_at
         if trajectory is not None and trajectory.kv is KvState.MOVING:
             engine = self.state.engines.get(running.target)
             arrived = event.ok and engine is not None and engine.state is EngineState.READY

@@ -58,8 +58,8 @@ class Trajectory:
         How often the current step was stopped for another, and whether it is being stopped now.
     priority
         Of the current step: larger runs first.
-    requested_at, admitted_at
-        When the current step was asked for, and when the trajectory was admitted.
+    requested_at, rested_at, admitted_at
+        When the current step was asked for, when the latest one ended, and when the trajectory was admitted.
     predicted_tokens, predicted_tokens_q90, predicted_s, predicted_s_q90
         What it still had to do after its last finished step: medians and 0.9 quantiles; None before any prediction.
     predicted_at_tokens
@@ -93,6 +93,7 @@ class Trajectory:
     stopping: bool = False
     priority: float = 0.0
     requested_at: float = 0.0
+    rested_at: float = 0.0
     admitted_at: float = 0.0
     predicted_tokens: float | None = None
     predicted_tokens_q90: float | None = None

@@ -57,6 +57,11 @@ class StepCall:
     stop_token_ids: tuple[int, ...] = ()
 
     @property
+    def body_bytes(self) -> int:
+        """Length of what it carries."""
+        return len(self.delta)
+
+    @property
     def key(self) -> Key:
         """The Dask key this call runs under."""
         return step_key(self.session, self.trajectory_id, self.step_index, self.attempt)
@@ -122,6 +127,11 @@ class ActionCall:
     action_id: str
     payload: bytes
     timeout_s: float | None
+
+    @property
+    def body_bytes(self) -> int:
+        """Length of what it carries."""
+        return len(self.payload)
 
     @property
     def key(self) -> Key:

@@ -9,7 +9,7 @@ request is the first that the scheduler hears of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import dask
@@ -34,6 +34,10 @@ from heddle_dask.live.messages import (
 from heddle_dask.live.result_push import PATIENCE_S, Inbox
 from heddle_dask.live.rollout_worker import run_step
 from heddle_dask.live.tool_worker import run_action
+
+# A batch of long prompts goes out as several graphs: the first steps start while the others are on their way, and the
+# scheduler answers in between. Dask itself warns from 10 MB on.
+GRAPH_BYTES = 2 << 20
 
 _RESULTS_OF = {STEP_PREFIX: STEP_RESULTS, ACTION_PREFIX: ACTION_RESULTS}
 
@@ -177,7 +181,8 @@ class Submitter:
     def _flush(self) -> None:
         pending, self._pending = self._pending, {}
         for task, rows in pending.items():
-            self._submit(task, rows)
+            for part in _parts(rows):
+                self._submit(task, part)
 
     def _submit(self, task: Callable[..., Any], rows: Sequence[tuple[Any, list[Any]]]) -> None:
         calls = [call for call, _ in rows]
@@ -192,3 +197,14 @@ class Submitter:
                 future.release()  # the trajectory was cancelled in the same turn of the loop
             else:
                 submitted.set_result(future)
+
+
+def _parts(rows: Sequence[tuple[Any, list[Any]]]) -> Iterator[Sequence[tuple[Any, list[Any]]]]:
+    """The rows in their order, each part small enough for one graph."""
+    first = taken_bytes = 0
+    for number, (call, _) in enumerate(rows):
+        if number > first and taken_bytes + call.body_bytes > GRAPH_BYTES:
+            yield rows[first:number]
+            first, taken_bytes = number, 0
+        taken_bytes += call.body_bytes
+    yield rows[first:]
