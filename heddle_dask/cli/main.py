@@ -12,6 +12,7 @@ import click
 from heddle_dask.cli.bench import bench
 from heddle_dask.cli.doctor import doctor
 from heddle_dask.cli.one_line import OneLineGroup
+from heddle_dask.cli.plan import plan
 from heddle_dask.cli.profile import profile
 from heddle_dask.cli.rollout import rollout
 from heddle_dask.cli.show import show
@@ -31,6 +32,7 @@ heddle.add_command(rollout)
 heddle.add_command(show)
 heddle.add_command(doctor)
 heddle.add_command(simulate)
+heddle.add_command(plan)
 heddle.add_command(profile)
 heddle.add_command(bench)
 

@@ -51,6 +51,7 @@ DEFAULT_CONTEXT_TOKENS = 40_960
     "--warm/--cold", default=True, show_default=True, help="Predictors learn from other groups first."
 )
 @click.option("--html", type=click.Path(path_type=Path), default=None, help="Report on the first seed.")
+@click.option("--scheduler", default=None, help="Run on the workers of this Dask scheduler [default: here].")
 @shared_options
 def simulate(
     workload: str,
@@ -68,13 +69,16 @@ def simulate(
     tool_scale: float,
     warm: bool,
     html: Path | None,
+    scheduler: str | None,
     as_json: bool,
     seed: int,
 ) -> None:
     """Play rollouts in virtual time on a GPU cluster that need not exist, and show strategies side by side."""
+    from heddle_dask.cli.sweep_runs import play_jobs
     from heddle_dask.sim.clusters import cluster_of, with_choices
+    from heddle_dask.sim.plan import engines_in_words
     from heddle_dask.sim.report_html import html_report
-    from heddle_dask.sim.sweep import SimulatedWorkload, parse_arms, sweep
+    from heddle_dask.sim.sweep import SimulatedWorkload, parse_arms, sweep_jobs
 
     if html is not None:
         _check_writable(html)
@@ -83,21 +87,14 @@ def simulate(
     fleet = described.fleet(model, max_context_tokens=max_context_tokens)
     count = trajectories or max(samples, 100 * described.gpus // samples * samples)
     work = SimulatedWorkload(workload, count, samples, max_context_tokens, token_scale, tool_scale)
-    rollouts: list[SimulatedRollout] = []
-    total = len(arms) * seeds
     watched_seed = seed if html is not None else None
-    for one in sweep(work, fleet, arms, range(seed, seed + seeds), warm=warm, watched_seed=watched_seed):
-        rollouts.append(one)
-        click.echo(
-            f"{len(rollouts)}/{total}: {one.strategy}, seed {one.seed}: {one.makespan_s:,.1f} s, "
-            f"{one.bound_share:.1%} of the bound ({one.cpu_s:.1f} s of CPU)",
-            err=True,
-        )
+    jobs = sweep_jobs(work, fleet, arms, range(seed, seed + seeds), warm=warm, watched_seed=watched_seed)
+    rollouts = play_jobs(jobs, scheduler=scheduler, say=lambda line: click.echo(line, err=True))
     conditions = {
         "workload": workload,
         "cluster": cluster,
         "model": model,
-        "engines": _engines(described.degrees),
+        "engines": engines_in_words(described.degrees),
         "slots": fleet.engines[0][0].slots,
         "trajectories": count,
         "samples": samples,
@@ -120,10 +117,6 @@ def _check_writable(html: Path) -> None:
             pass
     except OSError as error:
         raise BadInput(f"--html {html}: {error.strerror}; give a file that can be written") from None
-
-
-def _engines(degrees: Sequence[int]) -> str:
-    return " + ".join(f"{degrees.count(d)} x TP{d}" for d in sorted(set(degrees), reverse=True))
 
 
 def _table(conditions: dict[str, object], rollouts: Sequence[SimulatedRollout]) -> list[str]:

@@ -28,7 +28,7 @@ def play_jobs(
     *,
     scheduler: str | None,
     say: Say,
-    label: Callable[[SimulationJob], str] = lambda job: job.arm.name,
+    names: Sequence[str] | None = None,
 ) -> list[SimulatedRollout]:
     """The rollout of each job, in the order of the jobs.
 
@@ -39,19 +39,19 @@ def play_jobs(
         the same version, and a trace file under the same path and with the same content.
     say
         Takes the lines about progress.
-    label
-        What these lines call a job.
+    names
+        What these lines call each job [default: its strategy].
 
     Raises
     ------
     BadInput
         As `sim.sweep.run_jobs`; no scheduler answers at the address, it goes away, or workers die of a job.
     """
-    progress = _Progress(len(jobs), say, label)
+    progress = _Progress(names or [job.arm.name for job in jobs], say)
     if scheduler is None:
         rollouts = []
-        for job, rollout in zip(jobs, run_jobs(jobs), strict=True):
-            progress.ended(job, rollout)
+        for number, rollout in enumerate(run_jobs(jobs)):
+            progress.ended(number, rollout)
             rollouts.append(rollout)
         return rollouts
     return asyncio.run(_play_on_cluster(jobs, scheduler, progress))
@@ -60,19 +60,21 @@ def play_jobs(
 class _Progress:
     """Counts rollouts that have ended, and reckons from the time they took."""
 
-    def __init__(self, total: int, say: Say, label: Callable[[SimulationJob], str]) -> None:
+    def __init__(self, names: Sequence[str], say: Say) -> None:
         self.say = say
-        self._total, self._label = total, label
+        self._names = names
         self._done = 0
         self._began_s = time.monotonic()
 
-    def ended(self, job: SimulationJob, one: SimulatedRollout) -> None:
+    def ended(self, number: int, one: SimulatedRollout) -> None:
+        """The job of that number has come to `one`."""
         self._done += 1
-        left = self._total - self._done
+        total = len(self._names)
+        left = total - self._done
         left_s = (time.monotonic() - self._began_s) / self._done * left
         rest = f"; about {duration(left_s)} left" if left else ""
         self.say(
-            f"{self._done}/{self._total}: {self._label(job)}, seed {job.seed}: {one.makespan_s:,.1f} s, "
+            f"{self._done}/{total}: {self._names[number]}, seed {one.seed}: {one.makespan_s:,.1f} s, "
             f"{one.bound_share:.1%} of the bound ({one.cpu_s:.1f} s of CPU){rest}"
         )
 
@@ -83,13 +85,14 @@ async def _play_on_cluster(
     # Dask and what a live rollout needs: seconds of imports.
     from heddle_dask.cli.cluster_choice import CONNECT_TIMEOUT_S, remote_client
 
-    pinned = [replace(job, workload=job.workload.pinned()) for job in jobs]
+    pins = {workload: workload.pinned() for workload in dict.fromkeys(job.workload for job in jobs)}
+    pinned = [replace(job, workload=pins[job.workload]) for job in jobs]
     async with remote_client(address, CONNECT_TIMEOUT_S) as client:
         resources = await _resources(client, len(jobs), address, progress.say)
         futures = [client.submit(run_job, job, pure=False, resources=resources) for job in pinned]
         waits = [
-            asyncio.ensure_future(_rollout(job, future, address, progress))
-            for job, future in zip(jobs, futures, strict=True)
+            asyncio.ensure_future(_rollout(number, future, address, progress))
+            for number, future in enumerate(futures)
         ]
         try:
             return list(await asyncio.gather(*waits))
@@ -99,7 +102,7 @@ async def _play_on_cluster(
             await asyncio.gather(*waits, return_exceptions=True)
 
 
-async def _rollout(job: SimulationJob, future: Any, address: str, progress: _Progress) -> SimulatedRollout:
+async def _rollout(number: int, future: Any, address: str, progress: _Progress) -> SimulatedRollout:
     """Wait for one rollout and report it."""
     from distributed import KilledWorker
     from distributed.client import FutureCancelledError
@@ -114,7 +117,7 @@ async def _rollout(job: SimulationJob, future: Any, address: str, progress: _Pro
         raise BadInput(
             f"the Dask scheduler at {address} has dropped the sweep ({error.reason}): see that it stays up"
         ) from None
-    progress.ended(job, rollout)
+    progress.ended(number, rollout)
     return rollout
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable
 
@@ -21,6 +22,8 @@ class SimulatedEngine:
         What it really costs; what strategies believe is another matter.
     on_admitted, on_ended
         Called at the virtual time at which that happens.
+    slot_s
+        See `sim.fleet.ControlDelays`; above 0, steps beyond the slots wait at the worker, by priority.
 
     Attributes
     ----------
@@ -37,6 +40,7 @@ class SimulatedEngine:
         time: VirtualTime,
         on_admitted: Callable[[SimulatedEngine, SimulatedJob], None],
         on_ended: Callable[[SimulatedEngine, SimulatedJob], None],
+        slot_s: float = 0.0,
     ) -> None:
         self.description = description
         self.kv_cache = CountedKvCache(description.kv_capacity_tokens or cost.capacity_tokens)
@@ -50,6 +54,10 @@ class SimulatedEngine:
         self._on_ended = on_ended
         self._armed_s = math.inf
         self._busy_since_s = math.inf
+        self._slot_s = slot_s
+        self._slots_held = 0
+        self._line: list[tuple[float, int, SimulatedJob]] = []
+        self._arrivals = 0
 
     @property
     def running(self) -> int:
@@ -63,12 +71,18 @@ class SimulatedEngine:
 
     def submit(self, job: SimulatedJob) -> None:
         """Take a job; an engine that is lost takes it and never answers."""
-        if not self.lost:
+        if self.lost:
+            return
+        if self._slot_s and job.step_index >= 0:
+            self._arrivals += 1
+            heapq.heappush(self._line, (job.priority, self._arrivals, job))
+            self._fill_slots()
+        else:
             self._settle(self._batch.submit(job, self._time.now_s))
 
     def abort(self, job: SimulatedJob) -> None:
-        """End a job early with the tokens that it has."""
-        if not self.lost:
+        """End a job early with the tokens that it has; live, one that still waits at the worker is not known there."""
+        if not self.lost and all(waiting is not job for _, _, waiting in self._line):
             self._settle(self._batch.abort(job, self._time.now_s))
 
     def lose(self) -> None:
@@ -94,12 +108,24 @@ class SimulatedEngine:
             self.prefilled_tokens += job.prompt_tokens - job.cached_tokens
             self._on_admitted(self, job)
         for job in ended:
+            if self._slot_s and job.step_index >= 0:
+                self._time.after(self._slot_s, self._free_slot)
             self._on_ended(self, job)
         self._note_busy()
         next_s = self._batch.next_s
         if next_s < math.inf and next_s != self._armed_s:
             self._armed_s = next_s
             self._time.at(next_s, self._tick, next_s)
+
+    def _fill_slots(self) -> None:
+        while self._line and self._slots_held < self.description.slots:
+            self._slots_held += 1
+            self._settle(self._batch.submit(heapq.heappop(self._line)[2], self._time.now_s))
+
+    def _free_slot(self) -> None:
+        self._slots_held -= 1
+        if not self.lost:
+            self._fill_slots()
 
     def _note_busy(self) -> None:
         idle = self._batch.running == 0

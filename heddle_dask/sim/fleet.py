@@ -28,6 +28,9 @@ class ControlDelays:
         From a tool's request to its start, and again from its end to the agent.
     predict_s
         From the end of a step to a prediction's arrival; those that ask meanwhile share the next call.
+    slot_s
+        From the end of a step in its engine until the next one that waited for its slot is there. Live, a worker holds
+        a slot until it has the answer, and only then sends the next request; 0: the line is the engine's own.
     """
 
     request_s: float = 0.0
@@ -35,12 +38,15 @@ class ControlDelays:
     report_s: float = 0.0
     action_s: float = 0.0
     predict_s: float = 0.0
+    slot_s: float = 0.0
 
     @classmethod
-    def measured(cls, step_added_s: float, action_added_s: float, predict_s: float = 2e-3) -> ControlDelays:
+    def measured(
+        cls, step_added_s: float, action_added_s: float, predict_s: float = 2e-3, slot_s: float = 0.0
+    ) -> ControlDelays:
         """From what ``heddle bench overhead`` says is added to a step and to an action."""
         third = step_added_s / 3
-        return cls(third, third, third, action_added_s / 2, predict_s)
+        return cls(third, third, third, action_added_s / 2, predict_s, slot_s)
 
 
 @dataclass(frozen=True, slots=True)

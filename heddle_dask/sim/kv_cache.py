@@ -43,8 +43,11 @@ class Held:
 
 @dataclass(slots=True)
 class _Prompt:
+    """A group's prompt, as long as the longest of its members' that came here; `computed_tokens` of it have KV."""
+
     tokens: int = 0
     users: int = 0
+    computed_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -111,10 +114,13 @@ class CountedKvCache:
         self._leave_idle((job.trajectory_id, False), computed_tokens - held.shared_tokens)
         prompt = self._prompts[job.group_id]
         prompt.users -= 1
+        prompt.computed_tokens = max(prompt.computed_tokens, min(held.shared_tokens, computed_tokens))
         if prompt.users == 0:
             self._used_tokens -= prompt.tokens
-            # What the last of a broken off prefill reserved, and nobody computed, holds nothing.
-            prompt.tokens = min(prompt.tokens, computed_tokens)
+            # A prefill that was broken off drops what it reserved and did not compute, as the emulated engine does.
+            broken_off = computed_tokens < held.shared_tokens
+            prompt.tokens = computed_tokens if broken_off else prompt.computed_tokens
+            prompt.computed_tokens = prompt.tokens
             self._leave_prompt(job.group_id, prompt.tokens)
         self._evict()
 
@@ -158,7 +164,8 @@ class CountedKvCache:
 
     def _shrink_prompt(self, group_id: str, tokens: int) -> None:
         if tokens:
-            self._prompts[group_id].tokens = tokens
+            prompt = self._prompts[group_id]
+            prompt.tokens = prompt.computed_tokens = tokens
         else:
             del self._prompts[group_id]
 

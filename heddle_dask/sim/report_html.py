@@ -18,7 +18,8 @@ _STYLE = (
     "body{font:14px sans-serif;max-width:1320px;margin:24px auto;padding:0 16px;color:#222}"
     "svg text{font:11px sans-serif;fill:#222}"
     "table{border-collapse:collapse}td,th{padding:3px 10px;text-align:right;border-bottom:1px solid #ddd}"
-    "td:first-child,th:first-child{text-align:left}.side{display:flex;flex-wrap:wrap;gap:24px}"
+    "td:first-child,th:first-child{text-align:left}.side{display:flex;flex-wrap:wrap;gap:0 24px}"
+    ".side section{max-width:620px}svg{max-width:100%;height:auto}"
 )
 
 
@@ -98,7 +99,7 @@ def _bounds(rollouts: Sequence[SimulatedRollout]) -> str:
     ]
     terms = (
         f"No strategy can be faster than {bound.seconds:,.1f} s: {bound.binding} (longest path {bound.path_s:,.1f} s, "
-        f"work {bound.work_s:,.1f} s, both {bound.combined_s:,.1f} s, tools {bound.tools_s:,.1f} s)."
+        f"work {bound.work_s:,.1f} s, both {bound.combined_s:,.1f} s, tools {bound.tools_s:,.1f} s): the dashed line."
     )
     return f"{bar_chart(bars, most=1.0)}<p>{terms}</p>"
 
@@ -149,4 +150,4 @@ def _timelines(rollouts: Sequence[SimulatedRollout]) -> list[str]:
         shown = names if len(names) <= _ROWS else [names[i * len(names) // _ROWS] for i in range(_ROWS)]
         tables.append([(name, means(one.timeline.running[name], until_s, _CELLS)) for name in shown])
     most = max((value for table in tables for _, cells in table for value in cells), default=1.0)
-    return [heat_map(table, most=most, x_most_s=until_s) for table in tables]
+    return [heat_map(table, most=most, x_most_s=until_s, unit="running requests") for table in tables]

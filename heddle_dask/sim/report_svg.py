@@ -11,7 +11,9 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 """Okabe and Ito's, which the colour-blind can tell apart."""
 
 _WIDTH, _HEIGHT = 620, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 26, 10, 40
+_NAMES, _TEXTS = 190, 140
+"""Of a bar: room for its name, and for what is written behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,41 +38,74 @@ def line_chart(lines: Sequence[Line], *, x_label: str, y_label: str) -> str:
 
 
 def bar_chart(bars: Sequence[tuple[str, float, str]], *, most: float) -> str:
-    """Horizontal bars: name, value, and what is written behind it."""
-    parts = []
+    """Horizontal bars: name, value, and what is written behind it; a line marks `most`."""
+    wide = _WIDTH - _NAMES - _TEXTS
+    height = 12 + 26 * len(bars)
+    mark = f'x1="{_NAMES + wide}" x2="{_NAMES + wide}" y1="0" y2="{height}"'
+    parts = [f'<line {mark} stroke="#666" stroke-dasharray="4 3"/>']
     for number, (name, value, text) in enumerate(bars):
         top = 6 + 26 * number
-        length = (_WIDTH - 330) * value / most if most > 0 else 0.0
+        length = wide * value / most if most > 0 else 0.0
         colour = COLOURS[number % len(COLOURS)]
         parts.append(f'<text x="0" y="{top + 13}">{escape(_short(name, 28))}</text>')
-        parts.append(f'<rect x="190" y="{top}" width="{length:.1f}" height="18" fill="{colour}"/>')
-        parts.append(f'<text x="{196 + length:.1f}" y="{top + 13}">{escape(text)}</text>')
-    return _svg(_WIDTH, 12 + 26 * len(bars), parts)
+        parts.append(f'<rect x="{_NAMES}" y="{top}" width="{length:.1f}" height="18" fill="{colour}"/>')
+        parts.append(f'<text x="{_NAMES + wide + 8}" y="{top + 13}">{escape(text)}</text>')
+    return _svg(_WIDTH, height, parts)
 
 
-def heat_map(rows: Sequence[tuple[str, Sequence[float]]], *, most: float, x_most_s: float) -> str:
-    """A row of cells each, white for 0 and dark for `most`; time runs to the right."""
+def heat_map(rows: Sequence[tuple[str, Sequence[float]]], *, most: float, x_most_s: float, unit: str) -> str:
+    """A row of cells each, white for 0 and dark for `most` of `unit`; time runs to the right.
+
+    Darkness grows with the square root: one of a hundred, the end of a tail, must still be seen.
+    """
     height = max(3, min(16, 480 // max(1, len(rows))))
     wide = _WIDTH - _LEFT - _RIGHT
+    every = math.ceil(10 / height)
     parts = []
     for number, (name, cells) in enumerate(rows):
         top = number * height
-        if height >= 10 or number % 8 == 0:
-            parts.append(f'<text x="{_LEFT - 6}" y="{top + 9}" text-anchor="end">{escape(name)}</text>')
-        width = wide / max(1, len(cells))
-        for cell, value in enumerate(cells):
-            if value > 0 and most > 0:
-                shade = min(1.0, value / most)
-                parts.append(
-                    f'<rect x="{_LEFT + cell * width:.1f}" y="{top}" width="{width + 0.3:.1f}" '
-                    f'height="{height - 0.5}" fill="#0072b2" fill-opacity="{shade:.3f}"/>'
-                )
+        if number % every == 0:
+            parts.append(
+                f'<text x="{_LEFT - 6}" y="{top + max(9, height - 4)}" text-anchor="end">'
+                f"{escape(_short(name, 10))}</text>"
+            )
+        parts += _cells(cells, top, height, wide, most)
     bottom = len(rows) * height
     parts.append(f'<text x="{_LEFT}" y="{bottom + 14}">0 s</text>')
     parts.append(
         f'<text x="{_WIDTH - _RIGHT}" y="{bottom + 14}" text-anchor="end">{_number(x_most_s)} s</text>'
     )
-    return _svg(_WIDTH, bottom + 20, parts)
+    parts.append(_shades(bottom + 22, most, unit))
+    return _svg(_WIDTH, bottom + 38, parts)
+
+
+def _cells(cells: Sequence[float], top: int, height: int, wide: int, most: float) -> list[str]:
+    width = wide / max(1, len(cells))
+    return [
+        # Crisp edges: half-covered pixels of neighbours would show as stripes.
+        f'<rect x="{_LEFT + cell * width:.2f}" y="{top}" width="{width:.2f}" height="{height - 0.5}" '
+        f'fill="#0072b2" fill-opacity="{_shade(value, most):.3f}" shape-rendering="crispEdges"/>'
+        for cell, value in enumerate(cells)
+        if value > 0 and most > 0
+    ]
+
+
+def _shade(value: float, most: float) -> float:
+    return math.sqrt(min(1.0, value / most))
+
+
+def _shades(top: int, most: float, unit: str) -> str:
+    """Which shade is how much: none, one, a quarter, and the most."""
+    parts = []
+    for number, value in enumerate((0.0, min(1.0, most), most / 4, most)):
+        x = _LEFT + 90 * number
+        parts.append(
+            f'<rect x="{x}" y="{top}" width="14" height="10" fill="#0072b2" stroke="#bbb" '
+            f'fill-opacity="{_shade(value, most) if most > 0 else 0:.3f}"/>'
+            f'<text x="{x + 20}" y="{top + 9}">{_number(value)}</text>'
+        )
+    parts.append(f'<text x="{_LEFT + 360}" y="{top + 9}">{escape(unit)}</text>')
+    return "".join(parts)
 
 
 def _axes(most_x: float, most_y: float, x_label: str, y_label: str) -> str:

@@ -1,12 +1,18 @@
-"""Strategies by seeds: which trajectories each seed draws, and what a warm predictor has seen before."""
+"""Strategies by seeds: which trajectories each seed draws, and what a warm predictor has seen before.
+
+A sweep is a list of jobs. A job is one rollout, whole and picklable, and what comes out depends on nothing else: it may
+run in this process or in any other (`cli.sweep_runs`), alone or after others, and gives the same figures.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.sim.bound import makespan_bound
+from heddle_dask.sim.bound import MakespanBound, makespan_bound
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.rollout import Arm, SimulatedRollout, check_fit, simulate
 from heddle_dask.strategies.presets import build_strategies
@@ -20,7 +26,13 @@ _OTHER_SEED = 1_000_003
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWorkload:
-    """What is drawn for each seed; the fields are those of `workloads.choice.load_workload`."""
+    """What is drawn for each seed; the fields are those of `workloads.choice.load_workload`.
+
+    Attributes
+    ----------
+    digest
+        SHA-256 that a trace file must have; empty: it is not looked at.
+    """
 
     name: str
     trajectories: int
@@ -28,6 +40,7 @@ class SimulatedWorkload:
     max_context_tokens: int
     token_scale: float = 1.0
     tool_scale: float = 1.0
+    digest: str = ""
 
     def drawn(self, seed: int) -> list[PlannedTrajectory]:
         """The trajectories of a seed.
@@ -35,9 +48,16 @@ class SimulatedWorkload:
         Raises
         ------
         BadInput
-            As `load_workload`.
+            As `load_workload`, or a file of another digest.
         """
         return self._load(self.trajectories, seed)
+
+    def foreseen(self, seed: int) -> list[PlannedTrajectory]:
+        """As many trajectories as `drawn` gives, of another draw: what is known before the rollout.
+
+        Of a trace file, recorded groups that `drawn` has may be among them.
+        """
+        return self._load(self.trajectories, seed + _OTHER_SEED)
 
     def others(self, seed: int) -> list[PlannedTrajectory]:
         """About `WARM_TRAJECTORIES` of groups that `drawn` of this seed does not have; under names of their own.
@@ -62,7 +82,26 @@ class SimulatedWorkload:
             for plan in found
         ]
 
+    def pinned(self) -> SimulatedWorkload:
+        """The same workload for another process: a trace file by its whole path, and with the digest it has now.
+
+        Raises
+        ------
+        BadInput
+            The file cannot be read.
+        """
+        if self.name in WORKLOADS:
+            return self
+        # A name that is no file is refused when it is loaded, with what is allowed.
+        path = Path(self.name)
+        return replace(self, name=str(path.resolve()), digest=_digest(path)) if path.is_file() else self
+
     def _load(self, trajectories: int, seed: int) -> list[PlannedTrajectory]:
+        if self.digest and Path(self.name).is_file() and _digest(Path(self.name)) != self.digest:
+            raise BadInput(
+                f"workload {self.name!r}: the file read here is not the one that the sweep was asked for: "
+                "give all workers the same file"
+            )
         return load_workload(
             self.name,
             trajectories=trajectories,
@@ -72,6 +111,26 @@ class SimulatedWorkload:
             tool_scale=self.tool_scale,
             max_context_tokens=self.max_context_tokens,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationJob:
+    """One rollout of a sweep.
+
+    Attributes
+    ----------
+    warm
+        Whether a learning predictor learns first, from `SimulatedWorkload.others`.
+    watched
+        Whether the rollout keeps its timeline.
+    """
+
+    workload: SimulatedWorkload
+    fleet: SimulatedFleet
+    arm: Arm
+    seed: int
+    warm: bool
+    watched: bool = False
 
 
 def parse_arms(text: str, overrides: Sequence[str] = ()) -> list[Arm]:
@@ -102,6 +161,51 @@ def parse_arms(text: str, overrides: Sequence[str] = ()) -> list[Arm]:
     return arms
 
 
+def sweep_jobs(
+    workload: SimulatedWorkload,
+    fleet: SimulatedFleet,
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+    *,
+    warm: bool,
+    watched_seed: int | None = None,
+) -> list[SimulationJob]:
+    """All arms of a seed over the same trajectories, seed by seed.
+
+    Parameters
+    ----------
+    watched_seed
+        The seed of which the rollouts keep their timelines.
+    """
+    return [
+        SimulationJob(workload, fleet, arm, seed, warm, watched=seed == watched_seed)
+        for seed in seeds
+        for arm in arms
+    ]
+
+
+def run_jobs(jobs: Iterable[SimulationJob]) -> Iterator[SimulatedRollout]:
+    """One rollout after the other, in the order of the jobs.
+
+    Neighbours of one workload and seed share what was drawn, so jobs are best sorted by these.
+
+    Raises
+    ------
+    BadInput
+        As `SimulatedWorkload.drawn` and `rollout.simulate`.
+    """
+    draw: _Draw | None = None
+    for job in jobs:
+        if draw is None or (draw.workload, draw.seed) != (job.workload, job.seed):
+            draw = _Draw(job.workload, job.seed)
+        yield draw.run(job)
+
+
+def run_job(job: SimulationJob) -> SimulatedRollout:
+    """One job alone; see `run_jobs`."""
+    return next(run_jobs([job]))
+
+
 def sweep(
     workload: SimulatedWorkload,
     fleet: SimulatedFleet,
@@ -111,39 +215,58 @@ def sweep(
     warm: bool,
     watched_seed: int | None = None,
 ) -> Iterator[SimulatedRollout]:
-    """One rollout after the other, all arms of a seed over the same trajectories.
+    """`run_jobs` of `sweep_jobs`."""
+    return run_jobs(sweep_jobs(workload, fleet, arms, seeds, warm=warm, watched_seed=watched_seed))
 
-    Parameters
-    ----------
-    warm
-        Whether learning predictors learn first, from `SimulatedWorkload.others`.
-    watched_seed
-        The seed of which the rollouts keep their timelines.
 
-    Raises
-    ------
-    BadInput
-        As `SimulatedWorkload.drawn` and `rollout.simulate`.
-    """
-    for seed in seeds:
-        plans = workload.drawn(seed)
-        check_fit(plans, fleet)
-        others = workload.others(seed) if warm else None
-        bound = makespan_bound(plans, fleet)
-        for arm in arms:
-            yield simulate(
-                arm.preset,
-                arm.overrides,
-                fleet,
-                plans,
-                seed=seed,
-                warm=others,
-                name=arm.name,
-                bound=bound,
-                watched=seed == watched_seed,
-            )
+class _Draw:
+    """What a seed drew, and what was found out about it for the jobs before."""
+
+    def __init__(self, workload: SimulatedWorkload, seed: int) -> None:
+        self.workload, self.seed = workload, seed
+        self._plans = workload.drawn(seed)
+        self._others: list[PlannedTrajectory] | None = None
+        self._bounds: list[tuple[SimulatedFleet, MakespanBound]] = []
+
+    def run(self, job: SimulationJob) -> SimulatedRollout:
+        check_fit(self._plans, job.fleet)
+        # Drawing them takes longer than many a rollout, so only for those who learn.
+        warm = job.warm and _learns(job.arm)
+        if warm and self._others is None:
+            self._others = self.workload.others(self.seed)
+        return simulate(
+            job.arm.preset,
+            job.arm.overrides,
+            job.fleet,
+            self._plans,
+            seed=job.seed,
+            warm=self._others if warm else None,
+            name=job.arm.name,
+            bound=self._bound(job.fleet),
+            watched=job.watched,
+        )
+
+    def _bound(self, fleet: SimulatedFleet) -> MakespanBound:
+        for known, bound in self._bounds:
+            if known is fleet:
+                return bound
+        bound = makespan_bound(self._plans, fleet)
+        self._bounds.append((fleet, bound))
+        return bound
+
+
+def _learns(arm: Arm) -> bool:
+    choice = build_strategies(arm.preset, overrides=arm.overrides).predictor
+    return choice is not None and choice.name != "oracle"
 
 
 def _recorded(group_id: str) -> str:
     """The name of a drawn group in its file."""
     return group_id.rpartition("~")[0]
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise BadInput(f"workload {str(path)!r}: {error.strerror}; give a file that can be read") from None

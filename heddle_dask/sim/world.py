@@ -100,7 +100,9 @@ class SimulatedWorld:
     def run(self) -> None:
         """Play until every trajectory has ended, or the walltime has."""
         for description, cost in self.fleet.engines:
-            engine = SimulatedEngine(description, cost, self.time, self._admitted, self._ended)
+            engine = SimulatedEngine(
+                description, cost, self.time, self._admitted, self._ended, self.fleet.delays.slot_s
+            )
             self.engines[description.engine_id] = engine
             self._tell(ev.EngineJoined(0.0, description))
         self._tell(ev.HostJoined(0.0, self.fleet.host))

@@ -1,0 +1,159 @@
+"""``heddle plan``: how many GPUs to ask for, and which engines to form of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.simulate import DEFAULT_CONTEXT_TOKENS
+from heddle_dask.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from heddle_dask.sim.plan import GpuBudget, PlayedCandidate
+    from heddle_dask.sim.rollout import Arm
+
+_COUNT = click.IntRange(min=1)
+
+
+@click.command("plan")
+@click.option("--workload", required=True, help="coding, search, math, or a trace FILE.")
+@click.option("--model", default="qwen3-14b", show_default=True, help="Name or directory with a config.json.")
+@click.option("--cluster", default="hopper64", show_default=True, help="Kind of GPUs: name or FILE.toml.")
+@click.option("--gpus", default=None, help="How many; several with commas [default: the cluster's].")
+@click.option("--strategy", default="heddle", show_default=True, help="Preset[:part=name,option=value:…].")
+@click.option("--set", "overrides", multiple=True, help="PART=NAME[,KEY=VALUE]...: replace a part of it.")
+@click.option("--seeds", type=_COUNT, default=3, show_default=True, help="How many, from --seed on.")
+@click.option(
+    "--trajectories",
+    type=_COUNT,
+    default=None,
+    help="[default: 100 for each GPU of the largest budget, in whole groups]",
+)
+@click.option("--samples", type=_COUNT, default=16, show_default=True, help="Trajectories a prompt.")
+@click.option("--slots", type=_COUNT, default=None, help="Of each engine [default: 100 for each GPU].")
+@click.option(
+    "--max-context-tokens",
+    type=click.IntRange(min=2),
+    default=DEFAULT_CONTEXT_TOKENS,
+    show_default=True,
+    help="Longest context of an engine.",
+)
+@click.option("--token-scale", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
+@click.option("--tool-scale", type=click.FloatRange(min=0), default=1.0, show_default=True)
+@click.option(
+    "--warm/--cold", default=True, show_default=True, help="Predictors learn from other groups first."
+)
+@click.option(
+    "--price-per-gpu-hour",
+    type=click.FloatRange(min=0),
+    default=None,
+    help="Says the cost in money too.",
+)
+@click.option("--scheduler", default=None, help="Run on the workers of this Dask scheduler [default: here].")
+@shared_options
+def plan(
+    workload: str,
+    model: str,
+    cluster: str,
+    gpus: str | None,
+    strategy: str,
+    overrides: tuple[str, ...],
+    seeds: int,
+    trajectories: int | None,
+    samples: int,
+    slots: int | None,
+    max_context_tokens: int,
+    token_scale: float,
+    tool_scale: float,
+    warm: bool,
+    price_per_gpu_hour: float | None,
+    scheduler: str | None,
+    as_json: bool,
+    seed: int,
+) -> None:
+    """Say which model-parallel degrees suit a workload, a model and a number of GPUs, and what the rollout costs.
+
+    Every feasible uniform degree and the mix that the search for degrees picks are played in virtual time.
+    """
+    from heddle_dask.cli.plan_tables import plan_json, plan_lines
+    from heddle_dask.cli.sweep_runs import play_jobs
+    from heddle_dask.sim.clusters import cluster_of, with_choices
+    from heddle_dask.sim.plan import budget_of, jobs_of, played_of, works_of
+    from heddle_dask.sim.sweep import SimulatedWorkload
+
+    if price_per_gpu_hour is not None and not math.isfinite(price_per_gpu_hour):
+        raise BadInput(f"--price-per-gpu-hour {price_per_gpu_hour}: use a number from 0 up")
+    arm = _one_arm(strategy, overrides)
+    described = with_choices(cluster_of(cluster), tp=None, slots=slots)
+    numbers = [described.gpus] if gpus is None else _numbers(gpus)
+    count = trajectories or max(samples, 100 * max(numbers) // samples * samples)
+    work = SimulatedWorkload(workload, count, samples, max_context_tokens, token_scale, tool_scale)
+    foreseen = works_of(work.foreseen(seed))
+    budgets = [
+        budget_of(described, number, model, foreseen, max_context_tokens=max_context_tokens, seed=seed)
+        for number in numbers
+    ]
+    _check_feasible(budgets, model)
+    each_seed = range(seed, seed + seeds)
+    names = [f"{b.gpus} GPUs, {c.engines}" for _ in each_seed for b in budgets for c in b.candidates]
+    jobs = jobs_of(budgets, work, arm, each_seed, warm=warm)
+    rollouts = play_jobs(jobs, scheduler=scheduler, say=_say, names=names)
+    played: list[list[PlayedCandidate]] = played_of(budgets, rollouts)
+    conditions: dict[str, object] = {
+        "workload": workload,
+        "cluster": cluster,
+        "gpu": described.gpu,
+        "model": model,
+        "strategy": arm.name,
+        "trajectories": count,
+        "samples": samples,
+        "slots": described.slots or "100 per GPU",
+        "max_context_tokens": max_context_tokens,
+        "predictor": "warm" if warm else "cold",
+        "seeds": seeds,
+    }
+    for line in plan_lines(conditions, budgets, played, price_per_gpu_hour):
+        click.echo(line, err=as_json)
+    if as_json:
+        print_json(plan_json(conditions, budgets, played, price_per_gpu_hour))
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _one_arm(strategy: str, overrides: Sequence[str]) -> Arm:
+    from heddle_dask.sim.sweep import parse_arms
+
+    arms = parse_arms(strategy, overrides)
+    if len(arms) > 1:
+        raise BadInput(
+            f"--strategy {strategy} names {len(arms)}: plan with one, compare with `heddle simulate`"
+        )
+    return arms[0]
+
+
+def _numbers(text: str) -> list[int]:
+    """Budgets in the order given, each once."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise BadInput(f"--gpus {text!r}: use whole numbers of at least 1, for example 8 or 8,16,32")
+    return list(dict.fromkeys(numbers))
+
+
+def _check_feasible(budgets: Sequence[GpuBudget], model: str) -> None:
+    """Refuse when no budget has a candidate: say why of the degree that came nearest, the largest of the last."""
+    if any(budget.candidates for budget in budgets):
+        return
+    last = budgets[-1]
+    degree = max(degree for degree in last.refused if degree <= last.gpus)
+    name = Path(model).name or model
+    raise BadInput(f"{name} fits no engine that {last.gpus} GPUs can form: {last.refused[degree]}")

@@ -1,0 +1,258 @@
+"""Capacity planning: the fleets that a budget of GPUs can form for a model, and what played rollouts say of each.
+
+Candidates of a budget are every uniform degree at which the model fits, with as many engines as there is room for, and
+the degrees that `strategies.parallelism.choose_degrees` picks for the work of a draw that is not played: what would be
+predicted before the rollout. Its quick estimate stands beside the simulated makespan; only the latter decides.
+
+Degrees are the powers of two within a node, since the search needs degrees that divide one another.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.cost.published import model_of
+from heddle_dask.sim.clusters import Cluster
+from heddle_dask.sim.fleet import SimulatedFleet
+from heddle_dask.sim.rollout import Arm, SimulatedRollout
+from heddle_dask.sim.sweep import SimulatedWorkload, SimulationJob
+from heddle_dask.strategies.parallelism.choice import choose_degrees
+from heddle_dask.strategies.parallelism.degrees import Budget
+from heddle_dask.strategies.partition.work import Work
+from heddle_dask.strategies.partition.work_plan import WorkEngine
+from heddle_dask.workloads.planned import PlannedTrajectory
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A fleet that a budget can form.
+
+    Attributes
+    ----------
+    degrees
+        Of its engines, from the largest to the smallest.
+    searched
+        Whether `choose_degrees` picked it.
+    by_work_s
+        Its makespan by the work model alone; infinite where some trajectory's context fits no engine of it.
+    """
+
+    degrees: tuple[int, ...]
+    fleet: SimulatedFleet
+    searched: bool
+    by_work_s: float
+
+    @property
+    def engines(self) -> str:
+        """The engines in words: ``2 x TP4 + 8 x TP1``."""
+        return engines_in_words(self.degrees)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBudget:
+    """What a number of GPUs can form.
+
+    Attributes
+    ----------
+    candidates
+        Uniform ones from the largest degree to the smallest, then the mix of the search, if it is one.
+    refused
+        Why a uniform degree is out, by degree.
+    """
+
+    gpus: int
+    candidates: tuple[Candidate, ...]
+    refused: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedCandidate:
+    """A candidate of a budget, and its rollouts: one for each seed, in the same order for all candidates."""
+
+    gpus: int
+    candidate: Candidate
+    rollouts: tuple[SimulatedRollout, ...]
+
+    @property
+    def makespan_s(self) -> float:
+        """Median over the seeds."""
+        return statistics.median(one.makespan_s for one in self.rollouts)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Sampled tokens over makespan, median over the seeds."""
+        return statistics.median(one.tokens_per_s for one in self.rollouts)
+
+    @property
+    def trajectories_per_h(self) -> float:
+        """By the median makespan."""
+        return self.rollouts[0].trajectories / self.makespan_s * HOUR_S
+
+    @property
+    def gpu_hours_per_thousand(self) -> float:
+        """GPU hours per thousand trajectories: all GPUs of the budget, idle ones too, until the last one ends."""
+        return 1000 * self.gpus / self.trajectories_per_h
+
+    @property
+    def bound_share(self) -> float:
+        """Lower bound of this fleet over makespan, median over the seeds."""
+        return statistics.median(one.bound_share for one in self.rollouts)
+
+    @property
+    def path_share(self) -> float:
+        """Longest trajectory alone on the quickest engine over makespan, median over the seeds.
+
+        Near 1 no further engine helps.
+        """
+        return statistics.median(one.bound.path_s / one.makespan_s for one in self.rollouts)
+
+    def figures(self, price_per_gpu_hour: float | None) -> dict[str, object]:
+        """A JSON-able row; equal inputs give equal rows. Unknown is null."""
+        spans = [one.makespan_s for one in self.rollouts]
+        hours = self.gpu_hours_per_thousand
+        by_work_s = self.candidate.by_work_s
+        return {
+            "degrees": list(self.candidate.degrees),
+            "engines": len(self.candidate.degrees),
+            "searched": self.candidate.searched,
+            "makespan_s": round(self.makespan_s, 3),
+            "makespan_least_s": round(min(spans), 3),
+            "makespan_most_s": round(max(spans), 3),
+            "by_work_s": round(by_work_s, 3) if by_work_s < math.inf else None,
+            "tokens_per_s": round(self.tokens_per_s, 1),
+            "trajectories_per_h": round(self.trajectories_per_h, 1),
+            "gpu_hours_per_thousand": round(hours, 4),
+            "price_per_thousand": None
+            if price_per_gpu_hour is None
+            else round(hours * price_per_gpu_hour, 4),
+            "bound_share": round(self.bound_share, 4),
+            "path_share": round(self.path_share, 4),
+            "rows": [one.figures() for one in self.rollouts],
+        }
+
+
+def engines_in_words(degrees: Sequence[int]) -> str:
+    """Engines counted by degree, largest degree first."""
+    return " + ".join(f"{degrees.count(d)} x TP{d}" for d in sorted(dict.fromkeys(degrees), reverse=True))
+
+
+def works_of(trajectories: Iterable[PlannedTrajectory]) -> list[Work]:
+    """What each trajectory asks of an engine that holds nothing of it yet.
+
+    The context is the mean over its life, so that `Work.area` is exactly what its decoding reads.
+    """
+    works = []
+    for one in trajectories:
+        context, area, tokens, observed = one.prompt_tokens, 0.0, 0, 0
+        for step in one.steps:
+            area += step.generated_tokens * (context + step.generated_tokens / 2)
+            tokens += step.generated_tokens
+            observed += step.observation_tokens
+            context += step.generated_tokens + step.observation_tokens
+        works.append(
+            Work(
+                group=one.group_id,
+                decode_tokens=float(tokens),
+                context_tokens=max(0.0, area / tokens - tokens / 2),
+                shared_tokens=float(one.prompt_tokens),
+                # Nobody reads what comes behind the last step.
+                prefill_tokens=float(observed - one.steps[-1].observation_tokens),
+                tool_s=one.tools_s,
+            )
+        )
+    return works
+
+
+def budget_of(
+    cluster: Cluster, gpus: int, model: str, works: Sequence[Work], *, max_context_tokens: int, seed: int
+) -> GpuBudget:
+    """The candidates of `gpus` GPUs of the kind that `cluster` has; its own number and degrees do not matter.
+
+    Parameters
+    ----------
+    works
+        What the search is told of the rollout.
+    seed
+        Of the search.
+
+    Raises
+    ------
+    BadInput
+        An unknown model or GPU, no GPU, or nothing to do. That no degree is feasible is in `GpuBudget.refused`.
+    """
+    if gpus < 1:
+        raise BadInput(f"a budget of {gpus} GPUs: give at least 1")
+    shape = model_of(model)
+    fleets: dict[int, SimulatedFleet] = {}
+    refused: dict[int, str] = {}
+    for degree in _powers_of_two(cluster.gpus_per_node):
+        try:
+            formed = replace(cluster, gpus=gpus, tp=degree)
+            fleets[degree] = formed.fleet(shape, max_context_tokens=max_context_tokens)
+        except BadInput as error:
+            refused[degree] = str(error)
+    if not fleets:
+        return GpuBudget(gpus, (), refused)
+    sites = {degree: _site(fleet) for degree, fleet in fleets.items()}
+    found = choose_degrees(works, Budget(gpus, cluster.gpus_per_node, tuple(sites)), sites, seed=seed)
+    candidates = [
+        Candidate(degrees, fleet, searched=degrees == found.degrees, by_work_s=found.uniform[degree])
+        for degree, fleet in fleets.items()
+        for degrees in [tuple(spec.tp_degree for spec, _ in fleet.engines)]
+    ]
+    if not any(one.searched for one in candidates):
+        fleet = replace(cluster, gpus=gpus, tp=found.degrees).fleet(
+            shape, max_context_tokens=max_context_tokens
+        )
+        candidates.append(Candidate(found.degrees, fleet, searched=True, by_work_s=found.seconds))
+    return GpuBudget(gpus, tuple(candidates), refused)
+
+
+def jobs_of(
+    budgets: Sequence[GpuBudget], workload: SimulatedWorkload, arm: Arm, seeds: Sequence[int], *, warm: bool
+) -> list[SimulationJob]:
+    """Every candidate of every budget with every seed, seed by seed."""
+    return [
+        SimulationJob(workload, candidate.fleet, arm, seed, warm)
+        for seed in seeds
+        for budget in budgets
+        for candidate in budget.candidates
+    ]
+
+
+def played_of(
+    budgets: Sequence[GpuBudget], rollouts: Sequence[SimulatedRollout]
+) -> list[list[PlayedCandidate]]:
+    """The candidates of each budget with their rollouts, given those of `jobs_of` in its order."""
+    places = [(budget, candidate) for budget in budgets for candidate in budget.candidates]
+    played = iter(
+        PlayedCandidate(budget.gpus, candidate, tuple(rollouts[place :: len(places)]))
+        for place, (budget, candidate) in enumerate(places)
+    )
+    return [[next(played) for _ in budget.candidates] for budget in budgets]
+
+
+def ranked(played: Iterable[PlayedCandidate]) -> list[PlayedCandidate]:
+    """The candidates of one budget, the one to choose first: earliest median end, then fewest engines."""
+    return sorted(played, key=lambda one: (one.makespan_s, len(one.candidate.degrees)))
+
+
+def ratios_by_seed(one: PlayedCandidate, other: PlayedCandidate) -> list[float]:
+    """Makespans of `other` over those of `one`, seed by seed: both ran the same trajectories."""
+    return [b.makespan_s / a.makespan_s for a, b in zip(one.rollouts, other.rollouts, strict=True)]
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [1 << exponent for exponent in reversed(range(most.bit_length()))]
+
+
+def _site(fleet: SimulatedFleet) -> WorkEngine:
+    """One engine of a uniform fleet, as the search knows it."""
+    spec, cost = fleet.engines[0]
+    return WorkEngine(cost, spec.slots)
