@@ -35,6 +35,16 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 @click.option(
     "--kv-transfer", is_flag=True, help="Engines hand over KV caches (a core per CPU engine spins for it)."
 )
+@click.option(
+    "--degrees",
+    default=None,
+    help="auto, or GPUs of each engine, such as 2,1,1; --engines are then the workers that share them, one GPU each.",
+)
+@click.option(
+    "--cost",
+    default=None,
+    help="What an engine costs: a profile, a table of `heddle profile`, or a TOML file (docs/cost.md).",
+)
 @click.option("--strategy", default="sticky-least-loaded", show_default=True, help="Preset.")
 @click.option("--set", "overrides", multiple=True, help="PART=NAME[,KEY=VALUE]...: replace a part of it.")
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="RUN.zarr [default: in runs/].")

@@ -25,6 +25,7 @@ from heddle_dask.cli.cluster_choice import (
     remote_client,
     workers_joined,
 )
+from heddle_dask.cli.degree_options import parsed_cost, parsed_degrees
 from heddle_dask.cli.interrupts import Interrupts
 from heddle_dask.cli.model_choice import chosen_model, context_limit
 from heddle_dask.cli.one_line import EXIT_TERMINATED
@@ -57,6 +58,8 @@ class RolloutOrder:
     engines: int
     slots: int
     kv_transfer: bool
+    degrees: str | None
+    cost: str | None
     strategy: str
     overrides: tuple[str, ...]
     out: Path | None
@@ -123,6 +126,8 @@ class _Run:
         if order.cluster is not None:
             self.shape = self.shape.overlaid(order.cluster, order.given)
         build_strategies(order.strategy, seed=order.seed, overrides=order.overrides)
+        self.degrees = parsed_degrees(order.degrees)
+        self.cost = parsed_cost(order.cost)
         check_out(self.out, order.mode)
         self.environment = _environment(order)
         self.model = chosen_model(order.model, order.engine)
@@ -200,6 +205,8 @@ class _Run:
             engines=self.shape.engines if order.scheduler is None or "engines" in order.given else None,
             slots=self.shape.slots,
             kv_transfer=order.kv_transfer,
+            degrees=self.degrees,
+            cost=self.cost,
             strategy=order.strategy,
             overrides=order.overrides,
             samples=order.samples,

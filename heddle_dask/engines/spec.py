@@ -49,6 +49,9 @@ class EngineSpec:
     kv_transfer
         True: the engine can hand the KV cache of a context to another one and take one over
         (`EngineClient.export_kv` and `import_kv`); vLLM then runs with its NIXL connector.
+    devices
+        The GPUs of a GPU build of vLLM by name (``CUDA_VISIBLE_DEVICES``); none: those that its owner sees. Others run
+        where they are.
 
     Raises
     ------
@@ -71,6 +74,7 @@ class EngineSpec:
     cpu_threads: int = 1
     emulation: Mapping[str, Any] | None = None
     kv_transfer: bool = False
+    devices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in ENGINE_KINDS:
@@ -89,6 +93,11 @@ class EngineSpec:
                 raise BadInput(f"engine {name} is {value!r}: use a whole number of at least {least}")
         if not isinstance(self.kv_transfer, bool):
             raise BadInput(f"engine kv_transfer is {self.kv_transfer!r}: use true or false")
+        if self.devices and len(self.devices) != self.tp_degree:
+            named = ", ".join(self.devices)
+            raise BadInput(
+                f"engine devices are {named}: name {self.tp_degree}, one for each of tp_degree, or none"
+            )
         for name in ("kv_cache_gib", "time_scale"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 < value < math.inf:
@@ -98,6 +107,7 @@ class EngineSpec:
         """A JSON-able mapping from which `from_mapping` makes an equal spec."""
         mapping = asdict(self)
         mapping["extra_args"] = list(self.extra_args)
+        mapping["devices"] = list(self.devices)
         return mapping
 
     @classmethod
@@ -118,4 +128,5 @@ class EngineSpec:
             raise BadInput(f"engine spec lacks {', '.join(missing)}")
         values = dict(mapping)
         values["extra_args"] = tuple(mapping.get("extra_args", ()))
+        values["devices"] = tuple(mapping.get("devices", ()))
         return cls(**values)

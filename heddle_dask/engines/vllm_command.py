@@ -134,6 +134,8 @@ def vllm_command(
         env["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(spec.kv_cache_gib))
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         env["OMP_NUM_THREADS"] = str(spec.cpu_threads)
+    elif spec.devices:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.devices)
     if spec.kv_transfer:
         assert side_channel_port is not None, "an engine that hands over KV needs a side channel"
         argv += ["--kv-transfer-config", json.dumps(_kv_transfer_config(build), separators=(",", ":"))]

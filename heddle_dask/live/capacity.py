@@ -64,7 +64,7 @@ async def wait_for_capacity(
     while True:
         capacity: Mapping[str, Any] = await dask.call_scheduler(client, "heddle_capacity")
         waited_s = time.monotonic() - began_s
-        missing = _missing_workers(capacity, engines)
+        missing = missing_workers(capacity, engines)
         if missing:
             if waited_s > patience.workers_s:
                 raise BadInput(f"{missing}; waited {waited_s:.0f} s")
@@ -85,7 +85,7 @@ async def wait_for_capacity(
         await asyncio.sleep(_POLL_S)
 
 
-def _missing_workers(capacity: Mapping[str, Any], engines: int | None) -> str:
+def missing_workers(capacity: Mapping[str, Any], engines: int | None) -> str:
     """One line that says which workers are missing; empty when there are enough."""
     total, tagged = capacity["workers"], capacity["engine_workers"]
     if tagged < (engines or 1):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,11 @@ class EngineHost:
         Directory that all owners on this machine share; left-over engines of dead owners are found there.
     on_trouble
         Called with one line when a start failed; the host tries again after its back-off.
+
+    Attributes
+    ----------
+    start_s
+        Seconds that the latest start took, until the engine answered.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class EngineHost:
         self._records = records
         self._task: asyncio.Task[None] | None = None
         self._process: EngineProcess | None = None
+        self.start_s = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -113,11 +120,13 @@ class EngineHost:
 
     async def _live_once(self, process: EngineProcess) -> bool:
         """Run one incarnation to its end; True when it ever was ready."""
+        began_s = time.monotonic()
         try:
             url = await process.start(self.watch.start_timeout_s)
         except EngineStartError as error:
             self._on_trouble(str(error))
             return False
+        self.start_s = time.monotonic() - began_s
         client = EngineClient(url)
         try:
             self._on_ready(client, await client.describe())

@@ -22,7 +22,9 @@ from heddle_dask.live import _dask_internals as dask
 from heddle_dask.live.batch import Batch
 from heddle_dask.live.capacity import Patience, wait_for_capacity
 from heddle_dask.live.control_channel import ControlChannel
-from heddle_dask.live.driver import Driver, attempts_of
+from heddle_dask.live.degree_specs import DegreeSpecs
+from heddle_dask.live.degrees import AskedDegrees, EngineDegrees, degrees_to_price
+from heddle_dask.live.driver import Attempt, Driver, attempts_of
 from heddle_dask.live.resume import unfinished
 from heddle_dask.live.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
 from heddle_dask.live.rollout_worker import RolloutWorker
@@ -53,11 +55,18 @@ class Rollout:
     engine
         ``"vllm"``, ``"emulated"``, or a whole `EngineSpec`.
     engines
-        How many engines must answer before the run starts; None: one on every worker tagged ``ENGINE``.
+        How many engines must answer before the run starts; None: one on every worker tagged ``ENGINE``. With `degrees`:
+        how many workers that can host one must be there.
     slots, kv_transfer
         Of engines named by kind: most sequences at once, and whether they hand over KV caches to one another.
+    degrees
+        GPUs of each engine. None: every worker hosts an engine as `engine` says. A list, such as ``[2, 1, 1]``: these,
+        on the GPUs that the workers of each node share. ``"auto"``: before each batch, those under which it is expected
+        to end earliest. `slots` are those of an engine of the degree in `engine` (1). If given, may be changed
+        between runs; see ``docs/degrees.md``.
     cost
-        What one engine is believed to cost (`cost.engine_cost.cost_from_mapping`); None: an emulated engine's own cost,
+        What one engine is believed to cost (`cost.engine_cost.cost_from_mapping`), or that by degree
+        (``{"1": …, "2": …}``); an emulated engine named by kind takes it, too. None: an emulated engine's own cost,
         else the profile that strategies name.
     strategy, overrides
         Preset, and ``part=name[,option=value]`` that replace parts of it.
@@ -90,6 +99,7 @@ class Rollout:
         engines: int | None = None,
         slots: int = 8,
         kv_transfer: bool = False,
+        degrees: AskedDegrees = None,
         cost: Mapping[str, Any] | None = None,
         strategy: str = "sticky-least-loaded",
         overrides: Sequence[str] = (),
@@ -116,7 +126,7 @@ class Rollout:
         self.spec = (
             engine
             if isinstance(engine, EngineSpec)
-            else _engine_spec(engine, str(model), slots, kv_transfer, self.budget, seed)
+            else _engine_spec(engine, str(model), slots, kv_transfer, self.budget, seed, cost)
         )
         self.model = str(model)
         self.samples = samples
@@ -125,12 +135,24 @@ class Rollout:
         self._mode: WriteMode = mode
         self._strategy = strategy
         self._overrides = tuple(overrides)
-        believed = cost if cost is not None else self.spec.cost
-        self._cost = None if believed is None else {"of": dict(believed), "tp_degree": self.spec.tp_degree}
+        self.degrees = degrees
+        specs = DegreeSpecs(self.spec, cost)
+        self._cost = specs.described(degrees_to_price(degrees))
         self._engines = engines
         self._patience = patience or Patience()
         self._metadata = dict(metadata or {})
         self._on_progress = on_progress
+        self._engine_degrees: EngineDegrees | None = None
+        if degrees is not None:
+            self._engine_degrees = EngineDegrees(
+                client,
+                specs,
+                engines=engines,
+                patience=self._patience,
+                max_context_tokens=self.budget.max_context_tokens,
+                seed=seed,
+                note=on_progress,
+            )
         self._session: str | None = None
         self._writer: RunWriter | None = None
         self._channel: ControlChannel | None = None
@@ -187,6 +209,11 @@ class Rollout:
             "finished": driver.finished if driver is not None else 0,
             "tokens": driver.live_tokens if driver is not None else 0,
         }
+
+    @property
+    def running_degrees(self) -> tuple[int, ...]:
+        """Degrees of the engines that run, from the largest to the smallest; empty where no degrees were asked for."""
+        return () if self._engine_degrees is None else self._engine_degrees.running
 
     def close(self) -> Any:
         """End the session, stop the engines, close the store."""
@@ -256,15 +283,18 @@ class Rollout:
                 await self._open()
             services = self._services()
             assert self._channel is not None
-            driver = Driver(self.client, services, self.environment, self._writer, self._channel.failed)
-            self._driver = driver
             number = self._next_batch()
             prefix = f"b{number}/" if number else ""
             attempts = attempts_of(self.environment.name, chosen, self.samples, self.seed, prefix)
             if self._mode == "resume" and self._writer is not None:
                 attempts = unfinished(attempts, self._writer)
+            await self._provide_degrees(attempts)
+            driver = Driver(self.client, services, self.environment, self._writer, self._channel.failed)
+            self._driver = driver
             self._batch_began_s = services.clock()
             async for record in driver.run(attempts):
+                if self._engine_degrees is not None:
+                    self._engine_degrees.finished(record)
                 yield record
             await self._channel.refresh()
             self._moves = self._channel.counts.get("moves", {})
@@ -314,7 +344,8 @@ class Rollout:
         dask.shorten_own_interval(self.client, STREAM_INTERVAL_S)
         await self._open_session()
         await self._provide_workers()
-        await wait_for_capacity(self.client, self._engines, self._patience, self._on_progress)
+        if self._engine_degrees is None:
+            await wait_for_capacity(self.client, self._engines, self._patience, self._on_progress)
 
     def _check_template(self, on_progress: Callable[[str], None]) -> None:
         """Say so when the template would rewrite history; the record keeps what was sampled all the same."""
@@ -350,8 +381,23 @@ class Rollout:
             await self.client.register_plugin(ToolWorker())
         models = {(kind, model) for _, _, _, kind, model in capacity["engines"]}
         self._owns_engines = models != {(self.spec.kind, self.spec.model)}
-        if self._owns_engines:
+        if self._engine_degrees is not None:
+            assert self._session is not None
+            await self._engine_degrees.open(self._session, self._owns_engines)
+        elif self._owns_engines:
             await self.client.register_plugin(RolloutWorker(self.spec))
+
+    async def _provide_degrees(self, attempts: Sequence[Attempt]) -> None:
+        """Engines at the degrees asked for, before the first step of a batch."""
+        if self._engine_degrees is None:
+            if self.degrees is not None:
+                raise BadInput(
+                    "degrees were not given when this rollout opened: give them to `Rollout` itself"
+                )
+        elif attempts:
+            decision = await self._engine_degrees.provide(self.degrees, attempts)
+            if self._writer is not None:
+                self._writer.journal("degrees", decision)
 
     def _next_batch(self) -> int:
         if self._writer is not None and self._mode != "resume":
@@ -420,7 +466,13 @@ def _environment(env: object) -> Environment:
 
 
 def _engine_spec(
-    kind: str, model: str, slots: int, kv_transfer: bool, budget: Budget, seed: int
+    kind: str,
+    model: str,
+    slots: int,
+    kv_transfer: bool,
+    budget: Budget,
+    seed: int,
+    cost: Mapping[str, Any] | None,
 ) -> EngineSpec:
     return EngineSpec(
         kind=kind,  # type: ignore[arg-type]
@@ -429,6 +481,7 @@ def _engine_spec(
         kv_transfer=kv_transfer,
         max_model_len=budget.max_context_tokens,
         seed=seed,
+        cost=cost if kind == "emulated" else None,
     )
 
 

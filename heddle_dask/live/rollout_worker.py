@@ -3,6 +3,9 @@
 The plugin takes effect on workers that carry the resource ``ENGINE``. It starts the engine in the background,
 publishes ``LLM = slots`` when the engine answers, and withdraws it when the engine is gone; a step that finds
 no engine ends as data (``"engine-lost"``) and is asked for again by the driver.
+
+A plugin that waits for orders starts nothing by itself: the scheduler says which engine this worker hosts, if any, and
+may say another one between rollouts (`live.seating`).
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ import numpy as np
 from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
+from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.contract import (
@@ -32,6 +37,7 @@ from heddle_dask.engines.contract import (
 )
 from heddle_dask.engines.priority import engine_priority
 from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.vllm_command import installed_vllm_build
 from heddle_dask.live import _dask_internals as dask
 from heddle_dask.live.context_cache import EMPTY, Context, ContextCache
 from heddle_dask.live.context_mover import ContextMover
@@ -52,6 +58,16 @@ PLUGIN_NAME = "heddle-rollout-worker"
 TELL_STARTED_AFTER_S = 0.005
 
 
+def visible_gpus(spec: EngineSpec, environ: Mapping[str, str]) -> Sequence[str]:
+    """The GPUs that this process sees, by name; none where it does not say, or where the engine uses none."""
+    try:
+        if spec.kind != "vllm" or installed_vllm_build() != "gpu":
+            return []
+    except BadInput:
+        return []  # no vLLM at all: the start of the engine says so
+    return [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+
+
 async def run_step(call: StepCall) -> StepResult:
     """The Dask task of one LLM step. Runs on the worker's event loop and takes no thread."""
     worker = get_worker()
@@ -65,13 +81,19 @@ class RolloutWorker(WorkerPlugin):
     """Hosts an engine on every worker tagged ``ENGINE``.
 
     Register with ``client.register_plugin(RolloutWorker(spec))`` or by ``--preload workers.rollout_worker``.
+
+    Parameters
+    ----------
+    waits
+        True: no engine is started before the scheduler orders one; `spec` then says of which kind they will be.
     """
 
     name = PLUGIN_NAME
 
-    def __init__(self, spec: EngineSpec, watch: Watch | None = None) -> None:
+    def __init__(self, spec: EngineSpec, watch: Watch | None = None, *, waits: bool = False) -> None:
         self.spec = spec
         self.watch = watch
+        self.waits = waits
         self.worker: Worker | None = None
         self._reports: dict[Any, dict[str, Any]] = {}
         self._client: EngineClient | None = None
@@ -84,6 +106,10 @@ class RolloutWorker(WorkerPlugin):
         collect_seldom()
         self.engine_id = ""
         self._incarnations = 0
+        self._host: EngineHost | None = None
+        self._hosts = 0
+        self._torn_down = False
+        self._changing = asyncio.Lock()
         self._contexts = ContextCache()
         self._outbox = Outbox()
         self._mover = ContextMover(self, self._contexts, self._tell)
@@ -94,6 +120,7 @@ class RolloutWorker(WorkerPlugin):
             rpc={
                 "heddle_context": self.serve_context,
                 "heddle_export": self._mover.export,
+                "heddle_seat": self.take_seat,
                 STEP_RESULTS: self._outbox.take,
             },
             stream={
@@ -103,21 +130,19 @@ class RolloutWorker(WorkerPlugin):
             },
         )
         dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
-        self._host = EngineHost(
-            self.spec,
-            Path(worker.local_directory) / "heddle",
-            on_ready=self._on_ready,
-            on_lost=self._on_lost,
-            on_trouble=self._on_trouble,
-            records=Path(tempfile.gettempdir()) / f"heddle-engines-{os.getuid()}",
-            watch=self.watch,
-        )
-        self._host.start()
+        if self.waits:
+            self._tell(self._introduction())
+        else:
+            self._start_engine(self.spec)
 
     async def teardown(self, worker: Worker) -> None:
         """Stop the engine."""
         if self.worker is not None:
-            await self._host.stop()
+            self._torn_down = True
+            async with self._changing:
+                if self._host is not None:
+                    await self._host.stop()
+                    self._host = None
             if self.engine_id:
                 self._on_lost("it was stopped")
             await worker.set_resources(**{SLOT_RESOURCE: 0})
@@ -128,6 +153,50 @@ class RolloutWorker(WorkerPlugin):
         return self._client
 
     # -- the engine's life -------------------------------------------------------------------------
+
+    def _introduction(self) -> dict[str, Any]:
+        """What the scheduler must know to order an engine here."""
+        assert self.worker is not None
+        return {
+            "op": "heddle-seat",
+            "name": str(self.worker.name),
+            "node": socket.gethostname(),
+            "units": max(1, int(self.worker.state.total_resources[ENGINE_RESOURCE])),
+            "gpus": visible_gpus(self.spec, os.environ),
+        }
+
+    def _start_engine(self, spec: EngineSpec) -> None:
+        assert self.worker is not None
+        self.spec = spec
+        self._hosts += 1
+        self._host = EngineHost(
+            spec,
+            Path(self.worker.local_directory) / "heddle" / f"host-{self._hosts}",
+            on_ready=self._on_ready,
+            on_lost=self._on_lost,
+            on_trouble=self._on_trouble,
+            records=Path(tempfile.gettempdir()) / f"heddle-engines-{os.getuid()}",
+            watch=self.watch,
+        )
+        self._host.start()
+
+    async def take_seat(self, spec: Mapping[str, Any] | None) -> bool:
+        """RPC of the scheduler: end the engine; then start the one that is described, if any."""
+        async with self._changing:
+            await self._vacate()
+            if spec is not None and not self._torn_down:
+                self._start_engine(EngineSpec.from_mapping(spec))
+        return True
+
+    async def _vacate(self) -> None:
+        """End the engine, if there is one. The scheduler, which asked for it, knows that it is gone."""
+        if self._host is None:
+            return
+        assert self.worker is not None
+        host, self._host = self._host, None
+        self.engine_id, self._client = "", None
+        await host.stop()
+        await self.worker.set_resources(**{SLOT_RESOURCE: 0})
 
     def _on_ready(self, client: EngineClient, info: EngineInfo) -> None:
         self._incarnations += 1
@@ -152,7 +221,8 @@ class RolloutWorker(WorkerPlugin):
                 self.spec.kv_transfer,
             ]
             model = [self.spec.kind, self.spec.model]
-            self._tell({"op": "heddle-engine-ready", "engine": facts, "model": model})
+            start_s = 0.0 if self._host is None else self._host.start_s
+            self._tell({"op": "heddle-engine-ready", "engine": facts, "model": model, "start_s": start_s})
 
     def _on_lost(self, reason: str) -> None:
         # The slots stay published: steps that are queued here must start, find no engine and end as data.

@@ -31,6 +31,7 @@ from heddle_dask.core.nouns import (
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.live import _dask_internals as dask
 from heddle_dask.live.dispatcher import Dispatcher
+from heddle_dask.live.forecast import forecast
 from heddle_dask.live.messages import (
     ACTION_PREFIX,
     ENGINE_RESOURCE,
@@ -42,9 +43,11 @@ from heddle_dask.live.messages import (
 )
 from heddle_dask.live.places import Places
 from heddle_dask.live.prediction import Predictions
+from heddle_dask.live.seating import Seating
 from heddle_dask.live.session import Session
 from heddle_dask.live.warm_start import warm_predictor
 from heddle_dask.predictors.chosen import build_predictor
+from heddle_dask.predictors.contract import Predictor
 from heddle_dask.strategies.presets import strategies_of_run
 
 PLUGIN_NAME = "heddle"
@@ -83,6 +86,8 @@ class HeddleScheduler(SchedulerPlugin):
     def __init__(self) -> None:
         self.session: Session | None = None
         self._places = Places()
+        self._seating = Seating(self._tell_seat, self._retire)
+        self._predictor: Predictor | None = None
 
     async def start(self, scheduler: Scheduler) -> None:
         """Add our RPC and stream handlers."""
@@ -96,9 +101,13 @@ class HeddleScheduler(SchedulerPlugin):
                 "heddle_updates": self.updates,
                 "heddle_close": self.close_session,
                 "heddle_capacity": self.capacity,
+                "heddle_seats": self._seating.seats,
+                "heddle_reseat": self._seating.reseat,
+                "heddle_forecast": self.forecast,
             },
             stream={
                 "heddle-ended": self.on_trajectories_ended,
+                "heddle-seat": self._seating.on_seat,
                 "heddle-engine-ready": self.on_engine_ready,
                 "heddle-engine-lost": self.on_engine_lost,
                 "heddle-engine-trouble": self.on_engine_trouble,
@@ -141,6 +150,7 @@ class HeddleScheduler(SchedulerPlugin):
         if self.session is not None:
             self.session.close()
         self.session = Session(session, client_id, Controller(strategies))
+        self._predictor = predictor
         if predictor is not None:
             answer = functools.partial(self.on_prediction, session)
             self.session.predictions = Predictions(
@@ -185,6 +195,11 @@ class HeddleScheduler(SchedulerPlugin):
             if live.predictions is not None:
                 live.predictions.know(facts[0], known_tokens)
             self._feed(ev.TrajectorySubmitted(live.now(), TrajectorySpec(*facts)))
+
+    async def forecast(self, session: str, trajectories: Sequence[Sequence[Any]]) -> Mapping[str, Any]:
+        """What the session's predictor says of trajectories that were not submitted yet; see `live.forecast`."""
+        self._session(session)
+        return {"guesses": await forecast(self._predictor, trajectories)}
 
     async def updates(self, session: str, wait_s: float) -> Mapping[str, Any]:
         """Long poll of the driver: notices, journal lines, counts, and the latched failure if any."""
@@ -251,6 +266,7 @@ class HeddleScheduler(SchedulerPlugin):
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """A worker left or died: its engine and its host are lost with all that ran there."""
+        self._seating.forget_worker(worker)
         engines, hosts = self._places.forget_worker(worker)
         for engine_id in engines:
             self._lost(ev.EngineLost, engine_id, reason="its worker left", stranded=True)
@@ -291,9 +307,12 @@ class HeddleScheduler(SchedulerPlugin):
 
     # -- messages of workers and driver ------------------------------------------------------------
 
-    def on_engine_ready(self, worker: str, engine: Sequence[Any], model: Sequence[str]) -> None:
+    def on_engine_ready(
+        self, worker: str, engine: Sequence[Any], model: Sequence[str], start_s: float = 0.0
+    ) -> None:
         """An engine on `worker` answers; a new incarnation gets a new id. `model`: kind and directory."""
         spec = EngineDescription(*engine)
+        self._seating.started(spec.tp_degree, start_s)
         if self._places.add_engine(worker, spec, model):
             dask.shorten_worker_interval(self.scheduler, worker, STREAM_INTERVAL_S)
             self._joined(ev.EngineJoined, spec)
@@ -325,6 +344,17 @@ class HeddleScheduler(SchedulerPlugin):
         assert self.session is not None
         self.session.notify("engine-lost", engine_id, reason)
         self._feed(ev.EngineLost(self.session.now(), engine_id, reason, stranded=False))
+
+    def _retire(self, worker: str) -> None:
+        """The engine of this worker ends on purpose: a fact for the controller, and no news for the driver."""
+        self._places.trouble.pop(worker, None)
+        for engine_id, (address, _) in list(self._places.engines.items()):
+            if address == worker:
+                del self._places.engines[engine_id]
+                self._lost(ev.EngineLost, engine_id, reason="its worker changes degree", stranded=False)
+
+    async def _tell_seat(self, worker: str, spec: Mapping[str, Any] | None) -> None:
+        await self.scheduler.rpc(worker).heddle_seat(spec=spec)
 
     def on_engine_trouble(self, worker: str, message: str) -> None:
         """An engine did not start; told to drivers that wait for capacity."""

@@ -129,7 +129,9 @@ def strategies_of_run(described: Mapping[str, Any]) -> StrategySet:
     strategies = build_strategies(described["strategy"], seed=described["seed"], overrides=overrides)
     cost = described.get("cost")
     if cost is not None:
-        tell_costs(strategies, {cost["tp_degree"]: cost_from_mapping(cost["of"], cost["tp_degree"])})
+        forms = {int(degree): form for degree, form in cost.get("by_degree", {}).items()}
+        forms.setdefault(cost["tp_degree"], cost["of"])
+        tell_costs(strategies, {degree: cost_from_mapping(form, degree) for degree, form in forms.items()})
     return strategies
 
 

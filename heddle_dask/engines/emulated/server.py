@@ -36,6 +36,7 @@ class EmulatedServer:
         traits = traits_of(spec)
         self._spec = spec
         self._engine = EmulatedEngine(spec, traits)
+        self._kv_blocks = traits.kv_capacity_tokens // BLOCK_TOKENS
         self._transfers = KvTransfers(spec, traits.emulation, self._engine, port)
         self._faults = traits.faults
         self._received = 0
@@ -93,7 +94,7 @@ class EmulatedServer:
         config = {
             "scheduler_config": {"max_num_seqs": self._spec.slots},
             "parallel_config": {"tensor_parallel_size": self._spec.tp_degree},
-            "cache_config": {"block_size": BLOCK_TOKENS},
+            "cache_config": {"block_size": BLOCK_TOKENS, "num_gpu_blocks": self._kv_blocks},
             "kv_transfer_config": self._transfers.config,
         }
         return web.json_response({"vllm_config": config})

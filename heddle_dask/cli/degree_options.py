@@ -1,0 +1,51 @@
+"""``--degrees`` and ``--cost`` of ``heddle rollout``, from text to what `Rollout` takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from heddle_dask.cli.shared_options import read_toml
+from heddle_dask.core.errors import BadInput
+from heddle_dask.cost.engine_cost import profile_names
+from heddle_dask.cost.measured import table_names
+
+
+def parsed_degrees(text: str | None) -> Literal["auto"] | tuple[int, ...] | None:
+    """``auto``, or whole numbers with commas between.
+
+    Raises
+    ------
+    BadInput
+        It is neither.
+    """
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) >= 1 for part in parts):
+        raise BadInput(f"--degrees is {text!r}: use 'auto' or whole numbers of at least 1, such as 2,1,1")
+    return tuple(int(part) for part in parts)
+
+
+def parsed_cost(text: str | None) -> dict[str, Any] | None:
+    """A cost in a form of `cost_from_mapping`: a shipped profile, a measured table, or what a TOML file holds.
+
+    Raises
+    ------
+    BadInput
+        There is no such profile, table or file.
+    """
+    if text is None:
+        return None
+    if text in profile_names():
+        return {"profile": text}
+    if text in table_names() or text.endswith(".json"):
+        return {"table": text if text in table_names() else str(Path(text).resolve())}
+    if text.endswith(".toml"):
+        return read_toml(Path(text), "--cost")
+    raise BadInput(
+        f"--cost {text!r} is unknown: give a profile ({', '.join(profile_names())}), a table "
+        f"({', '.join(table_names()) or 'FILE.json'}) or a TOML file"
+    )

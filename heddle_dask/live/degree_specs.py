@@ -1,0 +1,166 @@
+"""An engine at another degree: its spec, and what it is believed to cost.
+
+`slots` of a spec are scaled with the degree: an engine of twice the GPUs has twice the memory and takes twice as many
+sequences. A cost is known at a degree if it is given for that degree (``{"1": {…}, "2": {…}}``), or if its form says
+how it changes with the degree (a profile, shapes of model and GPU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.cost.engine_cost import EngineCost, cost_from_mapping
+from heddle_dask.cost.model_config import read_config
+from heddle_dask.engines.emulated.traits import DEFAULT_COST, traits_of
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.strategies.partition.work_plan import WorkEngine
+
+# What the search may choose from; a node has at most so many GPUs.
+POWERS = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class DegreeSpecs:
+    """One engine spec, made at any degree.
+
+    Attributes
+    ----------
+    spec
+        The engine as asked for, at its own degree.
+    cost
+        What it is believed to cost, in one of the forms of `cost_from_mapping`, or one of them by degree; None: an
+        emulated engine's own, of a real one nothing is known.
+    """
+
+    spec: EngineSpec
+    cost: Mapping[str, Any] | None = None
+
+    def at(self, degree: int, gpus: Iterable[str] = ()) -> EngineSpec:
+        """The spec of an engine of `degree` on these GPUs.
+
+        Raises
+        ------
+        BadInput
+            The degree does not divide the model's heads, or an emulated engine's cost is not known there.
+        """
+        self._check_heads(degree)
+        own = self.spec.cost
+        if self.spec.kind == "emulated":
+            own = cost_at(DEFAULT_COST if own is None else own, degree, self.spec.tp_degree)
+        slots = max(1, self.spec.slots * degree // self.spec.tp_degree)
+        return replace(self.spec, tp_degree=degree, slots=slots, cost=own, devices=tuple(gpus))
+
+    def engine(self, degree: int) -> WorkEngine:
+        """Believed cost, in real seconds, and slots of an engine of `degree`.
+
+        Raises
+        ------
+        BadInput
+            Its cost is not known, or its memory holds no whole context.
+        """
+        spec = self.at(degree)
+        believed = spec.cost if self.cost is None else cost_at(self.cost, degree, self.spec.tp_degree)
+        if believed is None:
+            raise BadInput(
+                "degrees 'auto' need to know what an engine costs: give a cost (a profile, a table that "
+                "`heddle profile` wrote, shapes of model and GPU)"
+            )
+        cost = cost_from_mapping(believed, degree)
+        if spec.kind == "emulated":
+            cost = replace(_slower(cost, spec.time_scale), capacity_tokens=traits_of(spec).kv_capacity_tokens)
+        if cost.capacity_tokens < spec.max_model_len:
+            raise BadInput(
+                f"an engine of degree {degree} has KV memory for {cost.capacity_tokens} tokens, fewer than a context "
+                f"of {spec.max_model_len}: use a larger degree or a shorter context"
+            )
+        return WorkEngine(cost, spec.slots)
+
+    def engines(self) -> dict[int, WorkEngine]:
+        """For each power of two at which one can be, cost and slots of an engine.
+
+        Raises
+        ------
+        BadInput
+            There is none; the reason is that of the spec's own degree.
+        """
+        found: dict[int, WorkEngine] = {}
+        refusals: dict[int, BadInput] = {}
+        for degree in dict.fromkeys((self.spec.tp_degree, *POWERS)):
+            try:
+                found[degree] = self.engine(degree)
+            except BadInput as error:
+                refusals[degree] = error
+        if not found:
+            raise refusals[self.spec.tp_degree]
+        return {degree: found[degree] for degree in sorted(found) if degree in POWERS} or found
+
+    def described(self, degrees: Iterable[int]) -> dict[str, Any] | None:
+        """The cost as a run's store describes it: `of` at `tp_degree`, and by each of `degrees` where it is known."""
+        cost = self.spec.cost if self.cost is None else self.cost
+        if cost is None:
+            return None
+        known: dict[int, dict[str, Any]] = {}
+        for degree in degrees:
+            try:
+                form = dict(cost_at(cost, degree, self.spec.tp_degree))
+                cost_from_mapping(form, degree)
+            except BadInput:
+                continue  # an engine of that degree will be refused, or does not fit
+            known[degree] = form
+        own = self.spec.tp_degree
+        if not known:
+            return {"of": dict(cost), "tp_degree": own}
+        at = own if own in known else min(known)
+        return {"of": known[at], "tp_degree": at, "by_degree": {str(d): form for d, form in known.items()}}
+
+    def _check_heads(self, degree: int) -> None:
+        if self.spec.kind != "vllm" or not Path(self.spec.model).is_dir():
+            return
+        heads = read_config(self.spec.model).get("num_attention_heads")
+        if isinstance(heads, int) and heads % degree:
+            raise BadInput(
+                f"degree {degree} does not divide the {heads} attention heads of {self.spec.model}: use one that does"
+            )
+
+
+def cost_at(cost: Mapping[str, Any], degree: int, known_degree: int) -> Mapping[str, Any]:
+    """The form of `cost` that holds at `degree`; one that is not by degree holds at `known_degree` at least.
+
+    Raises
+    ------
+    BadInput
+        It is not known at that degree.
+    """
+    if _by_degree(cost):
+        given: dict[str, Mapping[str, Any]] = {str(name): form for name, form in cost.items()}
+        if str(degree) not in given:
+            listed = ", ".join(given)
+            raise BadInput(f"the cost of an engine of degree {degree} is not given, only of {listed}: add it")
+        return given[str(degree)]
+    if degree != known_degree and cost_from_mapping(cost, degree) == _or_none(cost, known_degree):
+        # Terms, and seconds per token, say nothing of degrees: the same cost comes out for each.
+        raise BadInput(
+            f"the cost of an engine of degree {degree} is not known, only that of degree {known_degree}: give a "
+            "profile or shapes of model and GPU as cost, or a cost for each degree"
+        )
+    return cost
+
+
+def _or_none(cost: Mapping[str, Any], degree: int) -> EngineCost | None:
+    try:
+        return cost_from_mapping(cost, degree)
+    except BadInput:
+        return None  # the model does not fit at that degree
+
+
+def _by_degree(cost: Mapping[str, Any]) -> bool:
+    return bool(cost) and all(str(key).isdigit() for key in cost)
+
+
+def _slower(cost: EngineCost, scale: float) -> EngineCost:
+    seconds = {name: value * scale for name, value in cost.to_mapping().items() if name.endswith("_s")}
+    return replace(cost, **seconds)

@@ -1,0 +1,33 @@
+"""What a session's predictor says of trajectories before their first step, asked by the driver."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from heddle_dask.predictors.contract import Predictor
+from heddle_dask.predictors.features import Progress
+
+# Who answers from nothing, or from what an oracle has not been told yet, predicts nothing.
+_LEARNT = ("xgboost", "group history", "prompt only")
+
+
+async def forecast(predictor: Predictor | None, specs: Sequence[Sequence[Any]]) -> list[list[float]]:
+    """Median and 0.9 quantile of the tokens of each trajectory; empty without a predictor that has learnt.
+
+    Parameters
+    ----------
+    specs
+        Fields of `TrajectorySpec`.
+    """
+    if predictor is None or not specs:
+        return []
+    rows = [
+        Progress(name, group, domain=domain, prompt_tokens=prompt_tokens, context_tokens=prompt_tokens)
+        for name, group, _, domain, prompt_tokens in specs
+    ]
+    answers = await asyncio.to_thread(predictor.predict, rows)
+    if any(answer.source not in _LEARNT for answer in answers):
+        return []
+    return [[answer.remaining_tokens, answer.remaining_tokens_q90] for answer in answers]
