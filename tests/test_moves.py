@@ -136,7 +136,9 @@ def test_a_tool_that_returns_while_the_context_moves_waits_and_is_placed_once() 
     assert isinstance(step, StartStep)
     assert (step.engine_id, step.step_index) == (E2, 1)
     totals = stage.controller.moves.totals["transfer"]
-    assert (totals.exposed, totals.exposed_s, totals.late) == (1, 10.0, 1), "0.5 s of moving in a tool call of 90"
+    assert (totals.exposed, totals.exposed_s, totals.late) == (1, 10.0, 1), (
+        "0.5 s of moving in a tool call of 90"
+    )
     stage.late(ev.MoveEnded, *move_facts(move))
 
 

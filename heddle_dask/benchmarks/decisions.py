@@ -42,6 +42,7 @@ TOKEN_S = 0.02
 HOSTS, HOST_CPUS = 16, 512
 _PREDICTION_S, _MOVE_S, _STOP_S, _TURN_S = 0.05, 0.3, 0.02, 0.01
 PER_STEP = "all of one step"
+EVERY_EVENT = "every event"
 FIRST_PLAN = "first plan"
 
 
@@ -53,7 +54,7 @@ class DecisionRow:
     ----------
     event
         Name of the event; ``"all of one step"``: every event of a trajectory from one step's request to before the
-        next; ``"first plan"``: the first request after all were submitted, once.
+        next; ``"every event"``: of any kind; ``"first plan"``: the first request after all were submitted, once.
     count
         How many were measured.
     """
@@ -314,6 +315,8 @@ def measure_decisions(
             world.play(events)
             for event in sorted(world.spent_ns):
                 yield row(event, world.spent_ns[event])
+            every = [ns for event, spent in world.spent_ns.items() if event != PER_STEP for ns in spent]
+            yield row(EVERY_EVENT, every)
 
 
 def _rows(preset: str, engines: int, trajectories: int) -> Callable[[str, Sequence[int]], DecisionRow]:

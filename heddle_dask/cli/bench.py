@@ -7,8 +7,10 @@ import uvloop
 
 from heddle_dask.cli.bench_decisions import decisions
 from heddle_dask.cli.bench_degrees import degrees
+from heddle_dask.cli.bench_fidelity import fidelity
 from heddle_dask.cli.bench_kv import kv_transfer
 from heddle_dask.cli.bench_live import live
+from heddle_dask.cli.bench_paper import paper
 from heddle_dask.cli.bench_placement import placement
 from heddle_dask.cli.bench_predictor import predictor
 from heddle_dask.cli.bench_scale import scale
@@ -24,7 +26,9 @@ def bench() -> None:
 
 bench.add_command(decisions)
 bench.add_command(degrees)
+bench.add_command(fidelity)
 bench.add_command(live)
+bench.add_command(paper)
 bench.add_command(placement)
 bench.add_command(predictor)
 bench.add_command(scale)

@@ -1,0 +1,200 @@
+"""Where the seconds of a rollout went, live and simulated in the same words.
+
+`benchmarks.fidelity` compares makespans; these say why two of them differ.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+from heddle_dask.benchmarks.live import LiveRow, Workload
+from heddle_dask.environments.base import Context, Task
+from heddle_dask.environments.replay import ReplayEnvironment
+from heddle_dask.live.context import LiveContext
+from heddle_dask.records.trajectory import ActionRecord, StepRecord
+from heddle_dask.sim.rollout import SimulatedRollout
+from heddle_dask.sim.timeline import Curve
+from heddle_dask.workloads.planned import PlannedTrajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One live trajectory: from its admission to its end, in seconds of this process's clock."""
+
+    began_s: float
+    ended_s: float
+    steps: tuple[StepRecord, ...]
+    actions: tuple[ActionRecord, ...]
+
+
+class WatchedReplay(ReplayEnvironment):
+    """A replay that keeps what its trajectories met, in order of their ends."""
+
+    def __init__(self, workload: Workload, salt: str) -> None:
+        super().__init__(
+            workload.trace, token_scale=workload.token_scale, tool_scale=workload.tool_scale, salt=salt
+        )
+        self.lives: list[Life] = []
+
+    async def solve(self, task: Task, ctx: Context) -> float | None:
+        """Replay one trajectory."""
+        assert isinstance(ctx, LiveContext)
+        began_s = time.perf_counter()
+        reward = await super().solve(task, ctx)
+        self.lives.append(Life(began_s, time.perf_counter(), tuple(ctx.steps), tuple(ctx.actions)))
+        return reward
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedWorkload(Workload):
+    """A workload whose replays can be looked at afterwards: `replays`, in order of their making."""
+
+    replays: list[WatchedReplay] = field(default_factory=list, compare=False)
+
+    def environment(self, salt: str = "") -> WatchedReplay:
+        """A fresh environment over the file; another salt makes up other tokens."""
+        replay = WatchedReplay(self, salt)
+        self.replays.append(replay)
+        return replay
+
+    def in_order(self, planned: Sequence[PlannedTrajectory]) -> list[PlannedTrajectory]:
+        """The plans as a live run submits them: in the order of its tasks, under the ids of their only attempts."""
+        by_id = {plan.trajectory_id: plan for plan in planned}
+        names = [task.task_id for task in self.environment().tasks(self.tasks, self.seed)]
+        return [replace(by_id[name], trajectory_id=f"{name}/0") for name in names]
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Where the seconds of a run went. Seconds are means over its trajectories, but for those of a step.
+
+    Attributes
+    ----------
+    admitted_s
+        From the first admission to its own.
+    life_s
+        From its admission to its end: the sum of the next three.
+    engine_s, tools_s, between_s
+        In batches of engines; in tools; and neither: in queues and on the way.
+    queue_s
+        Of `between_s`, waiting for steps to begin. Live it holds the way back from the worker too, simulated it ends
+        with the admission to the batch.
+    step_s
+        Seconds in the batch of one step.
+    held_s
+        Seconds for which a step holds its slot beside that: between worker and engine. Simulated: all that a slot
+        stands empty between two steps, the worker's own turn included.
+    steps
+        In all.
+    prefilled_tokens, cached_tokens
+        Prompt tokens computed and found in caches. Live, the prefilled tokens of steps that were stopped are not known
+        and left out.
+    preemptions, moves
+        Steps stopped, contexts moved.
+    """
+
+    admitted_s: float
+    life_s: float
+    engine_s: float
+    tools_s: float
+    between_s: float
+    queue_s: float
+    step_s: float
+    held_s: float
+    steps: int
+    prefilled_tokens: float
+    cached_tokens: float
+    preemptions: float
+    moves: float
+
+
+def spent_live(lives: Sequence[Life], row: LiveRow) -> Spent:
+    """Where the seconds of a live run went."""
+    steps = [step for life in lives for step in life.steps]
+    engine_s = sum(_in_batch_s(step) for step in steps)
+    first_s = min(life.began_s for life in lives)
+    whole = [step for step in steps if step.preemptions == 0]
+    return _spent(
+        trajectories=len(lives),
+        steps=len(steps),
+        admitted_s=sum(life.began_s - first_s for life in lives),
+        life_s=sum(life.ended_s - life.began_s for life in lives),
+        engine_s=engine_s,
+        tools_s=sum(action.run_s for life in lives for action in life.actions),
+        queue_s=sum(step.queue_s for step in steps),
+        held_s=sum(step.finished_s - step.submitted_s - step.queue_s for step in steps) - engine_s,
+        prefilled_tokens=sum(step.prompt_tokens - step.cached_tokens for step in whole),
+        cached_tokens=sum(step.cached_tokens for step in steps),
+        preemptions=row.preemptions,
+        moves=_moves(row.moves),
+    )
+
+
+def spent_simulated(run: SimulatedRollout, planned: Sequence[PlannedTrajectory], slot_s: float) -> Spent:
+    """Where the seconds of a watched simulated run went; `slot_s` is that of its control plane."""
+    assert run.timeline is not None
+    steps = sum(len(plan.steps) for plan in planned)
+    began_s = first_admission_s(run)
+    life_s = _area(run.timeline.active, run.makespan_s)
+    return _spent(
+        trajectories=len(planned),
+        steps=steps,
+        admitted_s=sum(run.finished_s) - life_s - began_s * len(planned),
+        life_s=life_s,
+        engine_s=sum(_area(curve, run.makespan_s) for curve in run.timeline.running.values()),
+        tools_s=sum(plan.tools_s for plan in planned),
+        queue_s=sum(run.waited_s),
+        held_s=steps * slot_s,
+        prefilled_tokens=run.prefilled_tokens,
+        cached_tokens=run.cached_tokens,
+        preemptions=run.preemptions,
+        moves=_moves(run.moves),
+    )
+
+
+def first_admission_s(run: SimulatedRollout) -> float:
+    """Virtual seconds until the first trajectory of a watched run was admitted: live makespans begin there."""
+    assert run.timeline is not None
+    return next(at for at, active in run.timeline.active if active)
+
+
+def mean_spent(spent: Sequence[Spent]) -> Spent:
+    """Means over runs of one arm."""
+    names = [name for name in Spent.__slots__ if name != "steps"]
+    means = {name: round(fmean(getattr(one, name) for one in spent), 4) for name in names}
+    return Spent(steps=spent[0].steps, **means)
+
+
+def _spent(*, trajectories: int, steps: int, **totals: float) -> Spent:
+    """From sums over all trajectories."""
+    means = {
+        name: round(totals.pop(name) / trajectories, 4)
+        for name in ("admitted_s", "life_s", "engine_s", "tools_s", "queue_s")
+    }
+    between_s = round(means["life_s"] - means["engine_s"] - means["tools_s"], 4)
+    step_s = round(means["engine_s"] * trajectories / steps, 4)
+    held_s = round(totals.pop("held_s") / steps, 5)
+    return Spent(**means, between_s=between_s, step_s=step_s, held_s=held_s, steps=steps, **totals)
+
+
+def _in_batch_s(step: StepRecord) -> float:
+    """Seconds of a live step in batches.
+
+    The engine does not say of a part that was stopped before its first token: then all that was no waiting.
+    """
+    said_s = step.prefill_s + step.decode_s
+    return step.finished_s - step.submitted_s - step.queue_s if math.isnan(said_s) else said_s
+
+
+def _moves(moves: Mapping[str, Mapping[str, float]]) -> float:
+    return sum(totals["started"] for totals in moves.values())
+
+
+def _area(curve: Curve, until_s: float) -> float:
+    """Integral of a step curve."""
+    ends = [at for at, _ in curve[1:]] + [until_s]
+    return sum(number * max(0.0, end - at) for (at, number), end in zip(curve, ends, strict=True))

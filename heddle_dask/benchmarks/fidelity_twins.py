@@ -1,0 +1,136 @@
+"""A live fleet and its simulated counterpart: same number, slots and context, same cost, same control plane.
+
+Nothing here is fitted to a makespan: engines cost what their profile or their measured table says, and what the
+control plane adds is what ``heddle bench overhead`` measured.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from heddle_dask.benchmarks.live import Fleet, fleet_of
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.ids import EngineId
+from heddle_dask.core.nouns import EngineDescription
+from heddle_dask.cost.engine_cost import EngineCost
+from heddle_dask.cost.measured import MeasuredTable
+from heddle_dask.cost.published import model_of
+from heddle_dask.sim.clusters import ACTION_ADDED_S, STEP_ADDED_S
+from heddle_dask.sim.fleet import ControlDelays, SimulatedFleet
+
+
+@dataclass(frozen=True, slots=True)
+class Twins:
+    """A live fleet and its simulated counterpart."""
+
+    live: Fleet
+    simulated: SimulatedFleet
+
+
+def twins_of(
+    kind: str,
+    model: str,
+    engines: int,
+    slots: int,
+    *,
+    profile: str,
+    table: str,
+    time_scale: float,
+    max_context_tokens: int,
+    delays: ControlDelays,
+) -> Twins:
+    """Engines of one kind, live and simulated.
+
+    Parameters
+    ----------
+    profile, time_scale
+        Of emulated engines: their cost, and real seconds for each of its seconds. Strategies believe the unscaled cost,
+        live and simulated.
+    table
+        Of vLLM engines: what was measured of one, by name or file; strategies believe it.
+    delays
+        Of the control plane. vLLM's own way of a request (`TableFit.request_s`) comes on top: half of it before the
+        engine, half behind, and it is part of what a slot stands empty.
+
+    Raises
+    ------
+    BadInput
+        Unknown kind, profile or table, or a table of another model.
+    """
+    fleet = fleet_of(
+        kind,
+        model,
+        engines,
+        slots,
+        profile=profile,
+        time_scale=time_scale,
+        kv_transfer=False,
+        max_model_len=max_context_tokens,
+    )
+    if kind == "emulated":
+        cost, told_tokens = _scaled(fleet.cost, time_scale), fleet.cost.capacity_tokens
+    else:
+        measured = MeasuredTable.load(table)
+        measured.check(model_of(model), fleet.spec.tp_degree)
+        fit = measured.fit()
+        cost, told_tokens = fit.cost, measured.capacity_tokens
+        fleet = replace(fleet, cost=cost)
+        delays = _with_request(delays, fit.request_s)
+    described = [
+        EngineDescription(
+            EngineId(f"engine-{number}"), slots, max_context_tokens, kv_capacity_tokens=told_tokens
+        )
+        for number in range(engines)
+    ]
+    simulated = SimulatedFleet(
+        tuple((description, cost) for description in described), delays=delays, believed={1: fleet.cost}
+    )
+    return Twins(fleet, simulated)
+
+
+def delays_of(overhead: Path | None, trajectories: int) -> ControlDelays:
+    """What the control plane adds, from the JSON of ``heddle bench overhead``.
+
+    Of a step's added time a third each is taken for the way to the controller, to the engine and back; the worker holds
+    a slot for half of the last two. Of the file's rows the one with the nearest number of trajectories counts.
+
+    Parameters
+    ----------
+    overhead
+        None: the medians that simulated clusters start from (`sim.clusters`).
+
+    Raises
+    ------
+    BadInput
+        It cannot be read or is none.
+    """
+    step_s, action_s = STEP_ADDED_S, ACTION_ADDED_S
+    if overhead is not None:
+        try:
+            rows = json.loads(overhead.read_text(encoding="utf-8"))["rows"]
+            row = min(rows, key=lambda row: abs(row["trajectories"] - trajectories))
+            step_s, action_s = row["added_ms_p50"] / 1000, row["action_added_ms_p50"] / 1000
+        except OSError as error:
+            raise BadInput(f"--overhead {overhead}: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError):
+            raise BadInput(
+                f"--overhead {overhead} holds no overhead: write it with `heddle bench overhead --json`"
+            ) from None
+    return ControlDelays.measured(step_s, action_s, slot_s=step_s / 3)
+
+
+def _scaled(cost: EngineCost, factor: float) -> EngineCost:
+    """The cost with all its seconds times `factor`."""
+    seconds = {name: value * factor for name, value in cost.to_mapping().items() if name.endswith("_s")}
+    return replace(cost, **seconds)
+
+
+def _with_request(delays: ControlDelays, request_s: float) -> ControlDelays:
+    return replace(
+        delays,
+        start_s=delays.start_s + request_s / 2,
+        report_s=delays.report_s + request_s / 2,
+        slot_s=delays.slot_s + request_s,
+    )

@@ -1,0 +1,125 @@
+"""Rows of `heddle bench paper`, in memory and, as soon as they are made, in a JSON-lines file.
+
+A sweep of hours may end at any line: what is in the file is not run again. An unfinished last line is dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from heddle_dask.core.errors import BadInput
+
+Row = Mapping[str, Any]
+CONDITIONS = ("cluster", "trajectories", "samples", "max_context_tokens")
+_WHERE = ("kind", "model", "workload", "seed", *CONDITIONS)
+# What tells two rows apart, by kind.
+_KEYS = {"run": (*_WHERE, "arm", "engines"), "degrees": (*_WHERE, "predictor")}
+# What decides a simulated rollout.
+_DECIDING = ("core", "cost", "predictors", "strategies", "workloads", "sim")
+
+
+class PaperStore:
+    """All rows known, by what tells them apart.
+
+    Parameters
+    ----------
+    path
+        The file; None: rows are kept in memory only.
+
+    Raises
+    ------
+    BadInput
+        The file cannot be read or written, or holds something else.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._rows: dict[tuple[Any, ...], Row] = {}
+        if path is not None:
+            for row in _read(path):
+                self._rows[_key(row, path)] = row
+
+    def rows(self, kind: str) -> list[Row]:
+        """All rows of a kind, sorted by what tells them apart: the order of the file does not matter."""
+        found = [(key, row) for key, row in self._rows.items() if row["kind"] == kind]
+        return [row for _, row in sorted(found, key=lambda pair: pair[0])]
+
+    def find(self, row: Row) -> Row | None:
+        """The row with the key of this one, which needs no more than the key."""
+        return self._rows.get(_key(row, self._path))
+
+    def add(self, row: Row) -> None:
+        """Keep a row; it is in the file when this returns."""
+        self._rows[_key(row, self._path)] = row
+        if self._path is None:
+            return
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row, allow_nan=False) + "\n")
+        except OSError as error:
+            raise BadInput(f"{self._path}: {error.strerror}; give a file that can be written") from None
+
+    def check_writable(self) -> None:
+        """Say so before hours of simulation, not after; drops an unfinished last line.
+
+        Raises
+        ------
+        BadInput
+            The file cannot be written.
+        """
+        if self._path is None:
+            return
+        try:
+            with self._path.open("ab+") as file:
+                file.seek(0)
+                content = file.read()
+                file.truncate(content.rfind(b"\n") + 1)
+        except OSError as error:
+            raise BadInput(f"{self._path}: {error.strerror}; give a file that can be written") from None
+
+
+def code_digest() -> str:
+    """Twelve digits that change with any file of this package that decides a simulated rollout."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for folder in _DECIDING:
+        for path in sorted((package / folder).rglob("*")):
+            if path.suffix in (".py", ".json"):
+                digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def engines_text(degrees: Sequence[int]) -> str:
+    """Engines by degree, largest first: ``16x4``, ``3x8+10x4``."""
+    return "+".join(f"{degrees.count(d)}x{d}" for d in sorted(dict.fromkeys(degrees), reverse=True))
+
+
+def _read(path: Path) -> list[Row]:
+    if not path.exists():
+        return []
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from None
+    whole = content[: content.rfind("\n") + 1]
+    rows: list[Row] = []
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or row.get("kind") not in _KEYS:
+            raise BadInput(f"{path}, line {number}: no row of `heddle bench paper`: give another file")
+        rows.append(row)
+    return rows
+
+
+def _key(row: Row, path: Path | None) -> tuple[Any, ...]:
+    try:
+        return tuple(row[name] for name in _KEYS[row["kind"]])
+    except KeyError as error:
+        raise BadInput(f"{path}: a row lacks {error}: give another file") from None

@@ -1,0 +1,121 @@
+"""``heddle bench paper``: Heddle's evaluation in virtual time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from heddle_dask.benchmarks.paper import PaperSweep
+    from heddle_dask.benchmarks.paper_store import PaperStore
+
+_COUNT = click.IntRange(min=1)
+
+
+@click.command("paper")
+@click.option(
+    "--cells", default="all", show_default=True, help="MODEL/WORKLOAD, MODEL or WORKLOAD, by commas."
+)
+@click.option(
+    "--arms", default="all", show_default=True, help="baselines, ours, ablations, or names, by commas."
+)
+@click.option("--seeds", type=_COUNT, default=3, show_default=True, help="How many, from --seed on.")
+@click.option(
+    "--trajectories",
+    type=_COUNT,
+    default=None,
+    help="Of every run [default: 100 for each engine of the paper's baselines: 6,400, and 3,200 for 32B].",
+)
+@click.option("--samples", type=_COUNT, default=16, show_default=True, help="Trajectories a prompt.")
+@click.option("--cluster", default="hopper64", show_default=True, help="Name or FILE.toml.")
+@click.option(
+    "--max-context-tokens",
+    type=click.IntRange(min=2),
+    default=40_960,
+    show_default=True,
+    help="Longest context of an engine.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="JSON lines: each run is written when it is done, and not repeated when it is there.",
+)
+@click.option(
+    "--only-chosen", is_flag=True, help="Forms of heddle on the chosen degrees only, no uniform ones."
+)
+@click.option("--markdown", is_flag=True, help="Run nothing: print all tables of --out in Markdown.")
+@shared_options
+def paper(
+    cells: str,
+    arms: str,
+    seeds: int,
+    trajectories: int | None,
+    samples: int,
+    cluster: str,
+    max_context_tokens: int,
+    out: Path | None,
+    only_chosen: bool,
+    markdown: bool,
+    as_json: bool,
+    seed: int,
+) -> None:
+    """Baselines and forms of heddle on the paper's models and workloads, each at the paper's and its best degree."""
+    from heddle_dask.benchmarks.paper import PaperConditions, PaperSweep, arms_named, cells_named
+    from heddle_dask.benchmarks.paper_store import PaperStore, code_digest
+    from heddle_dask.benchmarks.paper_tables import PaperResults, all_tables, as_json_object, main_tables
+    from heddle_dask.sim.clusters import cluster_of
+
+    if markdown and (out is None or not out.exists()):
+        raise BadInput("--markdown prints what is there: give --out FILE of an earlier sweep")
+    store = PaperStore(out)
+    if not markdown:
+        conditions = PaperConditions(cluster, cluster_of(cluster), trajectories, samples, max_context_tokens)
+        code = code_digest()
+        sweep = PaperSweep(
+            conditions,
+            cells_named(cells),
+            arms_named(arms),
+            range(seed, seed + seeds),
+            store,
+            code=code,
+            only_chosen=only_chosen,
+        )
+        store.check_writable()
+        _warn_of_other_code(store, code)
+        _play(sweep)
+    results = PaperResults(store.rows("run"), store.rows("degrees"))
+    for line in (all_tables if markdown else main_tables)(results):
+        click.echo(line, err=as_json)
+    if as_json:
+        print_json(as_json_object(results))
+
+
+def _warn_of_other_code(store: PaperStore, code: str) -> None:
+    others = sum(row["code"] != code for row in store.rows("run"))
+    if others:
+        click.echo(f"{others} runs of --out were made by other code than this ({code}): kept", err=True)
+
+
+def _play(sweep: PaperSweep) -> None:
+    """Run it with a line for each run, and how long the rest may take."""
+    total = sweep.most_runs()
+    began_s, fresh = time.monotonic(), 0
+    for number, run in enumerate(sweep.runs(), start=1):
+        if run.cpu_s is None:
+            continue
+        fresh += 1
+        row = run.row
+        left_s = (time.monotonic() - began_s) / fresh * (total - number)
+        click.echo(
+            f"{number}/{total}: {row['model']}/{row['workload']}, {row['arm']} on {row['engines']}, "
+            f"seed {row['seed']}: {row['makespan_s']:,.1f} s, {row['bound_share']:.1%} of the bound "
+            f"({run.cpu_s:.1f} s of CPU); at most {left_s / 60:,.0f} min left",
+            err=True,
+        )
