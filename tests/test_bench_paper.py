@@ -21,8 +21,9 @@ from heddle_dask.benchmarks.paper import (
     cells_named,
 )
 from heddle_dask.benchmarks.paper_degrees import chosen_degrees, degrees_that_fit, predicted_works
+from heddle_dask.benchmarks.paper_results import PaperResults, ratios
 from heddle_dask.benchmarks.paper_store import PaperStore, code_digest, engines_text
-from heddle_dask.benchmarks.paper_tables import PaperResults, all_tables, main_tables, ratios
+from heddle_dask.benchmarks.paper_tables import all_tables, main_tables
 from heddle_dask.cli.bench_paper import paper
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.core.errors import BadInput
@@ -206,8 +207,9 @@ def test_tables_say_what_the_rows_say() -> None:
         made_up("heddle-oracle", "1x2+2x1", 0, 100.0),
         made_up("fcfs", "1x2+2x1", 0, 120.0),
     ]
+    foreseen = {"predicted_s": 90.0, "uniform_s": {"1": 100.0, "2": 95.0}}
     choices = [
-        {**made_up("", "1x2+2x1", seed, 1.0), "kind": "degrees", "predictor": name}
+        {**made_up("", "1x2+2x1", seed, 1.0), "kind": "degrees", "predictor": name, **foreseen}
         for seed in (0, 1)
         for name in ("xgboost", "oracle")
     ]
@@ -215,10 +217,14 @@ def test_tables_say_what_the_rows_say() -> None:
     assert ratios(rows[1:2], rows[7:9]) == [1.5]
     assert results.best_baseline(MATH_8B) == "verl"
     text = "\n".join(all_tables(results))
-    assert "| qwen3-8b/math | 1 | 1x2+2x1 | 2.50 (2.00-3.00) above | - | 5.62 (5.00-6.25) above | - |" in text
+    assert (
+        "| heddle | qwen3-8b/math | 1x2+2x1 | TP 1 | 2.50 (2.00-3.00) above | - | 5.62 (5.00-6.25) above | - |"
+        in text
+    )
     assert "1.62 (1.50-1.75) at 2" in text and "| verl | 50% | 1.62 (1.50-1.75) |" in text
     assert "1.20 inside" in text, "the ablation has one seed"
     assert "| qwen3-8b/math | verl | 200 | 150 |" in text
+    assert "| qwen3-8b/math | heddle | 0 | 1x2+2x1 | 90 | 95 at 2 | 100 | 110 at 1 |" in text
     assert "nan" not in text
     assert set(main_tables(results)) <= set(all_tables(results))
     other = {**rows[0], "trajectories": 20, "seed": 2}
@@ -279,6 +285,7 @@ def test_bad_input_is_one_line(arguments: tuple[str, ...], said: str) -> None:
     assert said in result.stderr
 
 
+@pytest.mark.slow
 def test_two_hash_seeds_give_the_same_report(small: tuple[str, ...]) -> None:
     script = "import sys; from heddle_dask.cli.bench_paper import paper; paper(sys.argv[1:])"
     arguments = [*small[:-1], "{}.jsonl", "--arms", "verl-hybrid,heddle-oracle,heddle-paper", "--seeds", "1"]

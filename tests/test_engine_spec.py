@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.kv_bytes import kv_bytes_per_token
 from heddle_dask.engines.spec import EngineSpec
 
 SPEC = EngineSpec(
@@ -50,3 +51,11 @@ def test_impossible_specs_are_named(changes, message):
 def test_what_must_be_given_is_named():
     with pytest.raises(BadInput, match="lacks model, slots, max_model_len"):
         EngineSpec.from_mapping({"kind": "vllm"})
+
+
+def test_the_kv_cache_of_a_token_is_as_large_as_the_model_or_the_emulation_says(model_dir: str) -> None:
+    # Keys and values, 4 layers, 2 heads of 32 numbers, 4 bytes each.
+    assert kv_bytes_per_token(EngineSpec("vllm", model_dir, 8, 4096)) == 2 * 4 * 2 * 32 * 4
+    assert kv_bytes_per_token(EngineSpec("vllm", "a/name-on-a-hub", 8, 4096)) == 0.0
+    emulation = {"kv_bytes_per_token": 1000}
+    assert kv_bytes_per_token(EngineSpec("emulated", model_dir, 8, 4096, emulation=emulation)) == 1000.0

@@ -207,7 +207,7 @@ def test_a_group_comes_together_where_its_prompt_costs_more_than_the_imbalance()
 
 
 @pytest.mark.parametrize(
-    "wrong", ["fill=0", "per_slot=0", "quantile=mean"], ids=lambda text: text.split("=")[0]
+    "wrong", ["fill=0", "per_slot=0", "least_share=2", "quantile=mean"], ids=lambda text: text.split("=")[0]
 )
 def test_kv_fit_refuses_what_cannot_work(wrong: str) -> None:
     with pytest.raises(BadInput, match="kv-fit"):

@@ -26,6 +26,7 @@ from heddle_dask.strategies.partition.work import Work, WorkLoad
 from heddle_dask.strategies.partition.work_plan import WorkEngine, plan_by_work
 
 GRID = SearchSettings().grid
+BY_SCORE = SearchSettings(mix_gain=0)
 
 
 def engine(degree: int, *, capacity_tokens: int = 40_000) -> WorkEngine:
@@ -79,7 +80,7 @@ def test_the_choice_equals_exhaustive_search_or_is_earlier_and_no_uniform_degree
         return packing.seconds(state) + (0.0 if now is None else now.price_s(budget.degrees_of(state)))
 
     choice = choose_degrees(
-        works, budget, ENGINES, now, seed=seed, settings=SearchSettings(moves=20, finalists=1)
+        works, budget, ENGINES, now, seed=seed, settings=SearchSettings(moves=20, finalists=1, mix_gain=0)
     )
     least = min(score(state) for state in all_states(budget))
     chosen = score(budget.state_of(choice.degrees))
@@ -145,7 +146,7 @@ def test_the_quick_score_ranks_mixes_as_the_live_placement_does() -> None:
     rng = random.Random(1)
     states = list(dict.fromkeys(sorted_start(budget, rng) for _ in range(12)))
     states += [state for _, state in budget.uniform()]
-    choice = choose_degrees(works, budget, engines, seed=1)
+    choice = choose_degrees(works, budget, engines, seed=1, settings=BY_SCORE)
     states.append(budget.state_of(choice.degrees))
     live = [plan_by_work(works, [engines[d] for d in budget.degrees_of(s)]).seconds for s in states]
     assert rank_correlation([packing.seconds(s) for s in states], live) > 0.95
@@ -155,7 +156,7 @@ def test_the_quick_score_ranks_mixes_as_the_live_placement_does() -> None:
 def test_the_live_placement_may_have_the_last_word() -> None:
     works, engines = capped_works(200, 2), engines_of("qwen3-14b-h100")
     budget = Budget(8)
-    choice = choose_degrees(works, budget, engines, seed=0, place=plan_by_work)
+    choice = choose_degrees(works, budget, engines, seed=0, settings=BY_SCORE, place=plan_by_work)
     for degree, seconds in choice.uniform.items():
         assert seconds == plan_by_work(works, [engines[degree]] * (8 // degree)).seconds
         assert choice.seconds <= seconds
@@ -164,19 +165,32 @@ def test_the_live_placement_may_have_the_last_word() -> None:
 
 def test_a_skewed_batch_gets_large_and_small_degrees() -> None:
     works, engines = capped_works(1600, 0), engines_of("qwen3-8b-h100")
-    choice = choose_degrees(works, Budget(16), engines, seed=0)
+    choice = choose_degrees(works, Budget(16), engines, seed=0, settings=BY_SCORE)
     assert len(set(choice.degrees)) > 1 and sum(choice.degrees) == 16
     assert choice.seconds < min(choice.uniform.values())
 
 
+def test_a_mix_must_be_foreseen_to_gain_more_than_the_foresight_errs() -> None:
+    works, engines = capped_works(1600, 0), engines_of("qwen3-8b-h100")
+    eager = choose_degrees(works, Budget(16), engines, seed=0, settings=BY_SCORE)
+    gain = 1 - eager.seconds / min(eager.uniform.values())
+    assert 0 < gain < 0.5
+    for asked, mixed in ((0.9 * gain, True), (min(0.99, 1.1 * gain), False)):
+        choice = choose_degrees(works, Budget(16), engines, seed=0, settings=SearchSettings(mix_gain=asked))
+        assert (choice.degrees == eager.degrees) == mixed
+        assert (len(set(choice.degrees)) > 1) == mixed
+        if not mixed:
+            assert choice.seconds == min(eager.uniform.values())
+
+
 def test_a_change_must_earn_its_restart() -> None:
     works, engines, budget = capped_works(1600, 0), engines_of("qwen3-8b-h100"), Budget(16)
-    free = choose_degrees(works, budget, engines, seed=0)
+    free = choose_degrees(works, budget, engines, seed=0, settings=BY_SCORE)
     gain = free.uniform[4] - free.seconds
 
     def with_restart(restart_s: float) -> tuple[int, ...]:
         running = Running((4, 4, 4, 4), dict.fromkeys(budget.degrees, restart_s))
-        choice = choose_degrees(works, budget, engines, running, seed=0)
+        choice = choose_degrees(works, budget, engines, running, seed=0, settings=BY_SCORE)
         assert choice.price_s == (0.0 if choice.degrees == (4, 4, 4, 4) else restart_s)
         assert choice.uniform[4] == free.uniform[4]
         assert choice.uniform[8] == pytest.approx(free.uniform[8] + restart_s)
@@ -196,7 +210,7 @@ def test_only_engines_that_change_are_paid_and_the_slowest_counts() -> None:
 def test_a_context_goes_only_where_its_kv_fits() -> None:
     engines = {1: engine(1, capacity_tokens=1_000), 2: engine(2)}
     works = [Work("a", 5_000), *(Work("b", 100) for _ in range(200))]
-    choice = choose_degrees(works, Budget(4, degrees=(1, 2)), engines, seed=0)
+    choice = choose_degrees(works, Budget(4, degrees=(1, 2)), engines, seed=0, settings=BY_SCORE)
     assert choice.uniform[1] == math.inf
     assert choice.degrees[choice.plan.engine_of[0]] == 2
 

@@ -115,9 +115,11 @@ def _row(
     took_s: list[float] = []
     for _ in range(repeats):
         began_s = time.process_time()
-        choice = choose_degrees(works, budget, engines, seed=seed)
+        choice = choose_degrees(works, budget, engines, seed=seed, settings=SearchSettings(mix_gain=0))
         took_s.append(time.process_time() - began_s)
-    walked = choose_degrees(works, budget, engines, seed=seed, settings=SearchSettings(exact_gpus=0))
+    walked = choose_degrees(
+        works, budget, engines, seed=seed, settings=SearchSettings(exact_gpus=0, mix_gain=0)
+    )
     packing = Packing(works, budget, engines, SearchSettings().grid)
     chosen, by_walk = (packing.seconds(budget.state_of(found.degrees)) for found in (choice, walked))
     live = _live(packing, works, budget, engines, choice, seed, checked) if checked else (None, None, None)

@@ -2,7 +2,7 @@
 
 A ratio is of two runs of the same trajectories: makespan of the other over makespan of heddle, above 1 where heddle
 ends first, and so the ratio of their tokens per second. Tables show its median over seeds, and the least and the most.
-*Heddle* without more is the preset with the learned predictor on the degrees that the resource manager chose.
+Forms of heddle run on the degrees that the resource manager chose, if no others are named.
 """
 
 from __future__ import annotations
@@ -10,19 +10,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
-from heddle_dask.benchmarks.paper import PAPER_ARMS, PAPER_CELLS, PAPER_DEGREES, Cell
-from heddle_dask.benchmarks.paper_store import CONDITIONS, Row
-from heddle_dask.core.errors import BadInput
+from heddle_dask.benchmarks.paper import PAPER_ARMS, PAPER_DEGREES, Cell
+from heddle_dask.benchmarks.paper_results import BASELINES, OURS, PaperResults, median_of, ratios
+from heddle_dask.benchmarks.paper_store import Row
 
 # Throughput of heddle over theirs (7.4).
 PAPER_RANGES = {"verl": (1.4, 2.3), "verl-hybrid": (1.1, 2.4), "slime": (1.2, 2.5)}
 # Gain of each part of heddle over another choice, Qwen3-14B (7.5).
 PART_RANGES = {"scheduling": (1.1, 1.26), "placement and migration": (1.2, 1.5), "degrees": (1.1, 1.3)}
-BASELINES = tuple(arm.name for arm in PAPER_ARMS if arm.role == "baselines")
-OURS = tuple(arm.name for arm in PAPER_ARMS if arm.role == "ours")
-_PREDICTOR = {arm.name: arm.predictor for arm in PAPER_ARMS}
 
 # Of the figures of an arm; medians over seeds.
 _HEADS = (
@@ -44,91 +40,6 @@ _HEADS = (
 Ratios = Sequence[float]
 
 
-class PaperResults:
-    """Rows by what they are of.
-
-    Raises
-    ------
-    BadInput
-        Rows of a model were made under two conditions.
-    """
-
-    def __init__(self, runs: Sequence[Row], choices: Sequence[Row]) -> None:
-        self.runs, self.choices = runs, choices
-        present = {(row["model"], row["workload"]) for row in runs}
-        self.cells = [cell for cell in PAPER_CELLS if (cell.model, cell.workload) in present]
-        self.seeds = sorted({int(row["seed"]) for row in runs})
-        self.conditions: dict[str, dict[str, Any]] = {}
-        for row in runs:
-            its = {name: row[name] for name in CONDITIONS}
-            if self.conditions.setdefault(row["model"], its) != its:
-                raise BadInput(f"runs of {row['model']} under two conditions: use a file for each")
-        self._run = {(_cell(row), row["arm"], row["engines"], row["seed"]): row for row in runs}
-        self._choice = {(_cell(row), row["predictor"], row["seed"]): row for row in choices}
-
-    def at_degree(self, cell: Cell, arm: str, degree: int) -> list[Row]:
-        """Runs on uniform engines of that degree, by seed."""
-        return [
-            row
-            for (of, name, engines, _), row in self._run.items()
-            if of == cell and name == arm and _uniform_degree(engines) == degree
-        ]
-
-    def chosen(self, cell: Cell, arm: str) -> list[Row]:
-        """Runs on the engines that the resource manager chose, by seed."""
-        predictor = _PREDICTOR[arm]
-        found = []
-        for seed in self.seeds:
-            choice = self._choice.get((cell, predictor, seed))
-            row = None if choice is None else self._run.get((cell, arm, choice["engines"], seed))
-            found += [] if row is None else [row]
-        return found
-
-    def degrees(self, cell: Cell, arm: str) -> list[int]:
-        """Uniform degrees that were run on the first seed."""
-        return sorted(
-            degree
-            for (of, name, engines, seed) in self._run
-            if of == cell and name == arm and seed == self.seeds[0]
-            if (degree := _uniform_degree(engines)) is not None
-        )
-
-    def best_degree(self, cell: Cell, arm: str) -> int | None:
-        """The uniform degree with the least makespan on the first seed."""
-        degrees = self.degrees(cell, arm)
-        if not degrees:
-            return None
-        return min(degrees, key=lambda d: self.at_degree(cell, arm, d)[0]["makespan_s"])
-
-    def at_best(self, cell: Cell, arm: str) -> list[Row]:
-        """Runs at `best_degree`."""
-        degree = self.best_degree(cell, arm)
-        return [] if degree is None else self.at_degree(cell, arm, degree)
-
-    def best_baseline(self, cell: Cell) -> str | None:
-        """The baseline whose median makespan at its best degree is least."""
-        there = [name for name in BASELINES if self.at_best(cell, name)]
-        return min(there, key=lambda name: _median(self.at_best(cell, name), "makespan_s"), default=None)
-
-
-def _cell(row: Row) -> Cell:
-    return Cell(row["model"], row["workload"])
-
-
-def _uniform_degree(engines: str) -> int | None:
-    return None if "+" in engines else int(engines.partition("x")[2])
-
-
-def _median(rows: Sequence[Row], figure: str) -> float:
-    return float(statistics.median(row[figure] for row in rows))
-
-
-def ratios(theirs: Sequence[Row], ours: Sequence[Row]) -> list[float]:
-    """Their makespan over ours, by seed, where both are there."""
-    mine = {row["seed"]: row["makespan_s"] for row in ours}
-    return [row["makespan_s"] / mine[row["seed"]] for row in theirs if row["seed"] in mine]
-
-
 def main_tables(results: PaperResults) -> Iterator[str]:
     """What the evaluation is about: heddle over the baselines."""
     yield from _conditions(results)
@@ -141,6 +52,7 @@ def all_tables(results: PaperResults) -> Iterator[str]:
     """`main_tables`, ablations, degrees, and the figures of all arms."""
     yield from main_tables(results)
     yield from _ablations(results)
+    yield from _choices(results)
     yield from _by_degree(results)
     yield from _figures(results)
 
@@ -196,46 +108,57 @@ def _engines(rows: Sequence[Row]) -> str:
 
 
 def _at_paper_degree(results: PaperResults) -> Iterator[str]:
-    def found(name: str, cell: Cell) -> Ratios:
+    def found(arm: str, name: str, cell: Cell) -> Ratios:
         theirs = results.at_degree(cell, name, PAPER_DEGREES[cell.model])
-        return ratios(theirs, results.chosen(cell, "heddle"))
+        return ratios(theirs, results.chosen(cell, arm))
 
-    lines = [
-        [
-            cell.name,
-            str(PAPER_DEGREES[cell.model]),
-            _engines(results.chosen(cell, "heddle")),
-            *(_beside(found(name, cell), PAPER_RANGES.get(name)) for name in BASELINES),
-        ]
-        for cell in results.cells
-    ]
-    middles = [_over_cells(results, partial(found, name)) for name in BASELINES]
-    heads = [_head(f"over {name}", PAPER_RANGES.get(name)) for name in BASELINES]
-    lines.append(["median cell", "", "", *middles])
-    yield from _table(
-        "Heddle over each baseline at the paper's degree", ["cell", "TP", "heddle on", *heads], lines
-    )
+    lines = []
+    for arm in OURS:
+        cells = [cell for cell in results.cells if results.chosen(cell, arm)]
+        for cell in cells:
+            each = [_beside(found(arm, name, cell), PAPER_RANGES.get(name)) for name in BASELINES]
+            its = _engines(results.chosen(cell, arm))
+            lines.append([arm, cell.name, its, f"TP {PAPER_DEGREES[cell.model]}", *each])
+        if cells:
+            middles = [_over_cells(results, partial(found, arm, name)) for name in BASELINES]
+            lines.append([arm, f"median of {len(cells)}", "", "", *middles])
+    heads = ["form", "cell", "its engines", "theirs"]
+    heads += [_head(f"over {name}", PAPER_RANGES.get(name)) for name in BASELINES]
+    yield from _table("Over each baseline at the paper's degree", heads, lines)
 
 
 def _at_best_degree(results: PaperResults) -> Iterator[str]:
-    def found(name: str, cell: Cell) -> Ratios:
-        return ratios(results.at_best(cell, name), results.chosen(cell, "heddle"))
+    def found(arm: str, name: str, cell: Cell) -> Ratios:
+        return ratios(results.at_best(cell, name), results.chosen(cell, arm))
 
-    def over_best(cell: Cell) -> Ratios:
+    def over_best(arm: str, cell: Cell) -> Ratios:
         best = results.best_baseline(cell)
-        return [] if best is None else found(best, cell)
+        return [] if best is None else found(arm, best, cell)
 
     lines = []
-    for cell in results.cells:
-        each = [f"{_spread(found(name, cell))} at {results.best_degree(cell, name)}" for name in BASELINES]
-        best = results.best_baseline(cell)
-        share = f"{_median(results.at_best(cell, best), 'bound_share'):.0%}" if best else "-"
-        lines.append([cell.name, *each, best or "-", share, _spread(over_best(cell))])
-    middles = [_over_cells(results, partial(found, name)) for name in BASELINES]
-    lines.append(["median cell", *middles, "", "", _over_cells(results, over_best)])
-    heads = ["cell", *(f"over {name}" for name in BASELINES), "best of them", "its share of the bound"]
+    for arm in OURS:
+        cells = [cell for cell in results.cells if results.chosen(cell, arm)]
+        for cell in cells:
+            each = [
+                f"{_spread(found(arm, name, cell))} at {results.best_degree(cell, name)}"
+                for name in BASELINES
+            ]
+            best = results.best_baseline(cell)
+            share = f"{median_of(results.at_best(cell, best), 'bound_share'):.0%}" if best else "-"
+            lines.append([arm, cell.name, *each, best or "-", share, _spread(over_best(arm, cell))])
+        if cells:
+            middles = [_over_cells(results, partial(found, arm, name)) for name in BASELINES]
+            last = _over_cells(results, partial(over_best, arm))
+            lines.append([arm, f"median of {len(cells)}", *middles, "", "", last])
+    heads = [
+        "form",
+        "cell",
+        *(f"over {name}" for name in BASELINES),
+        "best of them",
+        "its share of the bound",
+    ]
     heads.append("over the best")
-    yield from _table("Heddle over each baseline at that baseline's best uniform degree", heads, lines)
+    yield from _table("Over each baseline at that baseline's best uniform degree", heads, lines)
 
 
 def _forms(results: PaperResults) -> Iterator[str]:
@@ -254,7 +177,7 @@ def _forms(results: PaperResults) -> Iterator[str]:
             line = [arm, cell.name]
             for chosen in (True, False):
                 its = rows(arm, chosen, cell)
-                share = f"{_median(its, 'bound_share'):.0%}" if its else "-"
+                share = f"{median_of(its, 'bound_share'):.0%}" if its else "-"
                 line += [_engines(its), _spread(found(arm, chosen, cell)), share]
             if line[2:] != ["-"] * 6:
                 lines.append(line)
@@ -291,6 +214,35 @@ def _ablations(results: PaperResults) -> Iterator[str]:
     ]
     title = "Ablations: heddle over heddle with a part replaced, exact predictions"
     yield from _table(title, ["cell", *heads], lines)
+
+
+def _choices(results: PaperResults) -> Iterator[str]:
+    """What the resource manager foresaw, and what came."""
+    lines = []
+    for row in results.choices:
+        cell = Cell(row["model"], row["workload"])
+        arm = "heddle-oracle" if row["predictor"] == "oracle" else "heddle"
+        uniform = {int(degree): seconds for degree, seconds in row["uniform_s"].items()}
+        foreseen = min(uniform, key=lambda degree: uniform[degree])
+        ran = [run for run in results.chosen(cell, arm) if run["seed"] == row["seed"]]
+        best = [run for run in results.at_best(cell, arm) if run["seed"] == row["seed"]]
+        came = [
+            f"{its[0]['makespan_s']:,.0f}{where}" if its else "-"
+            for its, where in ((ran, ""), (best, f" at {results.best_degree(cell, arm)}"))
+        ]
+        said = [f"{row['predicted_s']:,.0f}", f"{uniform[foreseen]:,.0f} at {foreseen}"]
+        lines.append([cell.name, arm, str(row["seed"]), row["engines"], *said, *came])
+    heads = [
+        "cell",
+        "arm",
+        "seed",
+        "chosen",
+        "foreseen s",
+        "foreseen best uniform s",
+        "came s",
+        "best uniform s",
+    ]
+    yield from _table("What the resource manager foresaw", heads, lines)
 
 
 def _by_degree(results: PaperResults) -> Iterator[str]:
@@ -336,21 +288,23 @@ def _figures_of(name: str, rows: Sequence[Row]) -> list[str]:
     prompt = [row["prefilled_tokens"] + row["cached_tokens"] for row in rows]
     cached = [row["cached_tokens"] / max(1, whole) for row, whole in zip(rows, prompt, strict=True)]
     moves = [sum(kind["started"] for kind in row["moves"].values()) for row in rows]
-    queued = " / ".join(f"{_median(rows, f'queue_{figure}_s'):,.1f}" for figure in ("mean", "p99", "longest"))
+    queued = " / ".join(
+        f"{median_of(rows, f'queue_{figure}_s'):,.1f}" for figure in ("mean", "p99", "longest")
+    )
     return [
         name,
         _engines(rows),
         _spread([row["makespan_s"] for row in rows], 0),
-        f"{_median(rows, 'tokens_per_s'):,.0f}",
-        f"{_median(rows, 'bound_share'):.0%}",
+        f"{median_of(rows, 'tokens_per_s'):,.0f}",
+        f"{median_of(rows, 'bound_share'):.0%}",
         str(rows[0]["bound_binding"]),
-        f"{_median(rows, 'median_finish_s'):,.0f}",
+        f"{median_of(rows, 'median_finish_s'):,.0f}",
         queued,
-        f"{_median(rows, 'preemptions'):,.0f} / {_median(rows, 'kv_preemptions'):,.0f}",
+        f"{median_of(rows, 'preemptions'):,.0f} / {median_of(rows, 'kv_preemptions'):,.0f}",
         f"{statistics.median(row['prefilled_tokens'] / row['tokens'] for row in rows):.2f}",
         f"{statistics.median(cached):.0%}",
         f"{statistics.median(moves):,.0f}",
-        f"{_median(rows, 'busy_share_mean'):.0%} / {_median(rows, 'busy_share_least'):.0%}",
+        f"{median_of(rows, 'busy_share_mean'):.0%} / {median_of(rows, 'busy_share_least'):.0%}",
     ]
 
 

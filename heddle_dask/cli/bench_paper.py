@@ -68,8 +68,9 @@ def paper(
 ) -> None:
     """Baselines and forms of heddle on the paper's models and workloads, each at the paper's and its best degree."""
     from heddle_dask.benchmarks.paper import PaperConditions, PaperSweep, arms_named, cells_named
+    from heddle_dask.benchmarks.paper_results import PaperResults
     from heddle_dask.benchmarks.paper_store import PaperStore, code_digest
-    from heddle_dask.benchmarks.paper_tables import PaperResults, all_tables, as_json_object, main_tables
+    from heddle_dask.benchmarks.paper_tables import all_tables, as_json_object, main_tables
     from heddle_dask.sim.clusters import cluster_of
 
     if markdown and (out is None or not out.exists()):

@@ -35,6 +35,7 @@ from heddle_dask.engines.contract import (
     GenerateResult,
     SamplingParams,
 )
+from heddle_dask.engines.kv_bytes import kv_bytes_per_token
 from heddle_dask.engines.priority import engine_priority
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import installed_vllm_build
@@ -219,6 +220,7 @@ class RolloutWorker(WorkerPlugin):
                 info.kv_capacity_tokens,
                 0,
                 self.spec.kv_transfer,
+                kv_bytes_per_token(self.spec),
             ]
             model = [self.spec.kind, self.spec.model]
             start_s = 0.0 if self._host is None else self._host.start_s

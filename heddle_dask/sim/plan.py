@@ -21,7 +21,7 @@ from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.rollout import Arm, SimulatedRollout
 from heddle_dask.sim.sweep import SimulatedWorkload, SimulationJob
 from heddle_dask.strategies.parallelism.choice import choose_degrees
-from heddle_dask.strategies.parallelism.degrees import Budget
+from heddle_dask.strategies.parallelism.degrees import Budget, SearchSettings
 from heddle_dask.strategies.partition.work import Work
 from heddle_dask.strategies.partition.work_plan import WorkEngine
 from heddle_dask.workloads.planned import PlannedTrajectory
@@ -200,7 +200,10 @@ def budget_of(
     if not fleets:
         return GpuBudget(gpus, (), refused)
     sites = {degree: _site(fleet) for degree, fleet in fleets.items()}
-    found = choose_degrees(works, Budget(gpus, cluster.gpus_per_node, tuple(sites)), sites, seed=seed)
+    # A mix has to prove itself when it is played, so none is held back here.
+    eager = SearchSettings(mix_gain=0)
+    nodes = Budget(gpus, cluster.gpus_per_node, tuple(sites))
+    found = choose_degrees(works, nodes, sites, seed=seed, settings=eager)
     candidates = [
         Candidate(degrees, fleet, searched=degrees == found.degrees, by_work_s=found.uniform[degree])
         for degree, fleet in fleets.items()

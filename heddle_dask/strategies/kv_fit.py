@@ -62,6 +62,9 @@ class KvFit:
     critical
         Critical is who has more left than this share of what all have left, divided by those that are alive: of the
         time, that is, until everything is done.
+    least_share
+        The engine of the longest takes at least this share of what it could, however long that one is. A guess of a
+        length that is too long by far would otherwise empty an engine for it (docs/LOG.md has 0, 0.5, 0.7 and 1).
     quantile
         Which prediction is *longest*, and how much is left of a trajectory.
     """
@@ -70,6 +73,7 @@ class KvFit:
     fill: float = 0.95
     per_slot: float = 2.5
     critical: float = 0.5
+    least_share: float = 0.7
     quantile: Literal["median", "q90"] = "q90"
     _costs: EngineCosts = field(init=False)
     _line: WaitingLine = field(init=False, default_factory=WaitingLine)
@@ -87,6 +91,8 @@ class KvFit:
     def __post_init__(self) -> None:
         if not self.fill > 0 or self.per_slot <= 0 or self.critical < 0:
             raise ValueError("use fill and per_slot above 0 and critical of at least 0")
+        if not 0 <= self.least_share <= 1:
+            raise ValueError("use a least_share from 0 to 1")
         if self.quantile not in ("median", "q90"):
             raise ValueError(f"quantile={self.quantile}: use median or q90")
         self._costs = EngineCosts(self.profile)
@@ -208,7 +214,8 @@ class KvFit:
             return AdmissionSite(engine, most - queued, held)
         there = [(t, self._left_now(t)) for t in (*view.residents(engine), *coming.values())]
         longest = max((left for _, left in there), default=0.0)
-        share = self._share_beside(engine, rest_tokens / longest) if longest > rest_tokens else 1.0
+        beside = self._share_beside(engine, rest_tokens / longest) if longest > rest_tokens else 1.0
+        share = max(self.least_share, beside)
         capacity = share * self.fill * engine.spec.kv_capacity_tokens
         return AdmissionSite(engine, share * most - queued, held, capacity, growth, there)
 

@@ -75,6 +75,9 @@ def choose_degrees(
         plans[state] = packing.plan(state) if place is None else place(works, sites)
     final = {state: plan.seconds + price_s(state) for state, plan in plans.items()}
     best = min(final, key=final.__getitem__)
+    plain = min((state for state in known if state in final), key=final.__getitem__, default=best)
+    if final[best] > (1 - settings.mix_gain) * final[plain]:
+        best = plain
     return DegreeChoice(
         degrees=budget.degrees_of(best),
         seconds=final[best],
