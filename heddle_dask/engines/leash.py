@@ -241,7 +241,6 @@ def _watch(options: argparse.Namespace, alarm: _Alarm, child: int, session: int,
 
     `session` is the engine's session where known (the leash), 0 in the guard.
     """
-    spared = frozenset({upper})
     poll = select.poll()
     fds = [options.pipe, _pidfd(options.owner), _pidfd(upper)]
     for fd in fds:
@@ -256,18 +255,28 @@ def _watch(options: argparse.Namespace, alarm: _Alarm, child: int, session: int,
         numbers = alarm.drain()
         ended = _reap()
         if child in ended:
-            kill_tree(session, options.mark, os.getpid(), spared)
+            _end_tree(session, options.mark, upper, child)
             return _exit_code(ended[child])
         if ready & {fd for fd in fds if fd >= 0} or os.getppid() != upper or not _owner_lives(options):
-            kill_tree(session, options.mark, os.getpid(), spared)
+            _end_tree(session, options.mark, upper, child)
             return 128 + signal.SIGKILL
         if numbers & {signal.SIGTERM, signal.SIGINT, signal.SIGHUP} and deadline is None:
             os.kill(child, signal.SIGTERM)
             # The guard gives the leash time to do the killing itself.
             deadline = time.monotonic() + options.grace + (0.0 if session else 5.0)
         if deadline is not None and time.monotonic() >= deadline:
-            kill_tree(session, options.mark, os.getpid(), spared)
+            _end_tree(session, options.mark, upper, child)
             return 128 + signal.SIGKILL
+
+
+def _end_tree(session: int, mark: str, upper: int, child: int) -> None:
+    """Kill the engine's processes; the guard kills its leash last.
+
+    A guard that dies right after it has killed the leash would leave nobody to end what the engine has started.
+    """
+    if not session:
+        kill_tree(session, mark, os.getpid(), frozenset({upper, child}))
+    kill_tree(session, mark, os.getpid(), frozenset({upper}))
 
 
 def _owner_lives(options: argparse.Namespace) -> bool:
