@@ -13,6 +13,8 @@ from heddle_dask.live import _dask_internals as dask
 
 # The longest silence: counts for the progress line and journal lines come at least this often.
 POLL_S = 0.25
+# The longest wait for the answer to the last question, when the scheduler may be gone.
+_LAST_ANSWER_S = 2 * POLL_S
 
 
 class ControlPlaneFailed(HeddleError):
@@ -34,6 +36,7 @@ class ControlChannel:
         self._on_notice = on_notice
         self._on_journal = on_journal
         self._task: asyncio.Task[None] | None = None
+        self._stopped = False
         self.counts: Mapping[str, Any] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -42,7 +45,7 @@ class ControlChannel:
         self._task = asyncio.create_task(self._poll())
 
     async def _poll(self) -> None:
-        while not self.failed.done():
+        while not (self.failed.done() or self._stopped):
             try:
                 updates = await dask.call_scheduler(
                     self._client, "heddle_updates", session=self._session, wait_s=POLL_S
@@ -73,9 +76,15 @@ class ControlChannel:
         if not self.failed.done():
             self.failed.set_exception(ControlPlaneFailed(story))
 
+    def stop(self) -> None:
+        """Ask nothing after the question that is open: its answer holds lines that nobody will tell again."""
+        self._stopped = True
+
     async def close(self) -> None:
-        """Stop polling."""
+        """Stop polling; hears the answer to the open question, where one comes."""
+        self.stop()
         if self._task is not None:
+            await asyncio.wait([self._task], timeout=_LAST_ANSWER_S)
             self._task.cancel()
             await asyncio.wait([self._task])
         if self.failed.done():

@@ -371,7 +371,7 @@ class Rollout:
             raise BadInput(answer["error"])
         self._session = session
         self._submitter = Submitter(self.client, session)
-        self._channel = ControlChannel(self.client, session, self._on_notice, self._on_control_lines)
+        self._channel = ControlChannel(self.client, session, self._on_notice, _journal_of(self._writer))
         self._channel.start()
 
     async def _provide_workers(self) -> None:
@@ -427,10 +427,6 @@ class Rollout:
         if self._driver is not None:
             self._driver.on_notice(notice)
 
-    def _on_control_lines(self, lines: list[Any]) -> None:
-        if self._writer is not None:
-            self._writer.journal("control", {"lines": lines})
-
     async def _close(self) -> None:
         channel, self._channel = self._channel, None
         submitter, self._submitter = self._submitter, None
@@ -440,19 +436,33 @@ class Rollout:
             if submitter is not None:
                 await submitter.close()
             if channel is not None:
-                await channel.close()
-            if session is not None and self.client.status == "running":
-                await self._close_session(session, writer)
+                await self._close_session(session, channel)
         finally:
             if writer is not None:
                 await writer.close()
 
-    async def _close_session(self, session: str, writer: RunWriter | None) -> None:
-        last = await dask.call_scheduler(self.client, "heddle_close", session=session)
-        if last.get("journal") and writer is not None:
-            writer.journal("control", {"lines": last["journal"]})
-        if self._owns_engines:
+    async def _close_session(self, session: str | None, channel: ControlChannel) -> None:
+        last: Mapping[str, Any] = {}
+        channel.stop()
+        open_here = session is not None and self.client.status == "running"
+        try:
+            if open_here:
+                last = await dask.call_scheduler(self.client, "heddle_close", session=session)
+        finally:
+            await channel.close()
+        channel.take(last)
+        if open_here and self._owns_engines:
             await self.client.unregister_worker_plugin(ENGINE_PLUGIN)
+
+
+def _journal_of(writer: RunWriter | None) -> Callable[[list[Any]], None]:
+    """Where the lines of the control channel go, the last ones after the rollout has let go of its writer too."""
+
+    def write(lines: list[Any]) -> None:
+        if writer is not None:
+            writer.journal("control", {"lines": lines})
+
+    return write
 
 
 def _environment(env: object) -> Environment:

@@ -206,12 +206,15 @@ class HeddleScheduler(SchedulerPlugin):
         return await self._session(session).updates(wait_s)
 
     async def close_session(self, session: str) -> Mapping[str, Any]:
-        """End the session; answers with its last updates."""
-        if self.session is None or self.session.session_id != session:
+        """End the session once it has come to rest; answers with its last updates."""
+        closing = self.session
+        if closing is None or closing.session_id != session:
             return {}
-        last = await self.session.updates(0)
-        self.session.close()
-        self.session = None
+        await closing.come_to_rest()
+        last = await closing.updates(0)
+        closing.close()
+        if self.session is closing:
+            self.session = None
         return last
 
     def _session(self, session_id: str) -> Session:

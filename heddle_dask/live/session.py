@@ -23,6 +23,8 @@ from heddle_dask.live.prediction import Predictions
 
 # A driver fetches the journal several times a second; one that has stopped must not fill the scheduler.
 JOURNAL_LINES_KEPT = 200_000
+# Words that are on their way when the driver closes the session are here after milliseconds.
+LAST_WORD_S = 1.0
 
 
 class Session:
@@ -55,7 +57,8 @@ class Session:
             self.predictions.ask(self.controller.state.trajectories[trajectory_id])
 
     def close(self) -> None:
-        """Stop what runs beside the scheduler."""
+        """Stop what runs beside the scheduler, and answer the driver's open question."""
+        self._news.set()
         if self.predictions is not None:
             self.predictions.close()
 
@@ -97,6 +100,15 @@ class Session:
             "failure": self.failure,
             "counts": self.counts(),
         }
+
+    async def come_to_rest(self) -> None:
+        """Wait until every trajectory has ended and its actions have reported, `LAST_WORD_S` at most.
+
+        Results reach the driver before the scheduler hears of them, so that the driver may be done first.
+        """
+        deadline_s = time.monotonic() + LAST_WORD_S
+        while self.controller.state.trajectories and self.failure is None and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.002)
 
     def counts(self) -> Mapping[str, Any]:
         """How many trajectories are in which state, and how full the engines are."""
