@@ -8,8 +8,6 @@ over trajectories and groups. An exact prediction has one value, and gets that.
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
 
 from heddle_dask.core.errors import BadInput
@@ -21,13 +19,10 @@ from heddle_dask.sim.clusters import SLOTS_PER_GPU, Cluster
 from heddle_dask.sim.kv_cache import BLOCK_TOKENS
 from heddle_dask.strategies.parallelism.choice import choose_degrees
 from heddle_dask.strategies.parallelism.degrees import Budget, DegreeChoice, allowed_degrees
+from heddle_dask.strategies.parallelism.forecast import Guess, level_of
 from heddle_dask.strategies.partition.work import Work
 from heddle_dask.strategies.partition.work_plan import WorkEngine
 from heddle_dask.workloads.planned import PlannedTrajectory
-
-_NORMAL_Q90 = statistics.NormalDist().inv_cdf(0.9)
-# Multiples of it, modulo 1, cover 0 to 1 evenly from wherever one looks (Weyl's sequence).
-_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def degrees_that_fit(shape: ModelShape, cluster: Cluster, max_context_tokens: int) -> tuple[int, ...]:
@@ -73,9 +68,8 @@ def predicted_works(
     starts = [finished_from_steps(past_of(plan)).points[0] for plan in plans]
     works = []
     for number, (plan, made) in enumerate(zip(plans, predictor.predict(starts), strict=True)):
-        share = (0.5 + number * _GOLDEN) % 1.0
-        tokens = _quantile(made.remaining_tokens, made.remaining_tokens_q90, share)
-        tokens = min(tokens, float(max_context_tokens - plan.prompt_tokens))
+        guess = Guess(made.remaining_tokens, made.remaining_tokens_q90)
+        tokens = min(guess.quantile_tokens(level_of(number)), float(max_context_tokens - plan.prompt_tokens))
         added = min(added_per_token * tokens, max_context_tokens - plan.prompt_tokens - tokens)
         works.append(
             Work(
@@ -109,9 +103,3 @@ def chosen_degrees(
     }
     budget = Budget(cluster.gpus, cluster.gpus_per_node, degrees)
     return choose_degrees(works, budget, engines, seed=seed)
-
-
-def _quantile(median: float, q90: float, share: float) -> float:
-    """Of the log-normal with this median and 0.9 quantile."""
-    spread = math.log(max(1.0, q90 / median)) / _NORMAL_Q90
-    return max(1.0, median * math.exp(spread * statistics.NormalDist().inv_cdf(share)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import uvloop
 
+from heddle_dask.cli.option_groups import measured_live
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.engines.collector import collect_seldom
 
@@ -18,23 +19,12 @@ DEFAULT_ARMS = ("heddle", "verl", "slime", "verl-hybrid")
 
 
 @click.command("fidelity")
-@click.option("--trace", multiple=True, required=True, type=Path, help="Trace file; may be given again.")
-@click.option("--tasks", type=click.IntRange(1), default=64, show_default=True, help="Trajectories.")
-@click.option("--token-scale", default=0.25, show_default=True, help="Factor on all token counts.")
-@click.option("--tool-scale", default=0.02, show_default=True, help="Factor on all tool seconds.")
-@click.option("--engine", default="emulated", show_default=True, help="vllm or emulated.")
-@click.option("--engines", type=click.IntRange(1), default=2, show_default=True, help="How many.")
-@click.option("--slots", type=click.IntRange(1), default=6, show_default=True, help="Of each engine.")
-@click.option("--profile", default="tiny-cpu", show_default=True, help="Cost profile of emulated engines.")
-@click.option("--time-scale", default=1.0, show_default=True, help="Of emulated engines.")
+@measured_live(token_scale=0.25, engine="emulated")
 @click.option(
     "--table",
     default="tiny-agent-cpu",
     show_default=True,
     help="Measured table of vLLM engines, name or file.",
-)
-@click.option(
-    "--max-context", default=4096, show_default=True, help="Longest context; traces are clipped to it."
 )
 @click.option(
     "--overhead",
@@ -56,7 +46,6 @@ DEFAULT_ARMS = ("heddle", "verl", "slime", "verl-hybrid")
     default=None,
     help="JSON of an earlier comparison: simulate its live runs anew, with the same workload options.",
 )
-@click.option("--model", default=None, help="Model directory [default: the shipped tiny-agent].")
 @shared_options
 def fidelity(
     trace: tuple[Path, ...],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import uvloop
 
+from heddle_dask.cli.option_groups import measured_live
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.engines.collector import collect_seldom
 
@@ -25,18 +26,7 @@ ROUTER_ARMS = (
 
 
 @click.command("live")
-@click.option("--trace", multiple=True, required=True, type=Path, help="Trace file; may be given again.")
-@click.option("--tasks", type=click.IntRange(1), default=64, show_default=True, help="Trajectories.")
-@click.option("--token-scale", default=0.05, show_default=True, help="Factor on all token counts.")
-@click.option("--tool-scale", default=0.02, show_default=True, help="Factor on all tool seconds.")
-@click.option("--engine", default="vllm", show_default=True, help="vllm or emulated.")
-@click.option("--engines", type=click.IntRange(1), default=2, show_default=True, help="How many.")
-@click.option("--slots", type=click.IntRange(1), default=6, show_default=True, help="Of each engine.")
-@click.option("--profile", default="tiny-cpu", show_default=True, help="Cost profile of the engines.")
-@click.option("--time-scale", default=1.0, show_default=True, help="Of emulated engines.")
-@click.option(
-    "--max-context", default=4096, show_default=True, help="Longest context; traces are clipped to it."
-)
+@measured_live(token_scale=0.05, engine="vllm")
 @click.option(
     "--kv-capacity",
     type=click.IntRange(0),
@@ -53,7 +43,6 @@ ROUTER_ARMS = (
     help="preset:part=name,option=value:…, or vllm-router/policy [default: all presets, and the router's policies].",
 )
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs of each arm.")
-@click.option("--model", default=None, help="Model directory [default: the shipped tiny-agent].")
 @shared_options
 def live(
     trace: tuple[Path, ...],

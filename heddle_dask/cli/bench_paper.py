@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from heddle_dask.cli.option_groups import COUNT, MAX_CONTEXT_TOKENS, SAMPLES, SEEDS
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
     from heddle_dask.benchmarks.paper import PaperSweep
     from heddle_dask.benchmarks.paper_store import PaperStore
-
-_COUNT = click.IntRange(min=1)
 
 
 @click.command("paper")
@@ -25,22 +24,16 @@ _COUNT = click.IntRange(min=1)
 @click.option(
     "--arms", default="all", show_default=True, help="baselines, ours, ablations, or names, by commas."
 )
-@click.option("--seeds", type=_COUNT, default=3, show_default=True, help="How many, from --seed on.")
+@SEEDS
 @click.option(
     "--trajectories",
-    type=_COUNT,
+    type=COUNT,
     default=None,
     help="Of every run [default: 100 for each engine of the paper's baselines: 6,400, and 3,200 for 32B].",
 )
-@click.option("--samples", type=_COUNT, default=16, show_default=True, help="Trajectories a prompt.")
+@SAMPLES
 @click.option("--cluster", default="hopper64", show_default=True, help="Name or FILE.toml.")
-@click.option(
-    "--max-context-tokens",
-    type=click.IntRange(min=2),
-    default=40_960,
-    show_default=True,
-    help="Longest context of an engine.",
-)
+@MAX_CONTEXT_TOKENS
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -9,44 +9,26 @@ from typing import TYPE_CHECKING
 
 import click
 
+from heddle_dask.cli.option_groups import COUNT, simulated
 from heddle_dask.cli.shared_options import print_json, shared_options
-from heddle_dask.cli.simulate import DEFAULT_CONTEXT_TOKENS
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
     from heddle_dask.sim.plan import GpuBudget, PlayedCandidate
     from heddle_dask.sim.rollout import Arm
 
-_COUNT = click.IntRange(min=1)
-
 
 @click.command("plan")
-@click.option("--workload", required=True, help="coding, search, math, or a trace FILE.")
-@click.option("--model", default="qwen3-14b", show_default=True, help="Name or directory with a config.json.")
+@simulated
 @click.option("--cluster", default="hopper64", show_default=True, help="Kind of GPUs: name or FILE.toml.")
 @click.option("--gpus", default=None, help="How many; several with commas [default: the cluster's].")
 @click.option("--strategy", default="heddle", show_default=True, help="Preset[:part=name,option=value:…].")
 @click.option("--set", "overrides", multiple=True, help="PART=NAME[,KEY=VALUE]...: replace a part of it.")
-@click.option("--seeds", type=_COUNT, default=3, show_default=True, help="How many, from --seed on.")
 @click.option(
     "--trajectories",
-    type=_COUNT,
+    type=COUNT,
     default=None,
     help="[default: 100 for each GPU of the largest budget, in whole groups]",
-)
-@click.option("--samples", type=_COUNT, default=16, show_default=True, help="Trajectories a prompt.")
-@click.option("--slots", type=_COUNT, default=None, help="Of each engine [default: 100 for each GPU].")
-@click.option(
-    "--max-context-tokens",
-    type=click.IntRange(min=2),
-    default=DEFAULT_CONTEXT_TOKENS,
-    show_default=True,
-    help="Longest context of an engine.",
-)
-@click.option("--token-scale", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
-@click.option("--tool-scale", type=click.FloatRange(min=0), default=1.0, show_default=True)
-@click.option(
-    "--warm/--cold", default=True, show_default=True, help="Predictors learn from other groups first."
 )
 @click.option(
     "--price-per-gpu-hour",
@@ -54,7 +36,6 @@ _COUNT = click.IntRange(min=1)
     default=None,
     help="Says the cost in money too.",
 )
-@click.option("--scheduler", default=None, help="Run on the workers of this Dask scheduler [default: here].")
 @shared_options
 def plan(
     workload: str,

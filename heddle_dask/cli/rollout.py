@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from heddle_dask.cli.option_groups import COUNT
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
     from heddle_dask.live.run_writer import WriteMode
 
-_COUNT = click.IntRange(min=1)
+
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 
@@ -26,12 +27,12 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     show_default=True,
     help="NAME, NAME:TIER, package.module:function or replay:FILE.",
 )
-@click.option("--tasks", type=_COUNT, default=16, show_default=True, help="Tasks to draw.")
-@click.option("--samples", type=_COUNT, default=4, show_default=True, help="Attempts per task.")
+@click.option("--tasks", type=COUNT, default=16, show_default=True, help="Tasks to draw.")
+@click.option("--samples", type=COUNT, default=4, show_default=True, help="Attempts per task.")
 @click.option("--model", default=None, help="Model directory [default: the tiny-agent that comes with us].")
 @click.option("--engine", type=click.Choice(["vllm", "emulated"]), default="vllm", show_default=True)
-@click.option("--engines", type=_COUNT, default=1, show_default=True, help="How many engines.")
-@click.option("--slots", type=_COUNT, default=16, show_default=True, help="Most sequences per engine.")
+@click.option("--engines", type=COUNT, default=1, show_default=True, help="How many engines.")
+@click.option("--slots", type=COUNT, default=16, show_default=True, help="Most sequences per engine.")
 @click.option(
     "--kv-transfer", is_flag=True, help="Engines hand over KV caches (a core per CPU engine spins for it)."
 )
@@ -62,8 +63,8 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 @click.option(
     "--tool-scale", type=click.FloatRange(min=0), default=None, help="replay: scales tool time [default: 1]."
 )
-@click.option("--max-steps", type=_COUNT, default=64, show_default=True, help="LLM steps per trajectory.")
-@click.option("--max-step-tokens", type=_COUNT, default=512, show_default=True, help="Tokens per step.")
+@click.option("--max-steps", type=COUNT, default=64, show_default=True, help="LLM steps per trajectory.")
+@click.option("--max-step-tokens", type=COUNT, default=512, show_default=True, help="Tokens per step.")
 @click.option(
     "--max-context-tokens",
     type=click.IntRange(min=2),
@@ -72,8 +73,8 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 )
 @click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True)
 @click.option("--top-p", type=click.FloatRange(min=0, max=1, min_open=True), default=1.0, show_default=True)
-@click.option("--tool-workers", type=_COUNT, default=1, show_default=True, help="Of the local cluster.")
-@click.option("--tool-cpus", type=_COUNT, default=None, help="For tools [default: those of the machine].")
+@click.option("--tool-workers", type=COUNT, default=1, show_default=True, help="Of the local cluster.")
+@click.option("--tool-cpus", type=COUNT, default=None, help="For tools [default: those of the machine].")
 @click.option("--worker-timeout", type=_POSITIVE, default=30.0, show_default=True, help="Seconds.")
 @click.option("--engine-timeout", type=_POSITIVE, default=600.0, show_default=True, help="Seconds.")
 @click.option("--dashboard/--no-dashboard", default=None, help="[default: where bokeh is installed]")

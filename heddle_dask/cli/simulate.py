@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING
 
 import click
 
+from heddle_dask.cli.option_groups import COUNT, simulated
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
     from heddle_dask.sim.rollout import SimulatedRollout
 
-_COUNT = click.IntRange(min=1)
 DEFAULT_STRATEGIES = "heddle,verl,verl-hybrid,slime,sticky-least-loaded"
-DEFAULT_CONTEXT_TOKENS = 40_960
 
 
 @click.command("simulate")
-@click.option("--workload", required=True, help="coding, search, math, or a trace FILE.")
+@simulated
 @click.option("--cluster", default="hopper64", show_default=True, help="Name or FILE.toml.")
-@click.option("--model", default="qwen3-14b", show_default=True, help="Name or directory with a config.json.")
 @click.option(
     "--strategy",
     default=DEFAULT_STRATEGIES,
@@ -31,27 +29,9 @@ DEFAULT_CONTEXT_TOKENS = 40_960
     help="Presets, separated by commas; each preset:part=name,option=value:… .",
 )
 @click.option("--set", "overrides", multiple=True, help="PART=NAME[,KEY=VALUE]...: replace a part of all.")
-@click.option("--seeds", type=_COUNT, default=3, show_default=True, help="How many, from --seed on.")
-@click.option(
-    "--trajectories", type=_COUNT, default=None, help="[default: 100 for each GPU, in whole groups]"
-)
-@click.option("--samples", type=_COUNT, default=16, show_default=True, help="Trajectories a prompt.")
-@click.option("--tp", type=_COUNT, default=None, help="Degree of all engines [default: the cluster's].")
-@click.option("--slots", type=_COUNT, default=None, help="Of each engine [default: 100 for each GPU].")
-@click.option(
-    "--max-context-tokens",
-    type=click.IntRange(min=2),
-    default=DEFAULT_CONTEXT_TOKENS,
-    show_default=True,
-    help="Longest context of an engine.",
-)
-@click.option("--token-scale", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
-@click.option("--tool-scale", type=click.FloatRange(min=0), default=1.0, show_default=True)
-@click.option(
-    "--warm/--cold", default=True, show_default=True, help="Predictors learn from other groups first."
-)
+@click.option("--trajectories", type=COUNT, default=None, help="[default: 100 for each GPU, in whole groups]")
+@click.option("--tp", type=COUNT, default=None, help="Degree of all engines [default: the cluster's].")
 @click.option("--html", type=click.Path(path_type=Path), default=None, help="Report on the first seed.")
-@click.option("--scheduler", default=None, help="Run on the workers of this Dask scheduler [default: here].")
 @shared_options
 def simulate(
     workload: str,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -16,27 +15,18 @@ from distributed import Client
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.environments.base import Environment, Task
-from heddle_dask.environments.functions import as_environment
-from heddle_dask.live import _dask_internals as dask
+from heddle_dask.environments.base import Environment
 from heddle_dask.live.batch import Batch
 from heddle_dask.live.capacity import Patience, wait_for_capacity
-from heddle_dask.live.control_channel import ControlChannel
 from heddle_dask.live.degree_specs import DegreeSpecs
 from heddle_dask.live.degrees import AskedDegrees, EngineDegrees, degrees_to_price
 from heddle_dask.live.driver import Attempt, Driver, attempts_of
+from heddle_dask.live.open_session import OpenSession
 from heddle_dask.live.resume import unfinished
-from heddle_dask.live.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
-from heddle_dask.live.rollout_worker import RolloutWorker
+from heddle_dask.live.rollout_inputs import Tasks, engine_spec_of, environment_of, tasks_of
 from heddle_dask.live.run_writer import RunWriter, WriteMode
-from heddle_dask.live.scheduler_plugin import STREAM_INTERVAL_S, HeddleScheduler
 from heddle_dask.live.services import Budget, Sampling, Services
-from heddle_dask.live.submission import Submitter
-from heddle_dask.live.tool_worker import PLUGIN_NAME as TOOL_PLUGIN
-from heddle_dask.live.tool_worker import ToolWorker
 from heddle_dask.records.trajectory import TrajectoryRecord
-
-Tasks = int | Sequence[Task | str]
 
 
 class Rollout:
@@ -120,14 +110,10 @@ class Rollout:
         self.client = client
         self.budget = budget or Budget()
         self.sampling = sampling or Sampling()
-        self.environment = _environment(env)
+        self.environment = environment_of(env)
         self.template = ChatTemplate.load(str(model))
         self._check_template(on_progress)
-        self.spec = (
-            engine
-            if isinstance(engine, EngineSpec)
-            else _engine_spec(engine, str(model), slots, kv_transfer, self.budget, seed, cost)
-        )
+        self.spec = engine_spec_of(engine, str(model), slots, kv_transfer, self.budget, seed, cost)
         self.model = str(model)
         self.samples = samples
         self.seed = seed
@@ -153,15 +139,12 @@ class Rollout:
                 seed=seed,
                 note=on_progress,
             )
-        self._session: str | None = None
+        self._session: OpenSession | None = None
         self._writer: RunWriter | None = None
-        self._channel: ControlChannel | None = None
-        self._submitter: Submitter | None = None
         self._driver: Driver | None = None
         self._moves: Mapping[str, Mapping[str, float]] = {}
         self._batches = 0
         self._batch_began_s = 0.0
-        self._owns_engines = False
         self._started_s = 0.0
         self._entered = False
 
@@ -202,7 +185,7 @@ class Rollout:
 
     def progress(self) -> Mapping[str, Any]:
         """Counts of the running batch: by state, tokens generated, trajectories finished."""
-        counts = dict(self._channel.counts) if self._channel is not None else {}
+        counts = dict(self._session.channel.counts) if self._session is not None else {}
         driver = self._driver
         return {
             **counts,
@@ -277,56 +260,36 @@ class Rollout:
         return Batch(records, makespan_s, out, counts, self._moves)
 
     async def _stream(self, tasks: Tasks) -> AsyncIterator[TrajectoryRecord]:
-        chosen = self._tasks(tasks)
+        chosen = tasks_of(tasks, self.environment, self.seed)
         try:
-            if self._session is None:
-                await self._open()
-            services = self._services()
-            assert self._channel is not None
+            session = self._session or await self._open()
+            services = self._services(session)
             number = self._next_batch()
             prefix = f"b{number}/" if number else ""
             attempts = attempts_of(self.environment.name, chosen, self.samples, self.seed, prefix)
             if self._mode == "resume" and self._writer is not None:
                 attempts = unfinished(attempts, self._writer)
             await self._provide_degrees(attempts)
-            driver = Driver(self.client, services, self.environment, self._writer, self._channel.failed)
+            driver = Driver(self.client, services, self.environment, self._writer, session.channel.failed)
             self._driver = driver
             self._batch_began_s = services.clock()
             async for record in driver.run(attempts):
                 if self._engine_degrees is not None:
                     self._engine_degrees.finished(record)
                 yield record
-            await self._channel.refresh()
-            self._moves = self._channel.counts.get("moves", {})
+            await session.channel.refresh()
+            self._moves = session.channel.counts.get("moves", {})
             if self._writer is not None:
                 await self._writer.store()
         finally:
             if not self._entered:
                 await self._close()
 
-    def _tasks(self, tasks: Tasks) -> list[Task]:
-        if isinstance(tasks, int):
-            if tasks < 1:
-                raise BadInput(f"tasks is {tasks}: use at least 1")
-            chosen = list(self.environment.tasks(tasks, self.seed))
-        else:
-            chosen = [
-                Task(task_id=f"task-{i}", prompt=task) if isinstance(task, str) else task
-                for i, task in enumerate(tasks)
-            ]
-        seen: set[str] = set()
-        for task in chosen:
-            if task.task_id in seen:
-                raise BadInput(f"two tasks have the id '{task.task_id}': give each its own")
-            seen.add(task.task_id)
-        return chosen
-
-    def _services(self) -> Services:
-        assert self._session is not None and self._submitter is not None
+    def _services(self, session: OpenSession) -> Services:
         writer = self._writer
         return Services(
-            session=self._session,
-            submitter=self._submitter,
+            session=session.session_id,
+            submitter=session.submitter,
             template=self.template,
             budget=self.budget,
             sampling=self.sampling,
@@ -334,18 +297,25 @@ class Rollout:
             journal=writer.journal if writer is not None else lambda kind, body: None,
         )
 
-    async def _open(self) -> None:
+    async def _open(self) -> OpenSession:
         """Files first (they fail fastest), then plugins, engines, session."""
         self._started_s = time.monotonic()
         if self.out is not None:
             self._writer = RunWriter(self.out, self._mode, self._describe())
             self._writer.journal("session", self._describe())
-        await self.client.register_plugin(HeddleScheduler())
-        dask.shorten_own_interval(self.client, STREAM_INTERVAL_S)
-        await self._open_session()
-        await self._provide_workers()
+        self._session = await OpenSession.claim(
+            self.client,
+            strategy=self._strategy,
+            overrides=self._overrides,
+            seed=self.seed,
+            cost=self._cost,
+            on_notice=self._on_notice,
+            on_lines=_journal_of(self._writer),
+        )
+        await self._session.provide_workers(self.spec, self._engine_degrees)
         if self._engine_degrees is None:
             await wait_for_capacity(self.client, self._engines, self._patience, self._on_progress)
+        return self._session
 
     def _check_template(self, on_progress: Callable[[str], None]) -> None:
         """Say so when the template would rewrite history; the record keeps what was sampled all the same."""
@@ -353,39 +323,6 @@ class Rollout:
             self.template.check_append_only()
         except BadInput as error:
             on_progress(f"note: {error}; trajectories keep their history as it was sampled")
-
-    async def _open_session(self) -> None:
-        """Claim the cluster before anything on it is changed."""
-        session = uuid.uuid4().hex[:8]
-        answer = await dask.call_scheduler(
-            self.client,
-            "heddle_open",
-            session=session,
-            client_id=self.client.id,
-            preset=self._strategy,
-            overrides=list(self._overrides),
-            seed=self.seed,
-            cost=self._cost,
-        )
-        if "error" in answer:
-            raise BadInput(answer["error"])
-        self._session = session
-        self._submitter = Submitter(self.client, session)
-        self._channel = ControlChannel(self.client, session, self._on_notice, _journal_of(self._writer))
-        self._channel.start()
-
-    async def _provide_workers(self) -> None:
-        """Register what the workers lack; engines that run our model already are used as they are."""
-        capacity = await dask.call_scheduler(self.client, "heddle_capacity")
-        if TOOL_PLUGIN not in capacity["plugins"]:
-            await self.client.register_plugin(ToolWorker())
-        models = {(kind, model) for _, _, _, kind, model in capacity["engines"]}
-        self._owns_engines = models != {(self.spec.kind, self.spec.model)}
-        if self._engine_degrees is not None:
-            assert self._session is not None
-            await self._engine_degrees.open(self._session, self._owns_engines)
-        elif self._owns_engines:
-            await self.client.register_plugin(RolloutWorker(self.spec))
 
     async def _provide_degrees(self, attempts: Sequence[Attempt]) -> None:
         """Engines at the degrees asked for, before the first step of a batch."""
@@ -428,31 +365,14 @@ class Rollout:
             self._driver.on_notice(notice)
 
     async def _close(self) -> None:
-        channel, self._channel = self._channel, None
-        submitter, self._submitter = self._submitter, None
         session, self._session = self._session, None
         writer, self._writer = self._writer, None
         try:
-            if submitter is not None:
-                await submitter.close()
-            if channel is not None:
-                await self._close_session(session, channel)
+            if session is not None:
+                await session.close()
         finally:
             if writer is not None:
                 await writer.close()
-
-    async def _close_session(self, session: str | None, channel: ControlChannel) -> None:
-        last: Mapping[str, Any] = {}
-        channel.stop()
-        open_here = session is not None and self.client.status == "running"
-        try:
-            if open_here:
-                last = await dask.call_scheduler(self.client, "heddle_close", session=session)
-        finally:
-            await channel.close()
-        channel.take(last)
-        if open_here and self._owns_engines:
-            await self.client.unregister_worker_plugin(ENGINE_PLUGIN)
 
 
 def _journal_of(writer: RunWriter | None) -> Callable[[list[Any]], None]:
@@ -463,36 +383,6 @@ def _journal_of(writer: RunWriter | None) -> Callable[[list[Any]], None]:
             writer.journal("control", {"lines": lines})
 
     return write
-
-
-def _environment(env: object) -> Environment:
-    if isinstance(env, str):
-        # Names load the environments that ship, and with them libraries that a user's own may not need.
-        from heddle_dask.environments.loading import load_environment
-
-        loaded: Environment = load_environment(env)
-        return loaded
-    return as_environment(env)
-
-
-def _engine_spec(
-    kind: str,
-    model: str,
-    slots: int,
-    kv_transfer: bool,
-    budget: Budget,
-    seed: int,
-    cost: Mapping[str, Any] | None,
-) -> EngineSpec:
-    return EngineSpec(
-        kind=kind,  # type: ignore[arg-type]
-        model=model,
-        slots=slots,
-        kv_transfer=kv_transfer,
-        max_model_len=budget.max_context_tokens,
-        seed=seed,
-        cost=cost if kind == "emulated" else None,
-    )
 
 
 async def _next_or_none(stream: AsyncIterator[TrajectoryRecord]) -> TrajectoryRecord | None:

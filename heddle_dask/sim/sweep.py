@@ -206,19 +206,6 @@ def run_job(job: SimulationJob) -> SimulatedRollout:
     return next(run_jobs([job]))
 
 
-def sweep(
-    workload: SimulatedWorkload,
-    fleet: SimulatedFleet,
-    arms: Sequence[Arm],
-    seeds: Sequence[int],
-    *,
-    warm: bool,
-    watched_seed: int | None = None,
-) -> Iterator[SimulatedRollout]:
-    """`run_jobs` of `sweep_jobs`."""
-    return run_jobs(sweep_jobs(workload, fleet, arms, seeds, warm=warm, watched_seed=watched_seed))
-
-
 class _Draw:
     """What a seed drew, and what was found out about it for the jobs before."""
 

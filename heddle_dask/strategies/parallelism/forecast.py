@@ -44,6 +44,17 @@ class Guess:
     median_tokens: float
     q90_tokens: float
 
+    def quantile_tokens(self, level: float) -> float:
+        """The quantile, at least 1, of the log-normal law that has this median and 0.9 quantile."""
+        median = max(1.0, self.median_tokens)
+        spread = math.log(max(1.0, self.q90_tokens / median)) / _Z90
+        return max(1.0, median * math.exp(spread * NormalDist().inv_cdf(min(max(level, 0.005), 0.995))))
+
+
+def level_of(number: int) -> float:
+    """Where trajectory `number` of a batch stands between 0 and 1: evenly for every count (Weyl's sequence)."""
+    return math.modf((number + 0.5) * _GOLDEN)[0]
+
 
 def works_of(
     coming: Sequence[Coming], past: Sequence[Past], guesses: Sequence[Guess], most_tokens: int
@@ -64,25 +75,18 @@ def works_of(
     by_length = sorted(past, key=lambda one: (one.decode_tokens, one.observed_tokens, one.tool_s))
     typical = by_length[len(by_length) // 2] if by_length else Past(0)
     for number, one in enumerate(coming):
-        level = math.modf((number + 0.5) * _GOLDEN)[0]
+        level = level_of(number)
         if one.known_tokens > 0:
             source, took = "known", Past(one.known_tokens, typical.observed_tokens, typical.tool_s)
         elif by_length:
             source, took = "earlier trajectories", by_length[int(level * len(by_length))]
         elif guesses:
-            source, took = "predictor", Past(_spread_tokens(guesses[number], level))
+            source, took = "predictor", Past(round(guesses[number].quantile_tokens(level)))
         else:
             return [], ""
         sources[source] = None
         works.append(_work(one, took, most_tokens))
     return works, " and ".join(sources)
-
-
-def _spread_tokens(guess: Guess, level: float) -> int:
-    """The quantile of the log-normal law that has this median and 0.9 quantile."""
-    median = max(1.0, guess.median_tokens)
-    spread = math.log(max(1.0, guess.q90_tokens / median)) / _Z90
-    return max(1, round(median * math.exp(spread * NormalDist().inv_cdf(min(max(level, 0.005), 0.995)))))
 
 
 def _work(one: Coming, took: Past, most_tokens: int) -> Work:

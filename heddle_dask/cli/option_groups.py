@@ -1,0 +1,120 @@
+"""Options that several commands share: what is rolled out on which engines, live and simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+Option = Callable[[F], F]
+
+COUNT = click.IntRange(min=1)
+DEFAULT_CONTEXT_TOKENS = 40_960
+
+
+def _all(options: Sequence[Option[Any]]) -> Callable[[F], F]:
+    """The options in this order, as one decorator."""
+
+    def add(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+def measured_live(*, token_scale: float, engine: str) -> Callable[[F], F]:
+    """Traces to replay and the engines of this machine to replay them on.
+
+    Parameters
+    ----------
+    token_scale, engine
+        Defaults of ``--token-scale`` and ``--engine``.
+    """
+    return _all(
+        [
+            click.option(
+                "--trace", multiple=True, required=True, type=Path, help="Trace file; may be given again."
+            ),
+            click.option("--tasks", type=COUNT, default=64, show_default=True, help="Trajectories."),
+            click.option(
+                "--token-scale", default=token_scale, show_default=True, help="Factor on all token counts."
+            ),
+            click.option("--tool-scale", default=0.02, show_default=True, help="Factor on all tool seconds."),
+            click.option("--engine", default=engine, show_default=True, help="vllm or emulated."),
+            click.option("--engines", type=COUNT, default=2, show_default=True, help="How many."),
+            click.option("--slots", type=COUNT, default=6, show_default=True, help="Of each engine."),
+            click.option(
+                "--profile", default="tiny-cpu", show_default=True, help="Cost profile of the engines."
+            ),
+            click.option("--time-scale", default=1.0, show_default=True, help="Of emulated engines."),
+            click.option(
+                "--max-context",
+                default=4096,
+                show_default=True,
+                help="Longest context; traces are clipped to it.",
+            ),
+            click.option("--model", default=None, help="Model directory [default: the shipped tiny-agent]."),
+        ]
+    )
+
+
+SEEDS = click.option("--seeds", type=COUNT, default=3, show_default=True, help="How many, from --seed on.")
+SAMPLES = click.option("--samples", type=COUNT, default=16, show_default=True, help="Trajectories a prompt.")
+MAX_CONTEXT_TOKENS = click.option(
+    "--max-context-tokens",
+    type=click.IntRange(min=2),
+    default=DEFAULT_CONTEXT_TOKENS,
+    show_default=True,
+    help="Longest context of an engine.",
+)
+
+
+def simulated(function: F) -> F:
+    """Workload, model and how they are played in virtual time."""
+    add: Callable[[F], F] = _all(
+        [
+            click.option("--workload", required=True, help="coding, search, math, or a trace FILE."),
+            click.option(
+                "--model",
+                default="qwen3-14b",
+                show_default=True,
+                help="Name or directory with a config.json.",
+            ),
+            SEEDS,
+            SAMPLES,
+            click.option(
+                "--slots", type=COUNT, default=None, help="Of each engine [default: 100 for each GPU]."
+            ),
+            MAX_CONTEXT_TOKENS,
+            click.option(
+                "--token-scale",
+                type=click.FloatRange(min=0, min_open=True),
+                default=1.0,
+                show_default=True,
+                help="Factor on all token counts.",
+            ),
+            click.option(
+                "--tool-scale",
+                type=click.FloatRange(min=0),
+                default=1.0,
+                show_default=True,
+                help="Factor on all tool seconds.",
+            ),
+            click.option(
+                "--warm/--cold",
+                default=True,
+                show_default=True,
+                help="Predictors learn from other groups first.",
+            ),
+            click.option(
+                "--scheduler",
+                default=None,
+                help="Run on the workers of this Dask scheduler [default: here].",
+            ),
+        ]
+    )
+    return add(function)
