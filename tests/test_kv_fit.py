@@ -74,6 +74,17 @@ def test_the_longest_that_waits_starts_when_there_is_room_for_it() -> None:
     assert admitted(stage.feed(ev.TrajectoryEnded, "a", "completed")) == ["long"]
 
 
+@pytest.mark.parametrize(("observed_per_token", "both"), [(0.0, True), (2.0, True), (5.0, False)])
+def test_what_tools_added_earlier_counts_before_any_has_run(observed_per_token: float, both: bool) -> None:
+    stage = stage_of()
+    stage.feed(ev.EngineJoined, engine_of("A", kv_tokens=1000))
+    for name in "ab":
+        stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, 10))
+    # At their ends both hold 10 + 100 * (1 + observed) tokens.
+    told = [stage.feed(ev.PredictionMade, n, 0, 100.0, 100.0, 0.0, 0.0, "", observed_per_token) for n in "ab"]
+    assert [admitted(commands) for commands in told] == [["a"], ["b"] if both else []]
+
+
 def test_room_is_counted_by_engine_and_not_in_all() -> None:
     stage = stage_of()
     for name in "AB":

@@ -7,8 +7,9 @@ import math
 from core_builders import Stage
 
 from heddle_dask.core.nouns import TrajectorySpec
+from heddle_dask.core.state import Trajectory
 from heddle_dask.predictors.features import RECENT
-from heddle_dask.predictors.from_state import finished_of, progress_of
+from heddle_dask.predictors.from_state import finished_of, prediction_made, progress_of
 from heddle_dask.predictors.known import Oracle
 
 
@@ -34,6 +35,29 @@ def test_progress_holds_the_last_steps_and_what_they_came_to() -> None:
     assert progress.generated_tokens == sum(10 + index for index in range(RECENT + 2))
     assert progress.prompt_tokens == 100, "the first prompt as it was sent"
     assert not math.isnan(progress.elapsed_s)
+
+
+def test_what_tools_added_is_no_part_of_prompt_or_answers() -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.submit("a")
+    for index, context in enumerate((100, 160)):  # 10 generated, 50 added by a tool
+        stage.finish(stage.placed("a", index, context=context), 10)
+    assert finished_of(stage.trajectory("a"), "completed", 50.0).observed_tokens == 50
+
+
+def test_what_nobody_knows_is_told_without_nan() -> None:
+    record = progress_of(_submitted(), 1.0)
+    told = prediction_made(record, Oracle({"a": 5.0}).predict([record])[0], 2.0)
+    assert (told.remaining_s, told.remaining_s_q90, told.observed_per_token) == (0.0, 0.0, None)
+    told = prediction_made(record, Oracle({}, observed_per_token=1.5).predict([record])[0], 2.0)
+    assert told.observed_per_token == 1.5
+
+
+def _submitted() -> Trajectory:
+    stage = Stage()
+    stage.submit("a")
+    return stage.trajectory("a")
 
 
 def test_an_oracle_hears_of_trajectories_that_come_later() -> None:

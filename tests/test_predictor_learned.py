@@ -179,6 +179,17 @@ def test_kaplan_meier_counts_the_cut_off() -> None:
     assert math.expm1(whole.quantile(middle)[0]) == pytest.approx(50, abs=1)
 
 
+def test_what_tools_add_is_known_from_those_that_are_kept() -> None:
+    predictor = LearnedPredictor(SMALL, LearningSettings(kept=20))
+    told = [replace(one, observed_tokens=3 * one.generated_tokens) for one in by_law(30)]
+    predictor.warm_start(replace(one, observed_tokens=99 * one.generated_tokens) for one in told[:10])
+    predictor.warm_start([*told[10:], told[-1]])  # one of them twice
+    (answer,) = predictor.predict([trajectory("new", "nobody").points[0]])
+    assert answer.observed_per_token == pytest.approx(3.0)
+    (unknown,) = LearnedPredictor(SMALL).predict([trajectory("new", "nobody").points[0]])
+    assert math.isnan(unknown.observed_per_token)
+
+
 def test_memory_is_bounded() -> None:
     predictor = LearnedPredictor(SMALL, LearningSettings(kept=50))
     for one in by_law(200):

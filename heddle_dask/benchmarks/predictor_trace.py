@@ -77,6 +77,7 @@ def finished(one: TracedTrajectory, origin: Mapping[str, Any], policy_version: i
         message_tokens=last.message_tokens,
         max_steps=last.max_steps,
         generated_tokens=last.generated_tokens,
+        observed_tokens=last.context_tokens - last.prompt_tokens - last.generated_tokens,
         duration_s=last.elapsed_s,
         censored=not one.complete,
         started_at_s=points[0].at_s,

@@ -330,6 +330,7 @@ class Controller:
             return self.state.late()
         if event.steps_finished != trajectory.steps_finished:
             return self.state.late()
+        self.state.observed_per_token = event.observed_per_token
         self.state.take_prediction(
             trajectory,
             event.remaining_tokens,

@@ -93,7 +93,8 @@ class StepFailed:
 class PredictionMade:
     """The answer to a `PredictRemaining`: what a trajectory still has to do, as it stood at `steps_finished`.
 
-    Medians and 0.9 quantiles, from now to its end; `source` names the predictor that answered.
+    Medians and 0.9 quantiles, from now to its end; `source` names the predictor that answered. `observed_per_token`:
+    tokens that tools add to a context for each one generated, as earlier trajectories tell; None where none do.
     """
 
     at: float
@@ -104,6 +105,7 @@ class PredictionMade:
     remaining_s: float
     remaining_s_q90: float
     source: str = ""
+    observed_per_token: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

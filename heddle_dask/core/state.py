@@ -255,6 +255,8 @@ class State:
         Admitted trajectories that have not ended.
     sampled_tokens, observed_tokens
         Tokens that all trajectories have generated, and that tools and templates have added between their steps.
+    observed_per_token
+        Tokens that tools add for each one generated, as the predictor knows from earlier trajectories; None: unknown.
     late_arrivals
         How many events were ignored because they came too late.
     least_max_context
@@ -274,6 +276,7 @@ class State:
         self.alive = 0
         self.sampled_tokens = 0
         self.observed_tokens = 0
+        self.observed_per_token: float | None = None
         self.late_arrivals = 0
         self._ready: list[Engine] = []
         self.least_max_context = 0

@@ -77,6 +77,11 @@ class ClusterView:
         return self._state.observed_tokens
 
     @property
+    def observed_per_token(self) -> float | None:
+        """Tokens that tools add for each one generated, as the predictor knows it; None: unknown."""
+        return self._state.observed_per_token
+
+    @property
     def alive(self) -> int:
         """Admitted trajectories that have not ended."""
         return self._state.alive

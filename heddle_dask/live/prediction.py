@@ -7,7 +7,6 @@ and ends the session.
 from __future__ import annotations
 
 import asyncio
-import math
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.state import Trajectory
 from heddle_dask.predictors.contract import Predictor
 from heddle_dask.predictors.features import Finished, Progress
-from heddle_dask.predictors.from_state import finished_of, progress_of
+from heddle_dask.predictors.from_state import finished_of, prediction_made, progress_of
 
 
 class Predictions:
@@ -105,16 +104,7 @@ class Predictions:
         for row in rows:
             self._predictor.observe_running(row)
         return [
-            PredictionMade(
-                at=0.0,  # set when it reaches the controller
-                trajectory_id=TrajectoryId(row.trajectory_id),
-                steps_finished=row.steps_finished,
-                remaining_tokens=answer.remaining_tokens,
-                remaining_tokens_q90=answer.remaining_tokens_q90,
-                remaining_s=_or_zero(answer.remaining_s),
-                remaining_s_q90=_or_zero(answer.remaining_s_q90),
-                source=answer.source,
-            )
+            prediction_made(row, answer, at=0.0)  # set when it reaches the controller
             for row, answer in zip(rows, self._predictor.predict(rows), strict=True)
         ]
 
@@ -127,8 +117,3 @@ class Predictions:
     def _fitted(self, fitting: asyncio.Future[Any]) -> None:
         if not fitting.cancelled() and (error := fitting.exception()) is not None:
             self._fail("".join(traceback.format_exception(error)))
-
-
-def _or_zero(seconds: float) -> float:
-    # The journal is JSON, which has no nan; 0 says that nobody knows.
-    return 0.0 if math.isnan(seconds) else seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ def build_predictor(
     choice: PredictorChoice,
     known_tokens: Mapping[str, float],
     warm: Callable[[str, Mapping[str, Any]], Predictor] | None = None,
+    *,
+    observed_per_token: float = math.nan,
 ) -> Predictor:
     """The predictor of that name.
 
@@ -23,6 +26,9 @@ def build_predictor(
         True totals by trajectory, which oracles read; filled as trajectories are submitted.
     warm
         Makes a predictor from the file that the options name, and the options; None: saved predictors only.
+
+    observed_per_token
+        What oracles say of it (`contract.Prediction`); others find it out.
 
     Raises
     ------
@@ -41,8 +47,13 @@ def build_predictor(
         case "xgboost":
             return LearnedPredictor()
         case "oracle" if options["error_factor"] == 1:
-            return Oracle(known_tokens)
+            return Oracle(known_tokens, observed_per_token=observed_per_token)
         case "oracle":
-            return NoisyOracle(known_tokens, error=options["error_factor"], seed=options["seed"])
+            return NoisyOracle(
+                known_tokens,
+                observed_per_token=observed_per_token,
+                error=options["error_factor"],
+                seed=options["seed"],
+            )
         case _:
             raise BadInput(f"unknown predictor '{choice.name}'")

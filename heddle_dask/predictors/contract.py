@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from heddle_dask.predictors.features import Finished, Progress
+from heddle_dask.predictors.features import NAN, Finished, Progress
 
 
 @dataclass(slots=True)
@@ -24,6 +24,8 @@ class Prediction:
         Median and 0.9 quantile of the tokens still to be generated; at least 1, q90 never below the median.
     remaining_s, remaining_s_q90
         The same in seconds of steps and tools; nan while no finished trajectory had a duration.
+    observed_per_token
+        Tokens that tools add to a context for each one generated, over all trajectories that ended; nan before any.
     source
         Who answered: ``xgboost``, ``group history``, ``prompt only``, ``constant``, ``oracle``, ``noisy oracle``.
     """
@@ -33,6 +35,7 @@ class Prediction:
     remaining_s: float
     remaining_s_q90: float
     source: str
+    observed_per_token: float = NAN
 
 
 class Predictor(Protocol):

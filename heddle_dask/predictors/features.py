@@ -69,8 +69,8 @@ class Finished:
 
     Attributes
     ----------
-    generated_tokens, duration_s
-        Totals; `duration_s` is nan when not measured.
+    generated_tokens, observed_tokens, duration_s
+        Totals: what was generated, what tools added to the context, seconds; `duration_s` is nan when not measured.
     censored
         It did not end by itself (cut off, aborted, still running): the totals are lower bounds.
     started_at_s, ended_at_s
@@ -86,6 +86,7 @@ class Finished:
     message_tokens: int = 0
     max_steps: int = 0
     generated_tokens: int = 0
+    observed_tokens: int = 0
     duration_s: float = NAN
     censored: bool = False
     started_at_s: float = NAN

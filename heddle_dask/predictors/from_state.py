@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
+from heddle_dask.core.events import PredictionMade
+from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.state import Trajectory
 from heddle_dask.core.transitions import TrajectoryState
+from heddle_dask.predictors.contract import Prediction
 from heddle_dask.predictors.features import RECENT, Finished, Progress
 
 
@@ -30,15 +35,34 @@ def progress_of(trajectory: Trajectory, at: float) -> Progress:
     )
 
 
+def prediction_made(row: Progress, made: Prediction, at: float) -> PredictionMade:
+    """A predictor's answer as the controller hears it; journals are JSON, which has no nan."""
+    per_token = made.observed_per_token
+    return PredictionMade(
+        at=at,
+        trajectory_id=TrajectoryId(row.trajectory_id),
+        steps_finished=row.steps_finished,
+        remaining_tokens=made.remaining_tokens,
+        remaining_tokens_q90=made.remaining_tokens_q90,
+        # 0 says that nobody knows.
+        remaining_s=0.0 if math.isnan(made.remaining_s) else made.remaining_s,
+        remaining_s_q90=0.0 if math.isnan(made.remaining_s_q90) else made.remaining_s_q90,
+        source=made.source,
+        observed_per_token=None if math.isnan(per_token) else per_token,
+    )
+
+
 def finished_of(trajectory: Trajectory, status: str, at: float) -> Finished:
     """The trajectory at its end; one that did not end by itself is censored."""
+    prompt_tokens = trajectory.spec.prompt_tokens or trajectory.first_context_tokens
     return Finished(
         trajectory_id=trajectory.trajectory_id,
         group_id=trajectory.spec.group_id,
         domain=trajectory.spec.domain,
         policy_version=trajectory.policy_version,
-        prompt_tokens=trajectory.spec.prompt_tokens or trajectory.first_context_tokens,
+        prompt_tokens=prompt_tokens,
         generated_tokens=trajectory.generated_tokens,
+        observed_tokens=max(0, trajectory.context_tokens - prompt_tokens - trajectory.generated_tokens),
         duration_s=_elapsed_s(trajectory, at),
         censored=status != "completed",
         started_at_s=at - _elapsed_s(trajectory, at),

@@ -121,6 +121,7 @@ def finished_from_steps(past: PastTrajectory) -> Finished:
         policy_version=past.policy_version,
         prompt_tokens=past.prompt_tokens,
         generated_tokens=sum(step.generated_tokens for step in past.steps),
+        observed_tokens=sum(step.observed_tokens for step in past.steps[:-1]),
         duration_s=_elapsed_s(past.steps) + _tools_s(past.steps[-1:]),
         censored=past.censored,
         started_at_s=NAN,

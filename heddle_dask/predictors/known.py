@@ -17,13 +17,22 @@ class Oracle:
     ----------
     total_tokens, total_s
         True totals by trajectory id; `total_s` may be empty. They are read when asked: trajectories may be added later.
+    observed_per_token
+        As `contract.Prediction` has it.
     """
 
     source = "oracle"
 
-    def __init__(self, total_tokens: Mapping[str, float], total_s: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        total_tokens: Mapping[str, float],
+        total_s: Mapping[str, float] | None = None,
+        *,
+        observed_per_token: float = NAN,
+    ) -> None:
         self._tokens = total_tokens
         self._seconds = total_s or {}
+        self._observed_per_token = observed_per_token
 
     def predict(self, rows: Sequence[Progress]) -> list[Prediction]:
         """The truth; both quantiles are the same."""
@@ -34,7 +43,7 @@ class Oracle:
         total_s = self._seconds.get(row.trajectory_id, NAN)
         spent_s = 0.0 if math.isnan(row.elapsed_s) else row.elapsed_s
         seconds = NAN if math.isnan(total_s) else max(total_s - spent_s, 0.0)
-        return Prediction(tokens, tokens, seconds, seconds, self.source)
+        return Prediction(tokens, tokens, seconds, seconds, self.source, self._observed_per_token)
 
     def observe_running(self, progress: Progress) -> None:
         """Nothing to learn."""
@@ -66,12 +75,13 @@ class NoisyOracle(Oracle):
         total_tokens: Mapping[str, float],
         total_s: Mapping[str, float] | None = None,
         *,
+        observed_per_token: float = NAN,
         error: float = 2.0,
         seed: int = 0,
     ) -> None:
         if not error >= 1.0:
             raise ValueError(f"error {error}: use a factor of at least 1")
-        super().__init__(total_tokens, total_s)
+        super().__init__(total_tokens, total_s, observed_per_token=observed_per_token)
         self._spread = math.log(error)
         self._seed = seed
 
@@ -84,4 +94,4 @@ class NoisyOracle(Oracle):
         high = max(total * factor * wide - row.generated_tokens, tokens)
         exact = super()._one(row)
         seconds, seconds_high = exact.remaining_s * factor, exact.remaining_s * factor * wide
-        return Prediction(tokens, high, seconds, seconds_high, self.source)
+        return Prediction(tokens, high, seconds, seconds_high, self.source, self._observed_per_token)

@@ -51,6 +51,9 @@ class LearnedPredictor:
         self._book = GroupBook()
         self._finished: dict[str, Finished] = {}
         self._running: dict[str, list[Progress]] = {}
+        # Of those that are kept.
+        self._generated_tokens = 0
+        self._observed_tokens = 0
         self._told = 0
         self._fitted_at = 0
         self._lock = threading.Lock()
@@ -63,7 +66,11 @@ class LearnedPredictor:
         locate, locate_s = model.core.locate, model.core.locate_s
         with self._lock:
             facts = [self._book.facts(row, locate, locate_s) for row in rows]
-        return model.predict(rows, facts)
+            observed_per_token = self._observed_tokens / max(1, self._generated_tokens)
+        made = model.predict(rows, facts)
+        for one in made:
+            one.observed_per_token = observed_per_token
+        return made
 
     def observe_running(self, progress: Progress) -> None:
         """A trajectory has reached a decision point."""
@@ -92,11 +99,19 @@ class LearnedPredictor:
         kept = tuple(one.points[:POINTS_KEPT])
         one = replace(one, points=kept)
         self._book.finish(one)
-        self._finished.pop(one.trajectory_id, None)
+        self._forget(one.trajectory_id)
         self._finished[one.trajectory_id] = one
+        self._generated_tokens += one.generated_tokens
+        self._observed_tokens += one.observed_tokens
         while len(self._finished) > self.learning.kept:
-            del self._finished[next(iter(self._finished))]
+            self._forget(next(iter(self._finished)))
         self._told += 1
+
+    def _forget(self, trajectory_id: str) -> None:
+        known = self._finished.pop(trajectory_id, None)
+        if known is not None:
+            self._generated_tokens -= known.generated_tokens
+            self._observed_tokens -= known.observed_tokens
 
     def due(self) -> bool:
         """Whether enough has been learnt since the last fit."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from heddle_dask.core.events import PredictionMade
@@ -10,7 +9,7 @@ from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.state import State
 from heddle_dask.predictors.contract import Predictor
 from heddle_dask.predictors.features import Progress
-from heddle_dask.predictors.from_state import finished_of, progress_of
+from heddle_dask.predictors.from_state import finished_of, prediction_made, progress_of
 from heddle_dask.sim.loop import VirtualTime
 
 
@@ -60,18 +59,7 @@ class SimulatedPredictions:
         for row in rows:
             self._predictor.observe_running(row)
         for row, made in zip(rows, self._predictor.predict(rows), strict=True):
-            self._answer(
-                PredictionMade(
-                    at=self._time.now_s,
-                    trajectory_id=TrajectoryId(row.trajectory_id),
-                    steps_finished=row.steps_finished,
-                    remaining_tokens=made.remaining_tokens,
-                    remaining_tokens_q90=made.remaining_tokens_q90,
-                    remaining_s=0.0 if math.isnan(made.remaining_s) else made.remaining_s,
-                    remaining_s_q90=0.0 if math.isnan(made.remaining_s_q90) else made.remaining_s_q90,
-                    source=made.source,
-                )
-            )
+            self._answer(prediction_made(row, made, self._time.now_s))
         self._running = False
         if self._waiting:
             self._start()

@@ -214,9 +214,9 @@ def _predictor(
 ) -> Predictor | None:
     if choice is None:
         return None
-    predictor = build_predictor(
-        choice, {plan.trajectory_id: float(plan.generated_tokens) for plan in trajectories}
-    )
+    generated = {plan.trajectory_id: float(plan.generated_tokens) for plan in trajectories}
+    observed = sum(plan.context_tokens - plan.prompt_tokens - plan.generated_tokens for plan in trajectories)
+    predictor = build_predictor(choice, generated, observed_per_token=observed / sum(generated.values()))
     if warm:
         predictor.warm_start(finished_from_steps(past_of(plan)) for plan in warm)
     return predictor

@@ -25,8 +25,8 @@ from heddle_dask.strategies.admission_site import AdmissionSite
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.waiting_line import WaitingLine
 
-# What tools add per generated token before this session has seen any: recorded coding agents read two for each that
-# they write. It weighs as much as so many generated tokens.
+# What tools add per generated token where neither the predictor nor this session knows: recorded coding agents read two
+# for each that they write. What was known before the session weighs as much as so many generated tokens.
 _OBSERVED_PER_TOKEN, _WEIGHT_TOKENS = 2.0, 1000.0
 _NORMAL_Q90 = 1.2816
 # Calls of `admit` per engine that is looked at although nothing was heard of it.
@@ -266,6 +266,7 @@ def _mean_tokens(median: float, q90: float) -> float:
 
 
 def _growth(view: ClusterView) -> float:
-    """Context tokens that come with each generated token: itself, and what tools have added so far."""
-    observed = view.observed_tokens + _OBSERVED_PER_TOKEN * _WEIGHT_TOKENS
+    """Context tokens that come with each generated token: itself, and what tools add, here so far and earlier."""
+    known = view.observed_per_token
+    observed = view.observed_tokens + (_OBSERVED_PER_TOKEN if known is None else known) * _WEIGHT_TOKENS
     return 1.0 + observed / (view.sampled_tokens + _WEIGHT_TOKENS)
