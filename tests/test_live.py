@@ -14,7 +14,7 @@ from live_world import check_against_engine, cluster, control_lines, emulated, r
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.story import replay
-from heddle_dask.live import rollout as rollout_module
+from heddle_dask.live import open_session
 from heddle_dask.live.capacity import Patience
 from heddle_dask.live.control_channel import ControlPlaneFailed
 from heddle_dask.live.local_cluster import LocalRolloutCluster
@@ -67,7 +67,7 @@ def test_the_record_is_what_the_engine_saw_and_sampled(
     strategy: str, model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen_path = tmp_path / "seen.jsonl"
-    monkeypatch.setattr(rollout_module, "RolloutWorker", lambda spec: RecordingWorker(spec, str(seen_path)))
+    monkeypatch.setattr(open_session, "RolloutWorker", lambda spec: RecordingWorker(spec, str(seen_path)))
 
     async def body() -> Any:
         async with cluster() as (_, client):

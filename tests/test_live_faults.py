@@ -178,7 +178,7 @@ def test_an_action_that_kills_every_worker_is_given_up(model_dir: str) -> None:
 
 
 def test_a_hanging_engine_is_killed_and_replaced(model_dir: str) -> None:
-    from heddle_dask.live import rollout as rollout_module
+    from heddle_dask.live import open_session
     from heddle_dask.live.engine_host import Watch
     from heddle_dask.live.rollout_worker import RolloutWorker
 
@@ -190,7 +190,7 @@ def test_a_hanging_engine_is_killed_and_replaced(model_dir: str) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         watch = Watch(health_interval_s=0.2, health_misses=2)
-        patch.setattr(rollout_module, "RolloutWorker", lambda spec: RolloutWorker(spec, watch))
+        patch.setattr(open_session, "RolloutWorker", lambda spec: RolloutWorker(spec, watch))
         batch = run(body())
     check_complete(batch.trajectories, 12, 3)
 

@@ -15,7 +15,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.story import replay
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
-from heddle_dask.live import rollout as rollout_module
+from heddle_dask.live import open_session
 from heddle_dask.live.batch import Batch
 from heddle_dask.live.rollout import Rollout
 from heddle_dask.records.store import RunReader
@@ -108,7 +108,7 @@ def test_heddle_loses_nothing_and_its_journal_replays(
     strategy: str, model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen_path, out = tmp_path / "seen.jsonl", tmp_path / "run.zarr"
-    monkeypatch.setattr(rollout_module, "RolloutWorker", lambda spec: RecordingWorker(spec, str(seen_path)))
+    monkeypatch.setattr(open_session, "RolloutWorker", lambda spec: RecordingWorker(spec, str(seen_path)))
     spec = emulated(model_dir, seconds_per_token=0.005, slots=2, kv_transfer=True)
     batch = roll(spec, strategy, (), out, ToolAgent(steps=4, tokens=15), 20)
     check_against_engine(list(batch), seen_path)

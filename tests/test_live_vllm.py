@@ -15,7 +15,7 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.story import replay
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.loading import load_environment
-from heddle_dask.live import rollout as rollout_module
+from heddle_dask.live import open_session
 from heddle_dask.live.batch import Batch
 from heddle_dask.live.local_cluster import LocalRolloutCluster
 from heddle_dask.live.rollout import Rollout
@@ -40,7 +40,7 @@ def test_records_equal_what_vllm_saw_and_a_killed_worker_leaves_no_engine(
     model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen_path = tmp_path / "seen.jsonl"
-    monkeypatch.setattr(rollout_module, "RolloutWorker", lambda spec: RecordingWorker(spec, str(seen_path)))
+    monkeypatch.setattr(open_session, "RolloutWorker", lambda spec: RecordingWorker(spec, str(seen_path)))
 
     async def body() -> None:
         async with cluster(engines=1) as (made, client):
