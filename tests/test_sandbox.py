@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import glob
 import os
 import shutil
@@ -19,7 +20,7 @@ from typing import TypeVar
 import pytest
 
 from heddle_dask.core.errors import BadInput, HeddleError
-from heddle_dask.sandbox.census import scan
+from heddle_dask.sandbox.census import Census, scan
 from heddle_dask.sandbox.limits import SandboxLimits
 from heddle_dask.sandbox.outcome import ToolOutput
 from heddle_dask.sandbox.python_runner import PythonSandbox, run_python, sandbox_mode
@@ -124,6 +125,17 @@ def test_fork_bomb_that_ignores_refusals_ends_with_cause_processes(mode: str) ->
         pytest.skip("no process can be started at all: it spins until the time limit")
     code = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
     assert run(mode, code).cause == "processes"
+
+
+def test_the_probe_of_a_mode_does_not_depend_on_when_the_watchdog_looks(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine its first look came while the probe's processes lived, and no mode was left."""
+    monkeypatch.setattr("heddle_dask.sandbox.process._FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr("heddle_dask.sandbox.process._LONGEST_LOOK_S", 0.0)
+    monkeypatch.setattr("heddle_dask.sandbox.python_runner.Census", functools.partial(Census, period_s=0.0))
+    for _ in range(3):
+        asyncio.run(PythonSandbox.detect(only=mode))  # type: ignore[arg-type]
 
 
 def test_processes_within_the_limit_are_allowed(mode: str) -> None:
