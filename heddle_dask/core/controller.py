@@ -133,7 +133,7 @@ class Controller:
             del self.state.unadmitted[trajectory.trajectory_id]
             trajectory.advance(TrajectoryEvent.ADMITTED, at)
             trajectory.admitted_at = at
-            self.state.alive += 1
+            self.state.count_alive(trajectory)
             commands.append(AdmitTrajectory(trajectory.trajectory_id))
         return commands
 
@@ -155,7 +155,7 @@ class Controller:
         self._unplaced.pop(event.trajectory_id, None)
         self.state.leave_group(trajectory.spec.group_id)
         if was is not TrajectoryState.SUBMITTED:
-            self.state.alive -= 1
+            self.state.uncount_alive(trajectory)
         commands += self.actions.cancel_all(trajectory)
         self.state.forget_if_over(trajectory)
         # A dropped action may have stood at the head of the line, an aborted step on a full engine.

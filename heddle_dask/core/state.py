@@ -251,8 +251,8 @@ class State:
         Actions that wait for CPUs, oldest first; those of a lost host are the oldest.
     unfinished_by_group
         Members of each group that have not ended.
-    alive
-        Admitted trajectories that have not ended.
+    alive, expected_tokens
+        Admitted trajectories that have not ended, and what they were predicted to generate after their last steps.
     sampled_tokens, observed_tokens
         Tokens that all trajectories have generated, and that tools and templates have added between their steps.
     observed_per_token
@@ -274,6 +274,7 @@ class State:
         self.waiting_actions: dict[ActionId, None] = {}
         self.unfinished_by_group: dict[GroupId, int] = {}
         self.alive = 0
+        self.expected_tokens = 0
         self.sampled_tokens = 0
         self.observed_tokens = 0
         self.observed_per_token: float | None = None
@@ -340,11 +341,24 @@ class State:
     def take_prediction(
         self, trajectory: Trajectory, tokens: float, tokens_q90: float, seconds: float, seconds_q90: float
     ) -> None:
-        """Keep a prediction and its home's sum right."""
+        """Keep a prediction, and the sums over its home and over all that are alive right."""
         before = trajectory.expected_tokens
         trajectory.take_prediction(tokens, tokens_q90, seconds, seconds_q90)
+        more = trajectory.expected_tokens - before
         if trajectory.home is not None:
-            self.engines[trajectory.home].expected_tokens += trajectory.expected_tokens - before
+            self.engines[trajectory.home].expected_tokens += more
+        if trajectory.state is not TrajectoryState.SUBMITTED:
+            self.expected_tokens += more
+
+    def count_alive(self, trajectory: Trajectory) -> None:
+        """It was admitted."""
+        self.alive += 1
+        self.expected_tokens += trajectory.expected_tokens
+
+    def uncount_alive(self, trajectory: Trajectory) -> None:
+        """It was admitted once, and has ended."""
+        self.alive -= 1
+        self.expected_tokens -= trajectory.expected_tokens
 
     def set_context(self, trajectory: Trajectory, tokens: int) -> None:
         """Set the trajectory's context length and keep its home's sum right."""
@@ -429,6 +443,10 @@ class State:
         assert self.least_max_context == min((e.spec.max_context_tokens for e in ready), default=0)
         waiting = sorted(t.trajectory_id for t in self.in_state(TrajectoryState.WAITING))
         assert sorted(self.waiting_steps) == waiting
+        outside = (TrajectoryState.SUBMITTED, TrajectoryState.ENDED)
+        alive = [t for t in self.trajectories.values() if t.state not in outside]
+        assert self.alive == len(alive)
+        assert self.expected_tokens == sum(t.expected_tokens for t in alive)
         submitted = sorted(t.trajectory_id for t in self.in_state(TrajectoryState.SUBMITTED))
         assert sorted(self.unadmitted) == submitted
         for host in self.hosts.values():

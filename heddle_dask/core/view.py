@@ -82,6 +82,11 @@ class ClusterView:
         return self._state.observed_per_token
 
     @property
+    def expected_tokens(self) -> int:
+        """What all that are alive were predicted to generate after their last steps."""
+        return self._state.expected_tokens
+
+    @property
     def alive(self) -> int:
         """Admitted trajectories that have not ended."""
         return self._state.alive

@@ -36,8 +36,8 @@ _DEFAULT_LIMITS = SandboxLimits()
 # Each run holds three descriptors, and 1024 is a usual limit. Further runs wait; their time limits do not.
 _MOST_AT_ONCE = 256
 # A mode counts only if the kernel itself bounds processes in it: a watchdog is too late for a fork bomb. The kernel
-# counts the dead that nobody has reaped, the watchdog does not: living ones it would stop, on a busy machine, before the
-# kernel has refused one.
+# counts the dead that nobody has reaped, the watchdog does not: living ones it would stop on a busy machine, before
+# the kernel has refused one.
 _PROBE = """
 import json, os, socket, subprocess
 try:

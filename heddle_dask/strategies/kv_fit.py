@@ -126,7 +126,7 @@ class KvFit:
             return []
         growth = _growth(view)
         # What each of those alive would still have to generate if all that is left were shared out among them.
-        left_tokens = self._line.tokens + sum(e.expected_tokens + self._coming_tokens(e) for e in engines)
+        left_tokens = self._line.tokens + view.expected_tokens
         rest_tokens = left_tokens / max(1, view.alive)
         # Whoever holds least, as a share of what it may, is next.
         heap = [(self._held_share(engine), engine.number, engine) for engine in self._open.values()]
@@ -188,10 +188,6 @@ class KvFit:
         """How many live at the engine, and how many generate or queue there; with those that are coming."""
         coming = len(self._coming.get(engine.engine_id, ()))
         return len(engine.residents) + coming, len(engine.inflight) + coming
-
-    def _coming_tokens(self, engine: Engine) -> float:
-        coming = self._coming.get(engine.engine_id)
-        return sum(t.expected_tokens for t in coming.values() if t.home is None) if coming else 0.0
 
     def _held_share(self, engine: Engine) -> float:
         """Trajectories per slot, or KV memory held, whichever is more of what there is; four a slot are all."""

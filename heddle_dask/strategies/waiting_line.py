@@ -66,19 +66,23 @@ class WaitingLine:
 
     def longest_of(self, groups: Iterable[GroupId], fits: Fits) -> Trajectory | None:
         """The longest of these groups that fits."""
-        best: Trajectory | None = None
-        for group_id in groups:
-            if group_id not in self._groups:
-                continue
-            found = self._longest_in(self._groups[group_id], fits)
-            if found is None:
-                continue
-            if best is None or self._entries[found.trajectory_id] > self._entries[best.trajectory_id]:
-                best = found
-        return best
+        lines = [self._groups[group_id] for group_id in groups if group_id in self._groups]
+        lines.sort(key=_last, reverse=True)
+        best: Entry | None = None
+        for line in lines:
+            if best is not None and _last(line) < best:
+                break  # from here on nobody is longer, fit or not
+            found = self._longest_in(line, fits)
+            if found is not None:
+                best = max(best or self._entries[found.trajectory_id], self._entries[found.trajectory_id])
+        return None if best is None else best[2]
 
     def _longest_in(self, line: list[Entry], fits: Fits) -> Trajectory | None:
-        stop = bisect_left(line, True, key=lambda entry: not fits(entry[2]))
+        while line and line[0][2].state is not TrajectoryState.SUBMITTED:
+            self.remove(line[0][2])  # it ended while it waited
+        if not line or not fits(line[0][2]):
+            return None  # on a full engine nobody fits, and one look is enough
+        stop = bisect_left(line, True, lo=1, key=lambda entry: not fits(entry[2]))
         return self._last_waiting(line, stop)
 
     def _last_waiting(self, line: list[Entry], stop: int) -> Trajectory | None:
@@ -89,3 +93,7 @@ class WaitingLine:
             self.remove(trajectory)  # it ended while it waited
             stop -= 1
         return None
+
+
+def _last(line: list[Entry]) -> Entry:
+    return line[-1]
