@@ -35,6 +35,7 @@ from heddle_dask.live.submission import Submitter
 from heddle_dask.live.tool_worker import PLUGIN_NAME as TOOL_PLUGIN
 from heddle_dask.live.tool_worker import ToolWorker
 from heddle_dask.records.trajectory import TrajectoryRecord
+from heddle_dask.strategies.presets import refuse_simulated_only
 
 Tasks = int | Sequence[Task | str]
 
@@ -117,6 +118,7 @@ class Rollout:
             raise BadInput(f"samples is {samples}: use at least 1")
         if out is None and mode != "create":
             raise BadInput(f"mode '{mode}' needs a path: set out")
+        refuse_simulated_only(strategy, overrides)
         self.client = client
         self.budget = budget or Budget()
         self.sampling = sampling or Sampling()
