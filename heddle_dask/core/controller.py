@@ -103,8 +103,9 @@ class Controller:
         InvalidTransition, GuardViolation, KeyError
             The event cannot be true, or a strategy proposed nonsense: bugs, never swallowed.
         """
+        late_before = self.state.late_arrivals
         commands = self._handlers[type(event)](event)
-        if self.strategies.regrouping is None:
+        if self.strategies.regrouping is None or self.state.late_arrivals > late_before:
             return commands
         return [*commands, *self.regroups.after(event), *self._placed_again(event)]
 

@@ -5,7 +5,8 @@ elsewhere from what they have. When no step is left on the engines of a merge, a
 them, the body is told to end them and to start the merged one. When that one has joined, the strategy says who goes on
 there: their steps are stopped too, and placed on it.
 
-While engines retire, one that is lost or drained calls its merge off: the others of it take steps again. Once they are
+While engines retire, one that is lost or drained calls its merge off, and so does the loss of the last engine beside
+them: those that are left take steps again. Once they are
 ended there is no way back: if the merged engine does not start, its GPUs are idle, and the rollout goes on with the
 engines that are left. No trajectory is lost by that, since none was on them.
 """
@@ -130,20 +131,18 @@ class RegroupDesk:
         return commands
 
     def _call_off(self, engine_id: EngineId) -> None:
-        """That engine is gone or drains: a merge that was to have it is off, if its engines run yet."""
-        for merge in self._retiring:
-            if engine_id in merge.engine_ids:
-                break
-        else:
-            return
-        self._retiring.remove(merge)
-        self.totals.called_off += 1
-        for name in merge.engine_ids:
-            engine = self.state.engines[name]
-            if engine.state is EngineState.RETIRING:
-                engine.advance(EngineEvent.RECALLED)
-        self.state.refresh_ready()
-        self._took_back = True
+        """That engine is gone or drains: what was to merge it is off, and everything where nobody else is left."""
+        for merge in list(self._retiring):
+            if engine_id not in merge.engine_ids and self.state.ready_engines:
+                continue
+            self._retiring.remove(merge)
+            self.totals.called_off += 1
+            for name in merge.engine_ids:
+                engine = self.state.engines[name]
+                if engine.state is EngineState.RETIRING:
+                    engine.advance(EngineEvent.RECALLED)
+            self.state.refresh_ready()
+            self._took_back = True
 
     def took_back(self) -> bool:
         """Whether engines were called back since this was asked last."""

@@ -20,6 +20,7 @@ from heddle_dask.core.view import Merge
 from heddle_dask.strategies.regrouping.foreseen import TailEngine, TailTrajectory, end_s, left_after
 
 Residents = Mapping[EngineId, Sequence[TailTrajectory]]
+_Load = tuple[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,38 +149,34 @@ def best_regroup(
 
 
 def _groups(engines: Sequence[TailEngine], residents: Residents, degree: int) -> list[Merge]:
-    """Engines of one node whose degrees add up, those with least to do first; groups in the same order."""
-
-    def load(engine: TailEngine) -> tuple[int, float]:
-        rows = residents[engine.engine_id]
-        return len(rows), sum(row.tokens for row in rows)
-
+    """For each node group after group of engines whose degrees add up, that with least to do first; so are all."""
     by_node: dict[str, list[TailEngine]] = {}
     for engine in engines:
         if engine.node:
             by_node.setdefault(engine.node, []).append(engine)
-    found: list[tuple[tuple[int, float], int, Merge]] = []
+    found: list[tuple[_Load, int, Merge]] = []
     for members in by_node.values():
-        waiting = sorted(members, key=load)
-        while group := _adding_up(waiting, degree):
+        waiting = members
+        while (least := _adding_up(waiting, residents, degree)) is not None:
+            load, group = least
             waiting = [engine for engine in waiting if engine not in group]
-            loads = [load(engine) for engine in group]
-            total = sum(count for count, _ in loads), sum(tokens for _, tokens in loads)
-            found.append((total, len(found), Merge(tuple(e.engine_id for e in group), degree)))
+            found.append((load, len(found), Merge(tuple(engine.engine_id for engine in group), degree)))
     return [merge for _, _, merge in sorted(found, key=lambda one: one[:2])]
 
 
-def _adding_up(engines: Sequence[TailEngine], degree: int) -> list[TailEngine]:
-    """The first of them whose degrees add up to `degree`; larger ones are left out where they would be too much."""
-    group: list[TailEngine] = []
-    rest = degree
+def _adding_up(
+    engines: Sequence[TailEngine], residents: Residents, degree: int
+) -> tuple[_Load, tuple[TailEngine, ...]] | None:
+    """Those with least to do whose degrees add up to `degree`: trajectories first, then tokens; by subset sums."""
+    least: dict[int, tuple[_Load, tuple[TailEngine, ...]]] = {0: ((0, 0.0), ())}
     for engine in engines:
-        if engine.degree <= rest:
-            group.append(engine)
-            rest -= engine.degree
-        if not rest:
-            return group
-    return []
+        rows = residents[engine.engine_id]
+        count, tokens = len(rows), sum(row.tokens for row in rows)
+        for total, ((counts, sums), group) in list(least.items()):
+            load, more = (counts + count, sums + tokens), total + engine.degree
+            if more <= degree and (more not in least or load < least[more][0]):
+                least[more] = load, (*group, engine)
+    return least.get(degree)
 
 
 def _spread(
