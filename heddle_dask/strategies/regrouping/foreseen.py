@@ -36,13 +36,25 @@ class TailTrajectory:
 
 @dataclass(frozen=True, slots=True)
 class TailEngine:
-    """An engine, and where it is."""
+    """An engine, and where it is.
+
+    Attributes
+    ----------
+    observed
+        Tokens that tools add to a context, and that are prefilled, for each that is generated.
+    """
 
     engine_id: EngineId
     node: str
     degree: int
     cost: EngineCost
     slots: int
+    observed: float = 0.0
+
+    @property
+    def growth(self) -> float:
+        """Tokens by which a context grows with each that is generated."""
+        return 1.0 + self.observed
 
     def token_s(self, batch: int, context_tokens: float) -> float:
         """Seconds in which each of `batch` trajectories gets a token, those that must take turns included."""
@@ -52,7 +64,8 @@ class TailEngine:
         if context_tokens > self.cost.capacity_tokens:
             held = max(1, min(held, int(batch * self.cost.capacity_tokens / context_tokens)))
         turns = batch / held
-        return turns * self.cost.iteration_s(held, round(context_tokens / turns))
+        decode_s = turns * self.cost.iteration_s(held, round(context_tokens / turns))
+        return decode_s + batch * self.observed * self.cost.prefill_token_s
 
 
 def end_s(engine: TailEngine, rows: Sequence[TailTrajectory], prefill_tokens: Sequence[float] = ()) -> float:
@@ -64,11 +77,12 @@ def end_s(engine: TailEngine, rows: Sequence[TailTrajectory], prefill_tokens: Se
     for ended, row in enumerate(ordered):
         batch, each = len(ordered) - ended, row.tokens - done
         if each > 0:
-            now_s += each * engine.token_s(batch, context + batch * each / 2)
-            context += batch * each
+            grown = batch * each * engine.growth
+            now_s += each * engine.token_s(batch, context + grown / 2)
+            context += grown
             done = row.tokens
         latest_s = max(latest_s, now_s + row.tool_s)
-        context -= row.context_tokens + row.tokens
+        context -= row.context_tokens + row.tokens * engine.growth
     return latest_s
 
 
@@ -82,24 +96,25 @@ def left_after(
     done = 0.0
     while alive and left_s > 0:
         batch, each = len(alive), alive[0].tokens - done
-        segment_s = each * engine.token_s(batch, context + batch * each / 2) if each > 0 else 0.0
+        grown = batch * max(0.0, each) * engine.growth
+        segment_s = each * engine.token_s(batch, context + grown / 2) if each > 0 else 0.0
         if segment_s > left_s:
             done += each * left_s / segment_s
             break
         left_s -= segment_s
         done = max(done, alive[0].tokens)
-        context += batch * max(0.0, each) - alive[0].context_tokens - alive[0].tokens
+        context += grown - alive[0].context_tokens - alive[0].tokens * engine.growth
         alive = alive[1:]
     # Whoever calls tools has generated less by then: the share of its time that it decodes.
-    return [_aged(row, done, seconds) for row in alive]
+    return [_aged(row, done, seconds, engine.growth) for row in alive]
 
 
-def _aged(row: TailTrajectory, done: float, seconds: float) -> TailTrajectory:
+def _aged(row: TailTrajectory, done: float, seconds: float, growth: float) -> TailTrajectory:
     tool_s_per_token = row.tool_s / row.tokens if row.tokens else 0.0
     made = done * seconds / (seconds + done * tool_s_per_token) if seconds > 0 else 0.0
     return TailTrajectory(
         row.trajectory_id,
         row.tokens - made,
-        row.context_tokens + made,
+        row.context_tokens + made * growth,
         max(0.0, row.tool_s - made * tool_s_per_token),
     )

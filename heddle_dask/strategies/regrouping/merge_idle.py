@@ -24,6 +24,7 @@ from heddle_dask.strategies.regrouping.merging import (
 RESTART_S = 60.0
 """Where nobody says what a start takes. vLLM on one GPU, weights and compiled graphs cached: 34 s of `init engine`, 59
 until the first answer (vllm-project/vllm issue 20264)."""
+_WEIGHT_TOKENS = 1000.0  # what is known of all weighs as much as so many tokens of one's own
 _ALIVE_STEP = 8  # asked again when an eighth of those alive has ended
 
 
@@ -82,8 +83,9 @@ class MergeIdle:
         engines = view.ready_engines
         if self._done >= self.most or len(engines) < 2 or not self._is_due(view.alive, engines):
             return None
-        fleet = [self._tail_engine(engine) for engine in engines]
-        kinds = self._kinds(engines)
+        observed = _observed(view)
+        fleet = [self._tail_engine(engine, observed) for engine in engines]
+        kinds = self._kinds(engines, observed)
         tails = [self._tail(view, engines, at, quantile) for quantile in ("q90", "median")]
         if not kinds or not all(tails):
             return None
@@ -104,7 +106,9 @@ class MergeIdle:
         left = self._tail(view, [engine, *others], at, "q90")
         if left is None:
             return []
-        fleet, merged = [self._tail_engine(other) for other in others], self._tail_engine(engine)
+        observed = _observed(view)
+        fleet = [self._tail_engine(other, observed) for other in others]
+        merged = self._tail_engine(engine, observed)
         seconds, going = best_share(fleet, left, [merged])
         if seconds >= staying_s(fleet, left):
             return []
@@ -122,18 +126,20 @@ class MergeIdle:
     def _is_clear(self, foreseen: Foreseen) -> bool:
         return foreseen.gain_s >= max(self.absolute_s, self.relative * foreseen.stay_s, 1e-9)
 
-    def _tail_engine(self, engine: Engine) -> TailEngine:
-        spec = engine.spec
-        return TailEngine(spec.engine_id, spec.node, spec.tp_degree, self._costs.of(engine), spec.slots)
+    def _tail_engine(self, engine: Engine, observed: float) -> TailEngine:
+        spec, cost = engine.spec, self._costs.of(engine)
+        return TailEngine(spec.engine_id, spec.node, spec.tp_degree, cost, spec.slots, observed)
 
-    def _kinds(self, engines: Sequence[Engine]) -> dict[int, MergedKind]:
+    def _kinds(self, engines: Sequence[Engine], observed: float) -> dict[int, MergedKind]:
         """Degrees above the least that runs; slots grow with the degree, as memory does."""
         least = min(engines, key=lambda engine: engine.spec.tp_degree).spec
         longest = max(engine.spec.max_context_tokens for engine in engines)
         restart_s = self._body_restart_s if self.restart_s is None else self.restart_s
         return {
             degree: MergedKind(
-                TailEngine(least.engine_id, "", degree, cost, least.slots * degree // least.tp_degree),
+                TailEngine(
+                    least.engine_id, "", degree, cost, least.slots * degree // least.tp_degree, observed
+                ),
                 restart_s,
             )
             for degree, cost in sorted(self._known.items())
@@ -146,8 +152,9 @@ class MergeIdle:
         """What lives where; None when somebody alive lives nowhere or nothing is predicted of it."""
         found: dict[EngineId, list[TailTrajectory]] = {}
         count = 0
+        pooled = _tool_s_per_token(view, engines)
         for engine in engines:
-            token_s = self._tail_engine(engine).token_s(len(engine.inflight), engine.inflight_tokens)
+            token_s = self._tail_engine(engine, 0.0).token_s(len(engine.inflight), engine.inflight_tokens)
             rows = []
             for trajectory in view.residents(engine):
                 predicted = (
@@ -155,21 +162,36 @@ class MergeIdle:
                 )
                 if predicted is None:
                     return None
-                rows.append(_row(trajectory, predicted, at, token_s))
+                rows.append(_row(trajectory, predicted, at, token_s, pooled))
             found[engine.engine_id] = rows
             count += len(rows)
         return found if count == view.alive else None
 
 
-def _row(trajectory: Trajectory, predicted: float, at: float, token_s: float) -> TailTrajectory:
+def _observed(view: ClusterView) -> float:
+    """Tokens that tools have added so far for each that was generated."""
+    return view.observed_tokens / view.sampled_tokens if view.sampled_tokens else 0.0
+
+
+def _tool_s_per_token(view: ClusterView, engines: Sequence[Engine]) -> float:
+    """Tool seconds for each generated token, of all that live on these engines."""
+    residents = [trajectory for engine in engines for trajectory in view.residents(engine)]
+    tools_s = sum(seconds for t in residents for _, seconds, _ in t.actions_done)
+    return tools_s / max(1, sum(t.generated_tokens for t in residents))
+
+
+def _row(
+    trajectory: Trajectory, predicted: float, at: float, token_s: float, tool_s_per_token: float
+) -> TailTrajectory:
     """What it still needs now: less what it has generated since it was predicted, in the running step as far as the
-    clock says; at least a token."""
+    clock says; at least a token. Its own tools weigh as its tokens do, those of all like `_WEIGHT_TOKENS`.
+    """
     made = trajectory.generated_tokens - trajectory.predicted_at_tokens
     running = 0.0
     if trajectory.state is TrajectoryState.GENERATING and token_s > 0:
         running = (at - trajectory.requested_at) / token_s
     tokens = max(1.0, predicted - made - running)
     running = min(running, max(0.0, predicted - made))
-    tools_s = sum(seconds for _, seconds, _ in trajectory.actions_done)
-    tool_s = tokens * tools_s / trajectory.generated_tokens if trajectory.generated_tokens else 0.0
+    tools_s = sum(seconds for _, seconds, _ in trajectory.actions_done) + tool_s_per_token * _WEIGHT_TOKENS
+    tool_s = tokens * tools_s / (trajectory.generated_tokens + _WEIGHT_TOKENS)
     return TailTrajectory(trajectory.trajectory_id, tokens, trajectory.context_tokens + running, tool_s)

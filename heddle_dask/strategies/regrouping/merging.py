@@ -12,6 +12,7 @@ missed while only idle ones may be merged (`tests/test_regrouping.py` compares w
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -182,16 +183,22 @@ def _adding_up(
 def _spread(
     engines: Sequence[TailEngine], residents: Residents, rows: Sequence[TailTrajectory]
 ) -> dict[EngineId, list[TailTrajectory]]:
-    """`rows`, the longest first, each to the engine on which a token takes least with it, beside its residents."""
+    """`rows`, the longest first, each to the engine on which a token takes least with one more; residents stay."""
     seated = {engine.engine_id: list(residents.get(engine.engine_id, ())) for engine in engines}
     context = {name: sum(row.context_tokens for row in held) for name, held in seated.items()}
+
+    def key(number: int) -> tuple[float, int]:
+        name = engines[number].engine_id
+        return engines[number].token_s(len(seated[name]) + 1, context[name]), number
+
+    heap = [key(number) for number in range(len(engines))]
+    heapq.heapify(heap)
     for row in sorted(rows, key=lambda row: (-row.tokens, row.trajectory_id)):
-        chosen = min(
-            engines,
-            key=lambda e: e.token_s(len(seated[e.engine_id]) + 1, context[e.engine_id] + row.context_tokens),
-        ).engine_id
-        seated[chosen].append(row)
-        context[chosen] += row.context_tokens
+        number = heap[0][1]
+        name = engines[number].engine_id
+        seated[name].append(row)
+        context[name] += row.context_tokens
+        heapq.heapreplace(heap, key(number))
     return seated
 
 
