@@ -13,6 +13,7 @@ missed while only idle ones may be merged (`tests/test_regrouping.py` compares w
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -59,7 +60,10 @@ def regrouped_s(
     merges: Sequence[Merge],
     kinds: Mapping[int, MergedKind],
 ) -> float:
-    """Seconds to the last end with these merges."""
+    """Seconds to the last end with these merges; infinite where an engine would hold more than its KV memory meanwhile.
+
+    Contexts would then be thrown out and prefilled again at every step, which no closed form here says.
+    """
     taken = {name for merge in merges for name in merge.engine_ids}
     kept = [engine for engine in engines if engine.engine_id not in taken]
     homeless = [row for engine in engines if engine.engine_id in taken for row in residents[engine.engine_id]]
@@ -73,6 +77,8 @@ def regrouped_s(
         rows = seated[engine.engine_id]
         prefills = [row.context_tokens for row in rows if row.trajectory_id in moved]
         left[engine.engine_id] = left_after(engine, rows, restart_s, prefills)
+        if _overflows(engine, rows) or _overflows(engine, left[engine.engine_id]):
+            return math.inf
         if len(left[engine.engine_id]) < len(rows):
             latest_s = max(latest_s, min(restart_s, end_s(engine, rows, prefills)))
     if not any(left.values()):
@@ -200,6 +206,10 @@ def _spread(
         context[name] += row.context_tokens
         heapq.heapreplace(heap, key(number))
     return seated
+
+
+def _overflows(engine: TailEngine, rows: Sequence[TailTrajectory]) -> bool:
+    return sum(row.context_tokens for row in rows) > engine.cost.capacity_tokens
 
 
 def _latest_s(engines: Sequence[TailEngine], seated: Residents, *, prefilled: bool = False) -> float:
