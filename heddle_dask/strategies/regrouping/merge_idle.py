@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from heddle_dask.core.ids import EngineId
+from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.state import Engine, Trajectory
 from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.core.view import ClusterView, Regroup
@@ -61,6 +61,7 @@ class MergeIdle:
     _body_restart_s: float = field(init=False, default=RESTART_S)
     _done: int = field(init=False, default=0)
     _asked_at_alive: int = field(init=False, default=0)
+    _sent: dict[TrajectoryId, EngineId] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if min(self.relative, self.absolute_s, self.per_slot, self.most, self.restart_s or 0.0) < 0:
@@ -83,6 +84,8 @@ class MergeIdle:
         engines = view.ready_engines
         if self._done >= self.most or len(engines) < 2 or not self._is_due(view.alive, engines):
             return None
+        if len({engine.spec.max_context_tokens for engine in engines}) > 1:
+            return None  # those that are left might not take every context
         observed = _observed(view)
         fleet = [self._tail_engine(engine, observed) for engine in engines]
         kinds = self._kinds(engines, observed)
@@ -109,10 +112,23 @@ class MergeIdle:
         observed = _observed(view)
         fleet = [self._tail_engine(other, observed) for other in others]
         merged = self._tail_engine(engine, observed)
+        self._seat_sent(left)
         seconds, going = best_share(fleet, left, [merged])
         if seconds >= staying_s(fleet, left):
             return []
+        self._sent.update((row.trajectory_id, engine.engine_id) for row in going)
         return [view.trajectory(row.trajectory_id) for row in going]
+
+    def _seat_sent(self, left: dict[EngineId, list[TailTrajectory]]) -> None:
+        """Those on their way to an engine that joined just before count as being there."""
+        sent, self._sent = self._sent, {}
+        for engine_id, rows in list(left.items()):
+            for row in list(rows):
+                target = sent.get(row.trajectory_id, engine_id)
+                if target != engine_id and target in left:
+                    self._sent[row.trajectory_id] = target
+                    rows.remove(row)
+                    left[target].append(row)
 
     def _is_due(self, alive: int, engines: Sequence[Engine]) -> bool:
         """Few enough are alive, and an eighth fewer than when it was asked last (or more: another batch)."""
