@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import MISSING, fields
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 from core_builders import Stage
@@ -35,6 +35,8 @@ def anything_of(kind: type) -> st.SearchStrategy[Any]:
     simple = {float: finite, int: st.integers(), bool: st.booleans(), str: st.text()}
     if kind in simple:
         return simple[kind]
+    if get_origin(kind) is tuple:
+        return st.lists(st.text()).map(tuple)
     if hasattr(kind, "__supertype__"):
         return st.text()
     return st.one_of(st.none(), st.text())  # EngineId | None
@@ -63,7 +65,12 @@ def test_every_kind_of_event_and_command_is_known() -> None:
         ["EngineLost", 1.0, "E1"],
         ["EngineLost", 1.0, "E1", "reason", True, "more"],
         ["EngineJoined", 1.0, ["E1", 4]],
-        ["EngineJoined", 1.0, ["E1", 4, 4096, 1, 0, 0, False, 0.0, "more"]],
+        ["EngineJoined", 1.0, ["E1", 4, 4096, 1, 0, 0, False, 0.0, "", "more"]],
+        [
+            "EngineJoined",
+            1.0,
+            ["E1", 4, 4096, 1, 0, 0, False, 0.0],
+        ],  # before they told on which node they are,
         ["EngineJoined", 1.0, ["E1", 4, 4096, 1, 0, 0]],  # before engines told whether they transfer KV,
     ],
 )

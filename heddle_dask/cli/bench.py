@@ -13,6 +13,7 @@ from heddle_dask.cli.bench_live import live
 from heddle_dask.cli.bench_paper import paper
 from heddle_dask.cli.bench_placement import placement
 from heddle_dask.cli.bench_predictor import predictor
+from heddle_dask.cli.bench_regrouping import regrouping
 from heddle_dask.cli.bench_scale import scale
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.cli.shared_options import print_json, shared_options
@@ -31,6 +32,7 @@ bench.add_command(live)
 bench.add_command(paper)
 bench.add_command(placement)
 bench.add_command(predictor)
+bench.add_command(regrouping)
 bench.add_command(scale)
 
 

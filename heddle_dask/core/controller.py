@@ -30,6 +30,7 @@ from heddle_dask.core.commands import (
 )
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.move_desk import MoveDesk
+from heddle_dask.core.regroup_desk import RegroupDesk
 from heddle_dask.core.state import Engine, State, Trajectory
 from heddle_dask.core.transitions import (
     STEP_STATES,
@@ -73,6 +74,7 @@ class Controller:
         admission = strategies.admission
         self._ranks = admission if isinstance(admission, RanksWaiting) else None
         self.moves = MoveDesk(self.state, self.view, strategies.migration)
+        self.regroups = RegroupDesk(self.state, self.view, self.moves, strategies.regrouping)
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             ev.TrajectorySubmitted: self._trajectory_submitted,
             ev.TrajectoryEnded: self._trajectory_ended,
@@ -88,6 +90,7 @@ class Controller:
             ev.EngineJoined: self._engine_joined,
             ev.EngineLost: self._engine_lost,
             ev.EngineDraining: self._engine_draining,
+            ev.RegroupEnded: self.regroups.ended,
             ev.HostJoined: self.actions.host_joined,
             ev.HostLost: self.actions.host_lost,
         }
@@ -100,7 +103,15 @@ class Controller:
         InvalidTransition, GuardViolation, KeyError
             The event cannot be true, or a strategy proposed nonsense: bugs, never swallowed.
         """
-        return self._handlers[type(event)](event)
+        late_before = self.state.late_arrivals
+        commands = self._handlers[type(event)](event)
+        if self.strategies.regrouping is None or self.state.late_arrivals > late_before:
+            return commands
+        return [*commands, *self.regroups.after(event), *self._placed_again(event)]
+
+    def _placed_again(self, event: ev.Event) -> list[Command]:
+        """Engines that were called back take what waits, if nobody else was there."""
+        return self._place_waiting(event.at) if self.regroups.took_back() else []
 
     # -- trajectories ------------------------------------------------------------------------------
 
@@ -203,7 +214,9 @@ class Controller:
             )
         if trajectory.trajectory_id in self._unplanned:
             self._plan_batch(ready)
-        choice = self.strategies.placement.choose_engine(trajectory, step, candidates)
+        choice = self.regroups.destination(trajectory, candidates)
+        if choice is None:
+            choice = self.strategies.placement.choose_engine(trajectory, step, candidates)
         if choice is None:
             return []
         guards.check_choice(trajectory, step, choice, candidates)

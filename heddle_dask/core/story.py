@@ -40,6 +40,8 @@ def encode(item: Event | Command) -> list[Any]:
         value = getattr(item, name)
         if is_dataclass(value) and not isinstance(value, type):
             value = [getattr(value, inner) for inner in _FIELDS[type(value)]]
+        elif isinstance(value, tuple):
+            value = list(value)
         out.append(value)
     return out
 
@@ -65,10 +67,15 @@ def _build(kind: type, values: Sequence[Any], row: Sequence[Any]) -> Any:
         raise _foreign(row)
     return kind(
         *(
-            _build(_NESTED[name], value, row) if name in _NESTED else value
+            _build(_NESTED[name], value, row) if name in _NESTED else _frozen(value)
             for name, value in zip(names, values, strict=True)
         )
     )
+
+
+def _frozen(value: Any) -> Any:
+    """JSON has lists where events and commands have tuples."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _foreign(row: Sequence[Any]) -> BadInput:

@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import EngineCost, engine_cost_for
 from heddle_dask.cost.hardware import Gpu, ModelShape
 from heddle_dask.cost.published import gpu_of, model_of
 from heddle_dask.cost.transfers import SETUP_S, transfer_s
-from heddle_dask.sim.fleet import ControlDelays, Link, SimulatedFleet, equal_engines
+from heddle_dask.sim.fleet import ControlDelays, Link, Merging, SimulatedFleet, equal_engines
+from heddle_dask.strategies.parallelism.degrees import allowed_degrees
+from heddle_dask.strategies.regrouping.merge_idle import RESTART_S
+
+SeatedEngines = tuple[tuple[EngineDescription, EngineCost], ...]
 
 SLOTS_PER_GPU = 100
 """6,400 trajectories on 64 GPUs, as in Heddle's evaluation."""
@@ -43,6 +48,8 @@ class Cluster:
         What the control plane adds to an LLM step and to a tool call.
     kv_transfer
         Whether engines hand over KV caches.
+    restart_s
+        Until an engine of another degree answers on the same GPUs, for strategies that regroup inside a rollout.
     """
 
     gpus: int
@@ -54,6 +61,7 @@ class Cluster:
     step_added_s: float = STEP_ADDED_S
     action_added_s: float = ACTION_ADDED_S
     kv_transfer: bool = True
+    restart_s: float = RESTART_S
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -97,11 +105,41 @@ class Cluster:
                 first=number,
             )
         return SimulatedFleet(
-            tuple(engines),
+            self._seated(engines),
             delays=ControlDelays.measured(self.step_added_s, self.action_added_s),
             link=self._link(shape, chip, degrees),
             tool_cpus=self.tool_cpus,
+            merging=self._merging(shape, chip, max_context_tokens),
         )
+
+    def _seated(self, engines: Sequence[tuple[EngineDescription, EngineCost]]) -> SeatedEngines:
+        """Engines on nodes, the largest first: their degrees divide a node, so that none is split."""
+        free = [self.gpus_per_node] * (self.gpus // self.gpus_per_node) + [self.gpus % self.gpus_per_node]
+        nodes: dict[EngineId, str] = {}
+        for spec, _ in sorted(engines, key=lambda engine: -engine[0].tp_degree):
+            node = next((n for n, room in enumerate(free) if room >= spec.tp_degree), None)
+            if node is not None:  # else its degree divides no other, and it spans nodes: never merged
+                free[node] -= spec.tp_degree
+                nodes[spec.engine_id] = f"node-{node}"
+        return tuple((replace(spec, node=nodes.get(spec.engine_id, "")), cost) for spec, cost in engines)
+
+    def _merging(self, shape: ModelShape, chip: Gpu, max_context_tokens: int) -> Merging:
+        """Every larger degree at which the model runs with this context."""
+        least = min(self.degrees)
+        kinds: dict[int, tuple[EngineDescription, EngineCost]] = {}
+        for degree in allowed_degrees(shape.heads, min(self.gpus, self.gpus_per_node)):
+            if degree <= least or self.gpus_per_node % degree:
+                continue
+            ((spec, cost),) = equal_engines(
+                1,
+                engine_cost_for(shape, chip, degree),
+                slots=(self.slots or SLOTS_PER_GPU * least) * degree // least,
+                max_context_tokens=max_context_tokens,
+                tp_degree=degree,
+                kv_transfer=self.kv_transfer,
+            )
+            kinds[degree] = spec, cost
+        return Merging(kinds, self.restart_s)
 
     def _link(self, shape: ModelShape, chip: Gpu, degrees: Sequence[int]) -> Link:
         """The slowest that two engines may have: across nodes where there are several, at the least degree."""

@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller, Limits
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, TrajectoryId
-from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
+from heddle_dask.core.nouns import ActionRequest, EngineDescription, StepRequest, TrajectorySpec
 from heddle_dask.core.view import StrategySet
+from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.predictors.contract import Predictor
 from heddle_dask.sim.engine import SimulatedEngine
 from heddle_dask.sim.fleet import SimulatedFleet
@@ -92,6 +93,7 @@ class SimulatedWorld:
             cmd.GiveUpStep: self._give_up,
             cmd.PredictRemaining: self._predict,
             cmd.MoveContext: self._move,
+            cmd.RegroupEngines: self._regroup,
             cmd.RunAction: self._run_action,
             cmd.AbortAction: self._abort_action,
             cmd.GiveUpAction: self._give_up_action,
@@ -100,11 +102,7 @@ class SimulatedWorld:
     def run(self) -> None:
         """Play until every trajectory has ended, or the walltime has."""
         for description, cost in self.fleet.engines:
-            engine = SimulatedEngine(
-                description, cost, self.time, self._admitted, self._ended, self.fleet.delays.slot_s
-            )
-            self.engines[description.engine_id] = engine
-            self._tell(ev.EngineJoined(0.0, description))
+            self._join(description, cost)
         self._tell(ev.HostJoined(0.0, self.fleet.host))
         for number, lost_s in sorted(self.fleet.faults.engines_lost.items()):
             self.time.at(lost_s, self._lose_engine, self.fleet.engines[number][0].engine_id)
@@ -119,6 +117,13 @@ class SimulatedWorld:
         stuck = [name for name, program in self.programs.items() if not program.status]
         if stuck:
             raise RuntimeError(f"{len(stuck)} trajectories never ended, the first is {stuck[0]}: a bug")
+
+    def _join(self, description: EngineDescription, cost: EngineCost) -> None:
+        engine = SimulatedEngine(
+            description, cost, self.time, self._admitted, self._ended, self.fleet.delays.slot_s
+        )
+        self.engines[description.engine_id] = engine
+        self._tell(ev.EngineJoined(self.time.now_s, description))
 
     def _abort_all(self, at: float) -> None:
         """The allocation is over. Those that wait for admission go first, else the end of others would admit them."""
@@ -307,6 +312,46 @@ class SimulatedWorld:
         )
         self._tell(event)
 
+    # -- regroups ----------------------------------------------------------------------------------------------
+
+    def _regroup(self, command: cmd.RegroupEngines) -> None:
+        self.time.after(self.fleet.delays.start_s, self._end_engines, command)
+
+    def _end_engines(self, command: cmd.RegroupEngines) -> None:
+        merging = self.fleet.merging
+        assert merging is not None, "engines are merged where the fleet says to what"
+        ended = [self.engines[name] for name in command.engine_ids]
+        whole = not any(engine.lost for engine in ended)
+        for engine in ended:
+            if not engine.lost:
+                engine.lose()
+                lost = ev.EngineLost(
+                    self.time.now_s, engine.description.engine_id, "regrouped", stranded=False
+                )
+                self._tell(lost)
+        self.time.after(merging.restart_s, self._restarted, command, whole)
+
+    def _restarted(self, command: cmd.RegroupEngines, whole: bool) -> None:
+        merging = self.fleet.merging
+        assert merging is not None
+        share = self.fleet.faults.regroup_failure_share
+        name = f"engine-{len(self.engines)}"
+        ok = whole and not self._drawn(share, name)
+        if ok:
+            spec, cost = merging.kinds[command.tp_degree]
+            node = self.engines[command.engine_ids[0]].description.node
+            self._join(replace(spec, engine_id=EngineId(name), node=node), cost)
+        self._tell(
+            ev.RegroupEnded(
+                at=self.time.now_s,
+                regroup_id=command.regroup_id,
+                ok=ok,
+                seconds=merging.restart_s,
+                engine_id=EngineId(name) if ok else None,
+                cause="" if ok else "the merged engine did not start",
+            )
+        )
+
     # -- tools -------------------------------------------------------------------------------------------------
 
     def _run_action(self, command: cmd.RunAction) -> None:
@@ -320,8 +365,10 @@ class SimulatedWorld:
 
     def _fails(self, action_id: ActionId) -> bool:
         """Drawn from seed and id, not in order of time: the same calls fail whatever the strategies do."""
-        share = self.fleet.faults.tool_failure_share
-        return share > 0 and random.Random(f"faults {self._seed} {action_id}").random() < share
+        return self._drawn(self.fleet.faults.tool_failure_share, action_id)
+
+    def _drawn(self, share: float, name: str) -> bool:
+        return share > 0 and random.Random(f"faults {self._seed} {name}").random() < share
 
     def _abort_action(self, command: cmd.AbortAction) -> None:
         self.time.after(0.0, self._tool_ended, self._tools[command.action_id])
@@ -348,6 +395,8 @@ class SimulatedWorld:
     # -- faults ------------------------------------------------------------------------------------------------
 
     def _lose_engine(self, engine_id: EngineId) -> None:
+        if self.engines[engine_id].lost:  # it was merged, its GPUs are another's now
+            return
         self.engines[engine_id].lose()
         for key, job in list(self._jobs.items()):
             home = self.controller.state.trajectories.get(TrajectoryId(job.trajectory_id))
