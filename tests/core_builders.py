@@ -9,6 +9,7 @@ from typing import Any
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import Command, MoveContext, RunAction, StartStep
 from heddle_dask.core.controller import Controller, Limits
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, TrajectoryId
 from heddle_dask.core.nouns import (
     ActionRequest,
@@ -17,7 +18,7 @@ from heddle_dask.core.nouns import (
     StepRequest,
     TrajectorySpec,
 )
-from heddle_dask.core.state import Engine, State, Trajectory
+from heddle_dask.core.state import State
 from heddle_dask.core.story import encode
 from heddle_dask.core.view import ClusterView, Merge, Move, MoveRequest, Regroup, StrategySet
 from heddle_dask.strategies.migration.transfers import choose_transfers

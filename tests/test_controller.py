@@ -17,10 +17,10 @@ from heddle_dask.core.commands import (
     StartStep,
 )
 from heddle_dask.core.controller import Limits
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import InvalidTransition
 from heddle_dask.core.ids import EngineId, HostId, TrajectoryId
 from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.state import Engine, Trajectory
 from heddle_dask.core.transitions import KvState, TrajectoryState
 from heddle_dask.strategies.presets import build_strategies
 

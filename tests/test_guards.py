@@ -10,10 +10,11 @@ from core_builders import Stage, action_of, engine_of, host_of, step_of
 
 from heddle_dask.core import events as ev
 from heddle_dask.core import guards
+from heddle_dask.core.entities import Action, Engine, Host, Trajectory
 from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
 from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.state import Action, Engine, Host, State, Trajectory
+from heddle_dask.core.state import State
 from heddle_dask.core.transitions import ActionState, EngineState, KvState
 from heddle_dask.core.view import ClusterView, Grant, Move, MoveRequest
 from heddle_dask.strategies.presets import build_strategies

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import AdmitTrajectory, Command, StartStep
+from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId
-from heddle_dask.core.state import Trajectory
 from heddle_dask.strategies.kv_fit import KvFit
 from heddle_dask.strategies.memory_profile import MemoryProfile
 from heddle_dask.strategies.presets import build_strategies

@@ -10,10 +10,10 @@ from core_builders import Restless, Stage, engine_of, move_facts
 
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import Command, MoveContext, PredictRemaining, StartStep
+from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.move_desk import MoveTotals
-from heddle_dask.core.state import Trajectory
 from heddle_dask.core.transitions import KvState, TrajectoryState
 from heddle_dask.core.view import ClusterView, Migration, Move, MoveRequest, PredictorChoice
 from heddle_dask.strategies.migration.transfers import choose_transfers

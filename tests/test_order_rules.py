@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heddle_dask.core.commands import AdmitTrajectory, Command, StartStep
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId, TrajectoryId
-from heddle_dask.core.state import Engine, State, Trajectory
+from heddle_dask.core.state import State
 from heddle_dask.core.view import ClusterView
 from heddle_dask.strategies.cache_aware import CacheAware
 from heddle_dask.strategies.group_first import GroupFirst

@@ -16,9 +16,10 @@ from core_builders import engine_of, step_of, trajectory_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId
-from heddle_dask.core.state import Engine, State, Trajectory
+from heddle_dask.core.state import State
 from heddle_dask.core.transitions import EngineState, TrajectoryState
 from heddle_dask.core.view import Placement
 from heddle_dask.cost.engine_cost import EngineCost

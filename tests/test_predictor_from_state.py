@@ -6,8 +6,8 @@ import math
 
 from core_builders import Stage
 
+from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.nouns import TrajectorySpec
-from heddle_dask.core.state import Trajectory
 from heddle_dask.predictors.features import RECENT
 from heddle_dask.predictors.from_state import finished_of, prediction_made, progress_of
 from heddle_dask.predictors.known import Oracle

@@ -10,8 +10,8 @@ from core_builders import Stage, identity, trajectory_spec
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import AbortStep, Command, PredictRemaining, StartStep
 from heddle_dask.core.controller import Limits
+from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.errors import GuardViolation
-from heddle_dask.core.state import Trajectory
 from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.strategies.preemption import Hysteresis
 from heddle_dask.strategies.presets import build_strategies

@@ -12,9 +12,10 @@ from core_builders import trajectory_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.nouns import EngineDescription
-from heddle_dask.core.state import Engine, State, Trajectory
+from heddle_dask.core.state import State
 from heddle_dask.core.transitions import TrajectoryEvent
 from heddle_dask.core.view import ClusterView, Merge
 from heddle_dask.cost.engine_cost import EngineCost, engine_cost_for

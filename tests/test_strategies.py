@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heddle_dask.core import events as ev
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId
-from heddle_dask.core.state import Engine, State, Trajectory
+from heddle_dask.core.state import State
 from heddle_dask.core.view import ClusterView
 from heddle_dask.strategies.admission import AtMost
 from heddle_dask.strategies.cache_aware import CacheAware

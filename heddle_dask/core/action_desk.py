@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from heddle_dask.core import events as ev
 from heddle_dask.core import guards
 from heddle_dask.core.commands import AbortAction, Command, GiveUpAction, RunAction
-from heddle_dask.core.state import Action, Host, State, Trajectory
+from heddle_dask.core.entities import Action, Host, Trajectory
+from heddle_dask.core.state import State
 from heddle_dask.core.transitions import ActionEvent, TrajectoryEvent, TrajectoryState
 from heddle_dask.core.view import ActionAllocation, ClusterView
 

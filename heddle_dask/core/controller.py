@@ -28,10 +28,11 @@ from heddle_dask.core.commands import (
     PredictRemaining,
     StartStep,
 )
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.move_desk import MoveDesk
 from heddle_dask.core.regroup_desk import RegroupDesk
-from heddle_dask.core.state import Engine, State, Trajectory
+from heddle_dask.core.state import State
 from heddle_dask.core.transitions import (
     STEP_STATES,
     EngineEvent,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.state import Engine, State, Trajectory
+from heddle_dask.core.state import State
 from heddle_dask.core.transitions import ActionState, EngineState, KvState, TrajectoryState
 from heddle_dask.core.view import Grant, Merge, Move, MoveRequest
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from heddle_dask.core import events as ev
 from heddle_dask.core import guards
 from heddle_dask.core.commands import Command, MoveContext
+from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.ids import EngineId, TrajectoryId
-from heddle_dask.core.state import State, Trajectory
+from heddle_dask.core.state import State
 from heddle_dask.core.transitions import EngineState, KvEvent, KvState, TrajectoryState
 from heddle_dask.core.view import ClusterView, ForgetsTrajectories, Migration, Move, MoveRequest
 

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from heddle_dask.core.entities import Action, Engine, Host, Trajectory
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, TrajectoryId
 from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.state import Action, Engine, Host, State, Trajectory
+from heddle_dask.core.state import State
 
 
 class ClusterView:

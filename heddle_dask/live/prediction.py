@@ -12,9 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.events import PredictionMade
 from heddle_dask.core.ids import TrajectoryId
-from heddle_dask.core.state import Trajectory
 from heddle_dask.predictors.contract import Predictor
 from heddle_dask.predictors.features import Finished, Progress
 from heddle_dask.predictors.from_state import finished_of, prediction_made, progress_of

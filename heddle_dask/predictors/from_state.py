@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.events import PredictionMade
 from heddle_dask.core.ids import TrajectoryId
-from heddle_dask.core.state import Trajectory
 from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.predictors.contract import Prediction
 from heddle_dask.predictors.features import RECENT, Finished, Progress

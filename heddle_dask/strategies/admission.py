@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from heddle_dask.core.state import Trajectory
+from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.view import ClusterView
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import GroupId
-from heddle_dask.core.state import Engine, Trajectory
 from heddle_dask.strategies.memory_profile import MemoryProfile
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
-from heddle_dask.core.state import Engine
+from heddle_dask.core.entities import Engine
 from heddle_dask.cost.engine_cost import EngineCost, load_profile, profile_names
 
 

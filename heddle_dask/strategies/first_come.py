@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.ids import HostId
 from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.state import Trajectory
 from heddle_dask.core.view import ClusterView, Grant
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.state import Trajectory
 from heddle_dask.core.view import ClusterView
 from heddle_dask.strategies.longest_first import predicted_tokens
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId, TrajectoryId
-from heddle_dask.core.state import Engine, Trajectory
 from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import EngineCost

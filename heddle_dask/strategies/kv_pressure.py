@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from heddle_dask.core.state import Engine, Trajectory
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.view import ClusterView
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.state import Trajectory
 from heddle_dask.core.view import ClusterView
 
 

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.state import Engine, Trajectory
 
 Load = Callable[[Engine], tuple[float, ...]]
 

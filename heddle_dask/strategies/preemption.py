@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from heddle_dask.core.state import Trajectory
+from heddle_dask.core.entities import Trajectory
 
 
 @dataclass(frozen=True, slots=True)

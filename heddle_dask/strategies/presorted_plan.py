@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import neg
 
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.state import Engine, Trajectory
 from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId, GroupId
 from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.state import Engine, Trajectory
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.kv_fit import KvFit

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.state import Engine, Trajectory
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.state import Engine, Trajectory
 
 
 def home_among(trajectory: Trajectory, candidates: Sequence[Engine]) -> Engine | None:

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.state import Engine, Trajectory
 from heddle_dask.strategies.least_load import pick_least, resident_load
 from heddle_dask.strategies.sticky import home_among
 

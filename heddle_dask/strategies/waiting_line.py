@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 
+from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.ids import GroupId, TrajectoryId
-from heddle_dask.core.state import Trajectory
 from heddle_dask.core.transitions import TrajectoryState
 
 Entry = tuple[float, int, Trajectory]

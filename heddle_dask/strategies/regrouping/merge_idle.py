@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId, TrajectoryId
-from heddle_dask.core.state import Engine, Trajectory
 from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.core.view import ClusterView, Regroup
 from heddle_dask.cost.engine_cost import EngineCost

@@ -1,0 +1,229 @@
+"""The controller's mutable records: trajectories, engines, actions, hosts. `State` owns them."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from heddle_dask.core.errors import InvalidTransition
+from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
+from heddle_dask.core.nouns import (
+    ActionRequest,
+    EngineDescription,
+    HostDescription,
+    StepRequest,
+    TrajectorySpec,
+)
+from heddle_dask.core.transitions import (
+    ACTION,
+    ENGINE,
+    KV,
+    TRAJECTORY,
+    ActionEvent,
+    ActionState,
+    EngineEvent,
+    EngineState,
+    KvEvent,
+    KvState,
+    TrajectoryEvent,
+    TrajectoryState,
+)
+
+STORY_LENGTH = 32
+
+
+@dataclass(slots=True, eq=False)
+class Trajectory:
+    """One trajectory as the controller sees it.
+
+    Attributes
+    ----------
+    home
+        Engine that holds its context, or that it is assigned to. None before the first placement and after that
+        engine was lost and the last step there has reported. `Engine.residents` of the home lists this trajectory.
+    counted_on, counted_tokens
+        Engine whose `inflight_tokens` counts the current step, and with how many tokens.
+    context_tokens
+        Tokens in front of the model at the latest request, plus what was generated since.
+    losses
+        How often the current step was lost together with its worker.
+    preemptions, stopping
+        How often the current step was stopped for another, and whether it is being stopped now.
+    priority
+        Of the current step: larger runs first.
+    requested_at, rested_at, admitted_at
+        When the current step was asked for, when the latest one ended, and when the trajectory was admitted.
+    predicted_tokens, predicted_tokens_q90, predicted_s, predicted_s_q90
+        What it still had to do after its last finished step: medians and 0.9 quantiles; None before any prediction.
+    predicted_at_tokens
+        Tokens that it had generated when that was so.
+    moves
+        How many moves of its context were started.
+    first_context_tokens
+        Length of the first prompt as it was sent; 0 before the first step.
+    open_step_tokens, step_tokens
+        Generated tokens of the current step's parts so far, and of every finished step.
+    actions_done
+        Label, seconds and success of every finished action.
+    story
+        The latest transitions, for errors.
+    """
+
+    spec: TrajectorySpec
+    number: int
+    state: TrajectoryState = TrajectoryState.SUBMITTED
+    kv: KvState = KvState.ABSENT
+    home: EngineId | None = None
+    step: StepRequest | None = None
+    counted_on: EngineId | None = None
+    counted_tokens: int = 0
+    context_tokens: int = 0
+    generated_tokens: int = 0
+    steps_finished: int = 0
+    actions_open: int = 0
+    losses: int = 0
+    preemptions: int = 0
+    stopping: bool = False
+    priority: float = 0.0
+    requested_at: float = 0.0
+    rested_at: float = 0.0
+    admitted_at: float = 0.0
+    predicted_tokens: float | None = None
+    predicted_tokens_q90: float | None = None
+    predicted_s: float | None = None
+    predicted_s_q90: float | None = None
+    predicted_at_tokens: int = 0
+    moves: int = 0
+    first_context_tokens: int = 0
+    open_step_tokens: int = 0
+    step_tokens: list[int] = field(default_factory=list)
+    actions_done: list[tuple[str, float, bool]] = field(default_factory=list)
+    policy_version: int = 0
+    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
+
+    @property
+    def trajectory_id(self) -> TrajectoryId:
+        """Shorthand for ``spec.trajectory_id``."""
+        return self.spec.trajectory_id
+
+    @property
+    def expected_tokens(self) -> int:
+        """What it was predicted to generate after its last finished step; 0 without a prediction."""
+        return 0 if self.predicted_tokens is None else int(self.predicted_tokens)
+
+    def take_tokens(self, tokens: int, whole: bool) -> None:
+        """Count what a step has generated; `whole`: the step has ended, else it was stopped and will go on."""
+        self.generated_tokens += tokens
+        self.open_step_tokens += tokens
+        if whole:
+            self.steps_finished += 1
+            self.step_tokens.append(self.open_step_tokens)
+            self.open_step_tokens = 0
+
+    def take_prediction(self, tokens: float, tokens_q90: float, seconds: float, seconds_q90: float) -> None:
+        """Keep what is predicted to remain after the last finished step."""
+        self.predicted_at_tokens = self.generated_tokens - self.open_step_tokens
+        self.predicted_tokens, self.predicted_tokens_q90 = tokens, tokens_q90
+        self.predicted_s, self.predicted_s_q90 = seconds, seconds_q90
+
+    def advance(self, event: TrajectoryEvent, at: float) -> bool:
+        """Take `event`; False when it is a late arrival and nothing changed."""
+        try:
+            after = TRAJECTORY.next_state(self.state, event, "")
+        except InvalidTransition:  # once more, with its story: only an error pays for telling it
+            told = f"trajectory {self.spec.trajectory_id}: " + "; ".join(self.story)
+            after = TRAJECTORY.next_state(self.state, event, told)
+        if after is None:
+            return False
+        self.story.append(f"{at:.3f} {event.value}: {self.state.value} -> {after.value}")
+        self.state = after
+        return True
+
+    def advance_kv(self, event: KvEvent) -> None:
+        """Take a KV event; late arrivals change nothing."""
+        after = KV.next_state(self.kv, event, f"trajectory {self.trajectory_id}")
+        if after is not None:
+            self.kv = after
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """One engine incarnation.
+
+    Attributes
+    ----------
+    inflight_tokens
+        Context tokens of the steps that are queued or generating here.
+    resident_tokens
+        Context tokens of all trajectories whose home this is, those in tools included.
+    residents
+        Those trajectories; a dict used as an ordered set.
+    inflight
+        Trajectories with a step queued or generating here.
+    generating
+        How many of them hold a slot.
+    running
+        Those that hold a slot and are not being stopped, in the order in which they started.
+    stopping
+        How many of them are being stopped for others.
+    placed
+        Steps placed here so far.
+    expected_tokens
+        Tokens that the residents are predicted to generate yet, each as of its latest prediction.
+    """
+
+    spec: EngineDescription
+    number: int
+    state: EngineState = EngineState.READY
+    inflight_tokens: int = 0
+    resident_tokens: int = 0
+    residents: dict[TrajectoryId, None] = field(default_factory=dict)
+    inflight: dict[TrajectoryId, None] = field(default_factory=dict)
+    generating: int = 0
+    running: dict[TrajectoryId, Trajectory] = field(default_factory=dict, repr=False)
+    stopping: int = 0
+    placed: int = 0
+    expected_tokens: int = 0
+
+    @property
+    def engine_id(self) -> EngineId:
+        """Shorthand for ``spec.engine_id``."""
+        return self.spec.engine_id
+
+    def advance(self, event: EngineEvent) -> bool:
+        """Take `event`; False when it is a late arrival."""
+        after = ENGINE.next_state(self.state, event, f"engine {self.engine_id}")
+        if after is None:
+            return False
+        self.state = after
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class Action:
+    """One tool or reward call. `host` and `cpus` are set while it runs."""
+
+    spec: ActionRequest
+    number: int
+    state: ActionState = ActionState.WAITING
+    host: HostId | None = None
+    cpus: int = 0
+    losses: int = 0
+
+    def advance(self, event: ActionEvent) -> bool:
+        """Take `event`; False when it is a late arrival."""
+        after = ACTION.next_state(self.state, event, f"action {self.spec.action_id}")
+        if after is None:
+            return False
+        self.state = after
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """A worker that runs actions; `free_cpus` is what running actions leave."""
+
+    spec: HostDescription
+    number: int
+    free_cpus: int
+    running: dict[ActionId, None] = field(default_factory=dict)
