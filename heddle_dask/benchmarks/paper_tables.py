@@ -277,7 +277,7 @@ def _figures(results: PaperResults) -> Iterator[str]:
                 places.append(results.at_degree(cell, arm.name, PAPER_DEGREES[cell.model]))
                 if results.best_degree(cell, arm.name) != PAPER_DEGREES[cell.model]:
                     places.append(results.at_best(cell, arm.name))
-            if arm.predictor:
+            if arm.predictor and results.chosen(cell, arm.name) not in places:
                 places.append(results.chosen(cell, arm.name))
             lines += [_figures_of(arm.name, rows) for rows in places if rows]
         yield from _table(cell.name, _HEADS, lines)
