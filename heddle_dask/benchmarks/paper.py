@@ -17,12 +17,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from heddle_dask.benchmarks.paper_degrees import chosen_degrees, degrees_that_fit, predicted_works
+from heddle_dask.benchmarks.paper_degrees import degrees_by_predictions, degrees_that_fit
 from heddle_dask.benchmarks.paper_store import CONDITIONS, PaperStore, Row, engines_text
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.published import model_of
-from heddle_dask.predictors.chosen import build_predictor
-from heddle_dask.predictors.from_steps import finished_from_steps, past_of
 from heddle_dask.sim.bound import MakespanBound, makespan_bound
 from heddle_dask.sim.clusters import Cluster
 from heddle_dask.sim.rollout import Arm, SimulatedRollout, simulate
@@ -222,15 +220,16 @@ class _Drawn:
 
     def chosen(self, arm: PaperArm) -> dict[str, Any]:
         """What the resource manager chooses by the predictions of this arm."""
-        choice = build_strategies(arm.arm.preset, seed=self.seed, overrides=arm.arm.overrides).predictor
-        assert choice is not None, arm.name
-        known = {plan.trajectory_id: float(plan.generated_tokens) for plan in self.plans}
-        predictor = build_predictor(choice, known)
-        predictor.warm_start(finished_from_steps(past_of(plan)) for plan in self.earlier)
-        context = self.conditions.max_context_tokens
-        works = predicted_works(self.plans, predictor, self.earlier, context)
-        shape, cluster = model_of(self.cell.model), self.conditions.cluster
-        found = chosen_degrees(works, shape, cluster, context, seed=self.seed)
+        found = degrees_by_predictions(
+            arm.arm.preset,
+            arm.arm.overrides,
+            self.plans,
+            self.earlier,
+            self.cell.model,
+            self.conditions.cluster,
+            self.conditions.max_context_tokens,
+            seed=self.seed,
+        )
         return {
             "engines": engines_text(found.degrees),
             "degrees": list(found.degrees),

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import engine_cost_for
 from heddle_dask.cost.hardware import ModelShape
+from heddle_dask.cost.published import model_of
+from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.contract import Predictor
 from heddle_dask.predictors.from_steps import finished_from_steps, past_of
 from heddle_dask.sim.clusters import SLOTS_PER_GPU, Cluster
@@ -22,6 +24,7 @@ from heddle_dask.strategies.parallelism.degrees import Budget, DegreeChoice, all
 from heddle_dask.strategies.parallelism.forecast import Guess, level_of
 from heddle_dask.strategies.partition.work import Work
 from heddle_dask.strategies.partition.work_plan import WorkEngine
+from heddle_dask.strategies.presets import build_strategies
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 
@@ -82,6 +85,33 @@ def predicted_works(
             )
         )
     return works
+
+
+def degrees_by_predictions(
+    preset: str,
+    overrides: Sequence[str],
+    plans: Sequence[PlannedTrajectory],
+    earlier: Sequence[PlannedTrajectory],
+    model: str,
+    cluster: Cluster,
+    max_context_tokens: int,
+    *,
+    seed: int,
+) -> DegreeChoice:
+    """`chosen_degrees` for what the predictor of a strategy says of `plans`, once it has learnt from `earlier`.
+
+    Raises
+    ------
+    BadInput
+        As `chosen_degrees`; or there is no such preset or part.
+    """
+    choice = build_strategies(preset, seed=seed, overrides=overrides).predictor
+    assert choice is not None, preset
+    known = {plan.trajectory_id: float(plan.generated_tokens) for plan in plans}
+    predictor = build_predictor(choice, known)
+    predictor.warm_start(finished_from_steps(past_of(plan)) for plan in earlier)
+    works = predicted_works(plans, predictor, earlier, max_context_tokens)
+    return chosen_degrees(works, model_of(model), cluster, max_context_tokens, seed=seed)
 
 
 def chosen_degrees(

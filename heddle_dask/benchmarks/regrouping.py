@@ -11,12 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from heddle_dask.benchmarks.paper_degrees import chosen_degrees, predicted_works
+from heddle_dask.benchmarks.paper_degrees import degrees_by_predictions
 from heddle_dask.benchmarks.paper_store import engines_text
 from heddle_dask.core.errors import BadInput
-from heddle_dask.cost.published import model_of
-from heddle_dask.predictors.chosen import build_predictor
-from heddle_dask.predictors.from_steps import finished_from_steps, past_of
 from heddle_dask.sim.clusters import Cluster
 from heddle_dask.sim.rollout import simulate
 from heddle_dask.sim.sweep import SimulatedWorkload
@@ -124,7 +121,17 @@ def _rows(
 ) -> Iterator[RegroupRow]:
     part = f"predictor={predictor}"
     if engines == CHOSEN:
-        degrees = _chosen(conditions, part, seed, plans, earlier)
+        found = degrees_by_predictions(
+            "heddle",
+            [part],
+            plans,
+            earlier,
+            conditions.model,
+            conditions.cluster,
+            conditions.max_context_tokens,
+            seed=seed,
+        )
+        degrees = found.degrees
     else:
         degrees = replace(conditions.cluster, tp=int(engines)).degrees
 
@@ -151,23 +158,6 @@ def _rows(
             int(counts["engines"]),
             int(counts["evacuated"] + counts["attracted"]),
         )
-
-
-def _chosen(
-    conditions: RegroupConditions,
-    part: str,
-    seed: int,
-    plans: Sequence[PlannedTrajectory],
-    earlier: Sequence[PlannedTrajectory],
-) -> tuple[int, ...]:
-    choice = build_strategies("heddle", seed=seed, overrides=[part]).predictor
-    assert choice is not None
-    predictor = build_predictor(choice, {plan.trajectory_id: float(plan.generated_tokens) for plan in plans})
-    predictor.warm_start(finished_from_steps(past_of(plan)) for plan in earlier)
-    context = conditions.max_context_tokens
-    works = predicted_works(plans, predictor, earlier, context)
-    found = chosen_degrees(works, model_of(conditions.model), conditions.cluster, context, seed=seed)
-    return found.degrees
 
 
 def regrouping_table(rows: Sequence[RegroupRow]) -> list[str]:

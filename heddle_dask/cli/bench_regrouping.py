@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import click
 
+from heddle_dask.cli.option_groups import COUNT, MAX_CONTEXT_TOKENS, SAMPLES, SEEDS
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
-
-_COUNT = click.IntRange(min=1)
 
 
 @click.command("regrouping")
@@ -25,10 +24,10 @@ _COUNT = click.IntRange(min=1)
     "--restarts", default="0,20,60", show_default=True, help="Seconds until a merged engine answers."
 )
 @click.option("--options", default="", help="KEY=VALUE[,KEY=VALUE]... of regrouping=merge-idle.")
-@click.option("--trajectories", type=_COUNT, default=None, help="[default: 100 for each GPU]")
-@click.option("--samples", type=_COUNT, default=16, show_default=True, help="Trajectories a prompt.")
-@click.option("--max-context-tokens", type=click.IntRange(min=2), default=40_960, show_default=True)
-@click.option("--seeds", type=_COUNT, default=3, show_default=True, help="How many, from --seed on.")
+@click.option("--trajectories", type=COUNT, default=None, help="[default: 100 for each GPU]")
+@SAMPLES
+@MAX_CONTEXT_TOKENS
+@SEEDS
 @shared_options
 def regrouping(
     model: str,

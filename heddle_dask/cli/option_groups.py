@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
-F = TypeVar("F", bound=Callable[..., Any])
-Option = Callable[[F], F]
+from heddle_dask.cli.shared_options import F, in_order
 
 COUNT = click.IntRange(min=1)
 DEFAULT_CONTEXT_TOKENS = 40_960
-
-
-def _all(options: Sequence[Option[Any]]) -> Callable[[F], F]:
-    """The options in this order, as one decorator."""
-
-    def add(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return add
 
 
 def measured_live(*, token_scale: float, engine: str) -> Callable[[F], F]:
@@ -34,7 +21,7 @@ def measured_live(*, token_scale: float, engine: str) -> Callable[[F], F]:
     token_scale, engine
         Defaults of ``--token-scale`` and ``--engine``.
     """
-    return _all(
+    return in_order(
         [
             click.option(
                 "--trace", multiple=True, required=True, type=Path, help="Trace file; may be given again."
@@ -75,7 +62,7 @@ MAX_CONTEXT_TOKENS = click.option(
 
 def simulated(function: F) -> F:
     """Workload, model and how they are played in virtual time."""
-    add: Callable[[F], F] = _all(
+    add: Callable[[F], F] = in_order(
         [
             click.option("--workload", required=True, help="coding, search, math, or a trace FILE."),
             click.option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,9 +16,20 @@ from heddle_dask.core.errors import BadInput
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def in_order(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:
+    """The options in this order, as one decorator."""
+
+    def add(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
 def shared_options(function: F) -> F:
     """Add ``--json``, ``--seed`` and ``--config``."""
-    options = (
+    options = [
         click.option(
             "--json",
             "as_json",
@@ -40,10 +51,9 @@ def shared_options(function: F) -> F:
             callback=_take_config,
             help="TOML file whose keys are long options; options given here win.",
         ),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
+    ]
+    add: Callable[[F], F] = in_order(options)
+    return add(function)
 
 
 def print_json(result: Mapping[str, Any]) -> None:
