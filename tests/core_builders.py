@@ -146,10 +146,20 @@ class Stage:
         """Let one event happen, a second after the one before."""
         self.at += 1.0
         event: ev.Event = kind(self.at, *fields, **more)
+        before, (_, touches) = self._holdings(), self.state.touched_since(0)
         commands = self.controller.handle(event)
         self.journal.append((encode(event), [encode(command) for command in commands]))
         self.state.check_integrity()
+        after = self._holdings()
+        changed = {name for name, held in after.items() if name in before and held != before[name]}
+        assert changed <= set(self.state.touched_since(touches)[0]), (
+            "who keeps sums over engines must hear of it"
+        )
         return commands
+
+    def _holdings(self) -> dict[EngineId, tuple[list[TrajectoryId], int, int]]:
+        engines = self.state.engines.items()
+        return {name: (list(e.residents), e.resident_tokens, e.expected_tokens) for name, e in engines}
 
     def late(self, kind: type, *fields: Any, **more: Any) -> None:
         """Let an event happen that must change nothing but the count of late arrivals."""

@@ -18,6 +18,7 @@ from heddle_dask.cli.out_path import remove_if_empty
 from heddle_dask.cli.progress import Meter, duration
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.cli.summary import Tally
+from heddle_dask.cli.whole_numbers import whole_numbers
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.run_writer import journal_path
 from heddle_dask.records.journal import Journal
@@ -391,3 +392,12 @@ def test_doctor_fails_when_the_scheduler_does_not_answer():
     answer = json.loads(result.stdout.splitlines()[-1])
     assert result.exit_code == 1 and answer["failed"] >= 1
     assert answer["checks"][-1]["name"] == "scheduler" and answer["checks"][-1]["verdict"] == "fail"
+
+
+def test_whole_numbers_keep_their_order_and_refuse_what_is_none() -> None:
+    assert whole_numbers("--engines", "16, 4,16", "16,64") == [16, 4, 16]
+    for text in ("", "0,4", "4,many", "1.5"):
+        with pytest.raises(
+            BadInput, match=r"^--engines .*: use whole numbers of at least 1, for example 16,64$"
+        ):
+            whole_numbers("--engines", text, "16,64")

@@ -103,6 +103,33 @@ def test_a_fit_finds_the_cost_that_was_measured(cost, request_s):
     assert fit.cost.prefill_s(5000) == pytest.approx(cost.prefill_s(5000))
 
 
+@given(terms, st.floats(0, 0.05), st.floats(0, 0.05))
+@settings(max_examples=50, deadline=None)
+def test_a_cached_step_tells_the_way_of_a_request_from_what_a_prompt_takes_in_the_engine(
+    cost, request_s, prompt_s
+):
+    cost = replace(cost, prompt_s=prompt_s, block_tokens=128, whole_prompts=True)
+    cached = TokensPoint(257, request_s + cost.decode_token_s(1, 257))
+    table = table_of(
+        cost, DENSE, request_s, cached_step=cached, block_tokens=128, chunked_prefill=False, engines=2
+    )
+    fit = MeasuredTable.from_mapping(json.loads(json.dumps(table.to_mapping()))).fit()
+    assert fit.prefill_error_max < 1e-6
+    assert fit.request_s == pytest.approx(request_s, abs=1e-6)
+    assert fit.cost.prompt_s == pytest.approx(prompt_s, abs=1e-6)
+    assert (fit.cost.block_tokens, fit.cost.whole_prompts) == (128, True)
+
+
+def test_a_table_that_does_not_say_means_small_blocks_chunks_and_one_engine():
+    content = TABLE.to_mapping()
+    for name in ("engines", "block_tokens", "chunked_prefill", "cached_step"):
+        del content[name]
+    table = MeasuredTable.from_mapping(content)
+    assert table == TABLE and table.engines == 1
+    cost = table.fit().cost
+    assert (cost.block_tokens, cost.whole_prompts, cost.prompt_s) == (16, False, 0.0)
+
+
 def test_a_fit_of_a_sparse_model_finds_the_weights_of_its_experts():
     shape = model_of("qwen3-30b-a3b")
     truth = engine_cost_for(shape, "h200")
@@ -184,6 +211,10 @@ def without(key: str) -> dict[str, Any]:
         ({**TABLE.to_mapping(), "prefill": [{"tokens": 5, "seconds": -1}]}, "seconds is -1"),
         ({**TABLE.to_mapping(), "prefill": [{"tokens": 0, "seconds": 1}]}, "tokens is 0"),
         ({**TABLE.to_mapping(), "kind": "guess"}, "kind 'guess' is unknown"),
+        ({**TABLE.to_mapping(), "engines": 0}, "engines is 0"),
+        ({**TABLE.to_mapping(), "block_tokens": 24}, "block_tokens is 24: use a multiple of 16"),
+        ({**TABLE.to_mapping(), "chunked_prefill": "no"}, "chunked_prefill is 'no': use true or false"),
+        ({**TABLE.to_mapping(), "cached_step": {"tokens": 257}}, "a point is malformed"),
         ({**TABLE.to_mapping(), "shape": {"layers": 1}}, "ModelShape lacks"),
     ],
 )

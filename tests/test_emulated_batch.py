@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +22,8 @@ COST = EngineCost(
     context_token_s=1e-6,
     chunk_tokens=64,
 )
+
+WHOLE = replace(COST, chunk_tokens=310, prompt_s=7e-3, block_tokens=32, whole_prompts=True)
 
 
 class OneByOne(Batch):
@@ -46,8 +49,10 @@ jobs = st.tuples(
 )
 
 
-def _play(kind: type[Batch], plan: list[tuple], slots: int, capacity: int) -> list[Job]:
-    batch = kind(COST, slots, RoomForTokens(KvCache(capacity)))
+def _play(
+    kind: type[Batch], plan: list[tuple], slots: int, capacity: int, cost: EngineCost = COST
+) -> list[Job]:
+    batch = kind(cost, slots, RoomForTokens(KvCache(capacity, cost.block_tokens)))
     events: list[tuple[float, int, str, Job]] = []
     made = []
     for index, (arrival, prompt, length, priority, salt, abort) in enumerate(plan):
@@ -71,10 +76,15 @@ def _play(kind: type[Batch], plan: list[tuple], slots: int, capacity: int) -> li
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(jobs, min_size=1, max_size=12), st.integers(1, 5), st.sampled_from([450, 900, 100_000]))
-def test_jumping_equals_going_token_by_token(plan, slots, capacity):
-    jumped = _play(Batch, plan, slots, capacity)
-    walked = _play(OneByOne, plan, slots, capacity)
+@given(
+    st.lists(jobs, min_size=1, max_size=12),
+    st.integers(1, 5),
+    st.sampled_from([450, 900, 100_000]),
+    st.sampled_from([COST, WHOLE]),
+)
+def test_jumping_equals_going_token_by_token(plan, slots, capacity, cost):
+    jumped = _play(Batch, plan, slots, capacity, cost)
+    walked = _play(OneByOne, plan, slots, capacity, cost)
     for one, other in zip(jumped, walked, strict=True):
         assert one.ended_s == pytest.approx(other.ended_s, abs=1e-6)
         assert one.aborted == other.aborted
@@ -93,6 +103,42 @@ def test_a_job_alone_takes_what_the_cost_model_says():
     assert job.admitted_s == 5.0
     assert job.first_token_s - 5.0 == pytest.approx(COST.prefill_s(200))
     assert job.ended_s - job.first_token_s == pytest.approx(COST.span_s(49, 1, 200))
+
+
+class Watched(OneByOne):
+    """Looks into every iteration: what it holds, and whether each prompt in it ends with it."""
+
+    def _run(self, count: int, chunk: int, seconds: float) -> None:
+        if count:
+            assert chunk + len(self._decoding) <= self.cost.chunk_tokens
+            assert chunk == sum(job.prefill_tokens for job in self._prefilling)
+            prompt_s = self.cost.prompt_s if chunk else 0.0
+            bare = replace(self.cost, prompt_s=0.0)
+            expected = bare.iteration_s(len(self._decoding), self._context_tokens, chunk) + prompt_s
+            assert seconds == pytest.approx(expected)
+        super()._run(count, chunk, seconds)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(jobs, min_size=1, max_size=12), st.integers(1, 5))
+def test_whole_prompts_share_an_iteration_only_if_all_of_them_fit(plan, slots):
+    _play(Watched, plan, slots, 100_000, WHOLE)
+
+
+def test_a_prompt_that_does_not_fit_whole_waits_for_the_next_iteration():
+    batch = Batch(WHOLE, 4, RoomForTokens(KvCache(10_000, 32)))
+    first, second, third = (_job(length, 5, salt=length) for length in (200, 150, 10))
+    for job in (first, second, third):
+        batch.submit(job, 0.0)
+    batch.advance(100.0)
+    # The third one stays behind the second, as it does in vLLM.
+    assert first.admitted_s == 0.0
+    assert first.first_token_s == second.admitted_s == third.admitted_s == pytest.approx(WHOLE.prefill_s(200))
+    cut = Batch(replace(WHOLE, whole_prompts=False), 4, RoomForTokens(KvCache(10_000, 32)))
+    jobs = [_job(length, 5, salt=length) for length in (200, 150, 10)]
+    for job in jobs:
+        cut.submit(job, 0.0)
+    assert {job.admitted_s for job in jobs} == {0.0}
 
 
 def test_fixed_cost_jobs_do_not_slow_each_other():

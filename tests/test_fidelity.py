@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from live_world import run
 
+from heddle_dask.benchmarks.cpu_seconds import CpuSeconds, cpu_seconds, is_server
 from heddle_dask.benchmarks.fidelity import (
     ArmFidelity,
     LiveRun,
@@ -29,12 +30,13 @@ from heddle_dask.benchmarks.fidelity_spent import (
     spent_simulated,
 )
 from heddle_dask.benchmarks.fidelity_twins import Twins, delays_of, twins_of
-from heddle_dask.benchmarks.live import LiveRow
+from heddle_dask.benchmarks.live_setup import LiveRow
 from heddle_dask.cli.main import heddle
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import fixed_cost, load_profile
+from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.records.trajectory import ActionRecord, StepRecord
 from heddle_dask.sim.engine import SimulatedEngine
 from heddle_dask.sim.fleet import ControlDelays
@@ -102,14 +104,19 @@ def test_what_is_no_overhead_is_refused_in_one_line(tmp_path: Path, text: str) -
         delays_of(tmp_path / "absent.json", 64)
 
 
-def twins(model_dir: str, kind: str = "emulated", time_scale: float = 1.0) -> Twins:
+def twins(
+    model_dir: str,
+    kind: str = "emulated",
+    time_scale: float = 1.0,
+    tables: tuple[str, ...] = ("tiny-agent-cpu",),
+) -> Twins:
     return twins_of(
         kind,
         model_dir,
         2,
         3,
         profile="tiny-cpu",
-        table="tiny-agent-cpu",
+        tables=tables,
         time_scale=time_scale,
         max_context_tokens=CONTEXT,
         delays=ControlDelays(1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3),
@@ -136,6 +143,26 @@ def test_vllm_twins_take_the_table_and_its_way_of_a_request(model_dir: str) -> N
     request_s = delays.slot_s - 6e-3
     assert request_s > 0
     assert (delays.start_s, delays.report_s) == pytest.approx((2e-3 + request_s / 2, 3e-3 + request_s / 2))
+
+
+def test_tables_of_several_numbers_of_engines_count_while_so_many_are_busy(
+    model_dir: str, tmp_path: Path
+) -> None:
+    alone = MeasuredTable.load("tiny-agent-cpu")
+    slower = [replace(point, seconds=3 * point.seconds) for point in alone.decode]
+    pair_file = tmp_path / "pair.json"
+    crowd = replace(alone, engines=2, decode=tuple(slower), block_tokens=128, chunked_prefill=False)
+    crowd.save(pair_file)
+    pair = twins(model_dir, "vllm", tables=("tiny-agent-cpu", str(pair_file)))
+    fleet = pair.simulated
+    assert {count: cost.fixed_s for count, cost in fleet.crowded.items()} == pytest.approx(
+        {1: alone.fit().cost.fixed_s, 2: crowd.fit().cost.fixed_s}
+    )
+    assert fleet.crowded[2] == pair.live.cost == fleet.engines[0][1] == fleet.beliefs[1]
+    assert (pair.live.cost.block_tokens, pair.live.cost.whole_prompts) == (128, True)
+    assert twins(model_dir, "vllm", tables=(str(pair_file),)).simulated.crowded == {}
+    with pytest.raises(BadInput, match="another one with 2 engines at once is given"):
+        twins(model_dir, "vllm", tables=(str(pair_file), str(pair_file)))
 
 
 def test_a_table_of_another_model_and_a_router_are_refused(tmp_path: Path, model_dir: str) -> None:
@@ -194,36 +221,67 @@ def test_seconds_of_a_live_run_add_up() -> None:
     assert (spent.steps, spent.preemptions, spent.moves) == (3, 2, 3)
 
 
-def test_a_step_that_waited_for_a_slot_comes_when_the_worker_has_the_answer_before_it() -> None:
-    time = VirtualTime()
-    ended: list[tuple[str, float]] = []
-    engine = SimulatedEngine(
+def test_engine_servers_are_told_from_what_starts_them() -> None:
+    assert is_server(["python", "-m", "vllm.entrypoints.openai.api_server", "--port", "1"])
+    assert is_server(["python", "-m", "heddle_dask.engines.emulated", "spec"])
+    assert not is_server(["python", "-m", "dask", "worker", "heddle_dask.engines.emulated"])
+    assert not is_server([])
+    used = cpu_seconds()
+    assert used.control_s > 0
+    assert CpuSeconds(5.0, 3.0).since(CpuSeconds(1.0, 2.0)) == CpuSeconds(4.0, 1.0)
+
+
+def slow_worker_engine(
+    time: VirtualTime, ended: list[tuple[str, float]], steps_ahead: int
+) -> SimulatedEngine:
+    """One slot, half a second a job; its worker knows of an end 0.03 s later."""
+    return SimulatedEngine(
         EngineDescription(EngineId("e"), 1, 1000),
         fixed_cost(0.1),
         time,
         lambda engine, job: None,
         lambda engine, job: ended.append((job.trajectory_id, time.now_s)),
-        slot_s=0.03,
+        ControlDelays(slot_s=0.03, steps_ahead=steps_ahead),
     )
 
-    def job(name: str, priority: float) -> SimulatedJob:
-        return SimulatedJob(
-            prompt_tokens=10,
-            length=5,
-            priority=priority,
-            trajectory_id=name,
-            group_id=name,
-            shared_tokens=10,
-            step_index=0,
-        )
 
-    late, urgent = job("late", 2.0), job("urgent", 1.0)
-    for one in (job("first", 5.0), late, urgent):
+def slow_worker_job(name: str, priority: float) -> SimulatedJob:
+    """A step of five tokens."""
+    return SimulatedJob(
+        prompt_tokens=10,
+        length=5,
+        priority=priority,
+        trajectory_id=name,
+        group_id=name,
+        shared_tokens=10,
+        step_index=0,
+    )
+
+
+def test_a_step_that_waited_for_a_slot_comes_when_the_worker_has_the_answer_before_it() -> None:
+    time = VirtualTime()
+    ended: list[tuple[str, float]] = []
+    engine = slow_worker_engine(time, ended, steps_ahead=0)
+    late, urgent = slow_worker_job("late", 2.0), slow_worker_job("urgent", 1.0)
+    for one in (slow_worker_job("first", 5.0), late, urgent):
         engine.submit(one)
     engine.abort(late)  # the engine has not heard of it: it comes in its turn
     time.run()
     assert [name for name, _ in ended] == ["first", "urgent", "late"]
     assert [at for _, at in ended] == pytest.approx([0.5, 1.03, 1.56])
+
+
+def test_a_step_that_waits_in_the_engine_has_the_slot_at_once_and_one_past_the_line_too() -> None:
+    time = VirtualTime()
+    ended: list[tuple[str, float]] = []
+    engine = slow_worker_engine(time, ended, steps_ahead=1)
+    for name, priority in (("first", 5.0), ("ahead", 4.0), ("third", 4.5)):
+        engine.submit(slow_worker_job(name, priority))
+    engine.submit(replace(slow_worker_job("urgent", 1.0), past_line=True))
+    time.run()
+    assert [name for name, _ in ended] == ["first", "urgent", "ahead", "third"]
+    # The worker sends the third 0.03 s after the first has ended: it is there long before it is its turn.
+    assert [at for _, at in ended] == pytest.approx([0.5, 1.0, 1.5, 2.0])
 
 
 def test_a_sibling_with_a_shorter_prompt_leaves_the_longer_one_in_the_cache() -> None:
@@ -257,7 +315,7 @@ def test_both_sides_run_and_do_the_same_work(trace: Path, model_dir: str, tmp_pa
         2,
         3,
         profile="tiny-cpu",
-        table="tiny-agent-cpu",
+        tables=("tiny-agent-cpu",),
         time_scale=1.0,
         max_context_tokens=CONTEXT,
         delays=delays_of(None, 8),
@@ -272,6 +330,7 @@ def test_both_sides_run_and_do_the_same_work(trace: Path, model_dir: str, tmp_pa
     for arm in found.arms:
         assert arm.live.steps == arm.simulated.steps == 24
         assert arm.live.tools_s == pytest.approx(arm.simulated.tools_s, abs=0.05)
+        assert arm.live.engines_cpu_s > 0 and arm.live.control_cpu_s > 0
         assert arm.live_least_s <= arm.live_median_s <= arm.live_most_s
         assert min(arm.live.engine_s, arm.live.between_s, arm.simulated.between_s) > 0
     sticky = found.arms[0]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from statistics import NormalDist
+
 import pytest
 from core_builders import Stage, engine_of, host_of, step_of, trajectory_spec
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from heddle_dask.core import events as ev
@@ -15,6 +18,7 @@ from heddle_dask.core.ids import GroupId
 from heddle_dask.strategies.kv_fit import KvFit
 from heddle_dask.strategies.memory_profile import MemoryProfile
 from heddle_dask.strategies.presets import build_strategies
+from heddle_dask.strategies.remaining import likely_left_tokens
 from heddle_dask.strategies.roomiest import Roomiest
 from heddle_dask.strategies.waiting_line import WaitingLine
 
@@ -124,27 +128,129 @@ def test_the_queue_is_bounded_by_slots_and_tools_do_not_count() -> None:
     )
 
 
+LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=4)
+
+
 @given(
-    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=8),
+    st.lists(st.tuples(st.integers(0, 300), LENGTHS), max_size=8),
     st.tuples(st.integers(0, 300), st.integers(0, 300)),
     st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+    st.sampled_from([0.0, 1.0, 2.5]),
     st.integers(1, 2000),
 )
-def test_a_profile_is_the_sum_of_what_is_held_at_every_time(
-    there: list[tuple[int, int]], more: tuple[int, int], growth: float, capacity: int
+def test_a_profile_is_what_is_held_at_every_time_and_a_margin(
+    there: list[tuple[int, list[int]]],
+    more: tuple[int, int],
+    growth: float,
+    margin: float,
+    capacity: int,
 ) -> None:
     context, left = more
 
-    def held_at(g: int, members: list[tuple[int, int]]) -> float:
-        return sum(c + growth * g for c, r in members if g <= r)
+    def held_at(g: int) -> float:
+        """Mean and margin of those that live there, one by one."""
+        mean = variance = 0.0
+        for c, lengths in there:
+            alive = sum(length >= g for length in lengths) / len(lengths)
+            mean += alive * (c + growth * g)
+            variance += alive * (1 - alive) * (c + growth * g) ** 2
+        return mean + margin * math.sqrt(variance)
 
-    profile = MemoryProfile(capacity, growth, [(float(c), float(r)) for c, r in there])
-    fits = all(held_at(g, [*there, more]) <= capacity for g in range(left + 1))
-    assert profile.fits(context, left) == fits
-    profile.add(context, left)
-    again = MemoryProfile(capacity, growth, [(float(c), float(r)) for c, r in [*there, more]])
+    # Between two ends it rises: looking just before each, and when the newcomer ends, is looking everywhere.
+    times = sorted({g for _, lengths in there for g in lengths if g <= left})
+    needs = [held_at(g) + context + growth * g for g in times]
+    after = [(c, [length for length in lengths if length > left], len(lengths)) for c, lengths in there]
+    mean = sum(len(rest) / count * (c + growth * left) for c, rest, count in after)
+    variance = sum(
+        len(rest) / count * (1 - len(rest) / count) * (c + growth * left) ** 2 for c, rest, count in after
+    )
+    needs.append(mean + margin * math.sqrt(variance) + context + growth * left)
+    assume(all(abs(need - capacity) > 1e-6 for need in needs) or not margin)
+    rows = [(float(c), [float(length) for length in lengths]) for c, lengths in there]
+    profile = MemoryProfile(capacity, growth, rows, margin)
+    assert profile.fits(context, left) == all(need <= capacity + 1e-9 for need in needs)
+    profile.add(context, [left])
+    again = MemoryProfile(capacity, growth, [*rows, (float(context), [float(left)])], margin)
     for c, r in ((0, 10), (50, 50), (200, 290)):
         assert profile.fits(c, r) == again.fits(c, r)
+
+
+@given(st.floats(1.0, 1e5), st.floats(1.0, 8.0), st.integers(1, 6), st.integers(0, 10**6))
+@example(1.0, 1.0000000000000002, 3, 0)
+def test_likely_lengths_have_the_mean_of_the_law_and_those_outlived_are_gone(
+    median: float, ratio: float, count: int, done: int
+) -> None:
+    stage = stage_of()
+    stage.feed(ev.TrajectorySubmitted, trajectory_spec("t", 10))
+    stage.feed(ev.PredictionMade, "t", 0, median, median * ratio, 0.0, 0.0)
+    trajectory = stage.trajectory("t")
+    trajectory.generated_tokens = trajectory.predicted_at_tokens
+    fresh = likely_left_tokens(trajectory, count)
+    assert list(fresh) == sorted(fresh)
+    spread = math.log(ratio) / NormalDist().inv_cdf(0.9)
+    if ratio > 1 and count > 1:
+        assert len(fresh) == count
+        assert sum(fresh) / count == pytest.approx(median * math.exp(spread**2 / 2), rel=1e-6)
+    trajectory.generated_tokens += done
+    later = likely_left_tokens(trajectory, count)
+    assert later == pytest.approx([max(0.0, left - done) for left in fresh if left > done] or [0.0])
+
+
+def test_many_of_unknown_length_do_not_all_hold_at_once_what_each_holds_at_its_mean() -> None:
+    def alive_with(options: str) -> int:
+        stage = stage_of(f"admission=kv-fit,fill=1.0,per_slot=100,{options}")
+        stage.feed(ev.EngineJoined, engine_of("A", kv_tokens=3000))
+        alive: list[str] = []
+        for number in range(60):
+            alive += admitted(stage.feed(ev.TrajectorySubmitted, trajectory_spec(f"t{number}", 10)))
+            alive += admitted(stage.feed(ev.PredictionMade, f"t{number}", 0, 60.0, 230.0, 0.0, 0.0))
+        return len(alive)
+
+    # Where nobody knows better, tools add two tokens for each generated one.
+    grown = 3 * 60 * math.exp((math.log(230 / 60) / NormalDist().inv_cdf(0.9)) ** 2 / 2)
+    at_the_mean = alive_with("lengths=1,margin=0")
+    assert at_the_mean == int(3000 / (10 + grown))
+    assert at_the_mean < alive_with("lengths=4,margin=1") < alive_with("lengths=4,margin=0") < 60
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=8),
+    st.sampled_from([0.0, 0.5, 3.0]),
+    st.lists(st.integers(1, 2000), min_size=2, max_size=4),
+)
+def test_a_profile_whose_capacity_changes_is_one_made_with_it(
+    there: list[tuple[int, int]], growth: float, capacities: list[int]
+) -> None:
+    rows = [(float(c), [float(r)]) for c, r in there]
+    profile = MemoryProfile(capacities[0], growth, rows)
+    for capacity in capacities[1:]:
+        profile.set_capacity(capacity)
+        again = MemoryProfile(capacity, growth, rows)
+        for c, r in ((0, 10), (50, 50), (200, 290), (1000, 100)):
+            assert profile.fits(c, r) == again.fits(c, r)
+    profile.add(50.0, [50.0])
+    assert profile.fits(10, 60) == MemoryProfile(capacities[-1], growth, [*rows, (50.0, [50.0])]).fits(10, 60)
+
+
+def test_a_newcomer_starts_where_those_before_it_did_not_fit() -> None:
+    stage = stage_of()
+    for name, kv in (("A", 1000), ("B", 1300)):
+        stage.feed(ev.EngineJoined, engine_of(name, kv_tokens=kv))
+    # Those that live there will hold 910 at their ends, so that the long one fits nowhere. 50 tokens from now A holds
+    # 160 and the wide one 750; for the wider one only B has room beside its first.
+    rows = [
+        ("a", 10, 300.0),
+        ("b", 10, 300.0),
+        ("long", 10, 290.0),
+        ("wide", 600, 50.0),
+        ("wider", 700, 40.0),
+    ]
+    for name, prompt, _ in rows:
+        stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, prompt))
+    told = [stage.feed(ev.PredictionMade, name, 0, left, left, 0.0, 0.0) for name, _, left in rows]
+    assert [admitted(commands) for commands in told] == [["a"], ["b"], [], ["wide"], ["wider"]]
+    placed = {name: place(stage, name, prompt) for name, prompt, _ in rows if name != "long"}
+    assert placed == {"a": "A", "b": "B", "wide": "A", "wider": "B"}
 
 
 @given(

@@ -385,16 +385,20 @@ def emulated_at_degrees(model: str) -> EngineSpec:
     return EngineSpec("emulated", model, slots=4, max_model_len=4096, cost=cost)
 
 
+STEPS_AHEAD = 2  # `EngineSpec`'s default
+
+
 def servers() -> list[psutil.Process]:
     """Emulated engines themselves, without the guards around them."""
     return [p for p in descendants(ENGINE) if "leash.py" not in " ".join(p.cmdline())]
 
 
 async def published(client: Client) -> dict[str, float]:
-    """The LLM slots of each rollout worker."""
+    """The LLM slots of each rollout worker: what it publishes, without the steps ahead."""
     assert client.scheduler is not None
     workers = (await client.scheduler.identity(n_workers=-1))["workers"].values()
-    return {w["name"]: w["resources"].get("LLM", 0) for w in workers if "ENGINE" in w["resources"]}
+    told = {w["name"]: w["resources"].get("LLM", 0) for w in workers if "ENGINE" in w["resources"]}
+    return {name: slots - STEPS_AHEAD if slots else 0 for name, slots in told.items()}
 
 
 @pytest.mark.cluster
@@ -466,7 +470,7 @@ def test_auto_decides_by_known_work_and_a_killed_worker_comes_back_at_its_degree
                 # Two engines for three trajectories gain less than a mix must: both GPUs of each go to one.
                 assert rollout.running_degrees == (2, 2), told
                 nanny = psutil.Process(made.workers["rollout-0"]._process.program_pid)
-                (worker,) = [c for c in nanny.children() if "tracker" not in " ".join(c.cmdline())]
+                (worker,) = [c for c in nanny.children() if "resource_tracker" not in " ".join(c.cmdline())]
                 kill(worker.pid)
                 report = await _until_ready(client, 2)
                 assert sorted(seat[1] for seat in report["seats"]) == [2, 2]

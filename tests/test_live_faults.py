@@ -40,7 +40,7 @@ def worker_process(name: str) -> psutil.Process:
     """The process that runs a Dask worker: the nanny's only child that is no engine."""
     # The leash around it has the same words in its command line, later.
     (nanny,) = [p for p in descendants(name) if p.cmdline()[1:4] == ["-m", "dask", "worker"]]
-    (worker,) = [c for c in nanny.children() if not any("tracker" in part for part in c.cmdline())]
+    (worker,) = [c for c in nanny.children() if not any("resource_tracker" in part for part in c.cmdline())]
     return worker
 
 

@@ -58,7 +58,7 @@ def test_records_equal_what_vllm_saw_and_a_killed_worker_leaves_no_engine(
                 engines = vllm_processes()
                 assert len(engines) >= 2, "API server and engine core"
                 nanny = psutil.Process(made.workers["rollout-0"]._process.program_pid)
-                (worker,) = [c for c in nanny.children() if "tracker" not in " ".join(c.cmdline())]
+                (worker,) = [c for c in nanny.children() if "resource_tracker" not in " ".join(c.cmdline())]
                 kill(worker.pid)
                 await until(lambda: not any(p.is_running() and p.status() != "zombie" for p in engines))
 

@@ -68,9 +68,10 @@ engines = st.lists(
         longest=st.sampled_from([0.0, 1000.0]) | st.floats(0, 2e4),
         kind=st.integers(0, 1),
         slots=st.sampled_from([1, 8, 100]),
-    ),
+    )
+    | st.builds(Sums, st.just(0), st.just(0), st.just(0.0), st.just(0.0), st.integers(0, 1)),
     min_size=1,
-    max_size=12,
+    max_size=80,  # more than one block
 )
 
 
@@ -96,6 +97,14 @@ def test_it_decides_as_pricing_every_engine_does(
     board, loads = boards(held)
     one = MovingCandidate(TrajectoryId("t"), remaining, context, EngineId(f"e{home}"), tool_s)
     assert board.decide(one, link, margin) == decide_move(one, loads, link, margin)
+    # What is set again counts, whatever the blocks remember.
+    j = len(held) // 2
+    for number, sums in ((j, Sums(0, 0, 0.0, 0.0)), (0, Sums(40, 60_000, 9e4, 2e4))):
+        board.set(number, sums.residents, sums.kv_tokens, sums.remaining, sums.longest)
+        load = loads[number]
+        load.residents, load.kv_tokens = sums.residents, float(sums.kv_tokens)
+        load.remaining_tokens, load.longest_tokens = sums.remaining, sums.longest
+        assert board.decide(one, link, margin) == decide_move(one, loads, link, margin)
 
 
 def test_it_prices_few_of_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,5 +85,5 @@ def test_the_list_plan_is_the_one_of_asking_all() -> None:
         ends = [load.ends_with(work) for load in loads]
         engine_of.append(ends.index(min(ends)))
         loads[engine_of[-1]].add(work)
-    plan = work_plan._longest_first(batch, engines, range(len(batch)))
+    plan = work_plan._listed(batch, engines, range(len(batch)))
     assert list(plan.engine_of) == engine_of

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heddle_dask.cost.engine_cost import EngineCost, load_profile
+from heddle_dask.strategies.partition.least_end import rating_of
 from heddle_dask.strategies.partition.work import Work, WorkLoad
+from heddle_dask.strategies.partition.work_bound import least_seconds
 from heddle_dask.strategies.partition.work_plan import WorkEngine, plan_by_work
 
 COST = EngineCost(
@@ -116,6 +118,58 @@ def random_instance(seed: int) -> tuple[list[Work], list[WorkEngine]]:
         for _ in range(rng.choice((2, 3)))
     ]
     return [one() for _ in range(6)], engines
+
+
+@settings(deadline=None)
+@given(
+    st.lists(work, max_size=5),
+    st.lists(
+        st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 3), st.lists(work, max_size=2)),
+        min_size=1,
+        max_size=3,
+    ),
+)
+def test_no_plan_ends_before_the_bound(works: list[Work], kinds: list[tuple[int, int, list[Work]]]) -> None:
+    engines = [
+        WorkEngine(load_profile("qwen3-14b-h100", degree), slots, tuple(held))
+        for degree, slots, held in kinds
+    ]
+    assert least_seconds(works, [e.load() for e in engines]) <= brute_force_s(works, engines) * (1 + 1e-9)
+
+
+def test_the_bound_is_what_equal_work_on_equal_engines_takes_and_a_factor_apart_too() -> None:
+    works = [Work(f"g{i}", 1000, 100, 0, 10) for i in range(60)]
+    equal = [WorkLoad(COST, 4) for _ in range(3)]
+    assert least_seconds(works, equal) == pytest.approx(WorkLoad.of(COST, 4, works[:20]).seconds)
+    slow = EngineCost(fixed_s=0.02, sequence_s=0.002, prefill_token_s=2e-3)
+    fast = EngineCost(fixed_s=0.01, sequence_s=0.001, prefill_token_s=1e-3)
+    unlike = [WorkLoad(slow, 4), WorkLoad(fast, 4)]
+    assert least_seconds(works, unlike) == pytest.approx(WorkLoad.of(slow, 4, works[:20]).seconds)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(work, max_size=30),
+    st.lists(
+        st.tuples(st.sampled_from([1, 2]), st.integers(1, 4), st.lists(work, max_size=2)),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_a_plan_is_no_worse_than_one_by_one_or_a_thousandth_from_the_bound(
+    works: list[Work], kinds: list[tuple[int, int, list[Work]]]
+) -> None:
+    engines = [
+        WorkEngine(load_profile("qwen3-14b-h100", degree), slots, tuple(held))
+        for degree, slots, held in kinds
+    ]
+    loads = [engine.load() for engine in engines]
+    close_s = least_seconds(works, loads) * 1.001
+    for one in works:
+        ratings = [rating_of(load, one, 1.0) for load in loads]
+        loads[ratings.index(min(ratings))].add(one)
+    one_by_one_s = max(load.seconds for load in loads)
+    assert plan_by_work(works, engines).seconds <= max(one_by_one_s, close_s) * (1 + 1e-9)
 
 
 def test_the_gap_from_the_optimum_is_what_the_docstring_says() -> None:

@@ -12,6 +12,7 @@ from heddle_dask.core.commands import AbortStep, Command, PredictRemaining, Star
 from heddle_dask.core.controller import Limits
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.errors import GuardViolation
+from heddle_dask.core.ids import EngineId
 from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.strategies.preemption import Hysteresis
 from heddle_dask.strategies.presets import build_strategies
@@ -134,6 +135,29 @@ def test_a_queued_step_is_not_stopped_for_it_holds_no_slot() -> None:
     stage.generating("a")
     stage.placed("b")
     assert stopped(stage.request("c")) == [], "a is longer, b waits itself"
+
+
+def test_a_step_that_waits_in_the_engine_itself_is_not_stopped_until_it_has_a_slot() -> None:
+    stage = crowded(1, a=1000, b=10, c=20, d=4000, e=9000)
+    first = stage.generating("a")
+    for name in "bc":
+        stage.generating(name)  # sent ahead: the engine has one slot
+    assert stopped(stage.request("d")) == ["a"], "b and c are shorter, and hold nothing"
+    stage.finish(first, 10)
+    # The slot is c's now, whose priority is higher than b's, whatever came first.
+    assert list(stage.controller.state.engines[EngineId("E1")].running) == ["c"]
+    assert stopped(stage.request("e")) == ["c"]
+
+
+def test_who_stops_another_does_not_wait_at_the_worker_for_the_slot() -> None:
+    stage = crowded(a=1000, b=2000, c=100)
+    assert not stage.generating("a").past_line
+    start, _ = stage.request("b")
+    assert isinstance(start, StartStep)
+    assert start.past_line
+    (other,) = stage.request("c")
+    assert isinstance(other, StartStep)
+    assert not other.past_line
 
 
 def test_without_a_prediction_nobody_is_stopped() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from heddle_dask.benchmarks.profile import ProfilePlan, model_name, plan_for
+from heddle_dask.benchmarks.profile_sweep import all_busy
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.cli.profile import profile
 from heddle_dask.core.errors import BadInput
@@ -44,6 +46,8 @@ def test_the_emulated_engine_is_measured_as_what_it_is(tmp_path, model_dir):
     table = MeasuredTable.load(out)
     assert table.shape == read_shape(model_dir)
     assert (table.engine, table.degree, table.slots) == ("emulated", 1, 4)
+    assert (table.engines, table.block_tokens, table.chunked_prefill) == (1, 16, True)
+    assert table.cached_step is not None and table.cached_step.tokens == 33
     assert {point.batch for point in table.decode} == {1, 2, 3, 4}
     assert told["out"] == str(out)
     assert told["points"] == len(table.decode) == 12
@@ -92,6 +96,40 @@ def test_plans_reach_the_slots_and_the_longest_context():
     assert model_name("a/b") == "b"
 
 
+def test_engines_measured_at_once_are_said_to_be_several(tmp_path, model_dir):
+    out = tmp_path / "table.json"
+    result = invoke(
+        *("--model", model_dir, "--engine", "emulated", "--engines", 2, "--slots", 2),
+        *("--max-context-tokens", 200, "--tokens", 24, "--repeats", 2, "--out", out, "--json"),
+    )
+    assert result.exit_code == 0, result.output
+    table = MeasuredTable.load(out)
+    assert table.engines == json.loads(result.stdout)["engines"] == 2
+    assert "of 2 engines at once" in table.conditions
+    assert "; 2 engines at once" in result.stderr
+
+
+def test_who_has_done_all_repeats_stays_busy_until_the_last_one_has():
+    async def play() -> tuple[list[float], list[tuple[int, int]]]:
+        rounds = [asyncio.Event() for _ in range(40)]
+        done: list[tuple[int, int]] = []
+
+        async def piece(engine: int, repeat: int) -> float:
+            if engine == 1:  # the slow one: each of its pieces takes three of the other's
+                await rounds[3 * repeat + 2].wait()
+            else:
+                await asyncio.sleep(0)
+                rounds[repeat].set()
+            done.append((engine, repeat))
+            return 10.0 * engine + repeat
+
+        return await all_busy(2, piece, 3, first=1), done
+
+    seconds, done = asyncio.run(play())
+    assert seconds == [1.0, 2.0, 11.0, 12.0]
+    assert sum(engine == 0 for engine, _ in done) >= 9
+
+
 def test_kv_transfers_between_two_engines_are_measured(tmp_path, model_dir):
     out = tmp_path / "table.json"
     result = invoke(
@@ -118,6 +156,7 @@ def test_a_real_engine_is_measured(tmp_path, model_dir):
     assert result.exit_code == 0, result.output
     table = MeasuredTable.load(out)
     assert table.engine.startswith("vllm")
+    assert table.block_tokens % 32 == 0 and not table.chunked_prefill
     assert table.capacity_tokens > 10_000
     assert table.start_s > 1
     assert table.fit().cost.decode_token_s(1, 100) > 1e-4

@@ -222,6 +222,7 @@ class Resident:
 
 def cluster(degrees: Sequence[int], residents: Sequence[Resident], nodes: Sequence[str] = ()) -> ClusterView:
     state = State()
+    state.observed_per_token = 0.0
     for number, degree in enumerate(degrees):
         spec = EngineDescription(
             EngineId(f"e{number}"),

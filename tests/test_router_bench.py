@@ -23,7 +23,7 @@ from aiohttp import web
 from live_world import descendants, emulated, run
 
 from heddle_dask.benchmarks import router
-from heddle_dask.benchmarks.live import Fleet, Workload
+from heddle_dask.benchmarks.live_setup import Fleet, Workload
 from heddle_dask.benchmarks.router import check_router, run_router, running_router
 from heddle_dask.benchmarks.router_client import Replayed, RoutedContext, RouterClient, replay
 from heddle_dask.chat.template import ChatTemplate

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from heddle_dask.cost.iteration import BLOCK_TOKENS
 from heddle_dask.engines.emulated.kv_cache import KvCache
-from heddle_dask.sim.kv_cache import BLOCK_TOKENS, CountedKvCache, SimulatedJob
+from heddle_dask.sim.kv_cache import CountedKvCache, SimulatedJob
 
 PROMPTS = (5, 40, 64, 100)  # by group: less than a block, in between, whole blocks
 GROUP_SIZE = 3
@@ -15,9 +16,9 @@ GROUP_SIZE = 3
 class Both:
     """A counted cache and an exact one, side by side, and the trajectories that use them."""
 
-    def __init__(self, capacity: int) -> None:
-        self.counted = CountedKvCache(capacity)
-        self.exact = KvCache(capacity)
+    def __init__(self, capacity: int, block_tokens: int = BLOCK_TOKENS) -> None:
+        self.counted = CountedKvCache(capacity, block_tokens)
+        self.exact = KvCache(capacity, block_tokens)
         self.contexts = [
             [group + 1] * PROMPTS[group] for group in range(len(PROMPTS)) for _ in range(GROUP_SIZE)
         ]
@@ -85,9 +86,13 @@ moments = st.one_of(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(moments, max_size=80), st.sampled_from([320, 700, 1500, 100_000]))
-def test_counts_and_hits_are_those_of_the_cache_that_knows_the_tokens(plan, capacity):
-    both = Both(capacity)
+@given(
+    st.lists(moments, max_size=80),
+    st.sampled_from([320, 700, 1500, 100_000]),
+    st.sampled_from([BLOCK_TOKENS, 32, 128]),
+)
+def test_counts_and_hits_are_those_of_the_cache_that_knows_the_tokens(plan, capacity, block_tokens):
+    both = Both(capacity, block_tokens)
     for what, number, more in plan:
         if what == "grow":
             both.grow(number)

@@ -13,7 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
 
+import numpy as np
+
 from heddle_dask.benchmarks.placement import SLOTS, synthetic_works
+from heddle_dask.benchmarks.predictor_scores import ranks
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.strategies.parallelism.annealing import sorted_start
@@ -170,15 +173,9 @@ def _live(
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
     """Spearman's: the correlation of the ranks, ties sharing theirs; 1 where either has one rank only."""
-    ranks = [_ranks(one), _ranks(other)]
-    if any(len(set(found)) < 2 for found in ranks):
+    if len(set(one)) < 2 or len(set(other)) < 2:
         return 1.0
-    return statistics.correlation(*ranks)
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    ordered = sorted(values)
-    return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
+    return statistics.correlation(*(ranks(np.asarray(values)).tolist() for values in (one, other)))
 
 
 def as_json(rows: Sequence[DegreeRow]) -> dict[str, object]:

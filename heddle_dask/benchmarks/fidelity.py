@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from heddle_dask.benchmarks.cpu_seconds import cpu_seconds
 from heddle_dask.benchmarks.fidelity_spent import (
     Life,
     Spent,
@@ -27,7 +28,8 @@ from heddle_dask.benchmarks.fidelity_spent import (
     spent_simulated,
 )
 from heddle_dask.benchmarks.fidelity_twins import Twins
-from heddle_dask.benchmarks.live import ARM_PREFIX, Fleet, LiveRow, measure_live
+from heddle_dask.benchmarks.live import measure_live
+from heddle_dask.benchmarks.live_setup import ARM_PREFIX, Fleet, LiveRow
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId
 from heddle_dask.sim.fleet import ControlDelays, SimulatedFleet
@@ -170,9 +172,13 @@ async def run_live(
     runs: list[LiveRun] = []
 
     def take(row: LiveRow) -> None:
-        lives = by_name[row.workload].replays.pop().lives
+        replay = by_name[row.workload].replays.pop()
+        lives, before = replay.lives, replay.cpu_before
+        cpu = None if before is None else cpu_seconds().since(before)
         names = _engine_names(lives, fleet.engines)
-        runs.append(LiveRun(row.workload, row.arm, row.repeat, row.makespan_s, names, spent_live(lives, row)))
+        runs.append(
+            LiveRun(row.workload, row.arm, row.repeat, row.makespan_s, names, spent_live(lives, row, cpu))
+        )
         on_run(runs[-1])
 
     await measure_live(workloads, fleet, arms, repeats=repeats, on_row=take)

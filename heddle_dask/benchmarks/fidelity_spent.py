@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from heddle_dask.benchmarks.live import LiveRow, Workload
+from heddle_dask.benchmarks.cpu_seconds import CpuSeconds, cpu_seconds
+from heddle_dask.benchmarks.live_setup import LiveRow, Workload
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.environments.replay import ReplayEnvironment
 from heddle_dask.live.context import LiveContext
@@ -39,10 +40,13 @@ class WatchedReplay(ReplayEnvironment):
             workload.trace, token_scale=workload.token_scale, tool_scale=workload.tool_scale, salt=salt
         )
         self.lives: list[Life] = []
+        self.cpu_before: CpuSeconds | None = None
 
     async def solve(self, task: Task, ctx: Context) -> float | None:
         """Replay one trajectory."""
         assert isinstance(ctx, LiveContext)
+        if self.cpu_before is None:
+            self.cpu_before = cpu_seconds()
         began_s = time.perf_counter()
         reward = await super().solve(task, ctx)
         self.lives.append(Life(began_s, time.perf_counter(), tuple(ctx.steps), tuple(ctx.actions)))
@@ -95,6 +99,8 @@ class Spent:
         and left out.
     preemptions, moves
         Steps stopped, contexts moved.
+    engines_cpu_s, control_cpu_s
+        CPU seconds of the whole live run: of engine processes, and of scheduler, workers and driver; 0: not known.
     """
 
     admitted_s: float
@@ -110,9 +116,11 @@ class Spent:
     cached_tokens: float
     preemptions: float
     moves: float
+    engines_cpu_s: float = 0.0
+    control_cpu_s: float = 0.0
 
 
-def spent_live(lives: Sequence[Life], row: LiveRow) -> Spent:
+def spent_live(lives: Sequence[Life], row: LiveRow, cpu: CpuSeconds | None = None) -> Spent:
     """Where the seconds of a live run went."""
     steps = [step for life in lives for step in life.steps]
     engine_s = sum(_in_batch_s(step) for step in steps)
@@ -131,6 +139,8 @@ def spent_live(lives: Sequence[Life], row: LiveRow) -> Spent:
         cached_tokens=sum(step.cached_tokens for step in steps),
         preemptions=row.preemptions,
         moves=_moves(row.moves),
+        engines_cpu_s=0.0 if cpu is None else round(cpu.engines_s, 2),
+        control_cpu_s=0.0 if cpu is None else round(cpu.control_s, 2),
     )
 
 

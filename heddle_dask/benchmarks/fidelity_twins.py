@@ -7,10 +7,11 @@ control plane adds is what ``heddle bench overhead`` measured.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from heddle_dask.benchmarks.live import Fleet, fleet_of
+from heddle_dask.benchmarks.live_setup import Fleet, fleet_of
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import EngineDescription
@@ -36,7 +37,7 @@ def twins_of(
     slots: int,
     *,
     profile: str,
-    table: str,
+    tables: Sequence[str],
     time_scale: float,
     max_context_tokens: int,
     delays: ControlDelays,
@@ -48,8 +49,9 @@ def twins_of(
     profile, time_scale
         Of emulated engines: their cost, and real seconds for each of its seconds. Strategies believe the unscaled cost,
         live and simulated.
-    table
-        Of vLLM engines: what was measured of one, by name or file; strategies believe it.
+    tables
+        Of vLLM engines: what was measured of one, by name or file. Of several, each was measured with another number of
+        engines at once, and counts while so many are busy; strategies believe the one of the most.
     delays
         Of the control plane. vLLM's own way of a request (`TableFit.request_s`) comes on top: half of it before the
         engine, half behind, and it is part of what a slot stands empty.
@@ -57,7 +59,7 @@ def twins_of(
     Raises
     ------
     BadInput
-        Unknown kind, profile or table, or a table of another model.
+        Unknown kind, profile or table, a table of another model, or two of one number of engines.
     """
     fleet = fleet_of(
         kind,
@@ -69,13 +71,15 @@ def twins_of(
         kv_transfer=False,
         max_model_len=max_context_tokens,
     )
+    crowded: dict[int, EngineCost] = {}
     if kind == "emulated":
         cost, told_tokens = _scaled(fleet.cost, time_scale), fleet.cost.capacity_tokens
     else:
-        measured = MeasuredTable.load(table)
-        measured.check(model_of(model), fleet.spec.tp_degree)
-        fit = measured.fit()
-        cost, told_tokens = fit.cost, measured.capacity_tokens
+        measured = _by_engines(tables, model, fleet.spec.tp_degree)
+        crowded = {count: table.fit().cost for count, table in measured.items() if count <= engines}
+        most = measured[max(crowded, default=min(measured))]
+        fit = most.fit()
+        cost, told_tokens = fit.cost, most.capacity_tokens
         fleet = replace(fleet, cost=cost)
         delays = _with_request(delays, fit.request_s)
     described = [
@@ -85,9 +89,26 @@ def twins_of(
         for number in range(engines)
     ]
     simulated = SimulatedFleet(
-        tuple((description, cost) for description in described), delays=delays, believed={1: fleet.cost}
+        tuple((description, cost) for description in described),
+        delays=delays,
+        believed={1: fleet.cost},
+        crowded=crowded if len(crowded) > 1 else {},
     )
     return Twins(fleet, simulated)
+
+
+def _by_engines(tables: Sequence[str], model: str, tp_degree: int) -> dict[int, MeasuredTable]:
+    """Tables by how many engines they were measured with at once."""
+    found: dict[int, MeasuredTable] = {}
+    for name in tables:
+        table = MeasuredTable.load(name)
+        table.check(model_of(model), tp_degree)
+        if table.engines in found:
+            raise BadInput(
+                f"--table {name}: another one with {table.engines} engines at once is given: keep one"
+            )
+        found[table.engines] = table
+    return found
 
 
 def delays_of(overhead: Path | None, trajectories: int) -> ControlDelays:

@@ -18,7 +18,6 @@ from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.contract import Predictor
 from heddle_dask.predictors.from_steps import finished_from_steps, past_of
 from heddle_dask.sim.clusters import SLOTS_PER_GPU, Cluster
-from heddle_dask.sim.kv_cache import BLOCK_TOKENS
 from heddle_dask.strategies.parallelism.choice import choose_degrees
 from heddle_dask.strategies.parallelism.degrees import Budget, DegreeChoice, allowed_degrees
 from heddle_dask.strategies.parallelism.forecast import Guess, level_of
@@ -42,7 +41,7 @@ def degrees_that_fit(shape: ModelShape, cluster: Cluster, max_context_tokens: in
             cost = engine_cost_for(shape, cluster.gpu, degree)
         except BadInput:  # weights alone do not fit
             continue
-        if degree <= cluster.gpus and cost.capacity_tokens >= max_context_tokens + BLOCK_TOKENS:
+        if degree <= cluster.gpus and cost.capacity_tokens >= max_context_tokens + cost.block_tokens:
             found.append(degree)
     if not found:
         raise BadInput(f"the model fits no engine with a context of {max_context_tokens} tokens: shorten it")

@@ -1,20 +1,14 @@
-"""Measures one engine as a client sees it, and makes the table that the cost model reads.
+"""Starts engines, measures them as a client sees them, and makes the table that the cost model reads.
 
-- *Decoding*: `batch` contexts of one length are put into the prefix cache; then all of them decode together, so that no
-  prefill of note comes in between. Seconds per token are the difference between steps of n tokens and of one, over
-  n - 1: on a busy machine a client may see the first token late, so that the time from it to the last says too little.
-  A point is the median over sequences and repeats. The context grows meanwhile: a point has its mean.
-- *Prefill*: a prompt that the engine has never seen, alone, to its first token.
-- *KV transfer*: export and import of a context between two engines (`heddle_dask.benchmarks.kv_transfer`).
+What is measured while they run is in `heddle_dask.benchmarks.profile_sweep`, and KV transfers between two engines in
+`heddle_dask.benchmarks.kv_transfer`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import platform
-import random
 import shutil
-import statistics
 import subprocess
 import tempfile
 import time
@@ -28,19 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from heddle_dask.benchmarks.kv_transfer import CHECKED_TOKENS, measure_kv_transfer
+from heddle_dask.benchmarks.profile_sweep import Sweep
 from heddle_dask.core.errors import BadInput
-from heddle_dask.cost.hardware import check_degree
-from heddle_dask.cost.measured import DecodePoint, MeasuredTable, TableFit, TokensPoint
+from heddle_dask.cost.hardware import ModelShape, check_degree
+from heddle_dask.cost.iteration import BLOCK_TOKENS
+from heddle_dask.cost.measured import MeasuredTable, TableFit, TokensPoint
 from heddle_dask.cost.model_config import read_shape
 from heddle_dask.engines.client import EngineClient
-from heddle_dask.engines.contract import GenerateRequest, SamplingParams
-from heddle_dask.engines.emulated.traits import traits_of
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
 
 START_S = 600.0
-# Ids that every model has and none takes for an end token.
-_FIRST_ID, _LAST_ID = 33, 120
 # Load average per core above which other work is felt.
 _QUIET_LOAD = 0.3
 
@@ -110,15 +102,19 @@ async def profile_engine(
     spec: EngineSpec,
     plan: ProfilePlan,
     *,
+    engines: int = 1,
     device: str | None = None,
     kv_contexts: Sequence[int] = (),
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> MeasuredTable:
-    """Start an engine, measure it, end it.
+    """Start engines, measure them, end them.
 
     Parameters
     ----------
+    engines
+        How many run at once: all do the same at the same time, and the points are their means. What an engine takes
+        that shares its cores with others is not what it takes alone.
     device
         Description in words; None: what this machine says of itself.
     kv_contexts
@@ -129,30 +125,18 @@ async def profile_engine(
     BadInput
         The plan does not fit the engine, the model has no known shape, or the degree does not divide its heads.
     EngineStartError
-        The engine did not come up.
+        An engine did not come up.
     """
-    shape = read_shape(spec.model)
-    check_degree(shape, spec.tp_degree)
-    plan.check(spec)
-    if kv_contexts and max(kv_contexts) + CHECKED_TOKENS > spec.max_model_len:
-        raise BadInput(f"KV context of {max(kv_contexts)} tokens exceeds the engine's {spec.max_model_len}")
-    rng = random.Random(seed)
-    load_before = getloadavg()[0]
-    if load_before > _QUIET_LOAD * len(sched_getaffinity(0)):
-        on_progress(f"the machine is busy (load average {load_before:.1f}): measure again in a quieter hour")
+    shape = _checked_shape(spec, plan, kv_contexts)
+    load_before = _load_average(on_progress)
     async with AsyncExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heddle-profile-")))
-        process = EngineProcess(spec, directory)
-        stack.push_async_callback(process.stop)
-        on_progress("starting the engine")
-        began_s = time.perf_counter()
-        url = await process.start(START_S)
-        start_s = time.perf_counter() - began_s
-        client = await stack.enter_async_context(EngineClient(url))
-        capacity = (await client.describe()).kv_capacity_tokens
-        chunk = _chunk_tokens(await client.configuration(), spec)
-        prefill = await _measure_prefill(client, plan, rng, on_progress)
-        decode = await _measure_decode(client, plan, capacity, rng, on_progress)
+        clients, start_s = await _started(spec, engines, stack, on_progress)
+        capacity = (await clients[0].describe()).kv_capacity_tokens
+        traits = _traits(await clients[0].configuration(), spec)
+        sweep = Sweep(clients, plan.tokens, plan.repeats, seed, on_progress)
+        prefill = await sweep.prefill(plan.prompts)
+        decode = await sweep.decode(plan.batches, plan.contexts, capacity)
+        cached = await sweep.cached_step(traits["block_tokens"], spec.max_model_len)
     kv = await _measure_kv(spec, kv_contexts, plan.repeats, seed, on_progress)
     return MeasuredTable(
         model=model_name(spec.model),
@@ -162,82 +146,52 @@ async def profile_engine(
         engine=_engine_words(spec),
         date=datetime.now(UTC).date().isoformat(),
         slots=spec.slots,
-        chunk_tokens=chunk,
         decode=tuple(decode),
         prefill=tuple(prefill),
+        cached_step=cached,
         kv_transfer=tuple(kv),
         capacity_tokens=capacity,
         start_s=round(start_s, 3),
-        conditions=f"{plan.tokens} tokens decoded per point, median of {plan.repeats} repeats, seen by a client over "
-        f"loopback HTTP on the same machine; load average {load_before:.1f} before the engine's start",
+        engines=engines,
+        **traits,
+        conditions=f"{plan.tokens} tokens decoded per point, mean of {plan.repeats} repeats"
+        + (f" of {engines} engines at once" if engines > 1 else "")
+        + ", seeded steps, prompts of unlike lengths, seen by a client over loopback HTTP on the same machine; "
+        f"load average {load_before:.1f} before the engine's start",
     )
 
 
-async def _measure_prefill(
-    client: EngineClient, plan: ProfilePlan, rng: random.Random, on_progress: Callable[[str], None]
-) -> list[TokensPoint]:
-    points = []
-    for length in plan.prompts:
-        on_progress(f"prefill of {length} tokens")
-        seconds = []
-        for repeat in range(plan.repeats + 1):
-            warmed = await client.warm(_prompt(length, rng), f"prefill-{length}-{repeat}")
-            # The first of a length allocates and compiles.
-            if repeat and not warmed.cached_tokens:
-                seconds.append(warmed.seconds)
-        if seconds:
-            points.append(TokensPoint(length, round(statistics.median(seconds), 6)))
-    return points
+def _checked_shape(spec: EngineSpec, plan: ProfilePlan, kv_contexts: Sequence[int]) -> ModelShape:
+    """The model's shape; refuses what the engine cannot run."""
+    shape = read_shape(spec.model)
+    check_degree(shape, spec.tp_degree)
+    plan.check(spec)
+    if kv_contexts and max(kv_contexts) + CHECKED_TOKENS > spec.max_model_len:
+        raise BadInput(f"KV context of {max(kv_contexts)} tokens exceeds the engine's {spec.max_model_len}")
+    return shape
 
 
-async def _measure_decode(
-    client: EngineClient,
-    plan: ProfilePlan,
-    capacity_tokens: int,
-    rng: random.Random,
-    on_progress: Callable[[str], None],
-) -> list[DecodePoint]:
-    points = []
-    for context in plan.contexts:
-        prompts = [_prompt(context, rng) for _ in range(max(plan.batches))]
-        for batch in plan.batches:
-            # Some room for blocks that are only partly filled.
-            if capacity_tokens and batch * (context + plan.tokens) > 0.9 * capacity_tokens:
-                on_progress(f"left out: {batch} x {context} tokens exceed the KV cache")
-                continue
-            on_progress(f"decoding {batch} x {context} tokens")
-            name = f"decode-{context}-{batch}"
-            for index in range(batch):
-                await client.warm(prompts[index], f"{name}-warm-{index}")
-            seconds = [
-                await _decode_together(client, prompts[:batch], plan.tokens, f"{name}-{repeat}")
-                for repeat in range(plan.repeats)
-            ]
-            mean_context = batch * (context + plan.tokens // 2)
-            points.append(DecodePoint(batch, mean_context, round(statistics.median(seconds), 6)))
-    return points
+def _load_average(on_progress: Callable[[str], None]) -> float:
+    """Of this machine; says so where other work would be felt."""
+    load = getloadavg()[0]
+    if load > _QUIET_LOAD * len(sched_getaffinity(0)):
+        on_progress(f"the machine is busy (load average {load:.1f}): measure again in a quieter hour")
+    return load
 
 
-async def _decode_together(
-    client: EngineClient, prompts: Sequence[Sequence[int]], tokens: int, name: str
-) -> float:
-    """Seconds per token of sequences that decode at the same time."""
-    first_s = await _answered_s(client, prompts, 1, f"{name}-first")
-    return max(1e-6, (await _answered_s(client, prompts, tokens, name) - first_s) / (tokens - 1))
-
-
-async def _answered_s(
-    client: EngineClient, prompts: Sequence[Sequence[int]], tokens: int, name: str
-) -> float:
-    """Median seconds of steps that are asked for at the same time."""
-    sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
-
-    async def one(index: int) -> float:
-        began_s = time.perf_counter()
-        await client.generate(GenerateRequest(f"{name}-{index}", prompts[index], sampling))
-        return time.perf_counter() - began_s
-
-    return statistics.median(await asyncio.gather(*(one(index) for index in range(len(prompts)))))
+async def _started(
+    spec: EngineSpec, count: int, stack: AsyncExitStack, on_progress: Callable[[str], None]
+) -> tuple[list[EngineClient], float]:
+    """Clients of engines that the stack ends, and the seconds until all answered."""
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heddle-profile-")))
+    processes = [EngineProcess(spec, directory / str(number)) for number in range(count)]
+    for process in processes:
+        stack.push_async_callback(process.stop)
+    on_progress(f"starting {count} engines" if count > 1 else "starting the engine")
+    began_s = time.perf_counter()
+    urls = await asyncio.gather(*(process.start(START_S) for process in processes))
+    start_s = time.perf_counter() - began_s
+    return [await stack.enter_async_context(EngineClient(url)) for url in urls], start_s
 
 
 async def _measure_kv(
@@ -259,15 +213,14 @@ async def _measure_kv(
     ]
 
 
-def _prompt(length: int, rng: random.Random) -> list[int]:
-    return [rng.randint(_FIRST_ID, _LAST_ID) for _ in range(length)]
-
-
-def _chunk_tokens(configuration: Mapping[str, Any], spec: EngineSpec) -> int:
-    if spec.kind == "emulated":
-        return traits_of(spec).cost.chunk_tokens
-    value = configuration.get("scheduler_config", {}).get("max_num_batched_tokens")
-    return int(value) if value else spec.max_model_len
+def _traits(configuration: Mapping[str, Any], spec: EngineSpec) -> dict[str, Any]:
+    """What the engine says of its blocks and of how it cuts prompts, by the table's names."""
+    scheduler, cache = configuration.get("scheduler_config", {}), configuration.get("cache_config", {})
+    return {
+        "chunk_tokens": int(scheduler.get("max_num_batched_tokens") or spec.max_model_len),
+        "chunked_prefill": bool(scheduler.get("enable_chunked_prefill", True)),
+        "block_tokens": int(cache.get("block_size") or BLOCK_TOKENS),
+    }
 
 
 def _engine_words(spec: EngineSpec) -> str:
@@ -321,10 +274,13 @@ def table_lines(table: MeasuredTable, fit: TableFit) -> list[str]:
         "",
         f"iteration: {1e3 * cost.fixed_s:.3f} ms + {1e6 * cost.sequence_s:.1f} µs per sequence + "
         f"{1e9 * cost.context_token_s:.2f} ns per resident token + {1e6 * cost.prefill_token_s:.2f} µs per prompt "
-        f"token; {1e3 * fit.request_s:.1f} ms per request",
+        f"token + {1e3 * cost.prompt_s:.1f} ms with any; {1e3 * fit.request_s:.1f} ms per request",
         f"error of the fit: decoding {fit.decode_error_mean:.1%} mean, {fit.decode_error_max:.1%} worst; "
         f"prefill {fit.prefill_error_mean:.1%} mean, {fit.prefill_error_max:.1%} worst",
-        f"engine started in {table.start_s:.1f} s; {table.capacity_tokens} tokens of KV",
+        f"engine started in {table.start_s:.1f} s; {table.capacity_tokens} tokens of KV in blocks of "
+        f"{table.block_tokens}; prompts "
+        + ("in chunks" if table.chunked_prefill else "whole")
+        + (f"; {table.engines} engines at once" if table.engines > 1 else ""),
     ]
     if fit.kv_setup_s is not None and fit.kv_token_s is not None:
         rate = table.shape.kv_bytes_per_token / fit.kv_token_s / 1e6 if fit.kv_token_s else float("inf")
@@ -347,6 +303,7 @@ def as_json(table: MeasuredTable, fit: TableFit, out: Path) -> dict[str, object]
         "device": table.device,
         "engine": table.engine,
         "date": table.date,
+        "engines": table.engines,
         "points": len(table.decode),
         "cost": fit.cost.to_mapping(),
         **rounded,

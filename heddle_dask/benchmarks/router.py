@@ -20,7 +20,7 @@ from pathlib import Path
 
 import aiohttp
 
-from heddle_dask.benchmarks.live import ARM_PREFIX, Fleet, LiveRow, Workload
+from heddle_dask.benchmarks.live_setup import ARM_PREFIX, Fleet, LiveRow, Workload
 from heddle_dask.benchmarks.router_client import RouterClient, replay, together
 from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.engines.leashed import LeashedProcess

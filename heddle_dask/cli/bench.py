@@ -17,7 +17,7 @@ from heddle_dask.cli.bench_regrouping import regrouping
 from heddle_dask.cli.bench_scale import scale
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.cli.shared_options import print_json, shared_options
-from heddle_dask.core.errors import BadInput
+from heddle_dask.cli.whole_numbers import whole_numbers
 
 
 @click.group("bench", cls=OneLineGroup)
@@ -47,7 +47,7 @@ bench.add_command(scale)
 @shared_options
 def overhead(trajectories: str, model: str | None, repeats: int, as_json: bool, seed: int) -> None:
     """Latency added to each LLM step and tool call, and the ceiling in steps per second."""
-    counts = _counts(trajectories)
+    counts = whole_numbers("--trajectories", trajectories, "50,200,400")
     from heddle_dask.benchmarks.overhead import as_json as overhead_json
     from heddle_dask.benchmarks.overhead import measure_overhead
     from heddle_dask.cli.model_choice import chosen_model
@@ -79,13 +79,3 @@ def overhead(trajectories: str, model: str | None, repeats: int, as_json: bool, 
 
 
 bench.add_command(kv_transfer)
-
-
-def _counts(text: str) -> list[int]:
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 1:
-        raise BadInput(f"--trajectories {text}: use whole numbers of at least 1, for example 50,200,400")
-    return counts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from heddle_dask.cli.shared_options import print_json, shared_options
-from heddle_dask.core.errors import BadInput
+from heddle_dask.cli.whole_numbers import whole_numbers
 
 
 @click.command("decisions")
@@ -29,7 +29,7 @@ from heddle_dask.core.errors import BadInput
 @shared_options
 def decisions(presets: str, engines: str, trajectories: int, events: int, as_json: bool, seed: int) -> None:
     """CPU microseconds that the controller takes for each kind of event, in a steady state."""
-    numbers = _counts(engines)
+    numbers = whole_numbers("--engines", engines, "16,64")
     names = [name.strip() for name in presets.split(",")]
     from heddle_dask.benchmarks.decisions import as_json as decisions_json
     from heddle_dask.benchmarks.decisions import bench_strategies, measure_decisions
@@ -50,13 +50,3 @@ def decisions(presets: str, engines: str, trajectories: int, events: int, as_jso
         )
     if as_json:
         print_json(decisions_json(rows))
-
-
-def _counts(text: str) -> list[int]:
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 1:
-        raise BadInput(f"--engines {text}: use whole numbers of at least 1, for example 16,64")
-    return counts

@@ -22,9 +22,10 @@ DEFAULT_ARMS = ("heddle", "verl", "slime", "verl-hybrid")
 @measured_live(token_scale=0.25, engine="emulated")
 @click.option(
     "--table",
-    default="tiny-agent-cpu",
+    multiple=True,
+    default=("tiny-agent-cpu",),
     show_default=True,
-    help="Measured table of vLLM engines, name or file.",
+    help="Measured table of vLLM engines, name or file; several: of other numbers of engines at once.",
 )
 @click.option(
     "--overhead",
@@ -57,7 +58,7 @@ def fidelity(
     slots: int,
     profile: str,
     time_scale: float,
-    table: str,
+    table: tuple[str, ...],
     max_context: int,
     overhead: Path | None,
     arm: tuple[str, ...],
@@ -90,7 +91,7 @@ def fidelity(
         engines,
         slots,
         profile=profile,
-        table=table,
+        tables=table,
         time_scale=time_scale,
         max_context_tokens=max_context,
         delays=delays_of(overhead, tasks),
@@ -133,6 +134,13 @@ def _show(found: Fidelity, *, err: bool) -> None:
     )
     for arm in found.arms:
         _show_spent(arm, err=err)
+    for arm in found.arms:
+        if arm.live.engines_cpu_s:
+            click.echo(
+                f"{arm.workload}  {arm.arm}: CPU seconds of a live run {arm.live.engines_cpu_s:.1f} of engines, "
+                f"{arm.live.control_cpu_s:.1f} of scheduler, workers and driver, in {arm.live_median_s:.1f} s",
+                err=err,
+            )
 
 
 def _show_spent(arm: ArmFidelity, *, err: bool) -> None:

@@ -6,7 +6,7 @@ import click
 import uvloop
 
 from heddle_dask.cli.shared_options import print_json, shared_options
-from heddle_dask.core.errors import BadInput
+from heddle_dask.cli.whole_numbers import whole_numbers
 
 
 @click.command("kv-transfer")
@@ -19,7 +19,7 @@ def kv_transfer(
     engine: str, contexts: str, repeats: int, model: str | None, as_json: bool, seed: int
 ) -> None:
     """Export, import and recomputation of a context on two engines of this machine."""
-    lengths = _lengths(contexts)
+    lengths = whole_numbers("--contexts", contexts, "128,1024")
     from heddle_dask.benchmarks.kv_transfer import as_json as rows_json
     from heddle_dask.benchmarks.kv_transfer import engine_spec, measure_kv_transfer
     from heddle_dask.cli.model_choice import chosen_model, context_limit
@@ -47,13 +47,3 @@ def kv_transfer(
         click.echo(f"{row.context_tokens:7d}  {times}  {row.failed:6d}", err=as_json)
     if as_json:
         print_json(rows_json(rows))
-
-
-def _lengths(text: str) -> list[int]:
-    try:
-        lengths = [int(part) for part in text.split(",")]
-    except ValueError:
-        lengths = []
-    if not lengths or min(lengths) < 1:
-        raise BadInput(f"--contexts {text}: use whole numbers of at least 1, for example 128,1024")
-    return lengths

@@ -65,8 +65,9 @@ def live(
     seed: int,
 ) -> None:
     """Throughput, makespan and share of the lower bound, arm against arm on the same trajectories."""
-    from heddle_dask.benchmarks.live import LiveRow, Workload, fleet_of, measure_live, summary
     from heddle_dask.benchmarks.live import as_json as live_json
+    from heddle_dask.benchmarks.live import measure_live, summary
+    from heddle_dask.benchmarks.live_setup import LiveRow, Workload, fleet_of
     from heddle_dask.cli.model_choice import chosen_model
 
     arms = _arms(arm or (*DEFAULT_ARMS.split(), *ROUTER_ARMS.split()))
@@ -102,7 +103,7 @@ def live(
 
 def _arms(texts: Sequence[str]) -> list[Arm]:
     """The arms, each of them tried: what is wrong with one is said before anything is started."""
-    from heddle_dask.benchmarks.live import ARM_PREFIX
+    from heddle_dask.benchmarks.live_setup import ARM_PREFIX
     from heddle_dask.benchmarks.router import check_router
     from heddle_dask.sim.rollout import Arm
     from heddle_dask.strategies.presets import build_strategies

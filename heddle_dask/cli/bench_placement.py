@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.whole_numbers import whole_numbers
 from heddle_dask.core.errors import BadInput
 
 
@@ -26,8 +27,8 @@ from heddle_dask.core.errors import BadInput
 @shared_options
 def placement(trajectories: str, engines: str, repeats: int, dp_most: int, as_json: bool, seed: int) -> None:
     """Milliseconds of the paper's presorted DP, of its equivalents, and of the plan by work."""
-    counts = _counts("--trajectories", trajectories)
-    numbers = _counts("--engines", engines)
+    counts = whole_numbers("--trajectories", trajectories, "400,1600")
+    numbers = whole_numbers("--engines", engines, "4,16")
     if min(numbers) > max(counts):
         raise BadInput(f"--engines {engines}: use at least one count that is not above --trajectories")
     from heddle_dask.benchmarks.placement import as_json as placement_json
@@ -51,13 +52,3 @@ def placement(trajectories: str, engines: str, repeats: int, dp_most: int, as_js
         )
     if as_json:
         print_json(placement_json(rows))
-
-
-def _counts(option: str, text: str) -> list[int]:
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 1:
-        raise BadInput(f"{option} {text}: use whole numbers of at least 1, for example 400,1600")
-    return counts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from heddle_dask.cli.shared_options import print_json, shared_options
-from heddle_dask.core.errors import BadInput
+from heddle_dask.cli.whole_numbers import whole_numbers
 
 
 @click.command("scale")
@@ -21,7 +21,7 @@ from heddle_dask.core.errors import BadInput
 @shared_options
 def scale(trajectories: str, presets: str, as_json: bool, seed: int) -> None:
     """CPU seconds and peak memory of a simulated rollout, each size in a process of its own."""
-    sizes = _sizes(trajectories)
+    sizes = whole_numbers("--trajectories", trajectories, "1600,6400")
     from heddle_dask.benchmarks.scale import as_json as scale_json
     from heddle_dask.benchmarks.scale import measure_scale
 
@@ -39,10 +39,3 @@ def scale(trajectories: str, presets: str, as_json: bool, seed: int) -> None:
         )
     if as_json:
         print_json(scale_json(rows))
-
-
-def _sizes(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise BadInput(f"--trajectories {text}: use whole numbers, for example 1600,6400") from None

@@ -11,11 +11,14 @@ import click
 
 from heddle_dask.cli.option_groups import COUNT, simulated
 from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.whole_numbers import whole_numbers
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from heddle_dask.sim.plan import GpuBudget, PlayedCandidate
+    from heddle_dask.sim.clusters import Cluster
+    from heddle_dask.sim.plan import GpuBudget
     from heddle_dask.sim.rollout import Arm
+    from heddle_dask.sim.sweep import SimulatedWorkload
 
 
 @click.command("plan")
@@ -64,27 +67,22 @@ def plan(
     from heddle_dask.cli.plan_tables import plan_json, plan_lines
     from heddle_dask.cli.sweep_runs import play_jobs
     from heddle_dask.sim.clusters import cluster_of, with_choices
-    from heddle_dask.sim.plan import budget_of, jobs_of, played_of, works_of
+    from heddle_dask.sim.plan import jobs_of, played_of
     from heddle_dask.sim.sweep import SimulatedWorkload
 
     if price_per_gpu_hour is not None and not math.isfinite(price_per_gpu_hour):
         raise BadInput(f"--price-per-gpu-hour {price_per_gpu_hour}: use a number from 0 up")
     arm = _one_arm(strategy, overrides)
     described = with_choices(cluster_of(cluster), tp=None, slots=slots)
-    numbers = [described.gpus] if gpus is None else _numbers(gpus)
+    given = [described.gpus] if gpus is None else whole_numbers("--gpus", gpus, "8 or 8,16,32")
+    numbers = list(dict.fromkeys(given))
     count = trajectories or max(samples, 100 * max(numbers) // samples * samples)
     work = SimulatedWorkload(workload, count, samples, max_context_tokens, token_scale, tool_scale)
-    foreseen = works_of(work.foreseen(seed))
-    budgets = [
-        budget_of(described, number, model, foreseen, max_context_tokens=max_context_tokens, seed=seed)
-        for number in numbers
-    ]
-    _check_feasible(budgets, model)
+    budgets = _feasible_budgets(described, numbers, model, work, seed)
     each_seed = range(seed, seed + seeds)
     names = [f"{b.gpus} GPUs, {c.engines}" for _ in each_seed for b in budgets for c in b.candidates]
     jobs = jobs_of(budgets, work, arm, each_seed, warm=warm)
-    rollouts = play_jobs(jobs, scheduler=scheduler, say=_say, names=names)
-    played: list[list[PlayedCandidate]] = played_of(budgets, rollouts)
+    played = played_of(budgets, play_jobs(jobs, scheduler=scheduler, say=_say, names=names))
     conditions: dict[str, object] = {
         "workload": workload,
         "cluster": cluster,
@@ -119,15 +117,20 @@ def _one_arm(strategy: str, overrides: Sequence[str]) -> Arm:
     return arms[0]
 
 
-def _numbers(text: str) -> list[int]:
-    """Budgets in the order given, each once."""
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise BadInput(f"--gpus {text!r}: use whole numbers of at least 1, for example 8 or 8,16,32")
-    return list(dict.fromkeys(numbers))
+def _feasible_budgets(
+    described: Cluster, numbers: Sequence[int], model: str, work: SimulatedWorkload, seed: int
+) -> list[GpuBudget]:
+    """For each number of GPUs the engines that may be formed; refuses when none may at all."""
+    from heddle_dask.sim.plan import budget_of, works_of
+
+    foreseen = works_of(work.foreseen(seed))
+    longest = work.max_context_tokens
+    budgets = [
+        budget_of(described, number, model, foreseen, max_context_tokens=longest, seed=seed)
+        for number in numbers
+    ]
+    _check_feasible(budgets, model)
+    return budgets
 
 
 def _check_feasible(budgets: Sequence[GpuBudget], model: str) -> None:

@@ -14,6 +14,13 @@ from heddle_dask.core.errors import BadInput
 @click.command("profile")
 @click.option("--model", default=None, help="Model directory [default: the shipped tiny-agent].")
 @click.option("--engine", default="vllm", show_default=True, help="vllm or emulated.")
+@click.option(
+    "--engines",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Engines measured at once: what one takes that shares its cores with others.",
+)
 @click.option("--slots", type=click.IntRange(1), default=8, show_default=True, help="Largest batch.")
 @click.option("--tp-degree", type=click.IntRange(1), default=1, show_default=True, help="GPUs of the engine.")
 @click.option("--dtype", default="auto", show_default=True, help="Type of the weights, for vLLM.")
@@ -31,6 +38,7 @@ from heddle_dask.core.errors import BadInput
 def profile(
     model: str | None,
     engine: str,
+    engines: int,
     slots: int,
     tp_degree: int,
     dtype: str,
@@ -77,6 +85,7 @@ def profile(
                 cost={"profile": profile} if engine == "emulated" else None,
             ),
             plan,
+            engines=engines,
             device=device,
             kv_contexts=plan.contexts_to_move() if kv_transfer else (),
             seed=seed,

@@ -26,6 +26,9 @@ class StartStep:
         Running number; breaks ties of `priority`, smaller first.
     source_engine_id
         Where the trajectory's context and KV cache were last, if anywhere.
+    past_line
+        Send it to the engine now, although no slot is free: the step that holds one is being stopped for it, and the
+        engine must know this one before it fills that slot.
     """
 
     trajectory_id: TrajectoryId
@@ -35,6 +38,7 @@ class StartStep:
     priority: float
     order: int
     source_engine_id: EngineId | None = None
+    past_line: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from heddle_dask.core.commands import AbortStep, Command
 from heddle_dask.core.errors import InvalidTransition
 from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
 from heddle_dask.core.nouns import (
@@ -126,6 +127,13 @@ class Trajectory:
         self.predicted_tokens, self.predicted_tokens_q90 = tokens, tokens_q90
         self.predicted_s, self.predicted_s_q90 = seconds, seconds_q90
 
+    def abort_step(self, reason: str) -> list[Command]:
+        """The order to stop its current step, where one is queued or generating; changes nothing."""
+        step, engine_id = self.step, self.counted_on
+        if step is None or engine_id is None:
+            return []
+        return [AbortStep(self.trajectory_id, step.step_index, step.attempt, engine_id, reason)]
+
     def advance(self, event: TrajectoryEvent, at: float) -> bool:
         """Take `event`; False when it is a late arrival and nothing changed."""
         try:
@@ -161,9 +169,11 @@ class Engine:
     inflight
         Trajectories with a step queued or generating here.
     generating
-        How many of them hold a slot.
+        How many of them have started.
     running
-        Those that hold a slot and are not being stopped, in the order in which they started.
+        Those that are taken to hold a slot and are not being stopped, in the order in which they got it.
+    ahead
+        Those that have started and wait in the engine itself for a slot that another one leaves.
     stopping
         How many of them are being stopped for others.
     placed
@@ -181,6 +191,7 @@ class Engine:
     inflight: dict[TrajectoryId, None] = field(default_factory=dict)
     generating: int = 0
     running: dict[TrajectoryId, Trajectory] = field(default_factory=dict, repr=False)
+    ahead: dict[TrajectoryId, Trajectory] = field(default_factory=dict, repr=False)
     stopping: int = 0
     placed: int = 0
     expected_tokens: int = 0
@@ -189,6 +200,22 @@ class Engine:
     def engine_id(self) -> EngineId:
         """Shorthand for ``spec.engine_id``."""
         return self.spec.engine_id
+
+    def seat(self, trajectory: Trajectory) -> None:
+        """Its step has started: it holds a slot if one is free, else it waits in the engine."""
+        full = len(self.running) + self.stopping >= self.spec.slots
+        (self.ahead if full else self.running)[trajectory.trajectory_id] = trajectory
+
+    def unseat(self, trajectory_id: TrajectoryId) -> None:
+        """Its step has ended, or is being stopped."""
+        self.running.pop(trajectory_id, None)
+        self.ahead.pop(trajectory_id, None)
+
+    def fill_seats(self) -> None:
+        """Give the slots that are free to those of highest priority among the waiting, as the engine does."""
+        while self.ahead and len(self.running) + self.stopping < self.spec.slots:
+            first = max(self.ahead.values(), key=lambda t: t.priority)
+            self.running[first.trajectory_id] = self.ahead.pop(first.trajectory_id)
 
     def advance(self, event: EngineEvent) -> bool:
         """Take `event`; False when it is a late arrival."""

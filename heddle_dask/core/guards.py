@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from heddle_dask.core.engine_list import engine_among
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.nouns import StepRequest
@@ -34,7 +35,7 @@ def check_choice(
     ------
     GuardViolation
     """
-    if choice not in candidates:  # engines compare by identity
+    if engine_among(candidates, choice.engine_id) is not choice:
         offered = ", ".join(engine.engine_id for engine in candidates)
         raise GuardViolation(
             f"placement chose {choice.engine_id} ({choice.state.value}) for step {step.step_index} of "

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from heddle_dask.core import events as ev
 from heddle_dask.core import guards
-from heddle_dask.core.commands import AbortStep, Command, RegroupEngines
+from heddle_dask.core.commands import Command, RegroupEngines
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.move_desk import MoveDesk
@@ -104,14 +104,12 @@ class RegroupDesk:
         """Stop the steps of these that queue or generate and are not being stopped already."""
         commands: list[Command] = []
         for trajectory in trajectories:
-            step, engine_id = trajectory.step, trajectory.counted_on
-            if step is None or engine_id is None or trajectory.stopping:
+            engine_id = trajectory.counted_on
+            if engine_id is None or trajectory.stopping:
                 continue
             if trajectory.state is TrajectoryState.GENERATING:
                 self.state.mark_stopping(trajectory, self.state.engines[engine_id])
-            commands.append(
-                AbortStep(trajectory.trajectory_id, step.step_index, step.attempt, engine_id, reason)
-            )
+            commands += trajectory.abort_step(reason)
         return commands
 
     def _settle(self) -> list[Command]:

@@ -7,9 +7,10 @@ event.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from heddle_dask.core.commands import Command
+from heddle_dask.core.engine_list import EngineList
 from heddle_dask.core.entities import Action, Engine, Host, Trajectory
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, TrajectoryId
 from heddle_dask.core.transitions import (
@@ -28,6 +29,9 @@ class State:
         Submitted trajectories that wait for admission, oldest first.
     freed
         Engines where a step has ended, or that a trajectory has left, since admission was asked last.
+    touched
+        Engines whose residents have changed, or their contexts or predictions, each with the running number of its
+        latest change; the latest is last.
     waiting_steps
         Trajectories whose step no engine takes yet, oldest first; stranded steps are the oldest.
     waiting_actions
@@ -53,6 +57,8 @@ class State:
         self.hosts: dict[HostId, Host] = {}
         self.unadmitted: dict[TrajectoryId, None] = {}
         self.freed: dict[EngineId, None] = {}
+        self.touched: dict[EngineId, int] = {}
+        self._touches = 0
         self.waiting_steps: dict[TrajectoryId, None] = {}
         self.waiting_actions: dict[ActionId, None] = {}
         self.unfinished_by_group: dict[GroupId, int] = {}
@@ -62,7 +68,7 @@ class State:
         self.observed_tokens = 0
         self.observed_per_token: float | None = None
         self.late_arrivals = 0
-        self._ready: list[Engine] = []
+        self._ready = EngineList()
         self.least_max_context = 0
         self._counter = 0
 
@@ -92,7 +98,7 @@ class State:
             self.trajectories.pop(trajectory.trajectory_id, None)
 
     @property
-    def ready_engines(self) -> Sequence[Engine]:
+    def ready_engines(self) -> EngineList:
         """Engines that take steps, in the order in which they joined."""
         return self._ready
 
@@ -101,8 +107,27 @@ class State:
 
         It is a new list each time: who keeps sums over it sees by identity that they are outdated.
         """
-        self._ready = [e for e in self.engines.values() if e.state is EngineState.READY]
+        self._ready = EngineList(e for e in self.engines.values() if e.state is EngineState.READY)
         self.least_max_context = min((e.spec.max_context_tokens for e in self._ready), default=0)
+
+    def touch(self, engine: Engine) -> None:
+        """Note that its residents have changed, or what is known of them."""
+        self._touches += 1
+        name = engine.spec.engine_id
+        self.touched.pop(name, None)
+        self.touched[name] = self._touches
+
+    def touched_since(self, number: int) -> tuple[list[EngineId], int]:
+        """Engines touched after that number, the latest first, and the number to ask with next time.
+
+        O(what it returns): each who asks pays for the changes since it asked last, whoever else asks.
+        """
+        names: list[EngineId] = []
+        for name, latest in reversed(self.touched.items()):
+            if latest <= number:
+                break
+            names.append(name)
+        return names, self._touches
 
     def set_home(self, trajectory: Trajectory, engine_id: EngineId | None) -> None:
         """Make `engine_id` the trajectory's home and move its resident tokens."""
@@ -114,12 +139,14 @@ class State:
             old.residents.pop(trajectory.trajectory_id, None)
             old.resident_tokens -= trajectory.context_tokens
             old.expected_tokens -= trajectory.expected_tokens
+            self.touch(old)
         trajectory.home = engine_id
         if engine_id is not None:
             new = self.engines[engine_id]
             new.residents[trajectory.trajectory_id] = None
             new.resident_tokens += trajectory.context_tokens
             new.expected_tokens += trajectory.expected_tokens
+            self.touch(new)
 
     def take_prediction(
         self, trajectory: Trajectory, tokens: float, tokens_q90: float, seconds: float, seconds_q90: float
@@ -129,7 +156,9 @@ class State:
         trajectory.take_prediction(tokens, tokens_q90, seconds, seconds_q90)
         more = trajectory.expected_tokens - before
         if trajectory.home is not None:
-            self.engines[trajectory.home].expected_tokens += more
+            home = self.engines[trajectory.home]
+            home.expected_tokens += more
+            self.touch(home)
         if trajectory.state is not TrajectoryState.SUBMITTED:
             self.expected_tokens += more
 
@@ -145,8 +174,10 @@ class State:
 
     def set_context(self, trajectory: Trajectory, tokens: int) -> None:
         """Set the trajectory's context length and keep its home's sum right."""
-        if trajectory.home is not None:
-            self.engines[trajectory.home].resident_tokens += tokens - trajectory.context_tokens
+        if trajectory.home is not None and tokens != trajectory.context_tokens:
+            home = self.engines[trajectory.home]
+            home.resident_tokens += tokens - trajectory.context_tokens
+            self.touch(home)
         trajectory.context_tokens = tokens
 
     def count_inflight(self, trajectory: Trajectory, engine_id: EngineId) -> None:
@@ -158,16 +189,16 @@ class State:
         engine.inflight_tokens += trajectory.counted_tokens
 
     def count_running(self, trajectory: Trajectory, engine: Engine) -> None:
-        """Its step, counted on that engine, has got a slot."""
+        """Its step, counted on that engine, has started."""
         engine.generating += 1
-        engine.running[trajectory.trajectory_id] = trajectory
+        engine.seat(trajectory)
 
     def mark_stopping(self, trajectory: Trajectory, engine: Engine) -> None:
         """Its running step there is being stopped for another."""
         trajectory.stopping = True
         trajectory.preemptions += 1
         engine.stopping += 1
-        engine.running.pop(trajectory.trajectory_id, None)
+        engine.unseat(trajectory.trajectory_id)
 
     def uncount_inflight(self, trajectory: Trajectory, was_generating: bool) -> None:
         """Take the trajectory's step off the engine that counts it, if any."""
@@ -178,8 +209,9 @@ class State:
         engine.inflight.pop(trajectory.trajectory_id, None)
         engine.inflight_tokens -= trajectory.counted_tokens
         engine.generating -= was_generating
-        engine.running.pop(trajectory.trajectory_id, None)
+        engine.unseat(trajectory.trajectory_id)
         engine.stopping -= trajectory.stopping
+        engine.fill_seats()
         trajectory.stopping = False
         trajectory.counted_on = None
         trajectory.counted_tokens = 0
@@ -218,7 +250,10 @@ class State:
             assert engine.generating == generating, name
             assert engine.stopping == sum(t.stopping for t in here), name
             runs = [t for t in here if t.state is TrajectoryState.GENERATING and not t.stopping]
-            assert sorted(engine.running) == sorted(t.trajectory_id for t in runs), name
+            started = [*engine.running, *engine.ahead]
+            assert sorted(started) == sorted(t.trajectory_id for t in runs), name
+            seats = len(engine.running) + engine.stopping
+            assert not engine.ahead or seats >= engine.spec.slots, name
             if engine.state is EngineState.LOST:  # only steps that still report keep it as their home
                 assert sorted(engine.residents) == sorted(engine.inflight), name
         ready = [e for e in self.engines.values() if e.state is EngineState.READY]

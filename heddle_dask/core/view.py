@@ -62,6 +62,13 @@ class ClusterView:
         """Engines where a step has ended, or that a trajectory has left, since admission was asked last."""
         return self._state.freed
 
+    def touched_since(self, number: int) -> tuple[list[EngineId], int]:
+        """Engines whose residents have changed, or what is known of them, after that number; and the next number.
+
+        From 0 on; a strategy that keeps sums over engines counts only these anew.
+        """
+        return self._state.touched_since(number)
+
     @property
     def unfinished_by_group(self) -> Mapping[GroupId, int]:
         """How many members of each group have not ended."""

@@ -6,8 +6,9 @@ module is per step and not per token.
 
 As vLLM does it: waiting requests are admitted in order of priority (smaller first), then of arrival,
 at the boundary of an iteration, while there are slots and room for their KV; prompts are prefilled in
-chunks beside the decoding ones; the iteration that ends a prefill samples the first token; when KV
-runs out, the request of least urgency goes back to the queue and is prefilled again later.
+chunks beside the decoding ones, or whole where the cost says so; the iteration that ends a prefill
+samples the first token; when KV runs out, the request of least urgency goes back to the queue and is
+prefilled again later.
 """
 
 from __future__ import annotations
@@ -84,6 +85,9 @@ class KvRoom(Protocol[J_contra]):
     def free_tokens(self) -> int:
         """Tokens that can be taken now."""
 
+    def hit_tokens(self, job: J_contra) -> int:
+        """Tokens of the job's context that `take` would find there."""
+
     def take(self, job: J_contra, spare_tokens: int) -> Any | None:
         """A `Held` with room for the job's context; None when less than `spare_tokens` would remain free."""
 
@@ -152,6 +156,12 @@ class Batch(Generic[J]):
         job.ended_s = now_s
         return [*ended, job, *self.advance(now_s)]
 
+    def reprice(self, cost: EngineCost, now_s: float) -> list[J]:
+        """Let iterations cost that, from the one in progress on; returns the jobs that ended until now."""
+        ended = self.advance(now_s)
+        self.cost = cost
+        return ended + self.advance(now_s)
+
     def advance(self, now_s: float) -> list[J]:
         """Run all iterations that end until now; returns the jobs that ended, in order."""
         ended: list[J] = []
@@ -186,6 +196,8 @@ class Batch(Generic[J]):
             job = self._waiting[0][2]
             if job.submitted_s > self.clock_s + _EARLY_S and self.running:
                 return  # it came during the iteration in progress
+            if self.cost.whole_prompts and self.running and not self._fits_whole(job):
+                return
             # One token for everyone: else the newcomer would be thrown out again at once.
             held = self.kv_cache.take(job, self.running + 1 if self.running else 0)
             if held is None:
@@ -200,6 +212,11 @@ class Batch(Generic[J]):
                 job.admitted_s = max(self.clock_s, job.submitted_s)
                 job.cached_tokens = held.cached_tokens
                 self.admitted.append(job)
+
+    def _fits_whole(self, job: J) -> bool:
+        """Whether the whole prompt goes into the next iteration, beside a token of every decoding sequence."""
+        taken = len(self._decoding) + sum(other.prefill_tokens for other in self._prefilling)
+        return taken + job.context_tokens - self.kv_cache.hit_tokens(job) <= self.cost.chunk_tokens
 
     def _run_length(self) -> tuple[int, int]:
         """Iterations until the batch changes, and the prompt tokens in each; 0: KV must be freed."""

@@ -5,6 +5,7 @@ tokens and `prefill_tokens` prompt tokens beside them takes::
 
     fixed_s + token_s * batch + prefill_token_s * prefill_tokens
             + sequence_s * batch + context_token_s * context_tokens
+            + prompt_s (where prefill_tokens > 0)
             - spared_s * (1 - expert_share) ** (batch + prefill_tokens)
 
 The last term is that of a mixture of experts: `fixed_s` reads all experts' weights, and a small batch is
@@ -24,6 +25,14 @@ from typing import Any
 from heddle_dask.core.errors import BadInput
 
 _UNLIMITED_TOKENS = 1 << 40
+
+BLOCK_TOKENS = 16
+"""Tokens in the smallest KV block; others are multiples of it."""
+
+
+def whole_blocks(tokens: int, block_tokens: int) -> int:
+    """Tokens of the whole KV blocks among `tokens`."""
+    return tokens // block_tokens * block_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,13 @@ class EngineCost:
         Seconds, part of `fixed_s`, that reading the weights of all experts takes; 0: a dense model.
     expert_share
         Share of the experts that one token visits, at most 1.
+    prompt_s
+        Seconds more of an iteration that holds prompt tokens, however many: kernels made for a shape not seen before.
+    block_tokens
+        Tokens in a KV block: only whole ones are found in the prefix cache.
+    whole_prompts
+        True: an iteration takes whole prompts only, and one that finds no room among its `chunk_tokens`, the decoding
+        sequences counted, waits. False: prompts are cut into chunks.
     """
 
     fixed_s: float
@@ -61,10 +77,17 @@ class EngineCost:
     capacity_tokens: int = _UNLIMITED_TOKENS
     spared_s: float = 0.0
     expert_share: float = 0.0
+    prompt_s: float = 0.0
+    block_tokens: int = BLOCK_TOKENS
+    whole_prompts: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.name == "whole_prompts":
+                if not isinstance(value, bool):
+                    raise BadInput(f"engine cost whole_prompts is {value!r}: use true or false")
+                continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise BadInput(f"engine cost {field.name} is {value!r}: use a number")
             least = 1 if field.name.endswith("_tokens") else 0
@@ -74,12 +97,18 @@ class EngineCost:
             raise BadInput(
                 f"engine cost spared_s is {self.spared_s!r}: use at most fixed_s ({self.fixed_s!r})"
             )
+        if self.block_tokens % BLOCK_TOKENS:
+            raise BadInput(
+                f"engine cost block_tokens is {self.block_tokens!r}: use a multiple of {BLOCK_TOKENS}"
+            )
         if self.expert_share > 1:
             raise BadInput(f"engine cost expert_share is {self.expert_share!r}: use at most 1")
 
     def iteration_s(self, batch: int, context_tokens: int, prefill_tokens: int = 0) -> float:
         """Seconds of one iteration."""
         fixed_s = self.fixed_s
+        if prefill_tokens:
+            fixed_s += self.prompt_s
         if self.spared_s:
             fixed_s -= self.spared_s * (1.0 - self.expert_share) ** (batch + prefill_tokens)
         return (

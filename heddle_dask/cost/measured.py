@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import date as calendar_date
 from importlib import resources
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.hardware import LAUNCH_S, LAYER_S, SEQUENCE_S, ModelShape, all_reduce_s, check_degree
-from heddle_dask.cost.iteration import EngineCost
+from heddle_dask.cost.iteration import BLOCK_TOKENS, EngineCost
 from heddle_dask.cost.least_squares import non_negative_least_deviations
 
 FORMAT = "heddle-engine-table"
@@ -53,7 +53,8 @@ class TableFit:
     Attributes
     ----------
     request_s
-        Seconds of a prompt alone that are neither its tokens nor an iteration: the way of a request and back.
+        The way of a request and back, which is no engine time: measured, else what prompts alone take beside their
+        tokens and iterations.
     decode_error_mean, decode_error_max, prefill_error_mean, prefill_error_max
         Of the fit, relative to what was measured.
     kv_setup_s, kv_token_s
@@ -89,6 +90,12 @@ class MeasuredTable:
         Tokens whose KV fits; 0: not known.
     start_s
         Seconds until the engine answered; 0: not measured.
+    engines
+        How many such engines ran the same sweep at the same time on the same machine.
+    block_tokens, chunked_prefill
+        Of the engine: tokens in a KV block, and whether it cuts prompts into chunks.
+    cached_step
+        A step of one token behind a context of so many that is cached but for its last token; None: not measured.
     conditions
         What else a reader must know.
     """
@@ -106,6 +113,10 @@ class MeasuredTable:
     kv_transfer: tuple[TokensPoint, ...] = ()
     capacity_tokens: int = 0
     start_s: float = 0.0
+    engines: int = 1
+    block_tokens: int = BLOCK_TOKENS
+    chunked_prefill: bool = True
+    cached_step: TokensPoint | None = None
     kind: TableKind = "engine"
     conditions: str = ""
     where: str = field(default="table", compare=False)
@@ -122,8 +133,17 @@ class MeasuredTable:
             calendar_date.fromisoformat(self.date)
         except (TypeError, ValueError):
             raise BadInput(f"{self.where}: date is {self.date!r}: give it as YYYY-MM-DD") from None
-        for name, least in (("slots", 1), ("chunk_tokens", 1), ("capacity_tokens", 0), ("degree", 1)):
+        for name, least in (
+            *(("slots", 1), ("chunk_tokens", 1), ("capacity_tokens", 0)),
+            *(("degree", 1), ("engines", 1), ("block_tokens", BLOCK_TOKENS)),
+        ):
             _check_whole(getattr(self, name), least, f"{self.where}: {name}")
+        if self.block_tokens % BLOCK_TOKENS:
+            raise BadInput(
+                f"{self.where}: block_tokens is {self.block_tokens}: use a multiple of {BLOCK_TOKENS}"
+            )
+        if not isinstance(self.chunked_prefill, bool):
+            raise BadInput(f"{self.where}: chunked_prefill is {self.chunked_prefill!r}: use true or false")
         _check_seconds(self.start_s, f"{self.where}: start_s", least=0.0)
         check_degree(self.shape, self.degree)
         if len(self.decode) < 2 or not self.prefill:
@@ -134,7 +154,8 @@ class MeasuredTable:
             _check_whole(decode.batch, 1, f"{self.where}: batch")
             _check_whole(decode.context_tokens, 0, f"{self.where}: context_tokens")
             _check_seconds(decode.seconds, f"{self.where}: decode seconds")
-        for point in (*self.prefill, *self.kv_transfer):
+        cached = () if self.cached_step is None else (self.cached_step,)
+        for point in (*self.prefill, *self.kv_transfer, *cached):
             _check_whole(point.tokens, 1, f"{self.where}: tokens")
             _check_seconds(point.seconds, f"{self.where}: seconds")
 
@@ -173,16 +194,21 @@ class MeasuredTable:
 
         Decoding first: fixed, per sequence, per resident token and, of a mixture of experts, by the experts that the
         batch visits. Then the prefill rate, given these. What a batch costs per sequence is `sequence_s` of the
-        cost; its `token_s` stays 0.
+        cost; its `token_s` stays 0. What a prompt takes beside its tokens and iterations is `request_s`; where the
+        table has measured that, the rest is the engine's own time, `prompt_s` of the cost.
         """
         terms = self._decode_terms()
         base = EngineCost(
             **terms,
             chunk_tokens=self.chunk_tokens,
             capacity_tokens=capacity_tokens or self.capacity_tokens or EngineCost(0.0).capacity_tokens,
+            block_tokens=self.block_tokens,
+            whole_prompts=not self.chunked_prefill,
         )
-        rate, request_s = self._prefill_terms(base)
-        cost = EngineCost(**{**base.to_mapping(), "prefill_token_s": rate})
+        way_s = self._way_s(base)
+        rate, beside_s = self._prefill_terms(base, way_s or 0.0)
+        request_s, prompt_s = (beside_s, 0.0) if way_s is None else (way_s, beside_s)
+        cost = replace(base, prefill_token_s=rate, prompt_s=prompt_s)
         decode = [
             abs(cost.decode_token_s(p.batch, p.context_tokens) / self._whole_s(p) - 1) for p in self.decode
         ]
@@ -222,11 +248,19 @@ class MeasuredTable:
             "expert_share": share,
         }
 
-    def _prefill_terms(self, base: EngineCost) -> tuple[float, float]:
-        """Seconds per prompt token, and of a request beside its iterations."""
+    def _way_s(self, base: EngineCost) -> float | None:
+        """Seconds of a request beside its iteration, where a cached step was measured."""
+        if self.cached_step is None:
+            return None
+        return max(0.0, self.cached_step.seconds - base.decode_token_s(1, self.cached_step.tokens))
+
+    def _prefill_terms(self, base: EngineCost, way_s: float) -> tuple[float, float]:
+        """Seconds per prompt token, and of a prompt beside its tokens, its iterations and `way_s`."""
         seconds = np.array([self._whole_prefill_s(p) for p in self.prefill])
-        rest = seconds - [base.prefill_s(p.tokens) for p in self.prefill]
-        columns = [[float(p.tokens), 1.0] for p in self.prefill]
+        rest = seconds - [way_s + base.prefill_s(p.tokens) for p in self.prefill]
+        # A request goes its way once, and there is an iteration for each chunk.
+        chunk_tokens = math.inf if self.cached_step is None else self.chunk_tokens
+        columns = [[float(p.tokens), math.ceil(p.tokens / chunk_tokens) or 1.0] for p in self.prefill]
         rows = np.array(columns) if self.kind == "engine" and len(columns) > 1 else np.array(columns)[:, :1]
         found = non_negative_least_deviations(rows / seconds[:, None], rest / seconds)
         return float(found[0]), float(found[1]) if len(found) > 1 else 0.0
@@ -272,7 +306,10 @@ class MeasuredTable:
             )
         content = {key: value for key, value in mapping.items() if key not in ("format", "version")}
         known = {f.name for f in fields(cls)} - {"where"}
-        optional = {"kv_transfer", "capacity_tokens", "start_s", "kind", "conditions"}
+        optional = {
+            *("kv_transfer", "capacity_tokens", "start_s", "kind", "conditions"),
+            *("engines", "block_tokens", "chunked_prefill", "cached_step"),
+        }
         wrong = sorted((set(content) - known) | (known - optional - set(content)))
         if wrong:
             raise BadInput(f"{where} {'lacks' if wrong[0] in known else 'has unknown key'} {wrong[0]!r}")
@@ -281,6 +318,8 @@ class MeasuredTable:
             content["decode"] = tuple(DecodePoint(**point) for point in content["decode"])
             content["prefill"] = tuple(TokensPoint(**point) for point in content["prefill"])
             content["kv_transfer"] = tuple(TokensPoint(**point) for point in content.get("kv_transfer", ()))
+            cached = content.get("cached_step")
+            content["cached_step"] = None if cached is None else TokensPoint(**cached)
         except (TypeError, ValueError) as error:
             raise BadInput(f"{where}: a point is malformed: {error}") from None
         return cls(**content, where=where)

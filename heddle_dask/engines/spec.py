@@ -26,6 +26,9 @@ class EngineSpec:
         token from it, where it is a directory.
     slots
         Most sequences in one batch.
+    steps_ahead
+        How many steps more may wait in the engine's own queue. A slot that a step leaves is filled in the next
+        iteration then, and not only when the step's end is known here and another one has been sent.
     max_model_len
         Longest context, prompt and generated tokens together.
     kv_cache_gib
@@ -75,6 +78,7 @@ class EngineSpec:
     emulation: Mapping[str, Any] | None = None
     kv_transfer: bool = False
     devices: tuple[str, ...] = ()
+    steps_ahead: int = 2
 
     def __post_init__(self) -> None:
         if self.kind not in ENGINE_KINDS:
@@ -83,6 +87,7 @@ class EngineSpec:
             raise BadInput("engine model is empty: give a model directory")
         for name, least in (
             ("slots", 1),
+            ("steps_ahead", 0),
             ("max_model_len", 2),
             ("tp_degree", 1),
             ("cpu_threads", 1),

@@ -210,9 +210,7 @@ def result_of_json(body: bytes) -> GenerateResult:
     EngineUnreachable
         The answer is cut short or contradicts itself.
     """
-    gathered = _Gathered()
-    gathered.add(_parsed(body))
-    return gathered.result(math.nan, math.nan)
+    return transfer_of_json(body)[0]
 
 
 def transfer_of_json(body: bytes) -> tuple[GenerateResult, Mapping[str, Any] | None]:

@@ -24,11 +24,14 @@ class Dispatcher:
         self._places = places
 
     def forget_context(self, trajectory_id: TrajectoryId) -> None:
-        """Let the worker that holds the trajectory's context drop it."""
+        """The trajectory has ended: whoever holds its context drops it."""
         trajectory = self._session.controller.state.trajectories.get(trajectory_id)
-        address = None
         if trajectory is not None and trajectory.home is not None:
-            address = self._places.sources.get(trajectory.home)
+            self.forget_at(trajectory.home, trajectory_id)
+
+    def forget_at(self, engine_id: EngineId, trajectory_id: TrajectoryId) -> None:
+        """Let the worker of this engine drop the trajectory's context."""
+        address = self._places.sources.get(engine_id)
         if address is not None:
             message = {
                 "op": "heddle-forget",
@@ -78,7 +81,7 @@ class Dispatcher:
         self._dispatch(
             self._key_of(command),
             address,
-            {SLOT_RESOURCE: 1},
+            {} if command.past_line else {SLOT_RESOURCE: 1},
             dask.dask_priority(command.priority, command.order),
             {
                 "engine": spec.engine_id,
@@ -129,17 +132,6 @@ class Dispatcher:
             "kind": command.kind,
         }
         dask.send_to_worker(self._scheduler, self._places.sources[command.target_engine_id], message)
-
-    def forget_at(self, engine_id: EngineId, trajectory_id: TrajectoryId) -> None:
-        """The trajectory lives elsewhere now: its context there is not needed."""
-        address = self._places.sources.get(engine_id)
-        if address is not None:
-            message = {
-                "op": "heddle-forget",
-                "session": self._session.session_id,
-                "trajectory": trajectory_id,
-            }
-            dask.send_to_worker(self._scheduler, address, message)
 
     def _abort(self, address: str | None, key: Key) -> None:
         if address is not None:

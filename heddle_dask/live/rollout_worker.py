@@ -210,7 +210,7 @@ class RolloutWorker(WorkerPlugin):
         """Publish the slots first: a step placed here must find the resource."""
         assert self.worker is not None
         engine_id = self.engine_id
-        await self.worker.set_resources(**{SLOT_RESOURCE: self.spec.slots})
+        await self.worker.set_resources(**{SLOT_RESOURCE: self.spec.slots + self.spec.steps_ahead})
         if engine_id == self.engine_id:
             facts = [
                 engine_id,

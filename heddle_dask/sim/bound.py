@@ -39,6 +39,8 @@ bisection. Only for engines all alike.
 
 **Tools.** A pool of CPUs runs all tool seconds.
 
+`prompt_s` and blocks larger than 16 tokens only add to what is counted here.
+
 Assumed: every trajectory completes, no tool fails (a failed one ends early), and no prefill is broken off while
 siblings count on it (the simulated cache then thinks the prompt computed).
 """
@@ -54,9 +56,9 @@ from numpy.typing import NDArray
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import EngineCost
+from heddle_dask.cost.iteration import BLOCK_TOKENS
 from heddle_dask.sim.bound_work import PlannedWork, measure_work
 from heddle_dask.sim.fleet import ControlDelays, SimulatedFleet
-from heddle_dask.sim.kv_cache import BLOCK_TOKENS
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 Floats = NDArray[np.float64]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle_dask.sim.kv_cache import BLOCK_TOKENS
+from heddle_dask.cost.iteration import BLOCK_TOKENS, whole_blocks
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 Floats = NDArray[np.float64]
@@ -62,11 +62,12 @@ def measure_work(trajectories: Sequence[PlannedTrajectory]) -> PlannedWork:
         members[plan.group_id] = members.get(plan.group_id, 0) + 1
     rows: list[tuple[int, int, int, int, int, float]] = []
     for number, plan in enumerate(trajectories):
-        shared = _whole(plan.prompt_tokens)
+        shared = whole_blocks(plan.prompt_tokens, BLOCK_TOKENS)
         spared = shared - shared / members[plan.group_id]
         context, cached = plan.prompt_tokens, -1
         for step in plan.steps:
-            broken = context - _whole(max(0, context - 1 if cached < 0 else min(cached, context - 1)))
+            found = max(0, context - 1 if cached < 0 else min(cached, context - 1))
+            broken = context - whole_blocks(found, BLOCK_TOKENS)
             path = context if cached < 0 else broken
             rows.append((number, context, step.generated_tokens, path, broken, spared))
             cached = context + step.generated_tokens
@@ -113,10 +114,6 @@ def _shared_once(trajectories: Sequence[PlannedTrajectory]) -> int:
     for plan in trajectories:
         tokens = plan.prompt_tokens
         longest[plan.group_id] = max(longest.get(plan.group_id, 0), tokens)
-        block = _whole(max(0, tokens - 1))
+        block = whole_blocks(max(0, tokens - 1), BLOCK_TOKENS)
         own[plan.group_id, block] = max(own.get((plan.group_id, block), 0), tokens - block)
     return sum(longest.values()) - sum(own.values())
-
-
-def _whole(tokens: int) -> int:
-    return tokens // BLOCK_TOKENS * BLOCK_TOKENS

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.batching import Batch
 from heddle_dask.cost.engine_cost import EngineCost
+from heddle_dask.sim.fleet import ControlDelays
 from heddle_dask.sim.kv_cache import CountedKvCache, SimulatedJob
 from heddle_dask.sim.loop import VirtualTime
+
+_NO_DELAYS = ControlDelays()
 
 
 class SimulatedEngine:
@@ -22,8 +25,10 @@ class SimulatedEngine:
         What it really costs; what strategies believe is another matter.
     on_admitted, on_ended
         Called at the virtual time at which that happens.
-    slot_s
-        See `sim.fleet.ControlDelays`; above 0, steps beyond the slots wait at the worker, by priority.
+    delays
+        Above 0, ``slot_s`` makes steps wait at the worker, by priority, but ``steps_ahead`` more than there are slots.
+    on_busy
+        Called when `busy` has changed.
 
     Attributes
     ----------
@@ -40,10 +45,12 @@ class SimulatedEngine:
         time: VirtualTime,
         on_admitted: Callable[[SimulatedEngine, SimulatedJob], None],
         on_ended: Callable[[SimulatedEngine, SimulatedJob], None],
-        slot_s: float = 0.0,
+        delays: ControlDelays = _NO_DELAYS,
+        on_busy: Callable[[], None] = lambda: None,
     ) -> None:
         self.description = description
-        self.kv_cache = CountedKvCache(description.kv_capacity_tokens or cost.capacity_tokens)
+        capacity = description.kv_capacity_tokens or cost.capacity_tokens
+        self.kv_cache = CountedKvCache(capacity, cost.block_tokens)
         self.busy_s = 0.0
         self.prefilled_tokens = 0
         self.cached_tokens = 0
@@ -52,9 +59,11 @@ class SimulatedEngine:
         self._time = time
         self._on_admitted = on_admitted
         self._on_ended = on_ended
+        self._on_busy = on_busy
         self._armed_s = math.inf
         self._busy_since_s = math.inf
-        self._slot_s = slot_s
+        self._slot_s = delays.slot_s
+        self._slots = description.slots + delays.steps_ahead
         self._slots_held = 0
         self._line: list[tuple[float, int, SimulatedJob]] = []
         self._arrivals = 0
@@ -65,6 +74,11 @@ class SimulatedEngine:
         return self._batch.running
 
     @property
+    def busy(self) -> bool:
+        """Whether there is a job in the batch."""
+        return not math.isinf(self._busy_since_s)
+
+    @property
     def kv_preemptions(self) -> int:
         """How often KV ran out and a job went back to the queue."""
         return self._batch.preemptions
@@ -73,7 +87,7 @@ class SimulatedEngine:
         """Take a job; an engine that is lost takes it and never answers."""
         if self.lost:
             return
-        if self._slot_s and job.step_index >= 0:
+        if self._waits_at_worker(job):
             self._arrivals += 1
             heapq.heappush(self._line, (job.priority, self._arrivals, job))
             self._fill_slots()
@@ -85,6 +99,11 @@ class SimulatedEngine:
         if not self.lost and all(waiting is not job for _, _, waiting in self._line):
             self._settle(self._batch.abort(job, self._time.now_s))
 
+    def reprice(self, cost: EngineCost) -> None:
+        """Let it cost that from now on."""
+        if not self.lost:
+            self._settle(self._batch.reprice(cost, self._time.now_s))
+
     def lose(self) -> None:
         """Die: nothing that it holds ever ends."""
         self.close()
@@ -92,9 +111,10 @@ class SimulatedEngine:
 
     def close(self) -> None:
         """Count what it was busy until now: the run is over, or the engine is."""
-        if not self.lost and not math.isinf(self._busy_since_s):
+        if not self.lost and self.busy:
             self.busy_s += self._time.now_s - self._busy_since_s
             self._busy_since_s = math.inf
+            self._on_busy()
 
     def _tick(self, armed_s: float) -> None:
         if armed_s == self._armed_s and not self.lost:
@@ -108,7 +128,7 @@ class SimulatedEngine:
             self.prefilled_tokens += job.prompt_tokens - job.cached_tokens
             self._on_admitted(self, job)
         for job in ended:
-            if self._slot_s and job.step_index >= 0:
+            if self._waits_at_worker(job):
                 self._time.after(self._slot_s, self._free_slot)
             self._on_ended(self, job)
         self._note_busy()
@@ -117,8 +137,11 @@ class SimulatedEngine:
             self._armed_s = next_s
             self._time.at(next_s, self._tick, next_s)
 
+    def _waits_at_worker(self, job: SimulatedJob) -> bool:
+        return self._slot_s > 0 and job.is_step and not job.past_line
+
     def _fill_slots(self) -> None:
-        while self._line and self._slots_held < self.description.slots:
+        while self._line and self._slots_held < self._slots:
             self._slots_held += 1
             self._settle(self._batch.submit(heapq.heappop(self._line)[2], self._time.now_s))
 
@@ -129,8 +152,10 @@ class SimulatedEngine:
 
     def _note_busy(self) -> None:
         idle = self._batch.running == 0
-        if idle and not math.isinf(self._busy_since_s):
+        if idle and self.busy:
             self.busy_s += self._time.now_s - self._busy_since_s
             self._busy_since_s = math.inf
-        elif not idle and math.isinf(self._busy_since_s):
+            self._on_busy()
+        elif not idle and not self.busy:
             self._busy_since_s = self._time.now_s
+            self._on_busy()

@@ -9,7 +9,6 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId, HostId
 from heddle_dask.core.nouns import EngineDescription, HostDescription
 from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.sim.kv_cache import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +30,8 @@ class ControlDelays:
     slot_s
         From the end of a step in its engine until the next one that waited for its slot is there. Live, a worker holds
         a slot until it has the answer, and only then sends the next request; 0: the line is the engine's own.
+    steps_ahead
+        How many more steps than it has slots an engine is sent (`engines.spec.EngineSpec`); with a line at the worker.
     """
 
     request_s: float = 0.0
@@ -39,6 +40,7 @@ class ControlDelays:
     action_s: float = 0.0
     predict_s: float = 0.0
     slot_s: float = 0.0
+    steps_ahead: int = 2
 
     @classmethod
     def measured(
@@ -109,6 +111,8 @@ class SimulatedFleet:
         Cost by TP degree as strategies believe it; empty: the truth.
     merging
         None: engines cannot be merged.
+    crowded
+        True cost of each engine by how many of them are busy (`sim.shared_cores`); empty: none disturbs another.
     """
 
     engines: tuple[tuple[EngineDescription, EngineCost], ...]
@@ -118,16 +122,17 @@ class SimulatedFleet:
     tool_cpus: int = 0
     believed: Mapping[int, EngineCost] = field(default_factory=dict)
     merging: Merging | None = None
+    crowded: Mapping[int, EngineCost] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.engines:
             raise BadInput("the fleet has no engine: give at least one")
         for spec, cost in self.engines:
             capacity = spec.kv_capacity_tokens or cost.capacity_tokens
-            if capacity < spec.max_context_tokens + BLOCK_TOKENS:
+            if capacity < spec.max_context_tokens + cost.block_tokens:
                 raise BadInput(
                     f"{spec.engine_id} (TP {spec.tp_degree}) has KV room for {capacity} tokens, fewer than its context "
-                    f"of {spec.max_context_tokens} and a block of {BLOCK_TOKENS}: shorten the context, raise the degree"
+                    f"of {spec.max_context_tokens} and a block of {cost.block_tokens}: shorten it, raise the degree"
                 )
 
     @property

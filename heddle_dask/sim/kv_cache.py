@@ -2,8 +2,8 @@
 
 A context is the prompt that its group shares and, behind it, what is its own. Both are counted in tokens. What no
 running step uses stays until its room is needed, least recently used first, the tail of a context before its head
-and before the shared prompt: as vLLM frees blocks. Only whole blocks of 16 tokens are shared, stay and are found: the
-counts are those of the emulated engine's cache, which knows the tokens.
+and before the shared prompt: as vLLM frees blocks. Only whole blocks are shared, stay and are found. Counts are
+those of the emulated engine's cache, which knows the tokens.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from heddle_dask.cost.batching import Job
-
-BLOCK_TOKENS = 16
+from heddle_dask.cost.iteration import BLOCK_TOKENS, whole_blocks
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -23,6 +22,8 @@ class SimulatedJob(Job):
     ----------
     shared_tokens
         Length of the prompt that it shares with its group.
+    past_line
+        It does not wait at the worker for a slot (`core.commands.StartStep`).
     """
 
     trajectory_id: str
@@ -30,6 +31,12 @@ class SimulatedJob(Job):
     shared_tokens: int
     step_index: int = -1
     attempt: int = 0
+    past_line: bool = False
+
+    @property
+    def is_step(self) -> bool:
+        """Not the warming of a cache."""
+        return self.step_index >= 0
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +62,7 @@ class CountedKvCache:
     """Prefix cache of `capacity_tokens`; a `cost.batching.KvRoom` for simulated jobs."""
 
     capacity_tokens: int
+    block_tokens: int = BLOCK_TOKENS
     _used_tokens: int = 0
     _idle_tokens: int = 0
     _prompts: dict[str, _Prompt] = field(default_factory=dict)
@@ -74,17 +82,17 @@ class CountedKvCache:
     def hit_tokens(self, job: SimulatedJob) -> int:
         """Tokens of the job's context that are cached: whole blocks, and never the last token."""
         context = job.context_tokens
-        shared = _whole(min(job.shared_tokens, context))
+        shared = self._whole(min(job.shared_tokens, context))
         prompt = self._prompts.get(job.group_id)
         there = min(shared, prompt.tokens if prompt is not None else 0)
         if there == shared:
             there += min(self._idle.get((job.trajectory_id, False), 0), context - shared)
-        return _whole(min(there, context - 1))
+        return self._whole(min(there, context - 1))
 
     def take(self, job: SimulatedJob, spare_tokens: int) -> Held | None:
         """Room for the job's context; None when less than `spare_tokens` would remain free."""
         context = job.context_tokens
-        shared = _whole(min(job.shared_tokens, context))
+        shared = self._whole(min(job.shared_tokens, context))
         prompt = self._prompts.get(job.group_id)
         in_use = prompt.tokens if prompt is not None and prompt.users else 0
         longest = max(prompt.tokens if prompt is not None else 0, shared)
@@ -110,7 +118,7 @@ class CountedKvCache:
     def give_back(self, job: SimulatedJob, held: Held, computed_tokens: int) -> None:
         """Take back what a job holds; what of it has KV stays for a while."""
         self._used_tokens -= held.loose_tokens
-        computed_tokens = _whole(computed_tokens)
+        computed_tokens = self._whole(computed_tokens)
         self._leave_idle((job.trajectory_id, False), computed_tokens - held.shared_tokens)
         prompt = self._prompts[job.group_id]
         prompt.users -= 1
@@ -152,7 +160,7 @@ class CountedKvCache:
         while excess > 0 and self._idle:
             key = next(iter(self._idle))
             tokens = self._idle[key]
-            gone = min(tokens, _whole(excess + BLOCK_TOKENS - 1))
+            gone = min(tokens, self._whole(excess + self.block_tokens - 1))
             self._idle_tokens -= gone
             excess -= gone
             if gone < tokens:
@@ -169,7 +177,6 @@ class CountedKvCache:
         else:
             del self._prompts[group_id]
 
-
-def _whole(tokens: int) -> int:
-    """Tokens in whole blocks."""
-    return tokens // BLOCK_TOKENS * BLOCK_TOKENS
+    def _whole(self, tokens: int) -> int:
+        """Tokens in whole blocks."""
+        return whole_blocks(tokens, self.block_tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from heddle_dask.core import commands as cmd
@@ -26,21 +26,12 @@ from heddle_dask.sim.kv_cache import SimulatedJob
 from heddle_dask.sim.loop import VirtualTime
 from heddle_dask.sim.predictions import SimulatedPredictions
 from heddle_dask.sim.program import Program
+from heddle_dask.sim.shared_cores import SharedCores
+from heddle_dask.sim.tools import SimulatedTools
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 # Warming a cache goes past the queue of steps, as it does live.
 _FIRST = float("-inf")
-
-
-@dataclass(slots=True)
-class _Tool:
-    """A running action."""
-
-    program: Program
-    action_id: ActionId
-    tool_s: float
-    ok: bool
-    over: bool = False
 
 
 class SimulatedWorld:
@@ -78,13 +69,14 @@ class SimulatedWorld:
         self.programs = {plan.trajectory_id: Program(plan) for plan in trajectories}
         self.engines: dict[EngineId, SimulatedEngine] = {}
         self.events = 0
+        self._shared = SharedCores(fleet.crowded, self.time)
         self._predictions = SimulatedPredictions(
             predictor, self.time, fleet.delays.predict_s, self.controller.state, self._tell
         )
         self._seed = seed
         self._jobs: dict[tuple[str, int, int], SimulatedJob] = {}
         self._warming: dict[SimulatedJob, cmd.MoveContext] = {}
-        self._tools: dict[ActionId, _Tool] = {}
+        self._tools = SimulatedTools(fleet.host.host_id, self.time, self._fails, self._tool_ended)
         self._watch = watch
         self._obey: Mapping[type, Callable[[Any], None]] = {
             cmd.AdmitTrajectory: self._admit,
@@ -120,8 +112,9 @@ class SimulatedWorld:
 
     def _join(self, description: EngineDescription, cost: EngineCost) -> None:
         engine = SimulatedEngine(
-            description, cost, self.time, self._admitted, self._ended, self.fleet.delays.slot_s
+            description, cost, self.time, self._admitted, self._ended, self.fleet.delays, self._shared.changed
         )
+        self._shared.engines.append(engine)
         self.engines[description.engine_id] = engine
         self._tell(ev.EngineJoined(self.time.now_s, description))
 
@@ -215,6 +208,7 @@ class SimulatedWorld:
             shared_tokens=program.plan.prompt_tokens,
             step_index=command.step_index,
             attempt=command.attempt,
+            past_line=command.past_line,
         )
         program.note_engine(command.engine_id)
         self._jobs[command.trajectory_id, command.step_index, command.attempt] = job
@@ -355,13 +349,7 @@ class SimulatedWorld:
     # -- tools -------------------------------------------------------------------------------------------------
 
     def _run_action(self, command: cmd.RunAction) -> None:
-        name = command.action_id.rpartition(":")[0]
-        program = self.programs[name]
-        tool_s = program.plan.steps[program.step_index - 1].tool_s
-        ok = not self._fails(command.action_id)
-        tool = _Tool(program, command.action_id, tool_s if ok else tool_s / 2, ok)
-        self._tools[command.action_id] = tool
-        self.time.after(tool.tool_s, self._tool_ended, tool)
+        self._tools.run(command.action_id, self.programs[command.action_id.rpartition(":")[0]])
 
     def _fails(self, action_id: ActionId) -> bool:
         """Drawn from seed and id, not in order of time: the same calls fail whatever the strategies do."""
@@ -371,20 +359,15 @@ class SimulatedWorld:
         return share > 0 and random.Random(f"faults {self._seed} {name}").random() < share
 
     def _abort_action(self, command: cmd.AbortAction) -> None:
-        self.time.after(0.0, self._tool_ended, self._tools[command.action_id])
+        self._tools.abort(command.action_id)
 
     def _give_up_action(self, command: cmd.GiveUpAction) -> None:
         raise AssertionError(f"{command.action_id}: the tool host of a simulation is never lost")
 
-    def _tool_ended(self, tool: _Tool) -> None:
-        if tool.over:
-            return
-        tool.over = True
-        del self._tools[tool.action_id]
-        host = self.fleet.host.host_id
-        self._tell(ev.ActionFinished(self.time.now_s, tool.action_id, host, tool.tool_s, tool.ok))
-        if not tool.program.status:
-            self.time.after(self.fleet.delays.action_s, self._observed, tool.program)
+    def _tool_ended(self, event: ev.ActionFinished, program: Program) -> None:
+        self._tell(event)
+        if not program.status:
+            self.time.after(self.fleet.delays.action_s, self._observed, program)
 
     def _observed(self, program: Program) -> None:
         if program.status:

@@ -23,8 +23,13 @@ class AdmissionSite:
         KV memory that may be promised; 0 when the engine does not say how much it has.
     growth
         Context tokens that come with each generated one.
+    longest_left
+        What the longest of the residents has left.
     residents
-        Who lives there or is coming, and what each has left. May be left out where nobody will be fitted in.
+        Who lives there or is coming, and what each may have left (`remaining.likely_left_tokens`). May be left out
+        where nobody will be fitted in.
+    margin
+        Standard deviations of the memory in use that are kept free.
     """
 
     def __init__(
@@ -34,7 +39,9 @@ class AdmissionSite:
         held: int,
         capacity_tokens: float = 0.0,
         growth: float = 1.0,
-        residents: Sequence[tuple[Trajectory, float]] = (),
+        residents: Sequence[tuple[Trajectory, Sequence[float]]] = (),
+        longest_left: float = 0.0,
+        margin: float = 0.0,
     ) -> None:
         self.engine = engine
         self.free = free
@@ -42,6 +49,8 @@ class AdmissionSite:
         self._capacity_tokens = capacity_tokens
         self._growth = growth
         self._residents = residents
+        self.longest_left = longest_left
+        self._margin = margin
 
     @functools.cached_property
     def prompts(self) -> dict[GroupId, int]:
@@ -56,18 +65,33 @@ class AdmissionSite:
         """Made when it is first asked for: where the queue is too long already, nobody asks."""
         if self._capacity_tokens <= 0:
             return None
-        needs = []
+        # `_need` and `_keep_longest` of each, written out: hundreds of residents at each look.
+        needs: list[tuple[float, Sequence[float]]] = []
         before: dict[GroupId, int] = {}
         for trajectory, left in self._residents:
-            needs.append((_need(trajectory, before), left))
-            _keep_longest(before, trajectory)
-        return MemoryProfile(self._capacity_tokens, self._growth, needs)
+            spec = trajectory.spec
+            prompt, known = spec.prompt_tokens, before.get(spec.group_id, 0)
+            context = trajectory.context_tokens
+            if context < prompt:
+                context = prompt
+            if prompt > known:
+                before[spec.group_id] = prompt
+                needs.append((float(context - known), left))
+            else:
+                needs.append((float(context - prompt), left))
+        return MemoryProfile(self._capacity_tokens, self._growth, needs, self._margin)
+
+    def set_capacity(self, capacity_tokens: float) -> None:
+        """So much may be promised from now on."""
+        if self._memory is not None:
+            self._capacity_tokens = capacity_tokens
+            self._memory.set_capacity(capacity_tokens)
 
     def fits(self, trajectory: Trajectory, left_tokens: float) -> bool:
         """Whether it fits until it ends."""
         return self._memory is None or self._memory.fits(_need(trajectory, self.prompts), left_tokens)
 
-    def add(self, trajectory: Trajectory, left_tokens: float) -> None:
+    def add(self, trajectory: Trajectory, left_tokens: Sequence[float]) -> None:
         """It will come."""
         if self._memory is not None:
             self._memory.add(_need(trajectory, self.prompts), left_tokens)

@@ -9,9 +9,7 @@ with room takes the longest that fits, which is Graham's list schedule with back
 
 from __future__ import annotations
 
-import functools
-import heapq
-import math
+from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -23,22 +21,31 @@ from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.admission_site import AdmissionSite
 from heddle_dask.strategies.engine_costs import EngineCosts
+from heddle_dask.strategies.least_held import LeastHeld
+from heddle_dask.strategies.observed_tokens import observed_per_token
+from heddle_dask.strategies.remaining import likely_left_tokens, mean_left_tokens
 from heddle_dask.strategies.waiting_line import WaitingLine
 
-# What tools add per generated token where neither the predictor nor this session knows: recorded coding agents read two
-# for each that they write. What was known before the session weighs as much as so many generated tokens.
-_OBSERVED_PER_TOKEN, _WEIGHT_TOKENS = 2.0, 1000.0
-_NORMAL_Q90 = 1.2816
 # Calls of `admit` per engine that is looked at although nothing was heard of it.
 _EVERY = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """When an engine that took nobody may take one: fewer live there, or so few generate or queue."""
+    """When an engine that took nobody may take one: fewer live there, so few generate or queue, or a short one comes.
+
+    Attributes
+    ----------
+    share
+        What it held then, as a share of what it may.
+    site
+        It as it was then; None where only the queue was too long.
+    """
 
     held: int
     most_queued: float
+    share: float
+    site: AdmissionSite | None
 
 
 @dataclass(slots=True)
@@ -65,6 +72,10 @@ class KvFit:
     least_share
         The engine of the longest takes at least this share of what it could, however long that one is. A guess of a
         length that is too long by far would otherwise empty an engine for it (docs/LOG.md has 0, 0.5, 0.7 and 1).
+    lengths
+        By how many equally likely lengths each trajectory's future is counted (`remaining`); 1: it ends at its mean.
+    margin
+        Standard deviations of the memory in use, as foreseen, that are kept free.
     quantile
         Which prediction is *longest*, and how much is left of a trajectory.
     """
@@ -74,25 +85,35 @@ class KvFit:
     per_slot: float = 2.5
     critical: float = 0.5
     least_share: float = 0.7
+    lengths: int = 4
+    margin: float = 1.0
     quantile: Literal["median", "q90"] = "q90"
     _costs: EngineCosts = field(init=False)
     _line: WaitingLine = field(init=False, default_factory=WaitingLine)
     # Admitted, and not on its engine yet; where it should go.
     _coming: dict[EngineId, dict[TrajectoryId, Trajectory]] = field(init=False, default_factory=dict)
     _engine_of: dict[TrajectoryId, EngineId] = field(init=False, default_factory=dict)
+    # Engines from which somebody who was to come was placed since, there or elsewhere.
+    _asked: dict[EngineId, None] = field(init=False, default_factory=dict)
     # The engines by what is known of them: may take one, or took nobody when it was looked at last.
     _engines: Sequence[Engine] = field(init=False, default=())
-    _open: dict[EngineId, Engine] = field(init=False, default_factory=dict)
+    _open: LeastHeld = field(init=False, default_factory=LeastHeld)
     _refused: dict[EngineId, _Refusal] = field(init=False, default_factory=dict)
-    # Somebody waits who is shorter than all that were refused.
-    _shorter: bool = field(init=False, default=False)
+    # Those that refused for want of memory, by what they held.
+    _full: list[tuple[float, int, EngineId]] = field(init=False, default_factory=list)
+    # Came last, and is shorter than all that were refused.
+    _shorter: Trajectory | None = field(init=False, default=None)
     _turn: int = field(init=False, default=0)
+    # How much of what has touched engines is known (`ClusterView.touched_since`).
+    _seen: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         if not self.fill > 0 or self.per_slot <= 0 or self.critical < 0:
             raise ValueError("use fill and per_slot above 0 and critical of at least 0")
         if not 0 <= self.least_share <= 1:
             raise ValueError("use a least_share from 0 to 1")
+        if self.lengths < 1 or self.margin < 0:
+            raise ValueError("use at least 1 of lengths and a margin of at least 0")
         if self.quantile not in ("median", "q90"):
             raise ValueError(f"quantile={self.quantile}: use median or q90")
         self._costs = EngineCosts(self.profile)
@@ -104,7 +125,8 @@ class KvFit:
     def rank(self, trajectory: Trajectory) -> None:
         """It may be admitted from now on; once more when its prediction is new."""
         self._line.put(trajectory, self._left(trajectory))
-        self._shorter = self._shorter or self._line.shortest() is trajectory
+        if self._line.shortest() is trajectory:
+            self._shorter = trajectory
 
     def _left(self, trajectory: Trajectory) -> float:
         predicted = trajectory.predicted_tokens_q90 if self.quantile == "q90" else trajectory.predicted_tokens
@@ -112,77 +134,134 @@ class KvFit:
 
     def engine_for(self, trajectory_id: TrajectoryId) -> EngineId | None:
         """Where it was admitted to, for the placement; asked once."""
-        return self._engine_of.pop(trajectory_id, None)
+        name = self._engine_of.pop(trajectory_id, None)
+        if name is not None:
+            self._coming.get(name, {}).pop(trajectory_id, None)
+            self._asked[name] = None
+        return name
 
     def admit(self, view: ClusterView) -> Sequence[Trajectory]:
         """The longest that have room.
 
-        Whoever refused everybody is not looked at again before it has less to do, or its turn comes. O(engines), and
-        O(residents) for each engine that is looked at.
+        Whoever refused everybody is not looked at again before it has less to do, or a shorter one comes that fits
+        there, or its turn comes. O(residents) for each engine that is looked at, O(log residents) for each that a
+        newcomer asks who is the shortest.
         """
-        engines = view.ready_engines
-        self._take_news(view, engines)
+        self._take_news(view, view.ready_engines)
         if not self._open or self._line.longest() is None:
             return []
         growth = _growth(view)
         # What each of those alive would still have to generate if all that is left were shared out among them.
-        left_tokens = self._line.tokens + view.expected_tokens
+        left_tokens = self._all_left(view)
         rest_tokens = left_tokens / max(1, view.alive)
-        # Whoever holds least, as a share of what it may, is next.
-        heap = [(self._held_share(engine), engine.number, engine) for engine in self._open.values()]
-        heapq.heapify(heap)
         sites: dict[EngineId, AdmissionSite] = {}
         admitted: list[Trajectory] = []
-        while heap and self._line.longest() is not None:
-            engine = heap[0][2]
+        # Whoever holds least, as a share of what it may, is next.
+        while self._line.longest() is not None and (engine := self._open.least()) is not None:
             name = engine.engine_id
             if name not in sites:
                 sites[name] = self._site(view, engine, growth, rest_tokens)
             site = sites[name]
             chosen = self._next_for(site, self.critical * left_tokens / max(1, view.alive + len(admitted)))
             if chosen is None:
-                heapq.heappop(heap)
                 self._refuse(site)
                 continue
             self._line.remove(chosen)
             self._coming.setdefault(name, {})[chosen.trajectory_id] = chosen
             self._engine_of[chosen.trajectory_id] = name
-            site.add(chosen, mean_left_tokens(chosen))
-            heapq.heapreplace(heap, (self._held_share(engine), engine.number, engine))
+            site.add(chosen, likely_left_tokens(chosen, self.lengths))
+            self._open.put(engine, self._held_share(engine))
             admitted.append(chosen)
         return admitted
 
     def _take_news(self, view: ClusterView, engines: Sequence[Engine]) -> None:
         """Open the engines that may have room which they had not when they refused."""
-        if engines is not self._engines or view.alive < len(engines) or self._shorter:
-            self._engines, self._shorter = engines, False
-            self._open = {engine.engine_id: engine for engine in engines}
+        names, self._seen = view.touched_since(self._seen)
+        shorter, self._shorter = self._shorter, None
+        asked, self._asked = self._asked, {}
+        for name in names:
+            self._drop_arrived(name)
+        if engines is not self._engines or (self._refused and view.alive < len(engines)):
+            self._engines = engines
+            self._open = LeastHeld((engine, self._held_share(engine)) for engine in engines)
             self._refused.clear()
+            self._full.clear()
             self._coming = {name: coming for name, coming in self._coming.items() if name in self._open}
             return
         if not engines:
             return
-        # Predictions fall too, and one that was to come may have gone elsewhere: each engine has its turn.
+        for name in (*names, *asked):
+            if name in self._open:
+                engine = view.engine(name)
+                self._open.put(engine, self._held_share(engine))
+        if self._refused:
+            self._reopen(view, engines, [*view.freed, *asked])
+            if shorter is not None:
+                self._open_for(view, shorter)
+
+    def _reopen(self, view: ClusterView, engines: Sequence[Engine], names: list[EngineId]) -> None:
+        """Open those of `names` that have less to do than when they refused, and now and then whose turn it is."""
+        # Predictions fall too: each engine has its turn.
         round_number, rest = divmod(self._turn, _EVERY)
         self._turn += 1
         in_turn = engines[round_number % len(engines)] if rest == 0 else None
-        for name in list(view.freed) if in_turn is None else [*view.freed, in_turn.engine_id]:
+        for name in names if in_turn is None else [*names, in_turn.engine_id]:
             refused = self._refused.get(name)
             if refused is None:
                 continue
             engine = view.engine(name)
             held, queued = self._load(engine)
             if engine is in_turn or held < refused.held or queued <= refused.most_queued:
-                del self._refused[name]
-                self._open[name] = engine
+                self._open_again(engine)
+
+    def _open_for(self, view: ClusterView, newcomer: Trajectory) -> None:
+        """Open the one of those that were full that holds least and has room for this one, as it was then.
+
+        Nobody else who waits fits there: all were refused. What may be promised is as it is now.
+        """
+        left_tokens = mean_left_tokens(newcomer)
+        rest_tokens = self._all_left(view) / max(1, view.alive)
+        for _, _, name in self._full:
+            site = self._refused[name].site
+            assert site is not None, name
+            share = self._share(site.engine, site.longest_left, rest_tokens)
+            site.set_capacity(share * self.fill * site.engine.spec.kv_capacity_tokens)
+            if site.fits(newcomer, left_tokens):
+                self._open_again(site.engine)
+                return
+
+    def _all_left(self, view: ClusterView) -> float:
+        """What is left of all that wait or are alive."""
+        return self._line.tokens + view.expected_tokens
+
+    def _open_again(self, engine: Engine) -> None:
+        refused = self._refused.pop(engine.engine_id)
+        if refused.site is not None:
+            del self._full[bisect_left(self._full, (refused.share, engine.number, engine.engine_id))]
+        self._open.put(engine, self._held_share(engine))
 
     def _refuse(self, site: AdmissionSite) -> None:
         """Not before a resident has left, or, where only the queue is too long, before that is short enough."""
         name = site.engine.engine_id
         held, queued = self._load(site.engine)
-        most_queued = queued + site.free - 1 if site.free < 1 else -1.0
-        del self._open[name]
-        self._refused[name] = _Refusal(held, most_queued)
+        self._open.drop(name)
+        share = self._held_share(site.engine)
+        if site.free < 1:
+            self._refused[name] = _Refusal(held, queued + site.free - 1, share, None)
+        else:
+            self._refused[name] = _Refusal(held, -1.0, share, site)
+            insort(self._full, (share, site.engine.number, name))
+
+    def _drop_arrived(self, name: EngineId) -> None:
+        """Who has a home counts there, and who has ended nowhere."""
+        coming = self._coming.get(name)
+        if not coming:
+            return
+        for trajectory_id in [
+            n for n, t in coming.items() if t.home is not None or t.state is TrajectoryState.ENDED
+        ]:
+            del coming[trajectory_id]
+            self._engine_of.pop(trajectory_id, None)
 
     def _load(self, engine: Engine) -> tuple[int, int]:
         """How many live at the engine, and how many generate or queue there; with those that are coming."""
@@ -200,20 +279,25 @@ class KvFit:
         return max(slots, held / capacity)
 
     def _site(self, view: ClusterView, engine: Engine, growth: float, rest_tokens: float) -> AdmissionSite:
+        self._drop_arrived(engine.engine_id)
         coming = self._coming.get(engine.engine_id, {})
-        for name in [n for n, t in coming.items() if t.home is not None or t.state is TrajectoryState.ENDED]:
-            del coming[name]
-            self._engine_of.pop(name, None)
         held, queued = self._load(engine)
         most = self.per_slot * engine.spec.slots
         if held and queued > most - 1:
             return AdmissionSite(engine, most - queued, held)
-        there = [(t, self._left_now(t)) for t in (*view.residents(engine), *coming.values())]
-        longest = max((left for _, left in there), default=0.0)
-        beside = self._share_beside(engine, rest_tokens / longest) if longest > rest_tokens else 1.0
-        share = max(self.least_share, beside)
+        all_there = (*view.residents(engine), *coming.values())
+        longest = max([_left_now(t) for t in all_there], default=0.0)
+        there = [(t, likely_left_tokens(t, self.lengths)) for t in all_there]
+        share = self._share(engine, longest, rest_tokens)
         capacity = share * self.fill * engine.spec.kv_capacity_tokens
-        return AdmissionSite(engine, share * most - queued, held, capacity, growth, there)
+        return AdmissionSite(
+            engine, share * most - queued, held, capacity, growth, there, longest, self.margin
+        )
+
+    def _share(self, engine: Engine, longest_left: float, rest_tokens: float) -> float:
+        """How much of the engine may be used beside the longest that lives there."""
+        beside = self._share_beside(engine, rest_tokens / longest_left) if longest_left > rest_tokens else 1.0
+        return max(self.least_share, beside)
 
     def _share_beside(self, engine: Engine, pace: float) -> float:
         """How full the engine may be so that an iteration takes `pace` times that of a full one."""
@@ -222,10 +306,6 @@ class KvFit:
         full = cost.iteration_s(slots, max(0, engine.spec.kv_capacity_tokens))
         alone = cost.iteration_s(1, 0)
         return min(1.0, max(0.0, (pace * full - alone) / (full - alone))) if full > alone else 1.0
-
-    def _left_now(self, trajectory: Trajectory) -> float:
-        done = trajectory.generated_tokens - trajectory.predicted_at_tokens
-        return max(0.0, mean_left_tokens(trajectory) - done)
 
     def _next_for(self, site: AdmissionSite, critical: float) -> Trajectory | None:
         """Who starts there next, if anybody."""
@@ -245,24 +325,11 @@ class KvFit:
         return longest if sibling is None else sibling
 
 
-def mean_left_tokens(trajectory: Trajectory) -> float:
-    """The mean of what is left, from median and 0.9 quantile, as if its logarithm were normal; at most the quantile.
-
-    Memory is for many: their sum comes near the sum of their means, where quantiles would leave most of it empty.
-    """
-    return _mean_tokens(trajectory.predicted_tokens or 0.0, trajectory.predicted_tokens_q90 or 0.0)
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _mean_tokens(median: float, q90: float) -> float:
-    if median <= 0 or q90 <= median:
-        return q90
-    spread = math.log(q90 / median) / _NORMAL_Q90
-    return min(q90, median * math.exp(spread * spread / 2))
+def _left_now(trajectory: Trajectory) -> float:
+    done = trajectory.generated_tokens - trajectory.predicted_at_tokens
+    return max(0.0, mean_left_tokens(trajectory) - done)
 
 
 def _growth(view: ClusterView) -> float:
-    """Context tokens that come with each generated token: itself, and what tools add, here so far and earlier."""
-    known = view.observed_per_token
-    observed = view.observed_tokens + (_OBSERVED_PER_TOKEN if known is None else known) * _WEIGHT_TOKENS
-    return 1.0 + observed / (view.sampled_tokens + _WEIGHT_TOKENS)
+    """Context tokens that come with each generated token: itself, and what tools add."""
+    return 1.0 + observed_per_token(view)

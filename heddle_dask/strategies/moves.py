@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from heddle_dask.core.entities import Engine, Trajectory
@@ -89,6 +89,7 @@ class Priced:
     quantile: str = "median"
     _costs: EngineCosts = field(init=False)
     _remaining: list[_Remaining] = field(init=False, default_factory=list)
+    _seen: int = field(init=False, default=0)
     _engines: Sequence[Engine] = field(init=False, default=())
     _board: LoadBoard = field(init=False, default_factory=lambda: LoadBoard(()))
     _link: Link | None = field(init=False, default=None)
@@ -140,7 +141,7 @@ class Priced:
     def _seat(self, engines: Sequence[Engine]) -> None:
         """The ready engines have changed: a new board; what was counted on those that stay is kept."""
         known = dict(zip([engine.engine_id for engine in self._engines], self._remaining, strict=True))
-        self._engines = engines
+        self._engines, self._seen = engines, 0
         seats = [(e.engine_id, self._costs.of(e), e.spec.slots, e.spec.max_context_tokens) for e in engines]
         self._board = LoadBoard(seats)
         self._remaining = [known.get(engine.engine_id) or _Remaining() for engine in engines]
@@ -153,12 +154,24 @@ class Priced:
         if home is not None:
             self._remaining[home].told(trajectory.spec.trajectory_id, remaining)
         kv_tokens, residents = board.kv_tokens, board.residents
-        for j, engine in enumerate(self._engines):
+        for j in self._changed(view, home):
+            engine = self._engines[j]
             if engine.resident_tokens != kv_tokens[j] or len(engine.residents) != residents[j] or j == home:
                 sums = self._remaining[j]
                 if sums.outdated(engine):
                     sums.recount(view, engine, self.quantile)
                 board.set(j, len(engine.residents), engine.resident_tokens, sums.total, sums.longest)
+
+    def _changed(self, view: ClusterView, home: int | None) -> Iterable[int]:
+        """Numbers of the engines that may hold others than the board says; a new board says nothing yet."""
+        fresh = self._seen == 0
+        names, self._seen = view.touched_since(self._seen)
+        if fresh:
+            return range(len(self._engines))
+        number_of = self._board.number_of
+        return dict.fromkeys(
+            [number_of[name] for name in names if name in number_of] + ([] if home is None else [home])
+        )
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.partition.least_end import LeastEnd
 from heddle_dask.strategies.partition.work import Work, WorkLoad
-from heddle_dask.strategies.partition.work_plan import WorkEngine, plan_by_work
+from heddle_dask.strategies.partition.work_plan import MISSING_PROMPTS, WorkEngine, plan_by_work
 from heddle_dask.strategies.sticky import home_among
 
 _MOST_DRIFT = 0.25
@@ -181,9 +181,7 @@ class Planned:
         """Put the loads of these engines side by side; as long as they are the same ones, they stay."""
         self._here = [self._holding(engine) for engine in candidates]
         self._number = {engine.engine_id: j for j, engine in enumerate(candidates)}
-        # With the prefill of a prompt that another engine may have charged once more. Choosing by the end alone splits
-        # a group for any gain, however small: the end of one engine does not show that the work of all has grown.
-        self._ends = LeastEnd([holding.load for holding in self._here], prompts=1.0)
+        self._ends = LeastEnd([holding.load for holding in self._here], MISSING_PROMPTS)
         self._seated = candidates
 
     def _load_changed(self, holding: _Holding) -> None:

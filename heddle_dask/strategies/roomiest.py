@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from heddle_dask.core.engine_list import engine_among
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId, GroupId
 from heddle_dask.core.nouns import StepRequest
@@ -70,14 +71,15 @@ class Roomiest:
         prompts = self._prompts_of(trajectory.spec.group_id)
         context = max(step.context_tokens, trajectory.spec.prompt_tokens)
         need = context + _GROWTH * trajectory.expected_tokens
-        roomy = [e for e in candidates if _taken(e, need, prompts.get(e.engine_id, 0)) <= self.fill]
         chosen = self._admitted_to(trajectory, candidates)
-        if roomy and (chosen is None or _taken(chosen, need, 0) < _SCARCE):
-            chosen = min(
-                roomy, key=lambda e: self._work_s(e, trajectory, context, prompts.get(e.engine_id, 0))
-            )
-        elif chosen is None:
-            chosen = min(candidates, key=lambda e: _taken(e, need, prompts.get(e.engine_id, 0)))
+        if chosen is None or _taken(chosen, need, 0) < _SCARCE:
+            roomy = [e for e in candidates if _taken(e, need, prompts.get(e.engine_id, 0)) <= self.fill]
+            if roomy:
+                chosen = min(
+                    roomy, key=lambda e: self._work_s(e, trajectory, context, prompts.get(e.engine_id, 0))
+                )
+            elif chosen is None:
+                chosen = min(candidates, key=lambda e: _taken(e, need, prompts.get(e.engine_id, 0)))
         if trajectory.steps_finished == 0:
             known = prompts.get(chosen.engine_id, 0)
             prompts[chosen.engine_id] = max(known, context)
@@ -86,8 +88,7 @@ class Roomiest:
     def _admitted_to(self, trajectory: Trajectory, candidates: Sequence[Engine]) -> Engine | None:
         if self.admission is None:
             return None
-        name = self.admission.engine_for(trajectory.trajectory_id)
-        return next((engine for engine in candidates if engine.engine_id == name), None)
+        return engine_among(candidates, self.admission.engine_for(trajectory.trajectory_id))
 
     def _work_s(self, engine: Engine, trajectory: Trajectory, context: int, prompt_there: int) -> float:
         """Seconds in which the engine would have done all that is predicted of its residents and the newcomer."""

@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from heddle_dask.core.engine_list import engine_among
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.nouns import StepRequest
 
 
 def home_among(trajectory: Trajectory, candidates: Sequence[Engine]) -> Engine | None:
     """The trajectory's home when it is among the candidates."""
-    for engine in candidates:
-        if engine.engine_id == trajectory.home:
-            return engine
-    return None
+    return engine_among(candidates, trajectory.home)
 
 
 def hash_weight(trajectory_id: str, engine_id: str) -> int:

@@ -30,4 +30,7 @@ class StickyLeastLoaded:
     ) -> Engine:
         """The home, else the candidate with the least resident load."""
         home = home_among(trajectory, candidates)
-        return home if home is not None else pick_least(candidates, resident_load, self._rng)
+        if home is not None:
+            return home
+        tokens = [engine.resident_tokens / engine.spec.slots for engine in candidates]
+        return pick_least(candidates, tokens, resident_load, self._rng)

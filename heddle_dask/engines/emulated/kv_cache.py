@@ -1,8 +1,8 @@
 """The KV cache of an emulated engine: a prefix cache in blocks, counted in tokens.
 
-A block is 16 tokens together with all that precedes them. Blocks in use are referenced; blocks that no
-request uses any more stay until their room is needed, least recently used first, the tail of a context
-before its head. Tokens sampled by a running request are counted, and become blocks when it ends.
+A block is some tokens (16, or as many as the cost says) together with all that precedes them. Blocks in use are
+referenced; blocks that no request uses any more stay until their room is needed, least recently used first, the tail
+of a context before its head. Tokens sampled by a running request are counted, and become blocks when it ends.
 Fluid in one respect: a request's last, partly filled block counts as the tokens in it.
 """
 
@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from heddle_dask.cost.batching import Job
-from heddle_dask.engines.emulated.traits import BLOCK_TOKENS
+from heddle_dask.cost.iteration import BLOCK_TOKENS
 
-_BLOCK_BYTES = BLOCK_TOKENS * array("I").itemsize
+_TOKEN_BYTES = array("I").itemsize
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +60,7 @@ class KvCache:
     """Prefix cache of `capacity_tokens`; `free_tokens` can be taken, by eviction where need be."""
 
     capacity_tokens: int
+    block_tokens: int = BLOCK_TOKENS
     _child: dict[tuple[int, bytes], int] = field(default_factory=dict)
     _key: dict[int, tuple[int, bytes]] = field(default_factory=dict)
     _users: dict[int, int] = field(default_factory=dict)
@@ -71,39 +72,39 @@ class KvCache:
     @property
     def free_tokens(self) -> int:
         """Tokens that can be taken now."""
-        return self.capacity_tokens - len(self._users) * BLOCK_TOKENS - self._loose_tokens
+        return self.capacity_tokens - len(self._users) * self.block_tokens - self._loose_tokens
 
     @property
     def resident_tokens(self) -> int:
         """Tokens in the cache, used and idle."""
-        return (len(self._users) + len(self._idle)) * BLOCK_TOKENS + self._loose_tokens
+        return (len(self._users) + len(self._idle)) * self.block_tokens + self._loose_tokens
 
     def hit_tokens(self, context: Sequence[int]) -> int:
         """Tokens of `context` that a request with it would find cached (never all of them)."""
-        found = self._find(_packed(context), (len(context) - 1) // BLOCK_TOKENS)
-        return len(found) * BLOCK_TOKENS
+        found = self._find(_packed(context), (len(context) - 1) // self.block_tokens)
+        return len(found) * self.block_tokens
 
     def acquire(self, context: Sequence[int], spare_tokens: int) -> Held | None:
         """Take room for `context`; None when less than `spare_tokens` would remain free."""
         packed = _packed(context)
-        full = len(context) // BLOCK_TOKENS
+        full = len(context) // self.block_tokens
         found = self._find(packed, full)
-        new_tokens = len(context) - len(found) * BLOCK_TOKENS
-        woken = sum(block in self._idle for block in found) * BLOCK_TOKENS
+        new_tokens = len(context) - len(found) * self.block_tokens
+        woken = sum(block in self._idle for block in found) * self.block_tokens
         if self.free_tokens - woken - new_tokens < spare_tokens:
             return None
         for block in found:
             self._idle.pop(block, None)
             self._users[block] = self._users.get(block, 0) + 1
         # The last token must be computed anyway, to sample from.
-        cached = min(len(found), (len(context) - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
+        cached = min(len(found), (len(context) - 1) // self.block_tokens) * self.block_tokens
         blocks = found
         parent = found[-1] if found else 0
         for index in range(len(found), full):
             parent = self._add(parent, packed, index)
             self._users[parent] = 1
             blocks.append(parent)
-        held = Held(blocks, len(context) - full * BLOCK_TOKENS, cached)
+        held = Held(blocks, len(context) - full * self.block_tokens, cached)
         self._loose_tokens += held.loose_tokens
         self._evict()
         return held
@@ -126,12 +127,12 @@ class KvCache:
         """
         self._loose_tokens -= held.loose_tokens
         blocks = list(held.blocks)
-        full = len(context) // BLOCK_TOKENS
+        full = len(context) // self.block_tokens
         if full > len(blocks):
             packed = _packed(context)
             parent = blocks[-1] if blocks else 0
             for index in range(len(blocks), full):
-                known = self._child.get((parent, _slice(packed, index)))
+                known = self._child.get((parent, self._slice(packed, index)))
                 parent = self._add(parent, packed, index) if known is None else known
                 self._users[parent] = self._users.get(parent, 0) + 1
                 self._idle.pop(parent, None)
@@ -153,7 +154,7 @@ class KvCache:
         found: list[int] = []
         parent = 0
         for index in range(most):
-            block = self._child.get((parent, _slice(packed, index)))
+            block = self._child.get((parent, self._slice(packed, index)))
             if block is None:
                 break
             found.append(block)
@@ -162,10 +163,14 @@ class KvCache:
 
     def _add(self, parent: int, packed: bytes, index: int) -> int:
         self._last_id += 1
-        key = (parent, _slice(packed, index))
+        key = (parent, self._slice(packed, index))
         self._child[key] = self._last_id
         self._key[self._last_id] = key
         return self._last_id
+
+    def _slice(self, packed: bytes, index: int) -> bytes:
+        size = self.block_tokens * _TOKEN_BYTES
+        return packed[index * size : (index + 1) * size]
 
     def _evict(self) -> None:
         while self._idle and self.resident_tokens > self.capacity_tokens:
@@ -185,10 +190,13 @@ class RoomForTokens:
         """Tokens that can be taken now."""
         return self.cache.free_tokens
 
+    def hit_tokens(self, job: TokenJob) -> int:
+        """Tokens of the job's context that are cached."""
+        return self.cache.hit_tokens(_context(job))
+
     def take(self, job: TokenJob, spare_tokens: int) -> Held | None:
         """Room for the job's context; None when less than `spare_tokens` would remain free."""
-        context = job.context(job.generated) if job.generated else job.prompt
-        return self.cache.acquire(context, spare_tokens)
+        return self.cache.acquire(_context(job), spare_tokens)
 
     def grow_all(self, tokens: int) -> None:
         """Count `tokens` more in all."""
@@ -199,9 +207,9 @@ class RoomForTokens:
         self.cache.release(held, job.context(job.generated)[:computed_tokens])
 
 
+def _context(job: TokenJob) -> Sequence[int]:
+    return job.context(job.generated) if job.generated else job.prompt
+
+
 def _packed(context: Sequence[int]) -> bytes:
     return array("I", context).tobytes()
-
-
-def _slice(packed: bytes, index: int) -> bytes:
-    return packed[index * _BLOCK_BYTES : (index + 1) * _BLOCK_BYTES]

@@ -19,7 +19,7 @@ import aiohttp
 
 from heddle_dask.engines.emulated.kv_cache import Held
 from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine, prompt_of
-from heddle_dask.engines.emulated.traits import BLOCK_TOKENS, Emulation
+from heddle_dask.engines.emulated.traits import EmulatedTraits
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.wire import ENGINE_ID_PREFIX
 
@@ -42,10 +42,11 @@ class _Export:
 class KvTransfers:
     """Exports and imports of one emulated engine."""
 
-    def __init__(self, spec: EngineSpec, emulation: Emulation, engine: EmulatedEngine, port: int) -> None:
+    def __init__(self, spec: EngineSpec, traits: EmulatedTraits, engine: EmulatedEngine, port: int) -> None:
         self.engine_id = f"emulated-{port}-{os.getpid()}-{time.time_ns()}"
         self._spec = spec
-        self._emulation = emulation
+        self._emulation = traits.emulation
+        self._block_tokens = traits.cost.block_tokens
         self._engine = engine
         self._port = port
         self._exports: dict[str, _Export] = {}
@@ -182,7 +183,7 @@ class KvTransfers:
             "request_id": params["remote_request_id"],
             "model": self._spec.model,
             "tp_degree": self._spec.tp_degree,
-            "tokens": lacking if lacking > BLOCK_TOKENS else 0,
+            "tokens": lacking if lacking > self._block_tokens else 0,
         }
         url = f"http://{params['remote_host']}:{params['remote_port']}{READ_PATH}"
         if self._session is None:

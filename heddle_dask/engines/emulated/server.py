@@ -20,7 +20,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.contract import WARM_UP_REQUEST_ID
 from heddle_dask.engines.emulated.kv_transfer import READ_PATH, KvTransfers, TransferFailed
 from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine
-from heddle_dask.engines.emulated.traits import BLOCK_TOKENS, Faults, traits_of
+from heddle_dask.engines.emulated.traits import Faults, traits_of
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.wire import EMULATED_OWNER
 
@@ -36,8 +36,9 @@ class EmulatedServer:
         traits = traits_of(spec)
         self._spec = spec
         self._engine = EmulatedEngine(spec, traits)
-        self._kv_blocks = traits.kv_capacity_tokens // BLOCK_TOKENS
-        self._transfers = KvTransfers(spec, traits.emulation, self._engine, port)
+        self._cost = traits.cost
+        self._kv_blocks = traits.kv_capacity_tokens // traits.cost.block_tokens
+        self._transfers = KvTransfers(spec, traits, self._engine, port)
         self._faults = traits.faults
         self._received = 0
         self._hangs = False
@@ -92,9 +93,13 @@ class EmulatedServer:
 
     async def _server_info(self, _request: web.Request) -> web.Response:
         config = {
-            "scheduler_config": {"max_num_seqs": self._spec.slots},
+            "scheduler_config": {
+                "max_num_seqs": self._spec.slots,
+                "max_num_batched_tokens": self._cost.chunk_tokens,
+                "enable_chunked_prefill": not self._cost.whole_prompts,
+            },
             "parallel_config": {"tensor_parallel_size": self._spec.tp_degree},
-            "cache_config": {"block_size": BLOCK_TOKENS, "num_gpu_blocks": self._kv_blocks},
+            "cache_config": {"block_size": self._cost.block_tokens, "num_gpu_blocks": self._kv_blocks},
             "kv_transfer_config": self._transfers.config,
         }
         return web.json_response({"vllm_config": config})

@@ -157,7 +157,7 @@ class EmulatedEngine:
     def __init__(self, spec: EngineSpec, traits: EmulatedTraits) -> None:
         self.spec = spec
         self._source = TokenSource(spec.seed, traits.mean_length_tokens, traits.end_token_id)
-        self._kv_cache = KvCache(traits.kv_capacity_tokens)
+        self._kv_cache = KvCache(traits.kv_capacity_tokens, traits.cost.block_tokens)
         self._batch: Batch[TokenJob] = Batch(traits.cost, spec.slots, RoomForTokens(self._kv_cache))
         self._scale = spec.time_scale * traits.faults.slow_factor
         self._real_zero_s = time.monotonic()

@@ -14,7 +14,6 @@ from heddle_dask.cost.engine_cost import EngineCost, cost_from_mapping
 from heddle_dask.engines.spec import EngineSpec
 
 DEFAULT_COST: Mapping[str, Any] = {"profile": "tiny-cpu"}
-BLOCK_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +139,10 @@ def traits_of(spec: EngineSpec) -> EmulatedTraits:
     cost = cost_from_mapping(spec.cost if spec.cost is not None else DEFAULT_COST, spec.tp_degree)
     emulation = Emulation.from_mapping(spec.emulation)
     capacity = emulation.kv_capacity_tokens or cost.capacity_tokens
-    if capacity < spec.max_model_len + BLOCK_TOKENS:
+    if capacity < spec.max_model_len + cost.block_tokens:
         raise BadInput(
             f"engine KV cache holds {capacity} tokens, fewer than max_model_len "
-            f"{spec.max_model_len} plus one block of {BLOCK_TOKENS}: shorten the one or enlarge the other"
+            f"{spec.max_model_len} plus one block of {cost.block_tokens}: shorten the one or enlarge the other"
         )
     end = emulation.end_token_id
     return EmulatedTraits(

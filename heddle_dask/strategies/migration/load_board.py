@@ -4,7 +4,9 @@ For every engine a lower bound of the seconds that a newcomer needs there is kep
 together, each token of theirs costs at least ``w = token + kv·context``, so that they add at least ``min(R·w, r·n·w)``
 to what a newcomer of r tokens takes alone (`EngineLoad.finish_s`, `duty` 1); queueing for slots makes each token cost
 ``fixed/slots`` more. The engine's own end without the newcomer bounds the one with it. Engines whose bounds fail are
-not priced, the others in the order of their bounds until none can be better.
+not priced, the others in the order of their bounds until none can be better. The least bounds of each block of engines
+say first whether it is worth a look: among a thousand engines few blocks are. Of engines alike that hold nothing the
+first to join stands for all.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from heddle_dask.strategies.migration.priced import (
 )
 from heddle_dask.strategies.partition.work import area_of, busy_s
 
+_BLOCK = 32
 _ROUNDING = 1 - 1e-9  # bounds are sums in another order than the times they bound
 
 
@@ -50,6 +53,12 @@ class LoadBoard:
         self._queued_sum_s = [0.0] * len(engines)
         self._queued_each_s = [0.0] * len(engines)
         self._own_s = [0.0] * len(engines)
+        # No more than the least of each of these five in each block, and blocks in which something was set since.
+        blocks = -(-len(engines) // _BLOCK)
+        self._least: list[tuple[float, float, float, float, float]] = [(0.0, 0.0, 0.0, 0.0, 0.0)] * blocks
+        self._stale = dict.fromkeys(range(blocks))
+        alike: dict[tuple[EngineCost, int, int], int] = {}
+        self._alike = [alike.setdefault(engine[1:], len(alike)) for engine in engines]
         self._kinds = list(dict.fromkeys((cost, slots) for _, cost, slots, _ in engines))
 
     def set(
@@ -69,6 +78,16 @@ class LoadBoard:
         self._sum_s[j], self._each_s[j] = remaining_tokens * token_s, residents * token_s
         self._queued_sum_s[j], self._queued_each_s[j] = remaining_tokens * queued_s, residents * queued_s
         self._own_s[j] = busy_s(cost, slots, longest_tokens, remaining_tokens, area)
+        block = j // _BLOCK
+        own, each, queued_each, whole, queued_whole = self._least[block]
+        self._least[block] = (
+            min(own, self._own_s[j]),
+            min(each, self._each_s[j]),
+            min(queued_each, self._queued_each_s[j]),
+            min(whole, self._sum_s[j]),
+            min(queued_whole, self._queued_sum_s[j]),
+        )
+        self._stale[block] = None
 
     def load(self, j: int) -> EngineLoad:
         """The load of engine j."""
@@ -114,26 +133,61 @@ class LoadBoard:
             return []
         drain_s = stay.drain_s / _ROUNDING
         each_s, queued_each_s = room_s / remaining, queued_room_s / remaining
-        bounds = zip(
-            self._own_s, self._each_s, self._queued_each_s, self._sum_s, self._queued_sum_s, strict=True
-        )
+
+        def may_fit(bounds: tuple[float, float, float, float, float]) -> bool:
+            own, each, queued_each, whole, queued_whole = bounds
+            return (
+                own <= drain_s
+                and (each <= each_s or whole <= room_s)
+                and (queued_each <= queued_each_s or queued_whole <= queued_room_s)
+            )
+
+        blocks = [block for block, least in enumerate(self._least) if may_fit(least)]
+        blocks = [block for block in blocks if block not in self._stale or may_fit(self._refresh(block))]
         fitting = [
-            j
-            for j, (own, each, queued_each, whole, queued_whole) in enumerate(bounds)
-            if own <= drain_s
-            and (each <= each_s or whole <= room_s)
-            and (queued_each <= queued_each_s or queued_whole <= queued_room_s)
+            block * _BLOCK + place
+            for block in blocks
+            for place, bounds in enumerate(self._bounds(block))
+            if may_fit(bounds)
         ]
         found = []
-        for j in fitting:
-            if j == home:
-                continue
+        for j in self._apart(fitting, home, candidate):
             others_s = min(self._sum_s[j], remaining * self._each_s[j])
             queued_others_s = min(self._queued_sum_s[j], remaining * self._queued_each_s[j])
             bound_s = max(alone_s + others_s, queued_s + queued_others_s)
             found.append((candidate.tool_s + bound_s * _ROUNDING, j))
         found.sort()
         return found
+
+    def _bounds(self, block: int) -> list[tuple[float, float, float, float, float]]:
+        """The five bounds of each engine of a block."""
+        here = slice(block * _BLOCK, (block + 1) * _BLOCK)
+        columns = (self._own_s, self._each_s, self._queued_each_s, self._sum_s, self._queued_sum_s)
+        return list(zip(*(column[here] for column in columns), strict=True))
+
+    def _refresh(self, block: int) -> tuple[float, float, float, float, float]:
+        """The least bounds of a block as they are: only one that seems worth a look pays for it."""
+        own, each, queued_each, whole, queued_whole = zip(*self._bounds(block), strict=True)
+        self._least[block] = (min(own), min(each), min(queued_each), min(whole), min(queued_whole))
+        del self._stale[block]
+        return self._least[block]
+
+    def _apart(self, numbers: list[int], home: int, candidate: MovingCandidate) -> list[int]:
+        """These without the home, and without those that are as another one before them."""
+        apart = []
+        idle: set[int] = set()
+        for j in numbers:
+            if j == home:
+                continue
+            if not (self.residents[j] or candidate.cached_tokens) and self._holds_nothing(j):
+                if self._alike[j] in idle:
+                    continue
+                idle.add(self._alike[j])
+            apart.append(j)
+        return apart
+
+    def _holds_nothing(self, j: int) -> bool:
+        return not (self.residents[j] or self.kv_tokens[j] or self._remaining[j] or self._longest[j])
 
     def _least_alone_s(self, remaining: float, context: float) -> tuple[float, float]:
         """Least seconds of any kind of engine for the newcomer alone, and when it shares the slots."""

@@ -6,6 +6,7 @@ what runs now. So the choice is never later than the best uniform degree, or tha
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -54,13 +55,7 @@ def choose_degrees(
     _check(works, budget, engines, running)
     rng = random.Random(seed)
     packing = Packing(works, budget, engines, settings.grid)
-    prices: dict[State, float] = {}
-
-    def price_s(state: State) -> float:
-        if state not in prices:
-            prices[state] = 0.0 if running is None else running.price_s(budget.degrees_of(state))
-        return prices[state]
-
+    price_s = _prices(budget, running)
     known = _known(budget, running)
     starts = list(dict.fromkeys([sorted_start(budget, rng), *known]))
     tried = anneal(starts, lambda state: packing.seconds(state) + price_s(state), budget, settings, rng)
@@ -74,10 +69,7 @@ def choose_degrees(
         sites = [engines[d] for d in budget.degrees_of(state)]
         plans[state] = packing.plan(state) if place is None else place(works, sites)
     final = {state: plan.seconds + price_s(state) for state, plan in plans.items()}
-    best = min(final, key=final.__getitem__)
-    plain = min((state for state in known if state in final), key=final.__getitem__, default=best)
-    if final[best] > (1 - settings.mix_gain) * final[plain]:
-        best = plain
+    best = _best(final, known, settings.mix_gain)
     return DegreeChoice(
         degrees=budget.degrees_of(best),
         seconds=final[best],
@@ -86,6 +78,23 @@ def choose_degrees(
         plan=plans[best],
         tried=len(tried),
     )
+
+
+def _prices(budget: Budget, running: Running | None) -> Callable[[State], float]:
+    """Seconds that a change to a state costs; the search asks for the same state again and again."""
+
+    @functools.cache
+    def price_s(state: State) -> float:
+        return 0.0 if running is None else running.price_s(budget.degrees_of(state))
+
+    return price_s
+
+
+def _best(final: Mapping[State, float], known: Sequence[State], mix_gain: float) -> State:
+    """The earliest to end; the earliest of `known` where it does not end clearly before that."""
+    best = min(final, key=final.__getitem__)
+    plain = min((state for state in known if state in final), key=final.__getitem__, default=best)
+    return plain if final[best] > (1 - mix_gain) * final[plain] else best
 
 
 def _known(budget: Budget, running: Running | None) -> list[State]:

@@ -11,6 +11,7 @@ from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.core.view import ClusterView, Regroup
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
+from heddle_dask.strategies.observed_tokens import observed_per_token
 from heddle_dask.strategies.regrouping.foreseen import TailEngine, TailTrajectory
 from heddle_dask.strategies.regrouping.merging import (
     Foreseen,
@@ -86,7 +87,7 @@ class MergeIdle:
             return None
         if len({engine.spec.max_context_tokens for engine in engines}) > 1:
             return None  # those that are left might not take every context
-        observed = _observed(view)
+        observed = observed_per_token(view)
         fleet = [self._tail_engine(engine, observed) for engine in engines]
         kinds = self._kinds(engines, observed)
         tails = [self._tail(view, engines, at, quantile) for quantile in ("q90", "median")]
@@ -109,7 +110,7 @@ class MergeIdle:
         left = self._tail(view, [engine, *others], at, "q90")
         if left is None:
             return []
-        observed = _observed(view)
+        observed = observed_per_token(view)
         fleet = [self._tail_engine(other, observed) for other in others]
         merged = self._tail_engine(engine, observed)
         self._seat_sent(left)
@@ -182,11 +183,6 @@ class MergeIdle:
             found[engine.engine_id] = rows
             count += len(rows)
         return found if count == view.alive else None
-
-
-def _observed(view: ClusterView) -> float:
-    """Tokens that tools have added so far for each that was generated."""
-    return view.observed_tokens / view.sampled_tokens if view.sampled_tokens else 0.0
 
 
 def _tool_s_per_token(view: ClusterView, engines: Sequence[Engine]) -> float:

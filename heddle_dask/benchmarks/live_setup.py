@@ -1,0 +1,153 @@
+"""What is measured live: trajectories of a trace, engines, and a row per run."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.ids import EngineId
+from heddle_dask.core.nouns import EngineDescription
+from heddle_dask.cost.engine_cost import EngineCost, load_profile
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.environments.replay import ReplayEnvironment
+from heddle_dask.sim.bound import makespan_bound
+from heddle_dask.sim.fleet import SimulatedFleet
+from heddle_dask.workloads.planned import (
+    PlannedTrajectory,
+    TraceDoesNotFit,
+    is_replayable,
+    planned_trace,
+)
+from heddle_dask.workloads.traces import read_traces
+
+ARM_PREFIX = "vllm-router/"
+"""What the names of arms of that router start with; its policy follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Trajectories of one trace file, scaled."""
+
+    trace: Path
+    tasks: int
+    token_scale: float
+    tool_scale: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        return self.trace.name.removesuffix(".gz").removesuffix(".jsonl")
+
+    def environment(self, salt: str = "") -> ReplayEnvironment:
+        """A fresh environment over the file; another salt makes up other tokens."""
+        return ReplayEnvironment(
+            self.trace, token_scale=self.token_scale, tool_scale=self.tool_scale, salt=salt
+        )
+
+    def planned(self, max_context_tokens: int) -> tuple[list[PlannedTrajectory], list[PlannedTrajectory]]:
+        """What is replayed, and the file's trajectories of all other groups, from which a predictor may learn."""
+        environment = self.environment()
+        chosen = {task.task_id for task in environment.tasks(self.tasks, self.seed)}
+        traces = [trace for trace in read_traces(self.trace) if is_replayable(trace)]
+        groups = {trace.group_id for trace in traces if trace.trajectory_id in chosen}
+        drawn: list[PlannedTrajectory] = []
+        others: list[PlannedTrajectory] = []
+        plan = functools.partial(
+            planned_trace,
+            domain=environment.name,
+            token_scale=self.token_scale,
+            tool_scale=self.tool_scale,
+            max_context_tokens=max_context_tokens,
+        )
+        for trace in traces:
+            if trace.trajectory_id in chosen:
+                drawn.append(plan(trace))
+            elif trace.group_id not in groups:
+                with contextlib.suppress(TraceDoesNotFit):
+                    others.append(plan(trace))
+        return drawn, others
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The engines: how many, and what each is.
+
+    Attributes
+    ----------
+    cost
+        What one engine is believed to cost; exact for emulated ones.
+    """
+
+    engines: int
+    spec: EngineSpec
+    cost: EngineCost
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRow:
+    """One run."""
+
+    workload: str
+    arm: str
+    repeat: int
+    tokens_per_s: float
+    makespan_s: float
+    bound_share: float
+    preemptions: int
+    moves: Mapping[str, Any]
+
+
+def fleet_of(
+    kind: str,
+    model: str,
+    engines: int,
+    slots: int,
+    *,
+    profile: str,
+    time_scale: float,
+    kv_transfer: bool,
+    max_model_len: int,
+    kv_capacity_tokens: int = 0,
+) -> Fleet:
+    """Engines of one kind; emulated ones take the time of `profile`, with its KV capacity unless one is given.
+
+    Raises
+    ------
+    BadInput
+        Unknown kind or profile.
+    """
+    if kind not in ("vllm", "emulated"):
+        raise BadInput(f"--engine {kind}: use vllm or emulated")
+    cost = load_profile(profile)
+    if kv_capacity_tokens:
+        cost = replace(cost, capacity_tokens=kv_capacity_tokens)
+    # Replayed tokens mean nothing to the model, so it may run beyond the positions that it was trained on.
+    longer = ("--hf-overrides", json.dumps({"max_position_embeddings": max_model_len}))
+    spec = EngineSpec(
+        kind,  # type: ignore[arg-type]
+        model,
+        slots=slots,
+        max_model_len=max_model_len,
+        cost=cost.to_mapping() if kind == "emulated" else None,
+        extra_args=longer if kind == "vllm" else (),
+        time_scale=time_scale if kind == "emulated" else 1.0,
+        kv_transfer=kv_transfer,
+    )
+    return Fleet(engines, spec, cost)
+
+
+def lower_bound_s(planned: Sequence[PlannedTrajectory], fleet: Fleet) -> float:
+    """Seconds that no strategy can go below, if the engines cost what is believed of them (`sim.bound`)."""
+    capacity = fleet.cost.capacity_tokens
+    spec = EngineDescription(
+        EngineId("any"), fleet.spec.slots, fleet.spec.max_model_len, kv_capacity_tokens=capacity
+    )
+    bound = makespan_bound(planned, SimulatedFleet(((spec, fleet.cost),) * fleet.engines))
+    return bound.seconds * (fleet.spec.time_scale if fleet.spec.kind == "emulated" else 1.0)

@@ -1,0 +1,53 @@
+"""How many tokens a trajectory may have left, from the two quantiles that a predictor tells, as if log-normal."""
+
+from __future__ import annotations
+
+import functools
+import math
+from statistics import NormalDist
+
+from heddle_dask.core.entities import Trajectory
+
+_NORMAL = NormalDist()
+_NORMAL_Q90 = _NORMAL.inv_cdf(0.9)
+
+
+def mean_left_tokens(trajectory: Trajectory) -> float:
+    """The mean of what was left when it was predicted; at most the 0.9 quantile."""
+    return _mean_tokens(trajectory.predicted_tokens or 0.0, trajectory.predicted_tokens_q90 or 0.0)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _mean_tokens(median: float, q90: float) -> float:
+    if median <= 0 or q90 <= median:
+        return q90
+    spread = math.log(q90 / median) / _NORMAL_Q90
+    return min(q90, median * math.exp(spread * spread / 2))
+
+
+def likely_left_tokens(trajectory: Trajectory, count: int) -> tuple[float, ...]:
+    """What may be left now: at most `count` lengths, equally likely, ascending, never none.
+
+    Each is the mean of one of `count` equally likely parts of the law. Those that the trajectory has outlived since it
+    was predicted are gone. A prediction without spread, and a `count` of 1, give one: the mean.
+    """
+    done = trajectory.generated_tokens - trajectory.predicted_at_tokens
+    median, q90 = trajectory.predicted_tokens or 0.0, trajectory.predicted_tokens_q90 or 0.0
+    if count == 1 or median <= 0 or q90 <= median:
+        return (max(0.0, _mean_tokens(median, q90) - done),)
+    lengths = _likely_tokens(median, q90, count)
+    if done <= 0:
+        return lengths
+    return tuple([tokens - done for tokens in lengths if tokens > done]) or (0.0,)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _likely_tokens(median: float, q90: float, count: int) -> tuple[float, ...]:
+    """Means of the parts: of a log-normal law, the mean below its quantile p is the share cdf(z_p - spread) of all."""
+    spread = math.log(q90 / median) / _NORMAL_Q90
+    below = [_NORMAL.cdf(_NORMAL.inv_cdf(part / count) - spread) for part in range(1, count)]
+    whole = count * median * math.exp(spread * spread / 2)
+    # Sorted: where the law has hardly any spread, they differ by rounding alone.
+    return tuple(
+        sorted(whole * (end - start) for start, end in zip([0.0, *below], [*below, 1.0], strict=True))
+    )
