@@ -33,7 +33,8 @@ _JSON_HEADERS = {"Content-Type": "application/json"}
 # vLLM closes idle connections after 5 s. Ours must be shorter: a request written to a connection
 # that the other side is just closing is lost, and a step must not be sent twice blindly.
 _KEEPALIVE_S = 3.0
-_ABORT_REPEATS = 8
+_FIRST_ABORT_GAP_S = 0.01
+_LONGEST_ABORT_GAP_S = 0.25
 _LARGE_BODY_BYTES = 1 << 20
 
 
@@ -183,7 +184,8 @@ class EngineClient:
         """End requests early; their `generate` calls return what they have, reason ``"abort"``.
 
         Ids that the engine does not know are ignored. A request of this client that is still on its
-        way is aborted once it has arrived: the abort is repeated, for about two seconds at most.
+        way is aborted once it has arrived: an engine forgets an abort that overtakes its request, so the
+        abort is repeated until the request has ended.
 
         Raises
         ------
@@ -191,16 +193,14 @@ class EngineClient:
             Nobody answered.
         """
         # An empty list would abort everything that runs on the engine.
-        names = list(request_ids)
-        for attempt in range(_ABORT_REPEATS):
-            if not names:
-                return
+        names, gap_s = list(request_ids), _FIRST_ABORT_GAP_S
+        while names:
             await self._question("POST", "/abort_requests", wire.abort_body(names))
             waiting = [self._in_flight[name] for name in names if name in self._in_flight]
-            if not waiting:
-                return
-            await asyncio.wait(waiting, timeout=0.01 * 2**attempt)
+            if waiting:
+                await asyncio.wait(waiting, timeout=gap_s)
             names = [name for name in names if name in self._in_flight]
+            gap_s = min(2 * gap_s, _LONGEST_ABORT_GAP_S)
 
     async def healthy(self) -> bool:
         """True when the engine says it can serve; False for every other answer, or none."""

@@ -173,9 +173,10 @@ class KvTransfers:
     async def _give_up(self, request_id: str, step: asyncio.Future[bytes]) -> None:
         """Abort an import and see it end: until then it may still read."""
         try:
-            await self._engine.abort([request_id])
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(step), _ABORT_ANSWER_S)
+                async with asyncio.timeout(_ABORT_ANSWER_S):
+                    await self._engine.abort([request_id])
+                    await asyncio.shield(step)
         except EngineUnreachable as error:
             raise await self._failed(error) from error
 

@@ -1,0 +1,67 @@
+"""The HTTP client of an engine against a server that behaves badly in one way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.contract import GenerateRequest, SamplingParams
+
+LATE_ABORTS = 10
+ABORTED = b'data: {"choices":[{"finish_reason":"abort","token_ids":[],"weight_versions":[]}]}\n\n'
+
+
+@asynccontextmanager
+async def _engine_that_knows_a_step_late() -> AsyncIterator[EngineClient]:
+    """It has forgotten the first aborts when it comes to know the step that they were for."""
+    aborts = 0
+    ended = asyncio.Event()
+
+    async def generate(_: web.Request) -> web.Response:
+        await ended.wait()
+        return web.Response(body=ABORTED, content_type="text/event-stream")
+
+    async def abort(_: web.Request) -> web.Response:
+        nonlocal aborts
+        aborts += 1
+        if aborts > LATE_ABORTS:
+            ended.set()
+        return web.json_response({"status": "aborted"})
+
+    app = web.Application()
+    app.add_routes([web.post("/inference/v1/generate", generate), web.post("/abort_requests", abort)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        async with EngineClient(f"http://127.0.0.1:{port}") as client:
+            yield client
+    finally:
+        await runner.cleanup()
+
+
+def test_an_abort_is_repeated_until_the_step_has_ended() -> None:
+    async def story() -> None:
+        async with _engine_that_knows_a_step_late() as client:
+            step = asyncio.ensure_future(
+                client.generate(GenerateRequest("step", (1, 2), SamplingParams(max_tokens=10)))
+            )
+            await asyncio.sleep(0)
+            await client.abort(["step"])
+            assert step.done()
+            assert step.result().finish_reason == "abort"
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_an_abort_of_nobody_asks_nothing() -> None:
+    async def story() -> None:
+        async with EngineClient("http://127.0.0.1:9") as client:
+            await client.abort([])
+
+    asyncio.run(story())
