@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from aiohttp import web
+
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import GenerateRequest, SamplingParams
 
