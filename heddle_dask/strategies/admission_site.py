@@ -26,7 +26,7 @@ class AdmissionSite:
     longest_left
         What the longest of the residents has left.
     residents
-        Who lives there or is coming, and what each may have left (`remaining.likely_left_tokens`). May be left out
+        Who lives there or is coming, and what each may have left (`remaining.left_now`). May be left out
         where nobody will be fitted in.
     margin
         Standard deviations of the memory in use that are kept free.

@@ -23,11 +23,13 @@ from heddle_dask.strategies.admission_site import AdmissionSite
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.least_held import LeastHeld
 from heddle_dask.strategies.observed_tokens import observed_per_token
-from heddle_dask.strategies.remaining import likely_left_tokens, mean_left_tokens
+from heddle_dask.strategies.remaining import left_now, mean_left_tokens
 from heddle_dask.strategies.waiting_line import WaitingLine
 
-# Calls of `admit` per engine that is looked at although nothing was heard of it.
+# An engine is looked at although nothing was heard of it after so many calls of `admit`, or after as many as a share of
+# those that live at the one before it: a look takes time for each of them.
 _EVERY = 8
+_EVERY_RESIDENTS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class KvFit:
     _full: list[tuple[float, int, EngineId]] = field(init=False, default_factory=list)
     # Came last, and is shorter than all that were refused.
     _shorter: Trajectory | None = field(init=False, default=None)
+    # Calls of `admit` until the next turn, and the number of the turn.
+    _until_turn: int = field(init=False, default=0)
     _turn: int = field(init=False, default=0)
     # How much of what has touched engines is known (`ClusterView.touched_since`).
     _seen: int = field(init=False, default=0)
@@ -169,7 +173,7 @@ class KvFit:
             self._line.remove(chosen)
             self._coming.setdefault(name, {})[chosen.trajectory_id] = chosen
             self._engine_of[chosen.trajectory_id] = name
-            site.add(chosen, likely_left_tokens(chosen, self.lengths))
+            site.add(chosen, left_now(chosen, self.lengths)[1])
             self._open.put(engine, self._held_share(engine))
             admitted.append(chosen)
         return admitted
@@ -201,10 +205,7 @@ class KvFit:
 
     def _reopen(self, view: ClusterView, engines: Sequence[Engine], names: list[EngineId]) -> None:
         """Open those of `names` that have less to do than when they refused, and now and then whose turn it is."""
-        # Predictions fall too: each engine has its turn.
-        round_number, rest = divmod(self._turn, _EVERY)
-        self._turn += 1
-        in_turn = engines[round_number % len(engines)] if rest == 0 else None
+        in_turn = self._in_turn(engines)
         for name in names if in_turn is None else [*names, in_turn.engine_id]:
             refused = self._refused.get(name)
             if refused is None:
@@ -213,6 +214,16 @@ class KvFit:
             held, queued = self._load(engine)
             if engine is in_turn or held < refused.held or queued <= refused.most_queued:
                 self._open_again(engine)
+
+    def _in_turn(self, engines: Sequence[Engine]) -> Engine | None:
+        """Predictions fall too: each engine has its turn, now and then."""
+        if self._until_turn > 0:
+            self._until_turn -= 1
+            return None
+        engine = engines[self._turn % len(engines)]
+        self._turn += 1
+        self._until_turn = max(_EVERY, round(_EVERY_RESIDENTS * len(engine.residents))) - 1
+        return engine
 
     def _open_for(self, view: ClusterView, newcomer: Trajectory) -> None:
         """Open the one of those that were full that holds least and has room for this one, as it was then.
@@ -286,8 +297,9 @@ class KvFit:
         if held and queued > most - 1:
             return AdmissionSite(engine, most - queued, held)
         all_there = (*view.residents(engine), *coming.values())
-        longest = max([_left_now(t) for t in all_there], default=0.0)
-        there = [(t, likely_left_tokens(t, self.lengths)) for t in all_there]
+        left = [left_now(t, self.lengths) for t in all_there]
+        longest = max([mean for mean, _ in left], default=0.0)
+        there = [(t, lengths) for t, (_, lengths) in zip(all_there, left, strict=True)]
         share = self._share(engine, longest, rest_tokens)
         capacity = share * self.fill * engine.spec.kv_capacity_tokens
         return AdmissionSite(
@@ -323,11 +335,6 @@ class KvFit:
             return longest
         sibling = self._line.longest_of(site.prompts, fits)
         return longest if sibling is None else sibling
-
-
-def _left_now(trajectory: Trajectory) -> float:
-    done = trajectory.generated_tokens - trajectory.predicted_at_tokens
-    return max(0.0, mean_left_tokens(trajectory) - done)
 
 
 def _growth(view: ClusterView) -> float:

@@ -17,33 +17,18 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import chain
 
-
-class _Held(NamedTuple):
-    """What is held after g more tokens, until the next end: ``context + growth * g * alive`` in the mean.
-
-    The variance has the sums of p(1 - p) over the residents, plain, times context, and times its square, where p is how
-    likely one is still there.
-    """
-
-    context: float
-    alive: float
-    plain: float = 0.0
-    linear: float = 0.0
-    square: float = 0.0
-
-    def tokens(self, grown: float, margin: float) -> float:
-        """Mean and margin, each resident having grown by so much."""
-        mean = self.context + self.alive * grown
-        if not margin or self.plain <= 0:
-            return mean
-        variance = self.square + grown * (2 * self.linear + grown * self.plain)
-        return mean + margin * math.sqrt(max(0.0, variance))
+import numpy as np
+from numpy.typing import NDArray
 
 
 class MemoryProfile:
     """The residents of one engine, by what they hold and what they may have left.
+
+    After g more tokens, until the next end, ``context + growth * g * alive`` is held in the mean. The variance has the
+    sums of p(1 - p) over the residents, plain, times context, and times its square, where p is how likely one is still
+    there.
 
     Parameters
     ----------
@@ -52,7 +37,7 @@ class MemoryProfile:
     growth
         Context tokens that come with each generated one.
     residents
-        Context of each, and the tokens that it may have left: at least one length, equally likely.
+        Context of each, and the tokens that it may have left: at least one length, equally likely, ascending.
     margin
         Standard deviations of what is held that are kept free.
     """
@@ -73,23 +58,30 @@ class MemoryProfile:
     def _sum(self) -> None:
         """For each end the least room just before it and all ends until then, and what is held from there on."""
         self._more = 0.0  # capacity that comes after the sums are made
-        residents, growth, margin = self._residents, self._growth, self._margin
-        ends = sorted([(left, n) for n, (_, lefts) in enumerate(residents) for left in lefts])
-        alive = [len(lefts) for _, lefts in residents]
-        held = _Held(sum([context for context, _ in residents]), float(len(residents)))
-        self._helds, self._leasts = [held], []
-        least, before = math.inf, -1.0
-        for left, number in ends:
-            if left != before:
-                grown = growth * left
-                least = min(least, self._capacity - held.tokens(grown, margin) - grown)
-                before = left
-            context, lefts = residents[number]
-            held = _without_one(held, context, alive[number], len(lefts))
-            alive[number] -= 1
-            self._leasts.append(least)
-            self._helds.append(held)
-        self._ends = [left for left, _ in ends]
+        contexts = np.array([context for context, _ in self._residents])
+        counts = np.array([len(lefts) for _, lefts in self._residents], dtype=np.int64)
+        lefts = np.fromiter(chain.from_iterable([lefts for _, lefts in self._residents]), np.float64)
+        order = np.argsort(lefts, kind="stable")
+        ends = lefts[order]
+        context, count = np.repeat(contexts, counts)[order], np.repeat(counts, counts)[order]
+        # With each end one of the lengths of a resident has passed, and as many as `alive` had not before it.
+        passed = np.arange(len(lefts)) - np.repeat(np.cumsum(counts) - counts, counts)
+        alive = count - passed[order]
+        less = (2 * alive - 1 - count) / (count * count)  # q(1 - q) - p(1 - p)
+        self._context = _from(contexts.sum(), -context / count)
+        self._alive = _from(float(len(contexts)), -1.0 / count)
+        self._plain = _from(0.0, less)
+        self._linear = _from(0.0, less * context)
+        self._square = _from(0.0, less * context * context)
+        grown = self._growth * ends
+        variance = self._square[:-1] + grown * (2 * self._linear[:-1] + grown * self._plain[:-1])
+        held = (
+            self._context[:-1] + self._alive[:-1] * grown + self._margin * np.sqrt(np.maximum(0.0, variance))
+        )
+        room = self._capacity - held - grown
+        room[1:][ends[1:] == ends[:-1]] = math.inf  # of those that end together the first knows what all held
+        self._leasts = np.minimum.accumulate(room)
+        self._ends: list[float] = ends.tolist()
 
     def set_capacity(self, capacity_tokens: float) -> None:
         """So many tokens may be held from now on. O(1)."""
@@ -102,7 +94,11 @@ class MemoryProfile:
         if ended and context_tokens > self._leasts[ended - 1] + self._more:
             return False
         grown = self._growth * left_tokens
-        return self._helds[ended].tokens(grown, self._margin) + context_tokens + grown <= self._capacity
+        held = self._context[ended] + self._alive[ended] * grown
+        if self._margin:
+            variance = self._square[ended] + grown * (2 * self._linear[ended] + grown * self._plain[ended])
+            held += self._margin * math.sqrt(max(0.0, variance))
+        return bool(held + context_tokens + grown <= self._capacity)
 
     def add(self, context_tokens: float, left_tokens: Sequence[float]) -> None:
         """Count one more."""
@@ -110,15 +106,6 @@ class MemoryProfile:
         self._sum()
 
 
-def _without_one(held: _Held, context: float, alive: int, count: int) -> _Held:
-    """One of the `alive` lengths left of `count` has passed."""
-    if count == 1:
-        return _Held(held.context - context, held.alive - 1.0, held.plain, held.linear, held.square)
-    less = (2 * alive - 1 - count) / (count * count)  # q(1 - q) - p(1 - p)
-    return _Held(
-        held.context - context / count,
-        held.alive - 1.0 / count,
-        held.plain + less,
-        held.linear + less * context,
-        held.square + less * context * context,
-    )
+def _from(start: float, changes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`start`, and what it is after each of the changes."""
+    return np.cumsum(np.concatenate(([start], changes)))

@@ -25,29 +25,31 @@ def _mean_tokens(median: float, q90: float) -> float:
     return min(q90, median * math.exp(spread * spread / 2))
 
 
-def likely_left_tokens(trajectory: Trajectory, count: int) -> tuple[float, ...]:
-    """What may be left now: at most `count` lengths, equally likely, ascending, never none.
+def left_now(trajectory: Trajectory, count: int) -> tuple[float, tuple[float, ...]]:
+    """What is left in the mean, and what may be left: at most `count` lengths, equally likely, ascending, never none.
 
     Each is the mean of one of `count` equally likely parts of the law. Those that the trajectory has outlived since it
     was predicted are gone. A prediction without spread, and a `count` of 1, give one: the mean.
     """
+    mean, lengths = _law_tokens(
+        trajectory.predicted_tokens or 0.0, trajectory.predicted_tokens_q90 or 0.0, count
+    )
     done = trajectory.generated_tokens - trajectory.predicted_at_tokens
-    median, q90 = trajectory.predicted_tokens or 0.0, trajectory.predicted_tokens_q90 or 0.0
-    if count == 1 or median <= 0 or q90 <= median:
-        return (max(0.0, _mean_tokens(median, q90) - done),)
-    lengths = _likely_tokens(median, q90, count)
     if done <= 0:
-        return lengths
-    return tuple([tokens - done for tokens in lengths if tokens > done]) or (0.0,)
+        return mean, lengths
+    left = tuple([tokens - done for tokens in lengths if tokens > done])
+    return max(0.0, mean - done), left or (0.0,)
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _likely_tokens(median: float, q90: float, count: int) -> tuple[float, ...]:
-    """Means of the parts: of a log-normal law, the mean below its quantile p is the share cdf(z_p - spread) of all."""
+def _law_tokens(median: float, q90: float, count: int) -> tuple[float, tuple[float, ...]]:
+    """Mean, and means of the parts: the mean below quantile p of a log-normal law is cdf(z_p - spread) of the whole."""
+    mean = _mean_tokens(median, q90)
+    if count == 1 or median <= 0 or q90 <= median:
+        return mean, (mean,)
     spread = math.log(q90 / median) / _NORMAL_Q90
     below = [_NORMAL.cdf(_NORMAL.inv_cdf(part / count) - spread) for part in range(1, count)]
     whole = count * median * math.exp(spread * spread / 2)
+    parts = [whole * (end - start) for start, end in zip([0.0, *below], [*below, 1.0], strict=True)]
     # Sorted: where the law has hardly any spread, they differ by rounding alone.
-    return tuple(
-        sorted(whole * (end - start) for start, end in zip([0.0, *below], [*below, 1.0], strict=True))
-    )
+    return mean, tuple(sorted(parts))
