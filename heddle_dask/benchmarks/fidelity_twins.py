@@ -7,8 +7,8 @@ control plane adds is what ``heddle bench overhead`` measured.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from heddle_dask.benchmarks.live_setup import Fleet, fleet_of
@@ -71,30 +71,49 @@ def twins_of(
         kv_transfer=False,
         max_model_len=max_context_tokens,
     )
-    crowded: dict[int, EngineCost] = {}
+    delays = replace(delays, steps_ahead=fleet.spec.steps_ahead)
     if kind == "emulated":
-        cost, told_tokens = _scaled(fleet.cost, time_scale), fleet.cost.capacity_tokens
+        told = _Told(_scaled(fleet.cost, time_scale), fleet.cost.capacity_tokens)
     else:
-        measured = _by_engines(tables, model, fleet.spec.tp_degree)
-        crowded = {count: table.fit().cost for count, table in measured.items() if count <= engines}
-        most = measured[max(crowded, default=min(measured))]
-        fit = most.fit()
-        cost, told_tokens = fit.cost, most.capacity_tokens
-        fleet = replace(fleet, cost=cost)
-        delays = _with_request(delays, fit.request_s)
+        told = _told_by(_by_engines(tables, model, fleet.spec.tp_degree), engines)
+        fleet = replace(fleet, cost=told.cost)
+        delays = _with_request(delays, told.request_s)
     described = [
         EngineDescription(
-            EngineId(f"engine-{number}"), slots, max_context_tokens, kv_capacity_tokens=told_tokens
+            EngineId(f"engine-{number}"), slots, max_context_tokens, kv_capacity_tokens=told.capacity_tokens
         )
         for number in range(engines)
     ]
     simulated = SimulatedFleet(
-        tuple((description, cost) for description in described),
+        tuple((description, told.cost) for description in described),
         delays=delays,
         believed={1: fleet.cost},
-        crowded=crowded if len(crowded) > 1 else {},
+        crowded=told.crowded,
     )
     return Twins(fleet, simulated)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a simulated engine costs and holds; where measured with several at once, `crowded` by how many."""
+
+    cost: EngineCost
+    capacity_tokens: int
+    request_s: float = 0.0
+    crowded: Mapping[int, EngineCost] = field(default_factory=dict)
+
+
+def _told_by(measured: Mapping[int, MeasuredTable], engines: int) -> _Told:
+    """What the tables say of so many engines."""
+    fits = {count: table.fit() for count, table in measured.items()}
+    crowded = {count: fit.cost for count, fit in fits.items() if count <= engines}
+    most = max(crowded, default=min(measured))
+    return _Told(
+        fits[most].cost,
+        measured[most].capacity_tokens,
+        fits[most].request_s,
+        crowded if len(crowded) > 1 else {},
+    )
 
 
 def _by_engines(tables: Sequence[str], model: str, tp_degree: int) -> dict[int, MeasuredTable]:
