@@ -20,7 +20,7 @@ from heddle_dask.strategies.presets import build_strategies
 LONGEST_FIRST = (
     "scheduling=longest-first",
     "predictor=oracle",
-    "preemption=hysteresis,ratio=1.5,margin_tokens=256",
+    "preemption=hysteresis,ratio=1.5,margin_tokens=256,least_wait_tokens=0",
 )
 
 
@@ -54,6 +54,33 @@ def test_a_step_that_is_clearly_longer_stops_the_running_one() -> None:
     assert (start.priority, running.priority) == (2000, 1000)
     assert (stage.trajectory("a").stopping, stage.trajectory("a").preemptions) == (True, 1)
     assert stage.trajectory("a").state is TrajectoryState.GENERATING, "until it reports"
+
+
+@pytest.mark.parametrize(
+    ("steps", "stops"),
+    [
+        # Each ends at its mean's rate: two of 30 tokens leave a slot within 15, of 32 within 16.
+        ([(1, 30), (1, 30)], False),
+        ([(1, 32), (1, 32)], True),
+        ([(4, 60), (1, 400)], False),
+        ([(2, 40), (0, 0)], True),  # nobody knows how long a first step is
+        ([(2, 30), (0, 0)], False),
+        ([(0, 0)], True),
+    ],
+)
+def test_nobody_is_stopped_where_a_slot_is_about_to_be_free(
+    steps: list[tuple[int, int]], stops: bool
+) -> None:
+    rule = Hysteresis(least_wait_tokens=16.0)
+    running = [Trajectory(trajectory_spec(f"r{number}"), number) for number in range(len(steps))]
+    for record, (finished, tokens) in zip(running, steps, strict=True):
+        record.steps_finished, record.generated_tokens, record.priority = finished, tokens, 10.0
+    waiting = Trajectory(trajectory_spec("w"), 9)
+    waiting.priority = 5000.0
+    assert (rule.victim(waiting, running) is not None) == stops
+    running[0].generated_tokens += 500
+    running[0].open_step_tokens += 500
+    assert (rule.victim(waiting, running) is not None) == stops, "what an open step has made says nothing"
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ def test_cpu_command(spec, model):
         " --enable-prompt-tokens-details --disable-uvicorn-access-log"
         " --host 127.0.0.1 --port 8123 --enforce-eager"
         " --no-enable-chunked-prefill --max-num-batched-tokens 3000"
+        " --distributed-executor-backend vllm.v1.executor.uniproc_executor.UniProcExecutor"
     )
     assert command.env == {
         "VLLM_NO_USAGE_STATS": "1",
@@ -45,6 +46,13 @@ def test_cpu_command(spec, model):
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
     }
+
+
+def test_ranks_and_gpus_have_worker_processes_and_a_users_executor_wins(spec):
+    for other, build in ((replace(spec, tp_degree=2), "cpu"), (spec, "gpu")):
+        assert "--distributed-executor-backend" not in vllm_command(other, 8123, build).argv
+    own = replace(spec, extra_args=("--distributed-executor-backend", "mp"))
+    assert vllm_command(own, 8123, "cpu").argv[-1] == "mp", "of an option given twice the last counts"
 
 
 def test_gpu_command_has_no_cpu_variables_and_keeps_cuda_graphs(spec):

@@ -78,7 +78,7 @@ class EngineSpec:
     emulation: Mapping[str, Any] | None = None
     kv_transfer: bool = False
     devices: tuple[str, ...] = ()
-    steps_ahead: int = 2
+    steps_ahead: int = 6
 
     def __post_init__(self) -> None:
         if self.kind not in ENGINE_KINDS:

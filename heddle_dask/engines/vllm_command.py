@@ -26,6 +26,10 @@ KV_LEASE_S = 60
 
 # vLLM's own default for an API server; fewer make long queues of prompts slow.
 _LEAST_BATCHED_TOKENS = 2048
+# A worker process and its engine core spin while they wait for each other, a core and a half for one thread of work. On
+# CPUs vLLM takes the executor without that process only by its class, not by its name "uni", since it could not set the
+# OpenMP threads there; they are set before it starts.
+_IN_PROCESS = ("--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,8 @@ def vllm_command(
         env["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(spec.kv_cache_gib))
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         env["OMP_NUM_THREADS"] = str(spec.cpu_threads)
+        if spec.tp_degree == 1:
+            argv += _IN_PROCESS
     elif spec.devices:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.devices)
     if spec.kv_transfer:

@@ -40,7 +40,7 @@ class ControlDelays:
     action_s: float = 0.0
     predict_s: float = 0.0
     slot_s: float = 0.0
-    steps_ahead: int = 2
+    steps_ahead: int = 6
 
     @classmethod
     def measured(

@@ -24,11 +24,17 @@ class Hysteresis:
         Where priorities are ranks (below 0: group-first, least-attained), the waiting one must be so many classes
         above the running one: group-first counts lacking members, least-attained levels of its queue. First come,
         first served never stops anybody: who waits came later.
+    least_wait_tokens
+        Nobody is stopped where a slot is about to be free anyway: where the running steps, each taken to have as much
+        left as its trajectory's steps have had on average, are expected to leave one within so many tokens. Stopping
+        costs both engine and control plane a turn, and would save the waiting step no more than that time. A running
+        trajectory without a finished step is taken to keep its slot.
     """
 
     ratio: float = 1.5
     margin_tokens: float = 256.0
     margin_classes: int = 1
+    least_wait_tokens: float = 16.0
 
     def __post_init__(self) -> None:
         if self.ratio < 1 or self.margin_tokens < 0:
@@ -37,11 +43,15 @@ class Hysteresis:
             )
         if self.margin_classes < 1:
             raise ValueError(f"margin_classes={self.margin_classes}: use at least 1")
+        if self.least_wait_tokens < 0:
+            raise ValueError(f"least_wait_tokens={self.least_wait_tokens}: use at least 0")
 
     def victim(self, waiting: Trajectory, running: Sequence[Trajectory]) -> Trajectory | None:
         """The least of `running`, the latest of equals, if it is clearly less than `waiting`."""
         least = min([t.priority for t in running])
         if not self._clearly_above(waiting.priority, least):
+            return None
+        if self.least_wait_tokens and _wait_tokens(running) < self.least_wait_tokens:
             return None
         return max((t for t in running if t.priority == least), key=lambda t: t.number)
 
@@ -49,3 +59,11 @@ class Hysteresis:
         if running < 0:
             return math.floor(waiting) - math.floor(running) >= self.margin_classes
         return waiting > max(self.ratio * running, running + self.margin_tokens)
+
+
+def _wait_tokens(running: Sequence[Trajectory]) -> float:
+    """Tokens until the first of the running steps ends, as if each ended at its own constant rate."""
+    ends_per_token = sum(
+        [t.steps_finished / max(1, t.generated_tokens - t.open_step_tokens) for t in running]
+    )
+    return 1.0 / ends_per_token if ends_per_token else math.inf
