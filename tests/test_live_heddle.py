@@ -79,7 +79,7 @@ def roll(
     return batch
 
 
-BUSY = ("predictor=oracle", "preemption=hysteresis,ratio=1.0,margin_tokens=1")
+BUSY = ("predictor=oracle", "preemption=hysteresis,ratio=1.0,margin_tokens=1,least_wait_tokens=0")
 
 
 def roll_until_it_acts(

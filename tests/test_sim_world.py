@@ -174,7 +174,7 @@ def test_steps_that_are_stopped_go_on_where_they_stopped() -> None:
         "heddle-paper",
         small_fleet(2, 20_000, slots=2),
         workload(),
-        "preemption=hysteresis,ratio=1.0,margin_tokens=0",
+        "preemption=hysteresis,ratio=1.0,margin_tokens=0,least_wait_tokens=0",
     )
     aborted = [event for event in run.events(ev.StepFinished) if event.finish_reason == "abort"]
     assert aborted, "nothing was stopped: this tests nothing"

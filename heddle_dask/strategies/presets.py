@@ -101,7 +101,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
         **_PLAIN,
         "placement": "presorted",
         "scheduling": "longest-first,of=remaining,quantile=median",
-        "preemption": "hysteresis,ratio=1.0,margin_tokens=0",
+        "preemption": "hysteresis,ratio=1.0,margin_tokens=0,least_wait_tokens=0",
         "migration": "rank-rule",
         "predictor": "xgboost",
     },
