@@ -15,8 +15,8 @@ from heddle_dask.core.commands import AdmitTrajectory, Command, StartStep
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId
+from heddle_dask.cost.memory_profile import MemoryProfile
 from heddle_dask.strategies.kv_fit import KvFit
-from heddle_dask.strategies.memory_profile import MemoryProfile
 from heddle_dask.strategies.presets import build_strategies
 from heddle_dask.strategies.remaining import left_now
 from heddle_dask.strategies.roomiest import Roomiest

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import GroupId
-from heddle_dask.strategies.memory_profile import MemoryProfile
+from heddle_dask.cost.memory_profile import MemoryProfile
 
 
 class AdmissionSite:

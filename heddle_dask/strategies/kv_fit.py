@@ -3,8 +3,8 @@
 A trajectory that comes back from its tool to find its context thrown out pays for the whole of it again. Where the
 contexts of all that are alive do not fit, that happens at nearly every step, and neither order nor placement repairs it
 (CONCUR, 2601.22705; ThunderAgent, 2602.13692). So a trajectory starts when an engine has room for its context as it
-will grow (`memory_profile`), and keeps that room until it ends. Those that wait are bound to no engine: the next one
-with room takes the longest that fits, which is Graham's list schedule with backfilling.
+will grow (`cost.memory_profile`), and keeps that room until it ends. Those that wait are bound to no engine: the next
+one with room takes the longest that fits, which is Graham's list schedule with backfilling.
 """
 
 from __future__ import annotations
