@@ -385,9 +385,6 @@ def emulated_at_degrees(model: str) -> EngineSpec:
     return EngineSpec("emulated", model, slots=4, max_model_len=4096, cost=cost)
 
 
-STEPS_AHEAD = 2  # `EngineSpec`'s default
-
-
 def servers() -> list[psutil.Process]:
     """Emulated engines themselves, without the guards around them."""
     return [p for p in descendants(ENGINE) if "leash.py" not in " ".join(p.cmdline())]
@@ -398,7 +395,8 @@ async def published(client: Client) -> dict[str, float]:
     assert client.scheduler is not None
     workers = (await client.scheduler.identity(n_workers=-1))["workers"].values()
     told = {w["name"]: w["resources"].get("LLM", 0) for w in workers if "ENGINE" in w["resources"]}
-    return {name: slots - STEPS_AHEAD if slots else 0 for name, slots in told.items()}
+    ahead = emulated_at_degrees("any").steps_ahead
+    return {name: slots - ahead if slots else 0 for name, slots in told.items()}
 
 
 @pytest.mark.cluster
