@@ -123,14 +123,14 @@ def twins(
     )
 
 
-def test_emulated_twins_take_the_scaled_profile_and_believe_the_unscaled_one(model_dir: str) -> None:
+def test_emulated_twins_take_and_believe_the_scaled_profile(model_dir: str) -> None:
     pair = twins(model_dir, time_scale=4.0)
     profile = load_profile("tiny-cpu")
     for spec, cost in pair.simulated.engines:
         assert (spec.slots, spec.max_context_tokens) == (3, CONTEXT)
         assert cost.iteration_s(2, 50, 7) == pytest.approx(4 * profile.iteration_s(2, 50, 7))
         assert cost.capacity_tokens == profile.capacity_tokens
-    assert pair.simulated.beliefs == {1: profile} and pair.live.cost == profile
+    assert pair.simulated.beliefs == {1: profile.scaled(4.0)} and pair.live.cost == profile.scaled(4.0)
     assert pair.live.spec.time_scale == 4.0 and len(pair.simulated.engines) == pair.live.engines == 2
 
 

@@ -16,10 +16,12 @@ from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId
 from heddle_dask.cost.memory_profile import MemoryProfile
+from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.kv_fit import KvFit
 from heddle_dask.strategies.presets import build_strategies
 from heddle_dask.strategies.remaining import left_now
 from heddle_dask.strategies.roomiest import Roomiest
+from heddle_dask.strategies.stay import Stay, stay_of, tools_left
 from heddle_dask.strategies.waiting_line import WaitingLine
 
 
@@ -129,50 +131,43 @@ def test_the_queue_is_bounded_by_slots_and_tools_do_not_count() -> None:
 
 
 LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=4).map(sorted)
+GROWTHS = st.sampled_from([0.0, 0.5, 1.0, 3.0])
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 300), LENGTHS), max_size=8),
-    st.tuples(st.integers(0, 300), st.integers(0, 300)),
-    st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+    st.lists(st.tuples(st.integers(0, 300), LENGTHS, GROWTHS), max_size=8),
+    st.tuples(st.integers(0, 300), st.integers(0, 300), GROWTHS),
     st.sampled_from([0.0, 1.0, 2.5]),
     st.integers(1, 2000),
 )
 def test_a_profile_is_what_is_held_at_every_time_and_a_margin(
-    there: list[tuple[int, list[int]]],
-    more: tuple[int, int],
-    growth: float,
+    there: list[tuple[int, list[int], float]],
+    more: tuple[int, int, float],
     margin: float,
     capacity: int,
 ) -> None:
-    context, left = more
+    context, left, growth = more
 
-    def held_at(g: int) -> float:
-        """Mean and margin of those that live there, one by one."""
+    def held_at(t: int, just_before: bool) -> float:
+        """Mean and margin of those that live there, one by one, and the newcomer."""
         mean = variance = 0.0
-        for c, lengths in there:
-            alive = sum(length >= g for length in lengths) / len(lengths)
-            mean += alive * (c + growth * g)
-            variance += alive * (1 - alive) * (c + growth * g) ** 2
-        return mean + margin * math.sqrt(variance)
+        for c, lengths, grows in there:
+            alive = sum(length > t or (just_before and length == t) for length in lengths) / len(lengths)
+            mean += alive * (c + grows * t)
+            variance += alive * (1 - alive) * (c + grows * t) ** 2
+        return mean + margin * math.sqrt(variance) + context + growth * t
 
     # Between two ends it rises: looking just before each, and when the newcomer ends, is looking everywhere.
-    times = sorted({g for _, lengths in there for g in lengths if g <= left})
-    needs = [held_at(g) + context + growth * g for g in times]
-    after = [(c, [length for length in lengths if length > left], len(lengths)) for c, lengths in there]
-    mean = sum(len(rest) / count * (c + growth * left) for c, rest, count in after)
-    variance = sum(
-        len(rest) / count * (1 - len(rest) / count) * (c + growth * left) ** 2 for c, rest, count in after
-    )
-    needs.append(mean + margin * math.sqrt(variance) + context + growth * left)
+    times = sorted({t for _, lengths, _ in there for t in lengths if t <= left})
+    needs = [*[held_at(t, True) for t in times], held_at(left, False)]
     assume(all(abs(need - capacity) > 1e-6 for need in needs) or not margin)
-    rows = [(float(c), [float(length) for length in lengths]) for c, lengths in there]
-    profile = MemoryProfile(capacity, growth, rows, margin)
-    assert profile.fits(context, left) == all(need <= capacity + 1e-9 for need in needs)
-    profile.add(context, [left])
-    again = MemoryProfile(capacity, growth, [*rows, (float(context), [float(left)])], margin)
+    rows = [(float(c), [float(length) for length in lengths], grows) for c, lengths, grows in there]
+    profile = MemoryProfile(capacity, rows, margin)
+    assert profile.fits(context, left, growth) == all(need <= capacity + 1e-9 for need in needs)
+    profile.add(context, [left], growth)
+    again = MemoryProfile(capacity, [*rows, (float(context), [float(left)], growth)], margin)
     for c, r in ((0, 10), (50, 50), (200, 290)):
-        assert profile.fits(c, r) == again.fits(c, r)
+        assert profile.fits(c, r, 1.0) == again.fits(c, r, 1.0)
 
 
 @given(st.floats(1.0, 1e5), st.floats(1.0, 8.0), st.integers(1, 6), st.integers(0, 10**6))
@@ -222,15 +217,77 @@ def test_many_of_unknown_length_do_not_all_hold_at_once_what_each_holds_at_its_m
 def test_a_profile_whose_capacity_changes_is_one_made_with_it(
     there: list[tuple[int, int]], growth: float, capacities: list[int]
 ) -> None:
-    rows = [(float(c), [float(r)]) for c, r in there]
-    profile = MemoryProfile(capacities[0], growth, rows)
+    rows = [(float(c), [float(r)], growth) for c, r in there]
+    profile = MemoryProfile(capacities[0], rows)
     for capacity in capacities[1:]:
         profile.set_capacity(capacity)
-        again = MemoryProfile(capacity, growth, rows)
+        again = MemoryProfile(capacity, rows)
         for c, r in ((0, 10), (50, 50), (200, 290), (1000, 100)):
-            assert profile.fits(c, r) == again.fits(c, r)
-    profile.add(50.0, [50.0])
-    assert profile.fits(10, 60) == MemoryProfile(capacities[-1], growth, [*rows, (50.0, [50.0])]).fits(10, 60)
+            assert profile.fits(c, r, growth) == again.fits(c, r, growth)
+    profile.add(50.0, [50.0], growth)
+    again = MemoryProfile(capacities[-1], [*rows, (50.0, [50.0], growth)])
+    assert profile.fits(10, 60, growth) == again.fits(10, 60, growth)
+
+
+def told(stage: Stage, name: str, tokens: float, tools_s: float, q90: float | None = None) -> list[str]:
+    """Submitted and predicted, with seconds of tools ahead."""
+    stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, 10))
+    high = tokens if q90 is None else q90
+    return admitted(stage.feed(ev.PredictionMade, name, 0, tokens, high, 0.0, 0.0, "", 0.0, tools_s))
+
+
+@pytest.mark.parametrize(("option", "then"), [("", "tools"), (",tools=False", "tokens")])
+def test_who_waits_for_tools_is_as_long_as_the_tokens_that_others_make_meanwhile(
+    option: str, then: str
+) -> None:
+    stage = stage_of(f"admission=kv-fit,fill=1.0,per_slot=1{option}")
+    stage.feed(ev.EngineJoined, engine_of("A", slots=1, kv_tokens=10_000))
+    assert told(stage, "first", 100, 0.0) == ["first"]
+    pace_s = EngineCosts("tiny-cpu").pace_s
+    assert told(stage, "tokens", 300, 0.0) == told(stage, "tools", 50, 400 * pace_s) == []
+    assert admitted(stage.feed(ev.TrajectoryEnded, "first", "completed")) == [then]
+
+
+def test_who_waits_for_tools_keeps_its_memory_meanwhile() -> None:
+    """300 tokens of tools behind a context of 500: another one that stays for 200 finds the room taken, not freed."""
+    pace_s = EngineCosts("tiny-cpu").pace_s
+    alive = {}
+    for tools in (True, False):
+        stage = stage_of(f"admission=kv-fit,fill=1.0,per_slot=100,least_share=1,critical=0,tools={tools}")
+        stage.feed(ev.EngineJoined, engine_of("A", slots=8, kv_tokens=700))
+        stage.feed(ev.TrajectorySubmitted, trajectory_spec("a", 500))
+        stage.feed(ev.PredictionMade, "a", 0, 10.0, 20.0, 0.0, 0.0, "", 0.0, 300 * pace_s)
+        alive[tools] = told(stage, "b", 195, 0.0, 196)
+    assert alive == {True: [], False: ["b"]}
+
+
+def test_what_of_the_tools_has_run_is_no_longer_ahead() -> None:
+    stage = stage_of()
+    told(stage, "a", 100, 8.0)
+    trajectory = stage.trajectory("a")
+    assert tools_left(trajectory, pace_s=0.1) == pytest.approx(80.0)
+    assert stay_of(trajectory, 4, 2.0, 0.1) == Stay(
+        100.0, 180.0, (pytest.approx(180.0),), pytest.approx(2 / 1.8)
+    )
+    trajectory.take_action("test", 6.0, True)
+    assert tools_left(trajectory, pace_s=0.1) == pytest.approx(20.0)
+    trajectory.take_action("test", 6.0, True)
+    assert (
+        stay_of(trajectory, 4, 2.0, 0.1)
+        == stay_of(trajectory, 4, 2.0, None)
+        == Stay(100.0, 100.0, (100.0,), 2.0)
+    )
+
+
+@pytest.mark.parametrize(("q90", "beside"), [(1000.0, 0), (1001.0, 3)])
+def test_an_engine_is_emptied_for_a_long_one_only_where_its_length_is_certain(
+    q90: float, beside: int
+) -> None:
+    stage = stage_of("admission=kv-fit,fill=1.0,per_slot=1,margin=0,least_share=0.5")
+    stage.feed(ev.EngineJoined, engine_of("A", slots=8, kv_tokens=100_000))
+    assert told(stage, "long", 1000, 1.0, q90) == ["long"]
+    alive = [name for number in range(6) for name in told(stage, f"t{number}", 10, 0.0)]
+    assert len(alive) == beside
 
 
 def test_a_newcomer_starts_where_those_before_it_did_not_fit() -> None:
@@ -282,13 +339,13 @@ def test_a_line_gives_the_longest_whatever_happened(rows: list[tuple[int, int, b
     kept: dict[str, tuple[int, int, str]] = {}
     for number, (left, group, leaves) in enumerate(rows):
         record = Trajectory(trajectory_spec(f"t{number}", group=f"g{group}"), number)
-        line.put(record, left + 100)
-        line.put(record, left)  # a newer prediction
+        line.put(record, left + 100, 0)
+        line.put(record, 2 * left, left)  # a newer prediction
         if leaves:
             line.remove(record)
         else:
             kept[record.trajectory_id] = (left, -number, f"g{group}")
-    assert line.tokens == sum(left for left, _, _ in kept.values())
+    assert line.tokens == sum(2 * left for left, _, _ in kept.values())
     for limit in (0, 10, 100):
         fitting = {n: k for n, k in kept.items() if k[0] <= limit}
 

@@ -21,6 +21,7 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.story import replay
+from heddle_dask.cost.engine_cost import cost_from_mapping
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import vllm_command
 from heddle_dask.environments.base import Context, Task
@@ -226,6 +227,11 @@ def test_an_engine_of_another_degree_has_its_slots_cost_and_gpus(model_dir: str)
         1: pytest.approx(0.008),
         2: pytest.approx(0.006),
     }
+    told = given.described((1, 2, 4))
+    assert told is not None and (told["tp_degree"], sorted(told["by_degree"])) == (1, ["1", "2"])
+    assert told["of"] == told["by_degree"]["1"], "in real seconds, as tools and transfers are"
+    assert [cost_from_mapping(told["by_degree"][d]).fixed_s for d in "12"] == [0.008, 0.006]
+    given = DegreeSpecs(EngineSpec("emulated", model_dir, 4, 4096, cost=by_degree))
     assert given.described((1, 2, 4)) == {
         "of": {"seconds_per_token": 0.004},
         "tp_degree": 1,

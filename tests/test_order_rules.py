@@ -12,6 +12,7 @@ from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.state import State
 from heddle_dask.core.view import ClusterView
+from heddle_dask.cost.engine_cost import fixed_cost
 from heddle_dask.strategies.cache_aware import CacheAware
 from heddle_dask.strategies.group_first import GroupFirst
 from heddle_dask.strategies.kv_pressure import KvPressure
@@ -48,6 +49,26 @@ def predicted(median: float, q90: float, *, generated: int = 0) -> Trajectory:
 def test_longest_first_goes_by_what_it_is_told_to(of: str, quantile: str, priority: float) -> None:
     rule = LongestFirst(of, quantile)  # type: ignore[arg-type]
     assert rule.priority(VIEW, predicted(100, 300, generated=50), step_of("a"), order=7) == priority
+
+
+@pytest.mark.parametrize(
+    ("of", "tools", "priority"),
+    [
+        ("remaining", True, 700.0),
+        ("total", True, 950.0),
+        ("remaining", False, 300.0),
+        ("total", False, 350.0),
+    ],
+)
+def test_longest_first_counts_tools_by_the_tokens_that_a_busy_engine_makes(
+    of: str, tools: bool, priority: float
+) -> None:
+    rule = LongestFirst(of, tools=tools)  # type: ignore[arg-type]
+    rule.use_costs({2: fixed_cost(9.0), 1: fixed_cost(0.02)})
+    record = predicted(100, 300, generated=50)
+    record.predicted_tools_s, record.predicted_at_tools_s = 8.0, 4.0
+    record.tools_s = 11.0  # some of them ran since, as a late prediction finds
+    assert rule.priority(VIEW, record, step_of("a"), order=7) == pytest.approx(priority)
 
 
 def test_longest_first_without_a_prediction_leaves_it_to_the_order_of_arrival() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from predictor_builders import SMALL, by_law, trajectory
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.predictors.contract import Prediction, Predictor
+from heddle_dask.predictors.contract import Predictor
 from heddle_dask.predictors.features import Finished, Progress
 from heddle_dask.predictors.known import NoisyOracle, Oracle
 from heddle_dask.predictors.laws import ResidualLaw
@@ -190,6 +190,21 @@ def test_what_tools_add_is_known_from_those_that_are_kept() -> None:
     assert math.isnan(unknown.observed_per_token)
 
 
+def test_tools_go_on_as_they_did_and_before_the_first_as_those_of_others() -> None:
+    predictor = LearnedPredictor(SMALL, LearningSettings(kept=20))
+    told = [replace(one, tools_s=0.5 * one.generated_tokens) for one in by_law(30)]
+    predictor.warm_start(replace(one, tools_s=99.0 * one.generated_tokens) for one in told[:10])
+    predictor.warm_start([*told[10:], told[-1]])
+    fresh = replace(trajectory("new", "nobody").points[0], generated_tokens=0, tools_s=0.0)
+    typical = sum(one.generated_tokens for one in told[10:]) / 20
+    behind = replace(fresh, generated_tokens=round(typical), tools_s=1.5 * round(typical))
+    first, later = predictor.predict([fresh, behind])
+    assert first.remaining_tools_s == pytest.approx(0.5 * first.remaining_tokens)
+    assert later.remaining_tools_s == pytest.approx(1.0 * later.remaining_tokens, rel=0.01), "half its own"
+    (unknown,) = LearnedPredictor(SMALL).predict([fresh])
+    assert math.isnan(unknown.remaining_tools_s)
+
+
 def test_memory_is_bounded() -> None:
     predictor = LearnedPredictor(SMALL, LearningSettings(kept=50))
     for one in by_law(200):
@@ -262,7 +277,10 @@ def test_two_hash_seeds_predict_the_same() -> None:
 def test_oracle_knows_and_noise_is_fixed() -> None:
     one = trajectory("a", steps=10)
     oracle: Predictor = Oracle({"a": 1000.0}, {"a": 30.0})
-    assert oracle.predict([one.points[3]]) == [Prediction(700.0, 700.0, 21.0, 21.0, "oracle")]
+    (told,) = oracle.predict([one.points[3]])
+    assert (told.remaining_tokens, told.remaining_tokens_q90, told.source) == (700.0, 700.0, "oracle")
+    assert one.points[3].tools_s == 3.0 and told.remaining_tools_s == 27.0
+    assert math.isnan(told.remaining_s), "how long steps take depends on who else runs"
     assert not oracle.fit_if_due()
     noisy = NoisyOracle({"a": 1000.0, "b": 1000.0}, error=2.0, seed=1)
     first = noisy.predict([one.points[0], replace(one.points[0], trajectory_id="b")])

@@ -69,7 +69,7 @@ def test_heddle_has_every_mechanism() -> None:
 def test_heddle_paper_is_as_printed() -> None:
     built = build_strategies("heddle-paper")
     assert isinstance(built.placement, PresortedPlan)
-    assert built.scheduling == LongestFirst("remaining", "median")
+    assert built.scheduling == LongestFirst("remaining", "median", tools=False)
     assert built.preemption == Hysteresis(ratio=1.0, margin_tokens=0, least_wait_tokens=0)
     assert isinstance(built.migration, RankRule)
     assert built.migration.plan is built.placement, "it scales the sizes of that plan"

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heddle_dask.core.entities import Engine, Trajectory
+from heddle_dask.core.events import PredictionMade
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.core.state import State
@@ -241,7 +242,8 @@ def cluster(degrees: Sequence[int], residents: Sequence[Resident], nodes: Sequen
         state.alive += 1
         state.set_home(t, EngineId(f"e{resident.home}"))
         state.set_context(t, resident.context)
-        state.take_prediction(t, resident.median, resident.q90, 0.0, 0.0)
+        made = PredictionMade(0.0, t.trajectory_id, 0, resident.median, resident.q90, 0.0, 0.0)
+        state.take_prediction(t, made)
     return ClusterView(state)
 
 

@@ -19,8 +19,8 @@ from heddle_dask.environments.replay import (
     ReplayEnvironment,
     wait_like_tool,
 )
-from heddle_dask.workloads.planned import TraceDoesNotFit, plan_replay
-from heddle_dask.workloads.traces import TracedStep, TracedTrajectory
+from heddle_dask.workloads.planned import TraceDoesNotFit, is_replayable, plan_replay, planned_trace
+from heddle_dask.workloads.traces import TracedStep, TracedTrajectory, read_traces
 
 TRACES = Path(__file__).parents[1].parent / "shared" / "traces"
 
@@ -149,6 +149,18 @@ def test_unknown_token_counts_leave_a_trajectory_out(path: Path, caplog: pytest.
     assert environment.skipped == 2
     assert "left out 2 trajectories" in caplog.text
     assert {task.task_id for task in environment.tasks(2, seed=0)} == {"a", "b"}
+
+
+def test_a_task_knows_what_its_replay_will_generate_and_wait_for(path: Path) -> None:
+    traces = [trace for trace in read_traces(path) if is_replayable(trace)]
+    environment = ReplayEnvironment(path, token_scale=0.5, tool_scale=0.1)
+    tasks = {task.task_id: task for task in environment.tasks(len(traces), seed=0)}
+    for trace in traces:
+        plan = planned_trace(trace, domain="d", token_scale=0.5, tool_scale=0.1, max_context_tokens=10**6)
+        task = tasks[trace.trajectory_id]
+        assert task.known_tokens == plan.generated_tokens
+        assert task.known_tools_s == pytest.approx(plan.tools_s)
+    assert any(task.known_tools_s > 0 for task in tasks.values())
 
 
 def test_tasks_depend_on_the_seed_alone() -> None:

@@ -47,8 +47,7 @@ def twins_of(
     Parameters
     ----------
     profile, time_scale
-        Of emulated engines: their cost, and real seconds for each of its seconds. Strategies believe the unscaled cost,
-        live and simulated.
+        Of emulated engines: their cost, and real seconds for each of its seconds.
     tables
         Of vLLM engines: what was measured of one, by name or file. Of several, each was measured with another number of
         engines at once, and counts while so many are busy; strategies believe the one of the most.
@@ -73,7 +72,7 @@ def twins_of(
     )
     delays = replace(delays, steps_ahead=fleet.spec.steps_ahead)
     if kind == "emulated":
-        told = _Told(_scaled(fleet.cost, time_scale), fleet.cost.capacity_tokens)
+        told = _Told(fleet.cost, fleet.cost.capacity_tokens)
     else:
         told = _told_by(_by_engines(tables, model, fleet.spec.tp_degree), engines)
         fleet = replace(fleet, cost=told.cost)
@@ -159,12 +158,6 @@ def delays_of(overhead: Path | None, trajectories: int) -> ControlDelays:
                 f"--overhead {overhead} holds no overhead: write it with `heddle bench overhead --json`"
             ) from None
     return ControlDelays.measured(step_s, action_s, slot_s=step_s / 3)
-
-
-def _scaled(cost: EngineCost, factor: float) -> EngineCost:
-    """The cost with all its seconds times `factor`."""
-    seconds = {name: value * factor for name, value in cost.to_mapping().items() if name.endswith("_s")}
-    return replace(cost, **seconds)
 
 
 def _with_request(delays: ControlDelays, request_s: float) -> ControlDelays:

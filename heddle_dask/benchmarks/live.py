@@ -118,7 +118,7 @@ async def _run(
         model=fleet.spec.model,
         engine=fleet.spec,
         engines=fleet.engines,
-        cost=fleet.cost.to_mapping(),
+        cost=fleet.spec.cost or fleet.cost.to_mapping(),
         strategy=arm.preset,
         overrides=_overrides(arm, learnt),
         budget=Budget(

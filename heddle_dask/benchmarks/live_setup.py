@@ -82,7 +82,7 @@ class Fleet:
     Attributes
     ----------
     cost
-        What one engine is believed to cost; exact for emulated ones.
+        What one engine is believed to cost, in real seconds; exact for emulated ones.
     """
 
     engines: int
@@ -140,7 +140,7 @@ def fleet_of(
         time_scale=time_scale if kind == "emulated" else 1.0,
         kv_transfer=kv_transfer,
     )
-    return Fleet(engines, spec, cost)
+    return Fleet(engines, spec, cost.scaled(spec.time_scale))
 
 
 def lower_bound_s(planned: Sequence[PlannedTrajectory], fleet: Fleet) -> float:
@@ -150,4 +150,4 @@ def lower_bound_s(planned: Sequence[PlannedTrajectory], fleet: Fleet) -> float:
         EngineId("any"), fleet.spec.slots, fleet.spec.max_model_len, kv_capacity_tokens=capacity
     )
     bound = makespan_bound(planned, SimulatedFleet(((spec, fleet.cost),) * fleet.engines))
-    return bound.seconds * (fleet.spec.time_scale if fleet.spec.kind == "emulated" else 1.0)
+    return bound.seconds

@@ -78,6 +78,7 @@ def finished(one: TracedTrajectory, origin: Mapping[str, Any], policy_version: i
         max_steps=last.max_steps,
         generated_tokens=last.generated_tokens,
         observed_tokens=last.context_tokens - last.prompt_tokens - last.generated_tokens,
+        tools_s=last.tools_s,
         duration_s=last.elapsed_s,
         censored=not one.complete,
         started_at_s=points[0].at_s,

@@ -124,7 +124,8 @@ def build_world(preset: str, trajectories: int, seed: int) -> SimulatedWorld:
     tell_costs(strategies, fleet.beliefs)
     known = {plan.trajectory_id: float(plan.generated_tokens) for plan in plans}
     choice = strategies.predictor
-    predictor = None if choice is None else build_predictor(choice, known)
+    tools_s = {plan.trajectory_id: plan.tools_s for plan in plans}
+    predictor = None if choice is None else build_predictor(choice, known, known_tools_s=tools_s)
     return SimulatedWorld(strategies, fleet, plans, predictor=predictor, seed=seed)
 
 

@@ -80,8 +80,8 @@ class ActionDesk:
             return self.state.late()
         self._release(action)
         action.advance(ActionEvent.FINISHED)
-        done = (action.spec.label, event.run_s, event.ok)
-        self.state.trajectories[action.spec.trajectory_id].actions_done.append(done)
+        owner = self.state.trajectories[action.spec.trajectory_id]
+        owner.take_action(action.spec.label, event.run_s, event.ok)
         self._close_action(action, event.at)
         return self.allocate()
 

@@ -228,13 +228,7 @@ class Controller:
         if event.steps_finished != trajectory.steps_finished:
             return self.state.late()
         self.state.observed_per_token = event.observed_per_token
-        self.state.take_prediction(
-            trajectory,
-            event.remaining_tokens,
-            event.remaining_tokens_q90,
-            event.remaining_s,
-            event.remaining_s_q90,
-        )
+        self.state.take_prediction(trajectory, event)
         if trajectory.state is TrajectoryState.SUBMITTED:
             self.admissions.rank(trajectory)
             return self.admissions.admit(event.at)

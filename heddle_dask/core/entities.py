@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from heddle_dask.core.commands import AbortStep, Command
 from heddle_dask.core.errors import InvalidTransition
+from heddle_dask.core.events import PredictionMade
 from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
 from heddle_dask.core.nouns import (
     ActionRequest,
@@ -56,16 +57,18 @@ class Trajectory:
         When the current step was asked for, when the latest one ended, and when the trajectory was admitted.
     predicted_tokens, predicted_tokens_q90, predicted_s, predicted_s_q90
         What it still had to do after its last finished step: medians and 0.9 quantiles; None before any prediction.
-    predicted_at_tokens
-        Tokens that it had generated when that was so.
+    predicted_tools_s
+        Seconds of its tools that were still to come then; 0 where nobody knows.
+    predicted_at_tokens, predicted_at_tools_s
+        Tokens that it had generated, and seconds of tools that it had behind it, when that was so.
     moves
         How many moves of its context were started.
     first_context_tokens
         Length of the first prompt as it was sent; 0 before the first step.
     open_step_tokens, step_tokens
         Generated tokens of the current step's parts so far, and of every finished step.
-    actions_done
-        Label, seconds and success of every finished action.
+    actions_done, tools_s
+        Label, seconds and success of every finished action, and the seconds of all.
     story
         The latest transitions, for errors.
     """
@@ -93,12 +96,15 @@ class Trajectory:
     predicted_tokens_q90: float | None = None
     predicted_s: float | None = None
     predicted_s_q90: float | None = None
+    predicted_tools_s: float = 0.0
     predicted_at_tokens: int = 0
+    predicted_at_tools_s: float = 0.0
     moves: int = 0
     first_context_tokens: int = 0
     open_step_tokens: int = 0
     step_tokens: list[int] = field(default_factory=list)
     actions_done: list[tuple[str, float, bool]] = field(default_factory=list)
+    tools_s: float = 0.0
     policy_version: int = 0
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
 
@@ -121,11 +127,18 @@ class Trajectory:
             self.step_tokens.append(self.open_step_tokens)
             self.open_step_tokens = 0
 
-    def take_prediction(self, tokens: float, tokens_q90: float, seconds: float, seconds_q90: float) -> None:
+    def take_prediction(self, made: PredictionMade) -> None:
         """Keep what is predicted to remain after the last finished step."""
         self.predicted_at_tokens = self.generated_tokens - self.open_step_tokens
-        self.predicted_tokens, self.predicted_tokens_q90 = tokens, tokens_q90
-        self.predicted_s, self.predicted_s_q90 = seconds, seconds_q90
+        self.predicted_at_tools_s = self.tools_s
+        self.predicted_tokens, self.predicted_tokens_q90 = made.remaining_tokens, made.remaining_tokens_q90
+        self.predicted_s, self.predicted_s_q90 = made.remaining_s, made.remaining_s_q90
+        self.predicted_tools_s = made.remaining_tools_s
+
+    def take_action(self, label: str, seconds: float, ok: bool) -> None:
+        """One of its actions has ended."""
+        self.actions_done.append((label, seconds, ok))
+        self.tools_s += seconds
 
     def abort_step(self, reason: str) -> list[Command]:
         """The order to stop its current step, where one is queued or generating; changes nothing."""

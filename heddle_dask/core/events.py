@@ -95,6 +95,7 @@ class PredictionMade:
 
     Medians and 0.9 quantiles, from now to its end; `source` names the predictor that answered. `observed_per_token`:
     tokens that tools add to a context for each one generated, as earlier trajectories tell; None where none do.
+    `remaining_tools_s`: seconds of its tools that are still to come; 0 where nobody knows.
     """
 
     at: float
@@ -106,6 +107,7 @@ class PredictionMade:
     remaining_s_q90: float
     source: str = ""
     observed_per_token: float | None = None
+    remaining_tools_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from heddle_dask.core.commands import Command
 from heddle_dask.core.engine_list import EngineList
 from heddle_dask.core.entities import Action, Engine, Host, Trajectory
+from heddle_dask.core.events import PredictionMade
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, TrajectoryId
 from heddle_dask.core.transitions import (
     ActionState,
@@ -148,12 +149,10 @@ class State:
             new.expected_tokens += trajectory.expected_tokens
             self.touch(new)
 
-    def take_prediction(
-        self, trajectory: Trajectory, tokens: float, tokens_q90: float, seconds: float, seconds_q90: float
-    ) -> None:
+    def take_prediction(self, trajectory: Trajectory, made: PredictionMade) -> None:
         """Keep a prediction, and the sums over its home and over all that are alive right."""
         before = trajectory.expected_tokens
-        trajectory.take_prediction(tokens, tokens_q90, seconds, seconds_q90)
+        trajectory.take_prediction(made)
         more = trajectory.expected_tokens - before
         if trajectory.home is not None:
             home = self.engines[trajectory.home]

@@ -19,12 +19,12 @@ is what lets an emulated or simulated engine jump from one change of its batch t
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
 
-_UNLIMITED_TOKENS = 1 << 40
+UNLIMITED_TOKENS = 1 << 40
 
 BLOCK_TOKENS = 16
 """Tokens in the smallest KV block; others are multiples of it."""
@@ -74,7 +74,7 @@ class EngineCost:
     sequence_s: float = 0.0
     context_token_s: float = 0.0
     chunk_tokens: int = 2048
-    capacity_tokens: int = _UNLIMITED_TOKENS
+    capacity_tokens: int = UNLIMITED_TOKENS
     spared_s: float = 0.0
     expert_share: float = 0.0
     prompt_s: float = 0.0
@@ -117,6 +117,13 @@ class EngineCost:
             + self.prefill_token_s * prefill_tokens
             + self.context_token_s * context_tokens
         )
+
+    def scaled(self, factor: float) -> EngineCost:
+        """The cost of an engine that takes `factor` times as long for everything."""
+        seconds = {
+            each.name: getattr(self, each.name) * factor for each in fields(self) if each.name.endswith("_s")
+        }
+        return replace(self, **seconds)
 
     def span_s(self, iterations: int, batch: int, context_tokens: int, prefill_tokens: int = 0) -> float:
         """Seconds of `iterations` iterations with an unchanged batch; `context_tokens` at the first.
@@ -173,4 +180,4 @@ def fixed_cost(seconds_per_token: float) -> EngineCost:
 
     A step of n tokens then takes exactly n times that: for measuring overheads.
     """
-    return EngineCost(fixed_s=seconds_per_token, chunk_tokens=_UNLIMITED_TOKENS)
+    return EngineCost(fixed_s=seconds_per_token, chunk_tokens=UNLIMITED_TOKENS)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Context, Task
-from heddle_dask.workloads.planned import is_replayable, plan_replay, scaled_tokens
+from heddle_dask.workloads.planned import is_replayable, plan_replay, scaled_tokens, tool_waits_s
 from heddle_dask.workloads.traces import TracedTrajectory, read_traces
 
 logger = logging.getLogger(__name__)
@@ -116,6 +116,7 @@ class ReplayEnvironment:
             {"group": trace.group_id},
             group=trace.group_id,
             known_tokens=known,
+            known_tools_s=sum(tool_waits_s(trace, self._tool_scale)),
             prompt_tokens=prompt,
         )
 

@@ -71,7 +71,7 @@ class DegreeSpecs:
             )
         cost = cost_from_mapping(believed, degree)
         if spec.kind == "emulated":
-            cost = replace(_slower(cost, spec.time_scale), capacity_tokens=traits_of(spec).kv_capacity_tokens)
+            cost = replace(cost.scaled(spec.time_scale), capacity_tokens=traits_of(spec).kv_capacity_tokens)
         if cost.capacity_tokens < spec.max_model_len:
             raise BadInput(
                 f"an engine of degree {degree} has KV memory for {cost.capacity_tokens} tokens, fewer than a context "
@@ -107,10 +107,12 @@ class DegreeSpecs:
         for degree in degrees:
             try:
                 form = dict(cost_at(cost, degree, self.spec.tp_degree))
-                cost_from_mapping(form, degree)
+                told = cost_from_mapping(form, degree)
             except BadInput:
                 continue  # an engine of that degree will be refused, or does not fit
-            known[degree] = form
+            # In real seconds: tools and transfers are.
+            stretched = self.spec.kind == "emulated" and self.spec.time_scale != 1
+            known[degree] = told.scaled(self.spec.time_scale).to_mapping() if stretched else form
         own = self.spec.tp_degree
         if not known:
             return {"of": dict(cost), "tp_degree": own}
@@ -159,8 +161,3 @@ def _or_none(cost: Mapping[str, Any], degree: int) -> EngineCost | None:
 
 def _by_degree(cost: Mapping[str, Any]) -> bool:
     return bool(cost) and all(str(key).isdigit() for key in cost)
-
-
-def _slower(cost: EngineCost, scale: float) -> EngineCost:
-    seconds = {name: value * scale for name, value in cost.to_mapping().items() if name.endswith("_s")}
-    return replace(cost, **seconds)

@@ -169,7 +169,10 @@ class Driver:
 
     async def _announce(self, attempts: Sequence[Attempt]) -> None:
         rows = [
-            [s.trajectory_id, s.group_id, s.sample_index, s.domain, s.prompt_tokens, task.known_tokens]
+            [
+                *(s.trajectory_id, s.group_id, s.sample_index, s.domain, s.prompt_tokens),
+                *(task.known_tokens, task.known_tools_s),
+            ]
             for s, task in ((attempt.spec, attempt.task) for attempt in attempts)
         ]
         session = self._services.session

@@ -25,8 +25,8 @@ class Predictions:
 
     Parameters
     ----------
-    known_tokens
-        What the predictor was built with; `know` adds to it.
+    known
+        Tokens and seconds of tools that the predictor was built with; `know` adds to them.
     answer
         Takes each prediction, on the event loop.
     fail
@@ -38,13 +38,13 @@ class Predictions:
     def __init__(
         self,
         predictor: Predictor,
-        known_tokens: dict[str, float],
+        known: tuple[dict[str, float], dict[str, float]],
         answer: Callable[[PredictionMade], None],
         fail: Callable[[str], None],
         now: Callable[[], float],
     ) -> None:
         self._predictor = predictor
-        self._known_tokens = known_tokens
+        self._known_tokens, self._known_tools_s = known
         self._answer = answer
         self._fail = fail
         self._now = now
@@ -55,10 +55,11 @@ class Predictions:
         self._work: asyncio.Task[None] | None = None
         self._fitting: asyncio.Future[Any] | None = None
 
-    def know(self, trajectory_id: str, tokens: float) -> None:
-        """The true total of a trajectory, for oracles."""
+    def know(self, trajectory_id: str, tokens: float, tools_s: float) -> None:
+        """The true totals of a trajectory, for oracles."""
         if tokens > 0:
             self._known_tokens[trajectory_id] = tokens
+            self._known_tools_s[trajectory_id] = tools_s
 
     def ask(self, trajectory: Trajectory) -> None:
         """Predict as of now; trajectories that ask while a call runs share the next one."""

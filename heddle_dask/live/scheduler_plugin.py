@@ -133,6 +133,7 @@ class HeddleScheduler(SchedulerPlugin):
     ) -> Mapping[str, Any]:
         """Start a session with its own controller; refuses while another client's session is open."""
         known_tokens: dict[str, float] = {}
+        known_tools_s: dict[str, float] = {}
         predictor = None
         try:
             self._check_free()
@@ -142,7 +143,8 @@ class HeddleScheduler(SchedulerPlugin):
             if strategies.predictor is not None:
                 # It imports XGBoost and may read a file: seconds.
                 predictor = await asyncio.to_thread(
-                    build_predictor, strategies.predictor, known_tokens, warm_predictor
+                    functools.partial(build_predictor, known_tools_s=known_tools_s),
+                    *(strategies.predictor, known_tokens, warm_predictor),
                 )
                 self._check_free()
         except BadInput as error:
@@ -154,7 +156,7 @@ class HeddleScheduler(SchedulerPlugin):
         if predictor is not None:
             answer = functools.partial(self.on_prediction, session)
             self.session.predictions = Predictions(
-                predictor, known_tokens, answer, self.session.latch, self.session.now
+                predictor, (known_tokens, known_tools_s), answer, self.session.latch, self.session.now
             )
         self._dispatcher = Dispatcher(self.scheduler, self.session, self._places)
         dask.shorten_client_report_interval(self.scheduler, client_id, STREAM_INTERVAL_S)
@@ -191,9 +193,9 @@ class HeddleScheduler(SchedulerPlugin):
     def _submit(self, session: str, trajectories: Sequence[Sequence[Any]]) -> None:
         live = self._session(session)
         for row in trajectories:
-            *facts, known_tokens = row
+            *facts, known_tokens, known_tools_s = row
             if live.predictions is not None:
-                live.predictions.know(facts[0], known_tokens)
+                live.predictions.know(facts[0], known_tokens, known_tools_s)
             self._feed(ev.TrajectorySubmitted(live.now(), TrajectorySpec(*facts)))
 
     async def forecast(self, session: str, trajectories: Sequence[Sequence[Any]]) -> Mapping[str, Any]:

@@ -16,13 +16,14 @@ def build_predictor(
     known_tokens: Mapping[str, float],
     warm: Callable[[str, Mapping[str, Any]], Predictor] | None = None,
     *,
+    known_tools_s: Mapping[str, float] | None = None,
     observed_per_token: float = math.nan,
 ) -> Predictor:
     """The predictor of that name.
 
     Parameters
     ----------
-    known_tokens
+    known_tokens, known_tools_s
         True totals by trajectory, which oracles read; filled as trajectories are submitted.
     warm
         Makes a predictor from the file that the options name, and the options; None: saved predictors only.
@@ -47,10 +48,11 @@ def build_predictor(
         case "xgboost":
             return LearnedPredictor()
         case "oracle" if options["error_factor"] == 1:
-            return Oracle(known_tokens, observed_per_token=observed_per_token)
+            return Oracle(known_tokens, known_tools_s, observed_per_token=observed_per_token)
         case "oracle":
             return NoisyOracle(
                 known_tokens,
+                known_tools_s,
                 observed_per_token=observed_per_token,
                 error=options["error_factor"],
                 seed=options["seed"],

@@ -24,6 +24,8 @@ class Prediction:
         Median and 0.9 quantile of the tokens still to be generated; at least 1, q90 never below the median.
     remaining_s, remaining_s_q90
         The same in seconds of steps and tools; nan while no finished trajectory had a duration.
+    remaining_tools_s
+        Seconds of tools still to come; nan where nothing is known.
     observed_per_token
         Tokens that tools add to a context for each one generated, over all trajectories that ended; nan before any.
     source
@@ -36,6 +38,7 @@ class Prediction:
     remaining_s_q90: float
     source: str
     observed_per_token: float = NAN
+    remaining_tools_s: float = NAN
 
 
 class Predictor(Protocol):

@@ -69,8 +69,9 @@ class Finished:
 
     Attributes
     ----------
-    generated_tokens, observed_tokens, duration_s
-        Totals: what was generated, what tools added to the context, seconds; `duration_s` is nan when not measured.
+    generated_tokens, observed_tokens, tools_s, duration_s
+        Totals: what was generated, what tools added to the context, seconds of tools, and of all; `duration_s` is nan
+        when not measured.
     censored
         It did not end by itself (cut off, aborted, still running): the totals are lower bounds.
     started_at_s, ended_at_s
@@ -87,6 +88,7 @@ class Finished:
     max_steps: int = 0
     generated_tokens: int = 0
     observed_tokens: int = 0
+    tools_s: float = 0.0
     duration_s: float = NAN
     censored: bool = False
     started_at_s: float = NAN

@@ -27,7 +27,7 @@ def progress_of(trajectory: Trajectory, at: float) -> Progress:
         step_tokens=tuple(trajectory.step_tokens[-RECENT:]),
         tool_labels=tuple(label for label, _, _ in done[-RECENT:]),
         tool_times_s=tuple(seconds for _, seconds, _ in done[-RECENT:]),
-        tools_s=sum(seconds for _, seconds, _ in done),
+        tools_s=trajectory.tools_s,
         tool_errors=sum(not ok for _, _, ok in done),
         last_tool_failed=bool(done) and not done[-1][2],
         elapsed_s=_elapsed_s(trajectory, at),
@@ -49,6 +49,7 @@ def prediction_made(row: Progress, made: Prediction, at: float) -> PredictionMad
         remaining_s_q90=0.0 if math.isnan(made.remaining_s_q90) else made.remaining_s_q90,
         source=made.source,
         observed_per_token=None if math.isnan(per_token) else per_token,
+        remaining_tools_s=0.0 if math.isnan(made.remaining_tools_s) else made.remaining_tools_s,
     )
 
 
@@ -63,6 +64,7 @@ def finished_of(trajectory: Trajectory, status: str, at: float) -> Finished:
         prompt_tokens=prompt_tokens,
         generated_tokens=trajectory.generated_tokens,
         observed_tokens=max(0, trajectory.context_tokens - prompt_tokens - trajectory.generated_tokens),
+        tools_s=trajectory.tools_s,
         duration_s=_elapsed_s(trajectory, at),
         censored=status != "completed",
         started_at_s=at - _elapsed_s(trajectory, at),

@@ -122,6 +122,7 @@ def finished_from_steps(past: PastTrajectory) -> Finished:
         prompt_tokens=past.prompt_tokens,
         generated_tokens=sum(step.generated_tokens for step in past.steps),
         observed_tokens=sum(step.observed_tokens for step in past.steps[:-1]),
+        tools_s=_tools_s(past.steps),
         duration_s=_elapsed_s(past.steps) + _tools_s(past.steps[-1:]),
         censored=past.censored,
         started_at_s=NAN,

@@ -15,8 +15,9 @@ class Oracle:
 
     Parameters
     ----------
-    total_tokens, total_s
-        True totals by trajectory id; `total_s` may be empty. They are read when asked: trajectories may be added later.
+    total_tokens, total_tools_s
+        True totals by trajectory id, of tokens and of tools' seconds. They are read when asked: trajectories may be
+        added later.
     observed_per_token
         As `contract.Prediction` has it.
     """
@@ -26,12 +27,12 @@ class Oracle:
     def __init__(
         self,
         total_tokens: Mapping[str, float],
-        total_s: Mapping[str, float] | None = None,
+        total_tools_s: Mapping[str, float] | None = None,
         *,
         observed_per_token: float = NAN,
     ) -> None:
         self._tokens = total_tokens
-        self._seconds = total_s or {}
+        self._tools_s = total_tools_s or {}
         self._observed_per_token = observed_per_token
 
     def predict(self, rows: Sequence[Progress]) -> list[Prediction]:
@@ -40,10 +41,15 @@ class Oracle:
 
     def _one(self, row: Progress) -> Prediction:
         tokens = max(self._tokens.get(row.trajectory_id, 0.0) - row.generated_tokens, 1.0)
-        total_s = self._seconds.get(row.trajectory_id, NAN)
-        spent_s = 0.0 if math.isnan(row.elapsed_s) else row.elapsed_s
-        seconds = NAN if math.isnan(total_s) else max(total_s - spent_s, 0.0)
-        return Prediction(tokens, tokens, seconds, seconds, self.source, self._observed_per_token)
+        return self._told(tokens, tokens, self._tools_left_s(row, 1.0))
+
+    def _tools_left_s(self, row: Progress, factor: float) -> float:
+        total_s = self._tools_s.get(row.trajectory_id, NAN)
+        return NAN if math.isnan(total_s) else max(total_s * factor - row.tools_s, 0.0)
+
+    def _told(self, tokens: float, high: float, tools_s: float) -> Prediction:
+        """How long its steps will take depends on who else is there: nobody knows."""
+        return Prediction(tokens, high, NAN, NAN, self.source, self._observed_per_token, tools_s)
 
     def observe_running(self, progress: Progress) -> None:
         """Nothing to learn."""
@@ -73,7 +79,7 @@ class NoisyOracle(Oracle):
     def __init__(
         self,
         total_tokens: Mapping[str, float],
-        total_s: Mapping[str, float] | None = None,
+        total_tools_s: Mapping[str, float] | None = None,
         *,
         observed_per_token: float = NAN,
         error: float = 2.0,
@@ -81,7 +87,7 @@ class NoisyOracle(Oracle):
     ) -> None:
         if not error >= 1.0:
             raise ValueError(f"error {error}: use a factor of at least 1")
-        super().__init__(total_tokens, total_s, observed_per_token=observed_per_token)
+        super().__init__(total_tokens, total_tools_s, observed_per_token=observed_per_token)
         self._spread = math.log(error)
         self._seed = seed
 
@@ -92,6 +98,4 @@ class NoisyOracle(Oracle):
         total = self._tokens.get(row.trajectory_id, 0.0)
         tokens = max(total * factor - row.generated_tokens, 1.0)
         high = max(total * factor * wide - row.generated_tokens, tokens)
-        exact = super()._one(row)
-        seconds, seconds_high = exact.remaining_s * factor, exact.remaining_s * factor * wide
-        return Prediction(tokens, high, seconds, seconds_high, self.source, self._observed_per_token)
+        return self._told(tokens, high, self._tools_left_s(row, factor))

@@ -54,6 +54,7 @@ class LearnedPredictor:
         # Of those that are kept.
         self._generated_tokens = 0
         self._observed_tokens = 0
+        self._tools_s = 0.0
         self._told = 0
         self._fitted_at = 0
         self._lock = threading.Lock()
@@ -66,10 +67,15 @@ class LearnedPredictor:
         locate, locate_s = model.core.locate, model.core.locate_s
         with self._lock:
             facts = [self._book.facts(row, locate, locate_s) for row in rows]
-            observed_per_token = self._observed_tokens / max(1, self._generated_tokens)
+            tokens = max(1, self._generated_tokens)
+            observed_per_token, tools_s_per_token = self._observed_tokens / tokens, self._tools_s / tokens
+            typical_tokens = tokens / max(1, len(self._finished))
         made = model.predict(rows, facts)
-        for one in made:
+        for row, one in zip(rows, made, strict=True):
             one.observed_per_token = observed_per_token
+            one.remaining_tools_s = _tools_left_s(
+                row, one.remaining_tokens, tools_s_per_token, typical_tokens
+            )
         return made
 
     def observe_running(self, progress: Progress) -> None:
@@ -103,6 +109,7 @@ class LearnedPredictor:
         self._finished[one.trajectory_id] = one
         self._generated_tokens += one.generated_tokens
         self._observed_tokens += one.observed_tokens
+        self._tools_s += one.tools_s
         while len(self._finished) > self.learning.kept:
             self._forget(next(iter(self._finished)))
         self._told += 1
@@ -112,6 +119,7 @@ class LearnedPredictor:
         if known is not None:
             self._generated_tokens -= known.generated_tokens
             self._observed_tokens -= known.observed_tokens
+            self._tools_s -= known.tools_s
 
     def due(self) -> bool:
         """Whether enough has been learnt since the last fit."""
@@ -165,3 +173,12 @@ def _so_far(points: Sequence[Progress]) -> Finished:
         ended_at_s=float("inf") if first.at_s == first.at_s else NAN,
         points=tuple(points),
     )
+
+
+def _tools_left_s(
+    row: Progress, left_tokens: float, tools_s_per_token: float, typical_tokens: float
+) -> float:
+    """As its tools have gone so far, for each token; those of all count like a typical trajectory's."""
+    weight = max(1.0, typical_tokens)
+    tools_s = row.tools_s + tools_s_per_token * weight
+    return left_tokens * tools_s / (row.generated_tokens + weight)

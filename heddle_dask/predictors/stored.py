@@ -25,7 +25,7 @@ from heddle_dask.predictors.learned import LearnedPredictor, LearningSettings
 from heddle_dask.predictors.model import Calibration, Model
 
 FORMAT = "heddle predictor"
-VERSION = 2
+VERSION = 3
 _PROGRESS = tuple(each.name for each in fields(Progress))
 _FINISHED = tuple(each.name for each in fields(Finished) if each.name != "points")
 

@@ -225,7 +225,12 @@ def _predictor(
         return None
     generated = {plan.trajectory_id: float(plan.generated_tokens) for plan in trajectories}
     observed = sum(plan.context_tokens - plan.prompt_tokens - plan.generated_tokens for plan in trajectories)
-    predictor = build_predictor(choice, generated, observed_per_token=observed / sum(generated.values()))
+    predictor = build_predictor(
+        choice,
+        generated,
+        known_tools_s={plan.trajectory_id: plan.tools_s for plan in trajectories},
+        observed_per_token=observed / sum(generated.values()),
+    )
     if warm:
         predictor.warm_start(finished_from_steps(past_of(plan)) for plan in warm)
     return predictor

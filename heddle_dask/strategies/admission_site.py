@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import GroupId
 from heddle_dask.cost.memory_profile import MemoryProfile
+from heddle_dask.strategies.stay import Stay
+
+
+class Longest(NamedTuple):
+    """Who of an engine ends last: its path, the tokens of that, and whether there is no doubt about them."""
+
+    path: float = 0.0
+    tokens: float = 0.0
+    exact: bool = True
 
 
 class AdmissionSite:
@@ -21,13 +31,10 @@ class AdmissionSite:
         How many live there or are coming.
     capacity_tokens
         KV memory that may be promised; 0 when the engine does not say how much it has.
-    growth
-        Context tokens that come with each generated one.
-    longest_left
-        What the longest of the residents has left.
+    longest
+        Of the residents.
     residents
-        Who lives there or is coming, and what each may have left (`remaining.left_now`). May be left out
-        where nobody will be fitted in.
+        Who lives there or is coming, and how long each may stay. May be left out where nobody will be fitted in.
     margin
         Standard deviations of the memory in use that are kept free.
     """
@@ -38,18 +45,16 @@ class AdmissionSite:
         free: float,
         held: int,
         capacity_tokens: float = 0.0,
-        growth: float = 1.0,
-        residents: Sequence[tuple[Trajectory, Sequence[float]]] = (),
-        longest_left: float = 0.0,
+        residents: Sequence[tuple[Trajectory, Stay]] = (),
+        longest: Longest = Longest(),  # noqa: B008 - a tuple
         margin: float = 0.0,
     ) -> None:
         self.engine = engine
         self.free = free
         self.held = held
         self._capacity_tokens = capacity_tokens
-        self._growth = growth
         self._residents = residents
-        self.longest_left = longest_left
+        self.longest = longest
         self._margin = margin
 
     @functools.cached_property
@@ -66,9 +71,9 @@ class AdmissionSite:
         if self._capacity_tokens <= 0:
             return None
         # `_need` and `_keep_longest` of each, written out: hundreds of residents at each look.
-        needs: list[tuple[float, Sequence[float]]] = []
+        needs: list[tuple[float, Sequence[float], float]] = []
         before: dict[GroupId, int] = {}
-        for trajectory, left in self._residents:
+        for trajectory, stay in self._residents:
             spec = trajectory.spec
             prompt, known = spec.prompt_tokens, before.get(spec.group_id, 0)
             context = trajectory.context_tokens
@@ -76,10 +81,10 @@ class AdmissionSite:
                 context = prompt
             if prompt > known:
                 before[spec.group_id] = prompt
-                needs.append((float(context - known), left))
+                needs.append((float(context - known), stay.lengths, stay.growth))
             else:
-                needs.append((float(context - prompt), left))
-        return MemoryProfile(self._capacity_tokens, self._growth, needs, self._margin)
+                needs.append((float(context - prompt), stay.lengths, stay.growth))
+        return MemoryProfile(self._capacity_tokens, needs, self._margin)
 
     def set_capacity(self, capacity_tokens: float) -> None:
         """So much may be promised from now on."""
@@ -87,14 +92,16 @@ class AdmissionSite:
             self._capacity_tokens = capacity_tokens
             self._memory.set_capacity(capacity_tokens)
 
-    def fits(self, trajectory: Trajectory, left_tokens: float) -> bool:
-        """Whether it fits until it ends."""
-        return self._memory is None or self._memory.fits(_need(trajectory, self.prompts), left_tokens)
+    def fits(self, trajectory: Trajectory, stay: Stay) -> bool:
+        """Whether it fits until it ends, in the mean."""
+        if self._memory is None:
+            return True
+        return self._memory.fits(_need(trajectory, self.prompts), stay.path, stay.growth)
 
-    def add(self, trajectory: Trajectory, left_tokens: Sequence[float]) -> None:
+    def add(self, trajectory: Trajectory, stay: Stay) -> None:
         """It will come."""
         if self._memory is not None:
-            self._memory.add(_need(trajectory, self.prompts), left_tokens)
+            self._memory.add(_need(trajectory, self.prompts), stay.lengths, stay.growth)
         self.free -= 1
         self.held += 1
         _keep_longest(self.prompts, trajectory)

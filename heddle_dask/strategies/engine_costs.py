@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from heddle_dask.core.entities import Engine
+from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import EngineCost, load_profile, profile_names
+from heddle_dask.cost.iteration import UNLIMITED_TOKENS
+
+_DEGREES = (1, 2, 4, 8, 16)
 
 
 @runtime_checkable
@@ -38,10 +43,28 @@ class EngineCosts:
     profile: str
     known: Mapping[int, EngineCost] = field(default_factory=dict)
     _made: dict[tuple[int, int], EngineCost] = field(init=False, default_factory=dict)
+    _pace_s: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.profile not in profile_names():
             load_profile(self.profile)  # raises, and names those that exist
+
+    @property
+    def pace_s(self) -> float:
+        """Seconds of a token of one trajectory where the KV memory is full, on engines of the lowest degree known."""
+        if self._pace_s is None:
+            cost = self._lowest()
+            held = cost.capacity_tokens if cost.capacity_tokens < UNLIMITED_TOKENS else 0
+            self._pace_s = cost.iteration_s(1, held)
+        return self._pace_s
+
+    def _lowest(self) -> EngineCost:
+        if self.known:
+            return self.known[min(self.known)]
+        for degree in _DEGREES:
+            with contextlib.suppress(BadInput):
+                return load_profile(self.profile, degree)
+        return load_profile(self.profile)
 
     def of(self, engine: Engine) -> EngineCost:
         """The cost of this engine.

@@ -19,11 +19,11 @@ from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.strategies.admission_site import AdmissionSite
+from heddle_dask.strategies.admission_site import AdmissionSite, Longest
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.least_held import LeastHeld
 from heddle_dask.strategies.observed_tokens import observed_per_token
-from heddle_dask.strategies.remaining import left_now, mean_left_tokens
+from heddle_dask.strategies.stay import Stay, stay_of, tools_left
 from heddle_dask.strategies.waiting_line import WaitingLine
 
 # An engine is looked at although nothing was heard of it after so many calls of `admit`, or after as many as a share of
@@ -73,13 +73,16 @@ class KvFit:
         time, that is, until everything is done.
     least_share
         The engine of the longest takes at least this share of what it could, however long that one is. A guess of a
-        length that is too long by far would otherwise empty an engine for it (docs/LOG.md has 0, 0.5, 0.7 and 1).
+        length that is too long by far would otherwise empty an engine for it (docs/LOG.md has 0, 0.5, 0.7 and 1). Where
+        a prediction leaves no doubt, as an oracle's, it is not needed.
     lengths
         By how many equally likely lengths each trajectory's future is counted (`remaining`); 1: it ends at its mean.
     margin
         Standard deviations of the memory in use, as foreseen, that are kept free.
     quantile
         Which prediction is *longest*, and how much is left of a trajectory.
+    tools
+        Whether the time of tools still to come counts (`stay`): for who is longest, and how long memory is held.
     """
 
     profile: str = "tiny-cpu"
@@ -90,6 +93,7 @@ class KvFit:
     lengths: int = 4
     margin: float = 1.0
     quantile: Literal["median", "q90"] = "q90"
+    tools: bool = True
     _costs: EngineCosts = field(init=False)
     _line: WaitingLine = field(init=False, default_factory=WaitingLine)
     # Admitted, and not on its engine yet; where it should go.
@@ -128,13 +132,20 @@ class KvFit:
 
     def rank(self, trajectory: Trajectory) -> None:
         """It may be admitted from now on; once more when its prediction is new."""
-        self._line.put(trajectory, self._left(trajectory))
+        self._line.put(trajectory, self._left(trajectory), self._path(trajectory))
         if self._line.shortest() is trajectory:
             self._shorter = trajectory
 
     def _left(self, trajectory: Trajectory) -> float:
         predicted = trajectory.predicted_tokens_q90 if self.quantile == "q90" else trajectory.predicted_tokens
         return predicted or 0.0
+
+    def _path(self, trajectory: Trajectory) -> float:
+        """Until its end, tools included."""
+        return self._left(trajectory) + (tools_left(trajectory, self._costs.pace_s) if self.tools else 0.0)
+
+    def _stay(self, trajectory: Trajectory, lengths: int, growth: float) -> Stay:
+        return stay_of(trajectory, lengths, growth, self._costs.pace_s if self.tools else None)
 
     def engine_for(self, trajectory_id: TrajectoryId) -> EngineId | None:
         """Where it was admitted to, for the placement; asked once."""
@@ -166,14 +177,15 @@ class KvFit:
             if name not in sites:
                 sites[name] = self._site(view, engine, growth, rest_tokens)
             site = sites[name]
-            chosen = self._next_for(site, self.critical * left_tokens / max(1, view.alive + len(admitted)))
+            critical = self.critical * left_tokens / max(1, view.alive + len(admitted))
+            chosen = self._next_for(site, critical, growth)
             if chosen is None:
                 self._refuse(site)
                 continue
             self._line.remove(chosen)
             self._coming.setdefault(name, {})[chosen.trajectory_id] = chosen
             self._engine_of[chosen.trajectory_id] = name
-            site.add(chosen, left_now(chosen, self.lengths)[1])
+            site.add(chosen, self._stay(chosen, self.lengths, growth))
             self._open.put(engine, self._held_share(engine))
             admitted.append(chosen)
         return admitted
@@ -230,14 +242,14 @@ class KvFit:
 
         Nobody else who waits fits there: all were refused. What may be promised is as it is now.
         """
-        left_tokens = mean_left_tokens(newcomer)
+        stay = self._stay(newcomer, 1, _growth(view))
         rest_tokens = self._all_left(view) / max(1, view.alive)
         for _, _, name in self._full:
             site = self._refused[name].site
             assert site is not None, name
-            share = self._share(site.engine, site.longest_left, rest_tokens)
-            site.set_capacity(share * self.fill * site.engine.spec.kv_capacity_tokens)
-            if site.fits(newcomer, left_tokens):
+            share = self._share(site.engine, site.longest, rest_tokens)
+            site.set_capacity(self._capacity(site.engine, share))
+            if site.fits(newcomer, stay):
                 self._open_again(site.engine)
                 return
 
@@ -297,19 +309,23 @@ class KvFit:
         if held and queued > most - 1:
             return AdmissionSite(engine, most - queued, held)
         all_there = (*view.residents(engine), *coming.values())
-        left = [left_now(t, self.lengths) for t in all_there]
-        longest = max([mean for mean, _ in left], default=0.0)
-        there = [(t, lengths) for t, (_, lengths) in zip(all_there, left, strict=True)]
+        there = [(t, self._stay(t, self.lengths, growth)) for t in all_there]
+        longest = max([_as_longest(t, stay) for t, stay in there], default=Longest())
         share = self._share(engine, longest, rest_tokens)
-        capacity = share * self.fill * engine.spec.kv_capacity_tokens
-        return AdmissionSite(
-            engine, share * most - queued, held, capacity, growth, there, longest, self.margin
-        )
+        capacity = self._capacity(engine, share)
+        return AdmissionSite(engine, share * most - queued, held, capacity, there, longest, self.margin)
 
-    def _share(self, engine: Engine, longest_left: float, rest_tokens: float) -> float:
+    def _capacity(self, engine: Engine, share: float) -> float:
+        """KV tokens that may be promised; 0 says that the engine does not tell how much it has."""
+        told = self.fill * engine.spec.kv_capacity_tokens
+        return max(1.0, share * told) if told > 0 else 0.0
+
+    def _share(self, engine: Engine, longest: Longest, rest_tokens: float) -> float:
         """How much of the engine may be used beside the longest that lives there."""
-        beside = self._share_beside(engine, rest_tokens / longest_left) if longest_left > rest_tokens else 1.0
-        return max(self.least_share, beside)
+        if longest.path <= rest_tokens or longest.tokens <= 0:
+            return 1.0
+        pace = (rest_tokens - (longest.path - longest.tokens)) / longest.tokens
+        return max(0.0 if longest.exact else self.least_share, self._share_beside(engine, pace))
 
     def _share_beside(self, engine: Engine, pace: float) -> float:
         """How full the engine may be so that an iteration takes `pace` times that of a full one."""
@@ -319,7 +335,7 @@ class KvFit:
         alone = cost.iteration_s(1, 0)
         return min(1.0, max(0.0, (pace * full - alone) / (full - alone))) if full > alone else 1.0
 
-    def _next_for(self, site: AdmissionSite, critical: float) -> Trajectory | None:
+    def _next_for(self, site: AdmissionSite, critical: float, growth: float) -> Trajectory | None:
         """Who starts there next, if anybody."""
         if not site.held:
             return self._line.longest()
@@ -327,14 +343,18 @@ class KvFit:
             return None
 
         def fits(trajectory: Trajectory) -> bool:
-            return site.fits(trajectory, mean_left_tokens(trajectory))
+            return site.fits(trajectory, self._stay(trajectory, 1, growth))
 
         longest = self._line.longest_where(fits)
-
-        if longest is not None and self._left(longest) >= critical:
+        if longest is not None and self._path(longest) >= critical:
             return longest
         sibling = self._line.longest_of(site.prompts, fits)
         return longest if sibling is None else sibling
+
+
+def _as_longest(trajectory: Trajectory, stay: Stay) -> Longest:
+    exact = trajectory.predicted_tokens_q90 == trajectory.predicted_tokens
+    return Longest(stay.path, stay.tokens, exact)
 
 
 def _growth(view: ClusterView) -> float:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.nouns import StepRequest
 from heddle_dask.core.view import ClusterView
+from heddle_dask.cost.engine_cost import EngineCost
+from heddle_dask.strategies.engine_costs import EngineCosts
 
 
 def predicted_tokens(trajectory: Trajectory, quantile: Literal["median", "q90"]) -> float:
@@ -16,7 +19,7 @@ def predicted_tokens(trajectory: Trajectory, quantile: Literal["median", "q90"])
     return 0.0 if value is None else value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LongestFirst:
     """The longest predicted first, looked at anew at every step.
 
@@ -27,14 +30,27 @@ class LongestFirst:
         take turns at every step then, and keep their KV cache.
     quantile
         ``"q90"`` or ``"median"`` of the prediction. Not to miss a long one matters more than to be right on average.
+    tools
+        Whether seconds of tools count too, each as the tokens that a busy engine samples for one trajectory meanwhile:
+        the longest is who ends last, not who generates most.
+    profile
+        Cost profile of the engines (`heddle_dask.cost`), for `tools`.
     """
 
     of: Literal["remaining", "total"] = "total"
     quantile: Literal["median", "q90"] = "q90"
+    tools: bool = True
+    profile: str = "tiny-cpu"
+    _costs: EngineCosts = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.of not in ("remaining", "total") or self.quantile not in ("median", "q90"):
             raise ValueError(f"of={self.of}, quantile={self.quantile}: use remaining or total, median or q90")
+        self._costs = EngineCosts(self.profile)
+
+    def use_costs(self, known: Mapping[int, EngineCost]) -> None:
+        """Reckon with these costs by TP degree in place of the profile."""
+        self._costs = EngineCosts(self.profile, known)
 
     def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> float:
         """Predicted tokens; without a prediction all are equal, and the order of arrival decides.
@@ -42,4 +58,8 @@ class LongestFirst:
         The total is that of the latest prediction: neither a late one nor a step that was stopped makes it longer.
         """
         ahead = predicted_tokens(trajectory, self.quantile)
-        return ahead + trajectory.predicted_at_tokens if self.of == "total" else ahead
+        tools_s = trajectory.predicted_tools_s if self.tools else 0.0
+        if self.of == "total":
+            ahead += trajectory.predicted_at_tokens
+            tools_s += trajectory.predicted_at_tools_s if self.tools else 0.0
+        return ahead + tools_s / self._costs.pace_s if tools_s > 0 else ahead

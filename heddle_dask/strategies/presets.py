@@ -100,7 +100,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
     "heddle-paper": {
         **_PLAIN,
         "placement": "presorted",
-        "scheduling": "longest-first,of=remaining,quantile=median",
+        "scheduling": "longest-first,of=remaining,quantile=median,tools=False",
         "preemption": "hysteresis,ratio=1.0,margin_tokens=0,least_wait_tokens=0",
         "migration": "rank-rule",
         "predictor": "xgboost",
@@ -110,7 +110,8 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
 
 def tell_costs(strategies: StrategySet, known: Mapping[int, EngineCost]) -> None:
     """Have every strategy that plans by cost use these, by TP degree, not its profile; before the first event."""
-    for part in (strategies.placement, strategies.migration, strategies.admission, strategies.regrouping):
+    parts = (strategies.placement, strategies.scheduling, strategies.migration, strategies.admission)
+    for part in (*parts, strategies.regrouping):
         if isinstance(part, UsesCosts):
             part.use_costs(known)
 

@@ -12,13 +12,9 @@ _NORMAL = NormalDist()
 _NORMAL_Q90 = _NORMAL.inv_cdf(0.9)
 
 
-def mean_left_tokens(trajectory: Trajectory) -> float:
-    """The mean of what was left when it was predicted; at most the 0.9 quantile."""
-    return _mean_tokens(trajectory.predicted_tokens or 0.0, trajectory.predicted_tokens_q90 or 0.0)
-
-
 @functools.lru_cache(maxsize=1 << 16)
 def _mean_tokens(median: float, q90: float) -> float:
+    """The mean; at most the 0.9 quantile."""
     if median <= 0 or q90 <= median:
         return q90
     spread = math.log(q90 / median) / _NORMAL_Q90

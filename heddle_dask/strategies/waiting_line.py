@@ -1,4 +1,4 @@
-"""Trajectories that wait, by what they are predicted to have left."""
+"""Trajectories that wait, by how long they are predicted to take."""
 
 from __future__ import annotations
 
@@ -14,28 +14,36 @@ Fits = Callable[[Trajectory], bool]
 
 
 class WaitingLine:
-    """Sorted by tokens left, the shortest first; of equals the youngest first. Who is no more waiting is dropped.
+    """Sorted by the path ahead, the shortest first; of equals the youngest first. Who is no more waiting is dropped.
 
     Attributes
     ----------
     tokens
-        What all of them have left.
+        What all of them have left to generate.
     """
 
     def __init__(self) -> None:
         self.tokens = 0.0
         self._line: list[Entry] = []
         self._entries: dict[TrajectoryId, Entry] = {}
+        self._left: dict[TrajectoryId, float] = {}
         self._groups: dict[GroupId, list[Entry]] = {}
 
-    def put(self, trajectory: Trajectory, left_tokens: float) -> None:
-        """Line up, or change places. O(log n) and a move in memory."""
+    def put(self, trajectory: Trajectory, left_tokens: float, path: float) -> None:
+        """Line up, or change places. O(log n) and a move in memory.
+
+        Parameters
+        ----------
+        path
+            By which the line is sorted: `left_tokens`, and what its tools take (`stay`).
+        """
         if trajectory.trajectory_id in self._entries:
             self.remove(trajectory)
-        entry = (left_tokens, -trajectory.number, trajectory)
+        entry = (path, -trajectory.number, trajectory)
         self._entries[trajectory.trajectory_id] = entry
         insort(self._line, entry)
         insort(self._groups.setdefault(trajectory.spec.group_id, []), entry)
+        self._left[trajectory.trajectory_id] = left_tokens
         self.tokens += left_tokens
 
     def remove(self, trajectory: Trajectory) -> None:
@@ -46,14 +54,14 @@ class WaitingLine:
         del group[bisect_left(group, entry)]
         if not group:
             del self._groups[trajectory.spec.group_id]
-        self.tokens -= entry[0]
+        self.tokens -= self._left.pop(trajectory.trajectory_id)
 
     def longest(self) -> Trajectory | None:
-        """The one with most left."""
+        """The one with the longest path."""
         return self._last_waiting(self._line, len(self._line))
 
     def shortest(self) -> Trajectory | None:
-        """The one with least left, whether it still waits or not."""
+        """The one with the shortest path, whether it still waits or not."""
         return self._line[0][2] if self._line else None
 
     def longest_where(self, fits: Fits) -> Trajectory | None:

@@ -118,13 +118,22 @@ def plan_replay(
         prompt = max(1, prompt * room // wanted)
         if prompt + sum(observed) > room:  # only where the prompt was raised to 1
             observed[observed.index(max(observed))] -= 1
-    waits = [0.0 if step.human or step.tool_s is None else step.tool_s * tool_scale for step in trace.steps]
     tools = [step.tool for step in trace.steps[:-1]] + [None]
+    waits = tool_waits_s(trace, tool_scale)
     return ReplayPlan(
         prompt_tokens=prompt,
         steps=tuple(PlannedStep(*each) for each in zip(generated, observed, tools, waits, strict=True)),
         clipped_tokens=wanted - prompt - sum(observed),
     )
+
+
+def tool_waits_s(trace: TracedTrajectory, tool_scale: float) -> list[float]:
+    """Seconds that a replay waits behind each step for its tool: not for people, and not behind the last."""
+    waits = [
+        0.0 if step.tool is None or step.human or step.tool_s is None else step.tool_s * tool_scale
+        for step in trace.steps[:-1]
+    ]
+    return [*waits, 0.0]
 
 
 def planned_trace(

@@ -1,0 +1,60 @@
+"""How long a trajectory will be there, in tokens: those that it generates, and those for which its tools take as long.
+
+One unit for both: the time in which a busy engine samples a token for one trajectory (`EngineCosts.pace_s`). Who waits
+for tools most of its time generates little, and ends last all the same if it starts late; and it holds its memory for
+longer than its tokens tell.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from heddle_dask.core.entities import Trajectory
+from heddle_dask.strategies.remaining import left_now
+
+
+class Stay(NamedTuple):
+    """From now to the end.
+
+    Attributes
+    ----------
+    tokens
+        What is left to generate, in the mean.
+    path
+        Tokens and tools, in the mean.
+    lengths
+        Equally likely lengths of the path, ascending.
+    growth
+        Context tokens that come with each token of the path.
+    """
+
+    tokens: float
+    path: float
+    lengths: tuple[float, ...]
+    growth: float
+
+
+def tools_left(trajectory: Trajectory, pace_s: float) -> float:
+    """Tokens that take as long as the tools that it will still call, as far as anybody knows."""
+    if trajectory.predicted_tools_s <= 0:
+        return 0.0
+    run_s = trajectory.tools_s - trajectory.predicted_at_tools_s
+    return max(0.0, trajectory.predicted_tools_s - run_s) / pace_s
+
+
+def stay_of(trajectory: Trajectory, count: int, growth: float, pace_s: float | None) -> Stay:
+    """By at most `count` lengths (`remaining.left_now`).
+
+    Parameters
+    ----------
+    growth
+        Context tokens that come with each generated one.
+    pace_s
+        None: tools are taken to need no time.
+    """
+    tokens, lengths = left_now(trajectory, count)
+    tools = 0.0 if pace_s is None else tools_left(trajectory, pace_s)
+    if tools <= 0 or tokens <= 0:
+        return Stay(tokens, tokens, lengths, growth)
+    factor = (tokens + tools) / tokens
+    return Stay(tokens, tokens + tools, tuple([length * factor for length in lengths]), growth / factor)
