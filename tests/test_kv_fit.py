@@ -131,43 +131,47 @@ def test_the_queue_is_bounded_by_slots_and_tools_do_not_count() -> None:
 
 
 LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=4).map(sorted)
-GROWTHS = st.sampled_from([0.0, 0.5, 1.0, 3.0])
+STRETCHES = st.sampled_from([1.0, 2.0, 4.0])
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 300), LENGTHS, GROWTHS), max_size=8),
-    st.tuples(st.integers(0, 300), st.integers(0, 300), GROWTHS),
+    st.lists(st.tuples(st.integers(0, 300), LENGTHS, STRETCHES), max_size=8),
+    st.tuples(st.integers(0, 300), st.integers(0, 300), STRETCHES),
+    st.sampled_from([0.0, 0.5, 1.0, 3.0]),
     st.sampled_from([0.0, 1.0, 2.5]),
     st.integers(1, 2000),
 )
 def test_a_profile_is_what_is_held_at_every_time_and_a_margin(
     there: list[tuple[int, list[int], float]],
     more: tuple[int, int, float],
+    growth: float,
     margin: float,
     capacity: int,
 ) -> None:
-    context, left, growth = more
+    context, left, stretch = more
+    stretched = [(c, [length * times for length in lengths], growth / times) for c, lengths, times in there]
+    end = left * stretch
 
-    def held_at(t: int, just_before: bool) -> float:
+    def held_at(t: float, just_before: bool) -> float:
         """Mean and margin of those that live there, one by one, and the newcomer."""
         mean = variance = 0.0
-        for c, lengths, grows in there:
+        for c, lengths, grows in stretched:
             alive = sum(length > t or (just_before and length == t) for length in lengths) / len(lengths)
             mean += alive * (c + grows * t)
             variance += alive * (1 - alive) * (c + grows * t) ** 2
-        return mean + margin * math.sqrt(variance) + context + growth * t
+        return mean + margin * math.sqrt(variance) + context + growth * t / stretch
 
     # Between two ends it rises: looking just before each, and when the newcomer ends, is looking everywhere.
-    times = sorted({t for _, lengths, _ in there for t in lengths if t <= left})
-    needs = [*[held_at(t, True) for t in times], held_at(left, False)]
+    times = sorted({t for _, lengths, _ in stretched for t in lengths if t <= end})
+    needs = [*[held_at(t, True) for t in times], held_at(end, False)]
     assume(all(abs(need - capacity) > 1e-6 for need in needs) or not margin)
-    rows = [(float(c), [float(length) for length in lengths], grows) for c, lengths, grows in there]
-    profile = MemoryProfile(capacity, rows, margin)
-    assert profile.fits(context, left, growth) == all(need <= capacity + 1e-9 for need in needs)
-    profile.add(context, [left], growth)
-    again = MemoryProfile(capacity, [*rows, (float(context), [float(left)], growth)], margin)
+    rows = [(float(c), [float(length) for length in lengths], times) for c, lengths, times in there]
+    profile = MemoryProfile(capacity, growth, rows, margin)
+    assert profile.fits(context, left, stretch) == all(need <= capacity + 1e-9 for need in needs)
+    profile.add(context, [left], stretch)
+    again = MemoryProfile(capacity, growth, [*rows, (float(context), [float(left)], stretch)], margin)
     for c, r in ((0, 10), (50, 50), (200, 290)):
-        assert profile.fits(c, r, 1.0) == again.fits(c, r, 1.0)
+        assert profile.fits(c, r) == again.fits(c, r)
 
 
 @given(st.floats(1.0, 1e5), st.floats(1.0, 8.0), st.integers(1, 6), st.integers(0, 10**6))
@@ -217,16 +221,16 @@ def test_many_of_unknown_length_do_not_all_hold_at_once_what_each_holds_at_its_m
 def test_a_profile_whose_capacity_changes_is_one_made_with_it(
     there: list[tuple[int, int]], growth: float, capacities: list[int]
 ) -> None:
-    rows = [(float(c), [float(r)], growth) for c, r in there]
-    profile = MemoryProfile(capacities[0], rows)
+    rows = [(float(c), [float(r)], 1.0) for c, r in there]
+    profile = MemoryProfile(capacities[0], growth, rows)
     for capacity in capacities[1:]:
         profile.set_capacity(capacity)
-        again = MemoryProfile(capacity, rows)
+        again = MemoryProfile(capacity, growth, rows)
         for c, r in ((0, 10), (50, 50), (200, 290), (1000, 100)):
-            assert profile.fits(c, r, growth) == again.fits(c, r, growth)
-    profile.add(50.0, [50.0], growth)
-    again = MemoryProfile(capacities[-1], [*rows, (50.0, [50.0], growth)])
-    assert profile.fits(10, 60, growth) == again.fits(10, 60, growth)
+            assert profile.fits(c, r) == again.fits(c, r)
+    profile.add(50.0, [50.0])
+    again = MemoryProfile(capacities[-1], growth, [*rows, (50.0, [50.0], 1.0)])
+    assert profile.fits(10, 60) == again.fits(10, 60)
 
 
 def told(stage: Stage, name: str, tokens: float, tools_s: float, q90: float | None = None) -> list[str]:
@@ -266,17 +270,11 @@ def test_what_of_the_tools_has_run_is_no_longer_ahead() -> None:
     told(stage, "a", 100, 8.0)
     trajectory = stage.trajectory("a")
     assert tools_left(trajectory, pace_s=0.1) == pytest.approx(80.0)
-    assert stay_of(trajectory, 4, 2.0, 0.1) == Stay(
-        100.0, 180.0, (pytest.approx(180.0),), pytest.approx(2 / 1.8)
-    )
+    assert stay_of(trajectory, 4, 0.1) == Stay(100.0, (100.0,), pytest.approx(1.8))
     trajectory.take_action("test", 6.0, True)
     assert tools_left(trajectory, pace_s=0.1) == pytest.approx(20.0)
     trajectory.take_action("test", 6.0, True)
-    assert (
-        stay_of(trajectory, 4, 2.0, 0.1)
-        == stay_of(trajectory, 4, 2.0, None)
-        == Stay(100.0, 100.0, (100.0,), 2.0)
-    )
+    assert stay_of(trajectory, 4, 0.1) == stay_of(trajectory, 4, None) == Stay(100.0, (100.0,))
 
 
 @pytest.mark.parametrize(("q90", "beside"), [(1000.0, 0), (1001.0, 3)])

@@ -34,9 +34,11 @@ class MemoryProfile:
     ----------
     capacity_tokens
         Tokens that may be held at any time.
+    growth
+        Context tokens that come with each generated one.
     residents
-        Context of each, the tokens that it may stay (at least one length, equally likely, ascending), and the context
-        tokens that come with each of them.
+        Context of each, the tokens that it may have left (at least one length, equally likely, ascending), and how many
+        times as long it stays as they take: 1 for who calls no tool.
     margin
         Standard deviations of what is held that are kept free.
     """
@@ -44,10 +46,12 @@ class MemoryProfile:
     def __init__(
         self,
         capacity_tokens: float,
+        growth: float,
         residents: Sequence[tuple[float, Sequence[float], float]],
         margin: float = 0.0,
     ) -> None:
         self._capacity = capacity_tokens
+        self._grows = growth
         self._margin = margin
         self._residents = list(residents)
         self._sum()
@@ -56,9 +60,11 @@ class MemoryProfile:
         """For each end what is free just before it, and what is held from there on."""
         self._more = 0.0  # capacity that comes after the sums are made
         contexts = np.array([context for context, _, _ in self._residents])
-        growths = np.array([growth for _, _, growth in self._residents])
+        stretches = np.array([stretch for _, _, stretch in self._residents])
+        growths = self._grows / stretches
         counts = np.array([len(lefts) for _, lefts, _ in self._residents], dtype=np.int64)
         lefts = np.fromiter(chain.from_iterable([lefts for _, lefts, _ in self._residents]), np.float64)
+        lefts *= np.repeat(stretches, counts)
         order = np.argsort(lefts, kind="stable")
         ends = lefts[order]
         context, count = np.repeat(contexts, counts)[order], np.repeat(counts, counts)[order]
@@ -77,9 +83,8 @@ class MemoryProfile:
             self._context[:-1] + self._growth[:-1] * ends + self._margin * np.sqrt(np.maximum(0.0, variance))
         )
         self._free = self._capacity - held
-        self._free[1:][ends[1:] == ends[:-1]] = (
-            math.inf
-        )  # of those that end together the first knows what all held
+        # Of those that end together the first knows what all held.
+        self._free[1:][ends[1:] == ends[:-1]] = math.inf
         self._ends = ends
 
     def set_capacity(self, capacity_tokens: float) -> None:
@@ -87,8 +92,10 @@ class MemoryProfile:
         self._more += capacity_tokens - self._capacity
         self._capacity = capacity_tokens
 
-    def fits(self, context_tokens: float, left_tokens: float, growth: float) -> bool:
+    def fits(self, context_tokens: float, left_tokens: float, stretch: float = 1.0) -> bool:
         """Whether one more with this context fits for so many tokens; that one is there until then for certain."""
+        growth = self._grows / stretch
+        left_tokens *= stretch
         ended = int(np.searchsorted(self._ends, left_tokens, side="right"))
         if ended:
             room = self._free[:ended] - growth * self._ends[:ended]
@@ -100,9 +107,9 @@ class MemoryProfile:
             held += self._margin * math.sqrt(max(0.0, self._square[ended] + left_tokens * linear))
         return bool(held + context_tokens + growth * left_tokens <= self._capacity)
 
-    def add(self, context_tokens: float, left_tokens: Sequence[float], growth: float) -> None:
+    def add(self, context_tokens: float, left_tokens: Sequence[float], stretch: float = 1.0) -> None:
         """Count one more."""
-        self._residents.append((context_tokens, left_tokens, growth))
+        self._residents.append((context_tokens, left_tokens, stretch))
         self._sum()
 
 

@@ -31,6 +31,8 @@ class AdmissionSite:
         How many live there or are coming.
     capacity_tokens
         KV memory that may be promised; 0 when the engine does not say how much it has.
+    growth
+        Context tokens that come with each generated one.
     longest
         Of the residents.
     residents
@@ -45,6 +47,7 @@ class AdmissionSite:
         free: float,
         held: int,
         capacity_tokens: float = 0.0,
+        growth: float = 1.0,
         residents: Sequence[tuple[Trajectory, Stay]] = (),
         longest: Longest = Longest(),  # noqa: B008 - a tuple
         margin: float = 0.0,
@@ -53,6 +56,7 @@ class AdmissionSite:
         self.free = free
         self.held = held
         self._capacity_tokens = capacity_tokens
+        self._growth = growth
         self._residents = residents
         self.longest = longest
         self._margin = margin
@@ -73,7 +77,7 @@ class AdmissionSite:
         # `_need` and `_keep_longest` of each, written out: hundreds of residents at each look.
         needs: list[tuple[float, Sequence[float], float]] = []
         before: dict[GroupId, int] = {}
-        for trajectory, stay in self._residents:
+        for trajectory, (_, lengths, stretch) in self._residents:
             spec = trajectory.spec
             prompt, known = spec.prompt_tokens, before.get(spec.group_id, 0)
             context = trajectory.context_tokens
@@ -81,10 +85,11 @@ class AdmissionSite:
                 context = prompt
             if prompt > known:
                 before[spec.group_id] = prompt
-                needs.append((float(context - known), stay.lengths, stay.growth))
+                needs.append((float(context - known), lengths, stretch))
             else:
-                needs.append((float(context - prompt), stay.lengths, stay.growth))
-        return MemoryProfile(self._capacity_tokens, needs, self._margin)
+                needs.append((float(context - prompt), lengths, stretch))
+        self.prompts = before
+        return MemoryProfile(self._capacity_tokens, self._growth, needs, self._margin)
 
     def set_capacity(self, capacity_tokens: float) -> None:
         """So much may be promised from now on."""
@@ -96,12 +101,12 @@ class AdmissionSite:
         """Whether it fits until it ends, in the mean."""
         if self._memory is None:
             return True
-        return self._memory.fits(_need(trajectory, self.prompts), stay.path, stay.growth)
+        return self._memory.fits(_need(trajectory, self.prompts), stay.tokens, stay.stretch)
 
     def add(self, trajectory: Trajectory, stay: Stay) -> None:
         """It will come."""
         if self._memory is not None:
-            self._memory.add(_need(trajectory, self.prompts), stay.lengths, stay.growth)
+            self._memory.add(_need(trajectory, self.prompts), stay.lengths, stay.stretch)
         self.free -= 1
         self.held += 1
         _keep_longest(self.prompts, trajectory)

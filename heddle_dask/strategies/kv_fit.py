@@ -144,8 +144,8 @@ class KvFit:
         """Until its end, tools included."""
         return self._left(trajectory) + (tools_left(trajectory, self._costs.pace_s) if self.tools else 0.0)
 
-    def _stay(self, trajectory: Trajectory, lengths: int, growth: float) -> Stay:
-        return stay_of(trajectory, lengths, growth, self._costs.pace_s if self.tools else None)
+    def _stay(self, trajectory: Trajectory, lengths: int) -> Stay:
+        return stay_of(trajectory, lengths, self._costs.pace_s if self.tools else None)
 
     def engine_for(self, trajectory_id: TrajectoryId) -> EngineId | None:
         """Where it was admitted to, for the placement; asked once."""
@@ -178,14 +178,14 @@ class KvFit:
                 sites[name] = self._site(view, engine, growth, rest_tokens)
             site = sites[name]
             critical = self.critical * left_tokens / max(1, view.alive + len(admitted))
-            chosen = self._next_for(site, critical, growth)
+            chosen = self._next_for(site, critical)
             if chosen is None:
                 self._refuse(site)
                 continue
             self._line.remove(chosen)
             self._coming.setdefault(name, {})[chosen.trajectory_id] = chosen
             self._engine_of[chosen.trajectory_id] = name
-            site.add(chosen, self._stay(chosen, self.lengths, growth))
+            site.add(chosen, self._stay(chosen, self.lengths))
             self._open.put(engine, self._held_share(engine))
             admitted.append(chosen)
         return admitted
@@ -242,7 +242,7 @@ class KvFit:
 
         Nobody else who waits fits there: all were refused. What may be promised is as it is now.
         """
-        stay = self._stay(newcomer, 1, _growth(view))
+        stay = self._stay(newcomer, 1)
         rest_tokens = self._all_left(view) / max(1, view.alive)
         for _, _, name in self._full:
             site = self._refused[name].site
@@ -309,11 +309,14 @@ class KvFit:
         if held and queued > most - 1:
             return AdmissionSite(engine, most - queued, held)
         all_there = (*view.residents(engine), *coming.values())
-        there = [(t, self._stay(t, self.lengths, growth)) for t in all_there]
-        longest = max([_as_longest(t, stay) for t, stay in there], default=Longest())
+        pace_s = self._costs.pace_s if self.tools else None
+        there = [(t, stay_of(t, self.lengths, pace_s)) for t in all_there]
+        longest = _longest_of(there)
         share = self._share(engine, longest, rest_tokens)
         capacity = self._capacity(engine, share)
-        return AdmissionSite(engine, share * most - queued, held, capacity, there, longest, self.margin)
+        return AdmissionSite(
+            engine, share * most - queued, held, capacity, growth, there, longest, self.margin
+        )
 
     def _capacity(self, engine: Engine, share: float) -> float:
         """KV tokens that may be promised; 0 says that the engine does not tell how much it has."""
@@ -335,7 +338,7 @@ class KvFit:
         alone = cost.iteration_s(1, 0)
         return min(1.0, max(0.0, (pace * full - alone) / (full - alone))) if full > alone else 1.0
 
-    def _next_for(self, site: AdmissionSite, critical: float, growth: float) -> Trajectory | None:
+    def _next_for(self, site: AdmissionSite, critical: float) -> Trajectory | None:
         """Who starts there next, if anybody."""
         if not site.held:
             return self._line.longest()
@@ -343,7 +346,7 @@ class KvFit:
             return None
 
         def fits(trajectory: Trajectory) -> bool:
-            return site.fits(trajectory, self._stay(trajectory, 1, growth))
+            return site.fits(trajectory, self._stay(trajectory, 1))
 
         longest = self._line.longest_where(fits)
         if longest is not None and self._path(longest) >= critical:
@@ -352,9 +355,14 @@ class KvFit:
         return longest if sibling is None else sibling
 
 
-def _as_longest(trajectory: Trajectory, stay: Stay) -> Longest:
-    exact = trajectory.predicted_tokens_q90 == trajectory.predicted_tokens
-    return Longest(stay.path, stay.tokens, exact)
+def _longest_of(there: Sequence[tuple[Trajectory, Stay]]) -> Longest:
+    """Who ends last of them."""
+    paths = [tokens * stretch for _, (tokens, _, stretch) in there]
+    if not paths:
+        return Longest()
+    path = max(paths)
+    trajectory, stay = there[paths.index(path)]
+    return Longest(path, stay.tokens, trajectory.predicted_tokens_q90 == trajectory.predicted_tokens)
 
 
 def _growth(view: ClusterView) -> float:

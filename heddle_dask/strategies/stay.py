@@ -20,18 +20,15 @@ class Stay(NamedTuple):
     ----------
     tokens
         What is left to generate, in the mean.
-    path
-        Tokens and tools, in the mean.
     lengths
-        Equally likely lengths of the path, ascending.
-    growth
-        Context tokens that come with each token of the path.
+        The same as equally likely lengths, ascending.
+    stretch
+        Tokens and tools over tokens, in the mean: at least 1.
     """
 
     tokens: float
-    path: float
     lengths: tuple[float, ...]
-    growth: float
+    stretch: float = 1.0
 
 
 def tools_left(trajectory: Trajectory, pace_s: float) -> float:
@@ -42,19 +39,11 @@ def tools_left(trajectory: Trajectory, pace_s: float) -> float:
     return max(0.0, trajectory.predicted_tools_s - run_s) / pace_s
 
 
-def stay_of(trajectory: Trajectory, count: int, growth: float, pace_s: float | None) -> Stay:
-    """By at most `count` lengths (`remaining.left_now`).
-
-    Parameters
-    ----------
-    growth
-        Context tokens that come with each generated one.
-    pace_s
-        None: tools are taken to need no time.
-    """
+def stay_of(trajectory: Trajectory, count: int, pace_s: float | None) -> Stay:
+    """By at most `count` lengths (`remaining.left_now`); without a `pace_s` tools are taken to need no time."""
     tokens, lengths = left_now(trajectory, count)
-    tools = 0.0 if pace_s is None else tools_left(trajectory, pace_s)
-    if tools <= 0 or tokens <= 0:
-        return Stay(tokens, tokens, lengths, growth)
-    factor = (tokens + tools) / tokens
-    return Stay(tokens, tokens + tools, tuple([length * factor for length in lengths]), growth / factor)
+    # `tools_left`, written out: hundreds of residents at each look.
+    if pace_s is None or trajectory.predicted_tools_s <= 0 or tokens <= 0:
+        return Stay(tokens, lengths)
+    tools_s = trajectory.predicted_tools_s + trajectory.predicted_at_tools_s - trajectory.tools_s
+    return Stay(tokens, lengths, 1.0 + tools_s / (pace_s * tokens) if tools_s > 0 else 1.0)
