@@ -21,7 +21,14 @@ from heddle_dask.predictors.features import Finished, Progress
 from heddle_dask.predictors.known import NoisyOracle, Oracle
 from heddle_dask.predictors.laws import ResidualLaw
 from heddle_dask.predictors.learned import LearnedPredictor, LearningSettings
-from heddle_dask.predictors.model import HISTORY_FROM, PROMPT_FROM, TREES_FROM
+from heddle_dask.predictors.model import (
+    HISTORY_FROM,
+    MIN_BUCKET_ROWS,
+    PROMPT_FROM,
+    TREES_FROM,
+    _calibrate,
+    _Held,
+)
 from heddle_dask.predictors.stored import load_predictor, save_predictor
 
 
@@ -205,6 +212,24 @@ def test_tools_go_on_as_they_did_and_before_the_first_as_those_of_others() -> No
     assert math.isnan(unknown.remaining_tools_s)
 
 
+@pytest.mark.filterwarnings("error")
+def test_rows_that_were_all_cut_off_calibrate_too() -> None:
+    rows = 2 * MIN_BUCKET_ROWS
+    values = np.linspace(1.0, 3.0, rows)
+    both = (np.stack([values, values + 1.0]), np.stack([values + 0.5, values + 1.5]))
+    part = _Held(
+        known=np.zeros(rows, dtype=bool),
+        steps=np.zeros(rows, dtype=np.int64),
+        censored=np.ones(rows, dtype=bool),
+        trees=(both[0], both[0]),
+        laws=(both[1], both[1]),
+        truth=(values, values),
+    )
+    made = _calibrate([part], 0)
+    assert made is not None and not made.weight.any(), "nothing tells which is nearer"
+    assert np.isfinite(made.shift).all()
+
+
 def test_memory_is_bounded() -> None:
     predictor = LearnedPredictor(SMALL, LearningSettings(kept=50))
     for one in by_law(200):
@@ -282,6 +307,10 @@ def test_oracle_knows_and_noise_is_fixed() -> None:
     assert one.points[3].tools_s == 3.0 and told.remaining_tools_s == 27.0
     assert math.isnan(told.remaining_s), "how long steps take depends on who else runs"
     assert not oracle.fit_if_due()
+    later: dict[str, float] = {}
+    oracle = Oracle(later, later)
+    later["a"] = 50.0  # as trajectories are submitted
+    assert oracle.predict([one.points[3]])[0].remaining_tools_s == 47.0
     noisy = NoisyOracle({"a": 1000.0, "b": 1000.0}, error=2.0, seed=1)
     first = noisy.predict([one.points[0], replace(one.points[0], trajectory_id="b")])
     assert first == noisy.predict([one.points[0], replace(one.points[0], trajectory_id="b")]) or math.isnan(

@@ -32,7 +32,7 @@ class Oracle:
         observed_per_token: float = NAN,
     ) -> None:
         self._tokens = total_tokens
-        self._tools_s = total_tools_s or {}
+        self._tools_s = {} if total_tools_s is None else total_tools_s
         self._observed_per_token = observed_per_token
 
     def predict(self, rows: Sequence[Progress]) -> list[Prediction]:

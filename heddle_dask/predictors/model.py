@@ -183,7 +183,8 @@ def _calibrate(parts: Sequence[_Held], target: int) -> Calibration | None:
             errors = np.abs(
                 (1 - WEIGHTS[:, None]) * trees[0, whole] + WEIGHTS[:, None] * laws[0, whole] - truth[whole]
             )
-            best = float(WEIGHTS[int(np.argmin(errors.mean(axis=1)))])
+            # Where all are cut off nothing tells which is nearer: the trees.
+            best = float(WEIGHTS[int(np.argmin(errors.mean(axis=1)))]) if whole.any() else float(WEIGHTS[0])
             above = truth[cell] - (1 - best) * trees[1, cell] - best * laws[1, cell]
             weight[told, number] = best
             shift[told, number] = _quantile(above, censored[cell])
