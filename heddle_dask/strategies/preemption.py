@@ -34,7 +34,7 @@ class Hysteresis:
     ratio: float = 1.5
     margin_tokens: float = 256.0
     margin_classes: int = 1
-    least_wait_tokens: float = 4.0
+    least_wait_tokens: float = 16.0
 
     def __post_init__(self) -> None:
         if self.ratio < 1 or self.margin_tokens < 0:
