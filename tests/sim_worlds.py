@@ -12,6 +12,7 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.story import encode
 from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.predictors.chosen import build_predictor
+from heddle_dask.predictors.known import KnownWork
 from heddle_dask.sim.fleet import ControlDelays, Faults, Merging, SimulatedFleet, equal_engines
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import build_strategies, tell_costs, tell_restart
@@ -41,7 +42,9 @@ def story_of(preset: str, *overrides: str) -> tuple[str, int, int]:
     tell_costs(strategies, fleet.beliefs)
     tell_restart(strategies, 1.0)
     known = {plan.trajectory_id: float(plan.generated_tokens) for plan in plans}
-    predictor = None if strategies.predictor is None else build_predictor(strategies.predictor, known)
+    predictor = (
+        None if strategies.predictor is None else build_predictor(strategies.predictor, KnownWork(known))
+    )
     digest = hashlib.sha256()
     counts = [0, 0]
 

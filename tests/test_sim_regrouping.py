@@ -14,6 +14,7 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.story import encode, replay
 from heddle_dask.core.view import StrategySet
 from heddle_dask.predictors.chosen import build_predictor
+from heddle_dask.predictors.known import KnownWork
 from heddle_dask.sim.bound import makespan_bound, regrouped_bound
 from heddle_dask.sim.clusters import Cluster
 from heddle_dask.sim.fleet import Faults, SimulatedFleet
@@ -58,7 +59,7 @@ class Run:
             strategies,
             fleet,
             plans,
-            predictor=build_predictor(strategies.predictor, known),
+            predictor=build_predictor(strategies.predictor, KnownWork(known)),
             watch=self._watch,
         )
         self.world.run()

@@ -18,6 +18,7 @@ from heddle_dask.core.story import encode, replay
 from heddle_dask.core.view import Move, StrategySet
 from heddle_dask.cost.engine_cost import EngineCost, load_profile
 from heddle_dask.predictors.chosen import build_predictor
+from heddle_dask.predictors.known import KnownWork
 from heddle_dask.sim.fleet import ControlDelays, Faults, Link, SimulatedFleet, equal_engines
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import PRESETS, build_strategies, tell_costs
@@ -70,7 +71,7 @@ class Run:
             strategies = replace(strategies, migration=migration)
         known = {plan.trajectory_id: float(plan.generated_tokens) for plan in plans}
         choice = strategies.predictor
-        predictor = None if choice is None else build_predictor(choice, known)
+        predictor = None if choice is None else build_predictor(choice, KnownWork(known))
         self.world = SimulatedWorld(
             strategies, fleet, plans, predictor=predictor, limits=limits, watch=self.watch
         )

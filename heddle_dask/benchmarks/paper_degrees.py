@@ -16,7 +16,7 @@ from heddle_dask.cost.hardware import ModelShape
 from heddle_dask.cost.published import model_of
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.contract import Predictor
-from heddle_dask.predictors.from_steps import finished_from_steps, past_of
+from heddle_dask.predictors.from_steps import finished_from_steps, known_work, past_of
 from heddle_dask.sim.clusters import SLOTS_PER_GPU, Cluster
 from heddle_dask.strategies.parallelism.choice import choose_degrees
 from heddle_dask.strategies.parallelism.degrees import Budget, DegreeChoice, allowed_degrees
@@ -106,8 +106,7 @@ def degrees_by_predictions(
     """
     choice = build_strategies(preset, seed=seed, overrides=overrides).predictor
     assert choice is not None, preset
-    known = {plan.trajectory_id: float(plan.generated_tokens) for plan in plans}
-    predictor = build_predictor(choice, known)
+    predictor = build_predictor(choice, known_work(plans))
     predictor.warm_start(finished_from_steps(past_of(plan)) for plan in earlier)
     works = predicted_works(plans, predictor, earlier, max_context_tokens)
     return chosen_degrees(works, model_of(model), cluster, max_context_tokens, seed=seed)

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.predictors.chosen import build_predictor
+from heddle_dask.predictors.from_steps import known_work
 from heddle_dask.sim.fleet import SimulatedFleet, equal_engines
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import PRESETS, build_strategies, tell_costs
@@ -122,10 +123,8 @@ def build_world(preset: str, trajectories: int, seed: int) -> SimulatedWorld:
     learns = "xgboost" in PRESETS[preset]["predictor"]
     strategies = build_strategies(preset, seed=seed, overrides=["predictor=oracle"] if learns else [])
     tell_costs(strategies, fleet.beliefs)
-    known = {plan.trajectory_id: float(plan.generated_tokens) for plan in plans}
     choice = strategies.predictor
-    tools_s = {plan.trajectory_id: plan.tools_s for plan in plans}
-    predictor = None if choice is None else build_predictor(choice, known, known_tools_s=tools_s)
+    predictor = None if choice is None else build_predictor(choice, known_work(plans))
     return SimulatedWorld(strategies, fleet, plans, predictor=predictor, seed=seed)
 
 

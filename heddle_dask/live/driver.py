@@ -169,11 +169,8 @@ class Driver:
 
     async def _announce(self, attempts: Sequence[Attempt]) -> None:
         rows = [
-            [
-                *(s.trajectory_id, s.group_id, s.sample_index, s.domain, s.prompt_tokens),
-                *(task.known_tokens, task.known_tools_s),
-            ]
-            for s, task in ((attempt.spec, attempt.task) for attempt in attempts)
+            [*_facts(attempt.spec), attempt.task.known_tokens, attempt.task.known_tools_s]
+            for attempt in attempts
         ]
         session = self._services.session
         for start in range(0, len(rows), 1000):
@@ -263,6 +260,11 @@ class Driver:
             started_s=started_s,
             finished_s=self._services.clock(),
         )
+
+
+def _facts(spec: TrajectorySpec) -> list[Any]:
+    """As it travels to the scheduler."""
+    return [spec.trajectory_id, spec.group_id, spec.sample_index, spec.domain, spec.prompt_tokens]
 
 
 def _number(reward: Any) -> float | None:

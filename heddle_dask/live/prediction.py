@@ -18,6 +18,7 @@ from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.predictors.contract import Predictor
 from heddle_dask.predictors.features import Finished, Progress
 from heddle_dask.predictors.from_state import finished_of, prediction_made, progress_of
+from heddle_dask.predictors.known import KnownWork
 
 
 class Predictions:
@@ -26,7 +27,7 @@ class Predictions:
     Parameters
     ----------
     known
-        Tokens and seconds of tools that the predictor was built with; `know` adds to them.
+        What the predictor was built with; `know` adds to it.
     answer
         Takes each prediction, on the event loop.
     fail
@@ -38,13 +39,13 @@ class Predictions:
     def __init__(
         self,
         predictor: Predictor,
-        known: tuple[dict[str, float], dict[str, float]],
+        known: KnownWork,
         answer: Callable[[PredictionMade], None],
         fail: Callable[[str], None],
         now: Callable[[], float],
     ) -> None:
         self._predictor = predictor
-        self._known_tokens, self._known_tools_s = known
+        self._known = known
         self._answer = answer
         self._fail = fail
         self._now = now
@@ -58,8 +59,8 @@ class Predictions:
     def know(self, trajectory_id: str, tokens: float, tools_s: float) -> None:
         """The true totals of a trajectory, for oracles."""
         if tokens > 0:
-            self._known_tokens[trajectory_id] = tokens
-            self._known_tools_s[trajectory_id] = tools_s
+            self._known.tokens[trajectory_id] = tokens
+            self._known.tools_s[trajectory_id] = tools_s
 
     def ask(self, trajectory: Trajectory) -> None:
         """Predict as of now; trajectories that ask while a call runs share the next one."""

@@ -48,6 +48,7 @@ from heddle_dask.live.session import Session
 from heddle_dask.live.warm_start import warm_predictor
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.contract import Predictor
+from heddle_dask.predictors.known import KnownWork
 from heddle_dask.strategies.presets import strategies_of_run
 
 PLUGIN_NAME = "heddle"
@@ -132,8 +133,7 @@ class HeddleScheduler(SchedulerPlugin):
         cost: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
         """Start a session with its own controller; refuses while another client's session is open."""
-        known_tokens: dict[str, float] = {}
-        known_tools_s: dict[str, float] = {}
+        known = KnownWork()
         predictor = None
         try:
             self._check_free()
@@ -143,8 +143,7 @@ class HeddleScheduler(SchedulerPlugin):
             if strategies.predictor is not None:
                 # It imports XGBoost and may read a file: seconds.
                 predictor = await asyncio.to_thread(
-                    functools.partial(build_predictor, known_tools_s=known_tools_s),
-                    *(strategies.predictor, known_tokens, warm_predictor),
+                    build_predictor, strategies.predictor, known, warm_predictor
                 )
                 self._check_free()
         except BadInput as error:
@@ -156,7 +155,7 @@ class HeddleScheduler(SchedulerPlugin):
         if predictor is not None:
             answer = functools.partial(self.on_prediction, session)
             self.session.predictions = Predictions(
-                predictor, (known_tokens, known_tools_s), answer, self.session.latch, self.session.now
+                predictor, known, answer, self.session.latch, self.session.now
             )
         self._dispatcher = Dispatcher(self.scheduler, self.session, self._places)
         dask.shorten_client_report_interval(self.scheduler, client_id, STREAM_INTERVAL_S)

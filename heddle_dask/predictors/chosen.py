@@ -9,22 +9,22 @@ from typing import Any
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.view import PredictorChoice
 from heddle_dask.predictors.contract import Predictor
+from heddle_dask.predictors.known import KnownWork, NoisyOracle, Oracle
 
 
 def build_predictor(
     choice: PredictorChoice,
-    known_tokens: Mapping[str, float],
+    known: KnownWork,
     warm: Callable[[str, Mapping[str, Any]], Predictor] | None = None,
     *,
-    known_tools_s: Mapping[str, float] | None = None,
     observed_per_token: float = math.nan,
 ) -> Predictor:
     """The predictor of that name.
 
     Parameters
     ----------
-    known_tokens, known_tools_s
-        True totals by trajectory, which oracles read; filled as trajectories are submitted.
+    known
+        What oracles read; filled as trajectories are submitted.
     warm
         Makes a predictor from the file that the options name, and the options; None: saved predictors only.
 
@@ -37,7 +37,6 @@ def build_predictor(
         A file to start from cannot be read.
     """
     # XGBoost takes a second to import: sessions without a predictor do not pay it.
-    from heddle_dask.predictors.known import NoisyOracle, Oracle
     from heddle_dask.predictors.learned import LearnedPredictor
     from heddle_dask.predictors.stored import load_predictor
 
@@ -48,11 +47,11 @@ def build_predictor(
         case "xgboost":
             return LearnedPredictor()
         case "oracle" if options["error_factor"] == 1:
-            return Oracle(known_tokens, known_tools_s, observed_per_token=observed_per_token)
+            return Oracle(known.tokens, known.tools_s, observed_per_token=observed_per_token)
         case "oracle":
             return NoisyOracle(
-                known_tokens,
-                known_tools_s,
+                known.tokens,
+                known.tools_s,
                 observed_per_token=observed_per_token,
                 error=options["error_factor"],
                 seed=options["seed"],

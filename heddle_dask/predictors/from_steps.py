@@ -6,11 +6,12 @@ Live, a prediction is asked for when a trajectory is submitted and at the end of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from heddle_dask.predictors.features import NAN, RECENT, Finished, Progress
+from heddle_dask.predictors.known import KnownWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,15 @@ def past_of(plan: Planned, *, censored: bool = False) -> PastTrajectory:
     return PastTrajectory(
         plan.trajectory_id, plan.group_id, plan.domain, 0, plan.prompt_tokens, censored, steps
     )
+
+
+def known_work(plans: Iterable[Planned]) -> KnownWork:
+    """What oracles know of them."""
+    known = KnownWork()
+    for plan in plans:
+        known.tokens[plan.trajectory_id] = float(sum(step.generated_tokens for step in plan.steps))
+        known.tools_s[plan.trajectory_id] = sum(step.tool_s for step in plan.steps if step.tool is not None)
+    return known
 
 
 def finished_from_steps(past: PastTrajectory) -> Finished:

@@ -5,9 +5,18 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from heddle_dask.predictors.contract import Prediction
 from heddle_dask.predictors.features import NAN, Finished, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class KnownWork:
+    """True totals by trajectory id: tokens, and seconds of tools. Read when asked: more may be added later."""
+
+    tokens: dict[str, float] = field(default_factory=dict)
+    tools_s: dict[str, float] = field(default_factory=dict)
 
 
 class Oracle:

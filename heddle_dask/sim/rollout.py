@@ -14,7 +14,7 @@ from heddle_dask.core.events import Event
 from heddle_dask.core.view import PredictorChoice
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.contract import Predictor
-from heddle_dask.predictors.from_steps import finished_from_steps, past_of
+from heddle_dask.predictors.from_steps import finished_from_steps, known_work, past_of
 from heddle_dask.sim.bound import MakespanBound, makespan_bound, regrouped_bound
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.timeline import Timeline
@@ -223,14 +223,9 @@ def _predictor(
 ) -> Predictor | None:
     if choice is None:
         return None
-    generated = {plan.trajectory_id: float(plan.generated_tokens) for plan in trajectories}
+    known = known_work(trajectories)
     observed = sum(plan.context_tokens - plan.prompt_tokens - plan.generated_tokens for plan in trajectories)
-    predictor = build_predictor(
-        choice,
-        generated,
-        known_tools_s={plan.trajectory_id: plan.tools_s for plan in trajectories},
-        observed_per_token=observed / sum(generated.values()),
-    )
+    predictor = build_predictor(choice, known, observed_per_token=observed / sum(known.tokens.values()))
     if warm:
         predictor.warm_start(finished_from_steps(past_of(plan)) for plan in warm)
     return predictor

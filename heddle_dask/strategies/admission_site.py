@@ -15,9 +15,12 @@ from heddle_dask.strategies.stay import Stay
 class Longest(NamedTuple):
     """Who of an engine ends last: its path, the tokens of that, and whether there is no doubt about them."""
 
-    path: float = 0.0
-    tokens: float = 0.0
-    exact: bool = True
+    path: float
+    tokens: float
+    exact: bool
+
+
+NOBODY = Longest(0.0, 0.0, exact=True)
 
 
 class AdmissionSite:
@@ -49,7 +52,7 @@ class AdmissionSite:
         capacity_tokens: float = 0.0,
         growth: float = 1.0,
         residents: Sequence[tuple[Trajectory, Stay]] = (),
-        longest: Longest = Longest(),  # noqa: B008 - a tuple
+        longest: Longest = NOBODY,
         margin: float = 0.0,
     ) -> None:
         self.engine = engine

@@ -19,7 +19,7 @@ from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.strategies.admission_site import AdmissionSite, Longest
+from heddle_dask.strategies.admission_site import NOBODY, AdmissionSite, Longest
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.least_held import LeastHeld
 from heddle_dask.strategies.observed_tokens import observed_per_token
@@ -359,7 +359,7 @@ def _longest_of(there: Sequence[tuple[Trajectory, Stay]]) -> Longest:
     """Who ends last of them."""
     paths = [tokens * stretch for _, (tokens, _, stretch) in there]
     if not paths:
-        return Longest()
+        return NOBODY
     path = max(paths)
     trajectory, stay = there[paths.index(path)]
     return Longest(path, stay.tokens, trajectory.predicted_tokens_q90 == trajectory.predicted_tokens)

@@ -20,8 +20,8 @@ from heddle_dask.strategies.presorted_plan import PresortedPlan
 
 def expected_tool_s(trajectory: Trajectory) -> float:
     """Mean seconds of the trajectory's own actions so far; 0 without any: then nothing hides a move."""
-    done = trajectory.actions_done
-    return sum([seconds for _, seconds, _ in done]) / len(done) if done else 0.0
+    done = len(trajectory.actions_done)
+    return trajectory.tools_s / done if done else 0.0
 
 
 def _check_quantile(quantile: str) -> None:

@@ -42,8 +42,5 @@ def tools_left(trajectory: Trajectory, pace_s: float) -> float:
 def stay_of(trajectory: Trajectory, count: int, pace_s: float | None) -> Stay:
     """By at most `count` lengths (`remaining.left_now`); without a `pace_s` tools are taken to need no time."""
     tokens, lengths = left_now(trajectory, count)
-    # `tools_left`, written out: hundreds of residents at each look.
-    if pace_s is None or trajectory.predicted_tools_s <= 0 or tokens <= 0:
-        return Stay(tokens, lengths)
-    tools_s = trajectory.predicted_tools_s + trajectory.predicted_at_tools_s - trajectory.tools_s
-    return Stay(tokens, lengths, 1.0 + tools_s / (pace_s * tokens) if tools_s > 0 else 1.0)
+    tools = 0.0 if pace_s is None or tokens <= 0 else tools_left(trajectory, pace_s)
+    return Stay(tokens, lengths, 1.0 + tools / tokens if tools > 0 else 1.0)

@@ -9,7 +9,8 @@ from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.transitions import TrajectoryState
 
-Entry = tuple[float, int, Trajectory]
+# Path, number, who, and what of the path it generates. No two numbers are alike: what follows them is not compared.
+Entry = tuple[float, int, Trajectory, float]
 Fits = Callable[[Trajectory], bool]
 
 
@@ -26,7 +27,6 @@ class WaitingLine:
         self.tokens = 0.0
         self._line: list[Entry] = []
         self._entries: dict[TrajectoryId, Entry] = {}
-        self._left: dict[TrajectoryId, float] = {}
         self._groups: dict[GroupId, list[Entry]] = {}
 
     def put(self, trajectory: Trajectory, left_tokens: float, path: float) -> None:
@@ -39,11 +39,10 @@ class WaitingLine:
         """
         if trajectory.trajectory_id in self._entries:
             self.remove(trajectory)
-        entry = (path, -trajectory.number, trajectory)
+        entry = (path, -trajectory.number, trajectory, left_tokens)
         self._entries[trajectory.trajectory_id] = entry
         insort(self._line, entry)
         insort(self._groups.setdefault(trajectory.spec.group_id, []), entry)
-        self._left[trajectory.trajectory_id] = left_tokens
         self.tokens += left_tokens
 
     def remove(self, trajectory: Trajectory) -> None:
@@ -54,7 +53,7 @@ class WaitingLine:
         del group[bisect_left(group, entry)]
         if not group:
             del self._groups[trajectory.spec.group_id]
-        self.tokens -= self._left.pop(trajectory.trajectory_id)
+        self.tokens -= entry[3]
 
     def longest(self) -> Trajectory | None:
         """The one with the longest path."""

@@ -188,7 +188,7 @@ class MergeIdle:
 def _tool_s_per_token(view: ClusterView, engines: Sequence[Engine]) -> float:
     """Tool seconds for each generated token, of all that live on these engines."""
     residents = [trajectory for engine in engines for trajectory in view.residents(engine)]
-    tools_s = sum(seconds for t in residents for _, seconds, _ in t.actions_done)
+    tools_s = sum(t.tools_s for t in residents)
     return tools_s / max(1, sum(t.generated_tokens for t in residents))
 
 
@@ -204,6 +204,6 @@ def _row(
         running = (at - trajectory.requested_at) / token_s
     tokens = max(1.0, predicted - made - running)
     running = min(running, max(0.0, predicted - made))
-    tools_s = sum(seconds for _, seconds, _ in trajectory.actions_done) + tool_s_per_token * _WEIGHT_TOKENS
+    tools_s = trajectory.tools_s + tool_s_per_token * _WEIGHT_TOKENS
     tool_s = tokens * tools_s / (trajectory.generated_tokens + _WEIGHT_TOKENS)
     return TailTrajectory(trajectory.trajectory_id, tokens, trajectory.context_tokens + running, tool_s)
