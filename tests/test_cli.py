@@ -267,6 +267,16 @@ def test_bound_counts_actions_side_by_side_once():
     assert tally.critical_s == pytest.approx(3.0)
 
 
+def test_bound_counts_decoding_alone_where_the_engine_queues_before_the_first_token():
+    queued = timed("a", 0.0, [(4.0, 1.0)])
+    step = replace(queued.steps[0], prefill_s=3.0)
+    tally = Tally(slots=1, queued_inside=True)
+    tally.add(replace(queued, steps=(step,)))
+    told = Tally(slots=1)
+    told.add(replace(queued, steps=(step,)))
+    assert (tally.bound_s, told.bound_s) == (step.decode_s, 3.0 + step.decode_s)
+
+
 def test_bound_leaves_out_what_the_engine_does_not_say():
     nan = float("nan")
     tally = Tally()

@@ -120,7 +120,7 @@ class _Run:
     def __init__(self, order: RolloutOrder, progress: Progress) -> None:
         self.order = order
         self.progress = progress
-        self.tally = Tally()
+        self.tally = Tally(queued_inside=order.engine == "vllm")
         self.out = order.out if order.out is not None else default_out(order.env, datetime.now())
         self.shape = LocalShape(order.engines, order.slots, order.tool_workers, order.tool_cpus)
         if order.cluster is not None:

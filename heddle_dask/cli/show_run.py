@@ -33,7 +33,12 @@ def show_run(path: Path, *, to_stderr: bool) -> dict[str, Any]:
         It is no run.
     """
     run = StoredRun(path)
-    tally = Tally(run.metadata.get("slots", 0), run.metadata.get("tool_cpus", 0))
+    engine = run.metadata.get("engine")
+    tally = Tally(
+        run.metadata.get("slots", 0),
+        run.metadata.get("tool_cpus", 0),
+        queued_inside=isinstance(engine, dict) and engine.get("kind") == "vllm",
+    )
     # The clock begins anew with every session that wrote to a run: only one session's times compare.
     timed = int(run.metadata.get("batches", 1)) <= 1
     for record in run:

@@ -1,7 +1,8 @@
 """What a run comes to: counted while trajectories finish, without keeping them.
 
 The lower bound of the makespan is a *measured* one: no calibrated cost model is assumed. It takes each trajectory's
-own engine time (prefill and decode) and tool time as they were, without any queueing, and is the larger of
+own engine time (prefill and decode; decode alone where the engine's own queue is part of the time to a first token) and
+tool time as they were, without any queueing, and is the larger of
 
 - the longest trajectory: the time during which its steps or its actions ran, overlaps counted once;
 - all engine time over all slots, and all CPU seconds of actions over all tool CPUs.
@@ -20,7 +21,7 @@ from typing import Any, get_args
 from rich import box
 from rich.table import Table
 
-from heddle_dask.records.trajectory import Status, TrajectoryRecord
+from heddle_dask.records.trajectory import Status, StepRecord, TrajectoryRecord
 
 STATUSES: tuple[str, ...] = get_args(Status)
 
@@ -41,12 +42,15 @@ class Tally:
     ----------
     slots, tool_cpus
         Capacity for the bound; 0 where unknown.
+    queued_inside
+        Whether the time to a first token includes the wait in the engine's own queue: vLLM does not tell them apart.
     longest_s, critical_s
         Of one trajectory: from its start to its end, and without queueing.
     """
 
     slots: int = 0
     tool_cpus: int = 0
+    queued_inside: bool = False
     statuses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     steps: int = 0
     actions: int = 0
@@ -86,11 +90,14 @@ class Tally:
         self.timed_tokens += sum(step.generated_tokens for step in record.steps)
         self.durations.append((record.finished_s - record.started_s, record.trajectory_id))
         # Results that a resumed run took from the journal lie before its start: they took no time in it.
-        engine = _clipped(((s.finished_s, s.prefill_s + s.decode_s, 1) for s in record.steps), record)
+        engine = _clipped(((s.finished_s, self._service_s(s), 1) for s in record.steps), record)
         tools = _clipped(((a.finished_s, a.run_s, a.cpus) for a in record.actions), record)
         self.engine_s += sum(stop - start for start, stop, _ in engine)
         self.tool_cpu_s += sum((stop - start) * cpus for start, stop, cpus in tools)
         self.critical_s = max(self.critical_s, _covered([*engine, *tools]))
+
+    def _service_s(self, step: StepRecord) -> float:
+        return step.decode_s if self.queued_inside else step.prefill_s + step.decode_s
 
     @property
     def trajectories(self) -> int:
