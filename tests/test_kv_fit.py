@@ -26,12 +26,14 @@ from heddle_dask.strategies.waiting_line import WaitingLine
 
 
 def stage_of(*overrides: str, predictor: str = "oracle") -> Stage:
+    """By memory alone: what an engine can do in time is in `test_kv_fit_in_time`."""
     parts = [
         "admission=kv-fit,fill=1.0",
         "placement=roomiest",
         f"predictor={predictor}",
     ]
-    return Stage(strategies=build_strategies("sticky", overrides=[*parts, *overrides]))
+    timeless = [f"{part},in_time=False" if "=kv-fit" in part else part for part in (*parts, *overrides)]
+    return Stage(strategies=build_strategies("sticky", overrides=timeless))
 
 
 def admitted(commands: list[Command]) -> list[str]:
@@ -132,24 +134,23 @@ def test_the_queue_is_bounded_by_slots_and_tools_do_not_count() -> None:
 
 LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=4).map(sorted)
 STRETCHES = st.sampled_from([1.0, 2.0, 4.0])
+GROWTHS = st.sampled_from([0.0, 0.5, 1.0, 3.0])
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 300), LENGTHS, STRETCHES), max_size=8),
-    st.tuples(st.integers(0, 300), st.integers(0, 300), STRETCHES),
-    st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+    st.lists(st.tuples(st.integers(0, 300), LENGTHS, STRETCHES, GROWTHS), max_size=8),
+    st.tuples(st.integers(0, 300), st.integers(0, 300), STRETCHES, GROWTHS),
     st.sampled_from([0.0, 1.0, 2.5]),
     st.integers(1, 2000),
 )
 def test_a_profile_is_what_is_held_at_every_time_and_a_margin(
-    there: list[tuple[int, list[int], float]],
-    more: tuple[int, int, float],
-    growth: float,
+    there: list[tuple[int, list[int], float, float]],
+    more: tuple[int, int, float, float],
     margin: float,
     capacity: int,
 ) -> None:
-    context, left, stretch = more
-    stretched = [(c, [length * times for length in lengths], growth / times) for c, lengths, times in there]
+    context, left, stretch, growth = more
+    stretched = [(c, [length * times for length in lengths], g / times) for c, lengths, times, g in there]
     end = left * stretch
 
     def held_at(t: float, just_before: bool) -> float:
@@ -165,11 +166,11 @@ def test_a_profile_is_what_is_held_at_every_time_and_a_margin(
     times = sorted({t for _, lengths, _ in stretched for t in lengths if t <= end})
     needs = [*[held_at(t, True) for t in times], held_at(end, False)]
     assume(all(abs(need - capacity) > 1e-6 for need in needs) or not margin)
-    rows = [(float(c), [float(length) for length in lengths], times) for c, lengths, times in there]
-    profile = MemoryProfile(capacity, growth, rows, margin)
-    assert profile.fits(context, left, stretch) == all(need <= capacity + 1e-9 for need in needs)
-    profile.add(context, [left], stretch)
-    again = MemoryProfile(capacity, growth, [*rows, (float(context), [float(left)], stretch)], margin)
+    rows = [(float(c), [float(length) for length in lengths], times, g) for c, lengths, times, g in there]
+    profile = MemoryProfile(capacity, rows, margin)
+    assert profile.fits(context, left, stretch, growth) == all(need <= capacity + 1e-9 for need in needs)
+    profile.add(context, [left], stretch, growth)
+    again = MemoryProfile(capacity, [*rows, (float(context), [float(left)], stretch, growth)], margin)
     for c, r in ((0, 10), (50, 50), (200, 290)):
         assert profile.fits(c, r) == again.fits(c, r)
 
@@ -221,15 +222,15 @@ def test_many_of_unknown_length_do_not_all_hold_at_once_what_each_holds_at_its_m
 def test_a_profile_whose_capacity_changes_is_one_made_with_it(
     there: list[tuple[int, int]], growth: float, capacities: list[int]
 ) -> None:
-    rows = [(float(c), [float(r)], 1.0) for c, r in there]
-    profile = MemoryProfile(capacities[0], growth, rows)
+    rows = [(float(c), [float(r)], 1.0, growth) for c, r in there]
+    profile = MemoryProfile(capacities[0], rows)
     for capacity in capacities[1:]:
         profile.set_capacity(capacity)
-        again = MemoryProfile(capacity, growth, rows)
+        again = MemoryProfile(capacity, rows)
         for c, r in ((0, 10), (50, 50), (200, 290), (1000, 100)):
             assert profile.fits(c, r) == again.fits(c, r)
     profile.add(50.0, [50.0])
-    again = MemoryProfile(capacities[-1], growth, [*rows, (50.0, [50.0], 1.0)])
+    again = MemoryProfile(capacities[-1], [*rows, (50.0, [50.0], 1.0, 1.0)])
     assert profile.fits(10, 60) == again.fits(10, 60)
 
 
@@ -270,11 +271,11 @@ def test_what_of_the_tools_has_run_is_no_longer_ahead() -> None:
     told(stage, "a", 100, 8.0)
     trajectory = stage.trajectory("a")
     assert tools_left(trajectory, pace_s=0.1) == pytest.approx(80.0)
-    assert stay_of(trajectory, 4, 0.1) == Stay(100.0, (100.0,), pytest.approx(1.8))
+    assert stay_of(trajectory, 4, 0.1) == Stay(100.0, (100.0,), pytest.approx(1.8), 10.0, 1.0, 8.0)
     trajectory.take_action("test", 6.0, True)
     assert tools_left(trajectory, pace_s=0.1) == pytest.approx(20.0)
     trajectory.take_action("test", 6.0, True)
-    assert stay_of(trajectory, 4, 0.1) == stay_of(trajectory, 4, None) == Stay(100.0, (100.0,))
+    assert stay_of(trajectory, 4, 0.1) == stay_of(trajectory, 4, None) == Stay(100.0, (100.0,), 1.0, 10.0)
 
 
 @pytest.mark.parametrize(("q90", "beside"), [(1000.0, 0), (1001.0, 3)])

@@ -10,7 +10,7 @@ from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.predictors.features import RECENT
 from heddle_dask.predictors.from_state import finished_of, prediction_made, progress_of
-from heddle_dask.predictors.known import Oracle
+from heddle_dask.predictors.known import KnownWork, Oracle
 
 
 def test_a_trajectory_that_waits_for_admission_has_not_begun() -> None:
@@ -48,9 +48,9 @@ def test_what_tools_added_is_no_part_of_prompt_or_answers() -> None:
 
 def test_what_nobody_knows_is_told_without_nan() -> None:
     record = progress_of(_submitted(), 1.0)
-    told = prediction_made(record, Oracle({"a": 5.0}).predict([record])[0], 2.0)
+    told = prediction_made(record, Oracle(KnownWork({"a": 5.0})).predict([record])[0], 2.0)
     assert (told.remaining_s, told.remaining_s_q90, told.observed_per_token) == (0.0, 0.0, None)
-    told = prediction_made(record, Oracle({}, observed_per_token=1.5).predict([record])[0], 2.0)
+    told = prediction_made(record, Oracle(KnownWork(), observed_per_token=1.5).predict([record])[0], 2.0)
     assert told.observed_per_token == 1.5
 
 
@@ -62,7 +62,7 @@ def _submitted() -> Trajectory:
 
 def test_an_oracle_hears_of_trajectories_that_come_later() -> None:
     known: dict[str, float] = {}
-    oracle = Oracle(known)
+    oracle = Oracle(KnownWork(known))
     stage = Stage()
     stage.submit("late")
     record = stage.trajectory("late")

@@ -18,7 +18,7 @@ from predictor_builders import SMALL, by_law, trajectory
 from heddle_dask.core.errors import BadInput
 from heddle_dask.predictors.contract import Predictor
 from heddle_dask.predictors.features import Finished, Progress
-from heddle_dask.predictors.known import NoisyOracle, Oracle
+from heddle_dask.predictors.known import KnownWork, NoisyOracle, Oracle
 from heddle_dask.predictors.laws import ResidualLaw
 from heddle_dask.predictors.learned import LearnedPredictor, LearningSettings
 from heddle_dask.predictors.model import (
@@ -301,22 +301,22 @@ def test_two_hash_seeds_predict_the_same() -> None:
 
 def test_oracle_knows_and_noise_is_fixed() -> None:
     one = trajectory("a", steps=10)
-    oracle: Predictor = Oracle({"a": 1000.0}, {"a": 30.0})
+    oracle: Predictor = Oracle(KnownWork({"a": 1000.0}, {"a": 30.0}))
     (told,) = oracle.predict([one.points[3]])
     assert (told.remaining_tokens, told.remaining_tokens_q90, told.source) == (700.0, 700.0, "oracle")
     assert one.points[3].tools_s == 3.0 and told.remaining_tools_s == 27.0
     assert math.isnan(told.remaining_s), "how long steps take depends on who else runs"
     assert not oracle.fit_if_due()
     later: dict[str, float] = {}
-    oracle = Oracle(later, later)
+    oracle = Oracle(KnownWork(later, later))
     later["a"] = 50.0  # as trajectories are submitted
     assert oracle.predict([one.points[3]])[0].remaining_tools_s == 47.0
-    noisy = NoisyOracle({"a": 1000.0, "b": 1000.0}, error=2.0, seed=1)
+    noisy = NoisyOracle(KnownWork({"a": 1000.0, "b": 1000.0}), error=2.0, seed=1)
     first = noisy.predict([one.points[0], replace(one.points[0], trajectory_id="b")])
     assert first == noisy.predict([one.points[0], replace(one.points[0], trajectory_id="b")]) or math.isnan(
         first[0].remaining_s
     )
     assert first[0].remaining_tokens != first[1].remaining_tokens
     assert first[0].remaining_tokens_q90 >= first[0].remaining_tokens
-    exact = NoisyOracle({"a": 1000.0}, {"a": 30.0}, error=1.0)
+    exact = NoisyOracle(KnownWork({"a": 1000.0}, {"a": 30.0}), error=1.0)
     assert exact.predict([one.points[3]])[0].remaining_tokens == 700.0

@@ -101,6 +101,7 @@ class Controller:
             The event cannot be true, or a strategy proposed nonsense: bugs, never swallowed.
         """
         late_before = self.state.late_arrivals
+        self.state.at = event.at
         commands = self._handlers[type(event)](event)
         if self.strategies.regrouping is None or self.state.late_arrivals > late_before:
             return commands

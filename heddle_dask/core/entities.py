@@ -59,6 +59,8 @@ class Trajectory:
         What it still had to do after its last finished step: medians and 0.9 quantiles; None before any prediction.
     predicted_tools_s
         Seconds of its tools that were still to come then; 0 where nobody knows.
+    predicted_observed_tokens
+        What they would add to its context then; None where nobody knows.
     predicted_at_tokens, predicted_at_tools_s
         Tokens that it had generated, and seconds of tools that it had behind it, when that was so.
     moves
@@ -97,6 +99,7 @@ class Trajectory:
     predicted_s: float | None = None
     predicted_s_q90: float | None = None
     predicted_tools_s: float = 0.0
+    predicted_observed_tokens: float | None = None
     predicted_at_tokens: int = 0
     predicted_at_tools_s: float = 0.0
     moves: int = 0
@@ -134,6 +137,7 @@ class Trajectory:
         self.predicted_tokens, self.predicted_tokens_q90 = made.remaining_tokens, made.remaining_tokens_q90
         self.predicted_s, self.predicted_s_q90 = made.remaining_s, made.remaining_s_q90
         self.predicted_tools_s = made.remaining_tools_s
+        self.predicted_observed_tokens = made.remaining_observed_tokens
 
     def take_action(self, label: str, seconds: float, ok: bool) -> None:
         """One of its actions has ended."""

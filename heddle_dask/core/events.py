@@ -95,7 +95,8 @@ class PredictionMade:
 
     Medians and 0.9 quantiles, from now to its end; `source` names the predictor that answered. `observed_per_token`:
     tokens that tools add to a context for each one generated, as earlier trajectories tell; None where none do.
-    `remaining_tools_s`: seconds of its tools that are still to come; 0 where nobody knows.
+    `remaining_tools_s`: seconds of its tools that are still to come; 0 where nobody knows. `remaining_observed_tokens`:
+    what they will add to its context; None where nobody knows.
     """
 
     at: float
@@ -108,6 +109,7 @@ class PredictionMade:
     source: str = ""
     observed_per_token: float | None = None
     remaining_tools_s: float = 0.0
+    remaining_observed_tokens: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ class State:
 
     Attributes
     ----------
+    at
+        When the event was that is being handled.
     unadmitted
         Submitted trajectories that wait for admission, oldest first.
     freed
@@ -52,6 +54,7 @@ class State:
     """
 
     def __init__(self) -> None:
+        self.at = 0.0
         self.trajectories: dict[TrajectoryId, Trajectory] = {}
         self.engines: dict[EngineId, Engine] = {}
         self.actions: dict[ActionId, Action] = {}

@@ -25,6 +25,11 @@ class ClusterView:
         self._state = state
 
     @property
+    def at(self) -> float:
+        """When the event was that is being handled."""
+        return self._state.at
+
+    @property
     def ready_engines(self) -> Sequence[Engine]:
         """Engines that take steps, in the order in which they joined."""
         return self._state.ready_engines
@@ -56,6 +61,11 @@ class ClusterView:
     def unadmitted(self) -> Iterable[Trajectory]:
         """Trajectories that wait for admission, oldest first."""
         return (self._state.trajectories[i] for i in self._state.unadmitted)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for admission."""
+        return len(self._state.unadmitted)
 
     @property
     def freed(self) -> Iterable[EngineId]:

@@ -2,9 +2,9 @@
 
 Trajectories that start together grow together: those that fit when they begin do not when they are long, and those that
 would fit when they are long leave memory empty until then. So each is counted with the time that it stays. All are
-taken to go on at one pace; after t more tokens, a trajectory that is still there holds ``context + growth * t``, and
-nothing when it has ended (as the future part of LightLLM's "past-future" scheduler counts its requests). Time is
-counted in tokens; who spends a part of it in tools grows the more slowly.
+taken to go on at one pace; after t more tokens, a trajectory that is still there holds ``context + growth * t``, each
+by its own growth, and nothing when it has ended (as the future part of LightLLM's "past-future" scheduler counts its
+requests). Time is counted in tokens; who spends a part of it in tools grows the more slowly.
 
 How long one stays is known as a law, and counted as such: by a few lengths, equally likely. If everybody were taken to
 end at its mean, all of them would hold what they hold then; in truth some have ended by that time and others will be
@@ -34,11 +34,9 @@ class MemoryProfile:
     ----------
     capacity_tokens
         Tokens that may be held at any time.
-    growth
-        Context tokens that come with each generated one.
     residents
-        Context of each, the tokens that it may have left (at least one length, equally likely, ascending), and how many
-        times as long it stays as they take: 1 for who calls no tool.
+        Context of each, the tokens that it may have left (at least one length, equally likely, ascending), how many
+        times as long it stays as they take (1 for who calls no tool), and the context tokens that come with each.
     margin
         Standard deviations of what is held that are kept free.
     """
@@ -46,12 +44,10 @@ class MemoryProfile:
     def __init__(
         self,
         capacity_tokens: float,
-        growth: float,
-        residents: Sequence[tuple[float, Sequence[float], float]],
+        residents: Sequence[tuple[float, Sequence[float], float, float]],
         margin: float = 0.0,
     ) -> None:
         self._capacity = capacity_tokens
-        self._grows = growth
         self._margin = margin
         self._residents = list(residents)
         self._sum()
@@ -59,11 +55,11 @@ class MemoryProfile:
     def _sum(self) -> None:
         """For each end what is free just before it, and what is held from there on."""
         self._more = 0.0  # capacity that comes after the sums are made
-        contexts = np.array([context for context, _, _ in self._residents])
-        stretches = np.array([stretch for _, _, stretch in self._residents])
-        growths = self._grows / stretches
-        counts = np.array([len(lefts) for _, lefts, _ in self._residents], dtype=np.int64)
-        lefts = np.fromiter(chain.from_iterable([lefts for _, lefts, _ in self._residents]), np.float64)
+        contexts = np.array([context for context, _, _, _ in self._residents])
+        stretches = np.array([stretch for _, _, stretch, _ in self._residents])
+        growths = np.array([growth for _, _, _, growth in self._residents]) / stretches
+        counts = np.array([len(lefts) for _, lefts, _, _ in self._residents], dtype=np.int64)
+        lefts = np.fromiter(chain.from_iterable([lefts for _, lefts, _, _ in self._residents]), np.float64)
         lefts *= np.repeat(stretches, counts)
         order = np.argsort(lefts, kind="stable")
         ends = lefts[order]
@@ -92,9 +88,11 @@ class MemoryProfile:
         self._more += capacity_tokens - self._capacity
         self._capacity = capacity_tokens
 
-    def fits(self, context_tokens: float, left_tokens: float, stretch: float = 1.0) -> bool:
+    def fits(
+        self, context_tokens: float, left_tokens: float, stretch: float = 1.0, growth: float = 1.0
+    ) -> bool:
         """Whether one more with this context fits for so many tokens; that one is there until then for certain."""
-        growth = self._grows / stretch
+        growth /= stretch
         left_tokens *= stretch
         ended = int(np.searchsorted(self._ends, left_tokens, side="right"))
         if ended:
@@ -107,9 +105,11 @@ class MemoryProfile:
             held += self._margin * math.sqrt(max(0.0, self._square[ended] + left_tokens * linear))
         return bool(held + context_tokens + growth * left_tokens <= self._capacity)
 
-    def add(self, context_tokens: float, left_tokens: Sequence[float], stretch: float = 1.0) -> None:
+    def add(
+        self, context_tokens: float, left_tokens: Sequence[float], stretch: float = 1.0, growth: float = 1.0
+    ) -> None:
         """Count one more."""
-        self._residents.append((context_tokens, left_tokens, stretch))
+        self._residents.append((context_tokens, left_tokens, stretch, growth))
         self._sum()
 
 

@@ -26,9 +26,9 @@ class Task:
         JSON-able and private to the environment: answers, hidden tests.
     group
         What several tasks share, for predictors; empty: the attempts at this task are the group.
-    known_tokens, known_tools_s
-        Tokens that an attempt will generate, and seconds that its tools will take, where that is known beforehand (a
-        replay); oracles read it, 0 otherwise.
+    known_tokens, known_tools_s, known_observed_tokens
+        Tokens that an attempt will generate, seconds that its tools will take, and tokens that they will add, where
+        that is known beforehand (a replay); oracles read it, 0 otherwise.
     prompt_tokens
         Length of the first context; 0: estimated from `prompt`. Admission, placement and predictor start from it.
     """
@@ -39,6 +39,7 @@ class Task:
     group: str = ""
     known_tokens: int = 0
     known_tools_s: float = 0.0
+    known_observed_tokens: int = 0
     prompt_tokens: int = 0
 
 

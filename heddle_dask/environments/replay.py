@@ -117,6 +117,9 @@ class ReplayEnvironment:
             group=trace.group_id,
             known_tokens=known,
             known_tools_s=sum(tool_waits_s(trace, self._tool_scale)),
+            known_observed_tokens=sum(
+                scaled_tokens(step.observation_tokens, self._token_scale, 0) for step in trace.steps[:-1]
+            ),
             prompt_tokens=prompt,
         )
 

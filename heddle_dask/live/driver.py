@@ -168,10 +168,7 @@ class Driver:
             self.ended.set()
 
     async def _announce(self, attempts: Sequence[Attempt]) -> None:
-        rows = [
-            [*_facts(attempt.spec), attempt.task.known_tokens, attempt.task.known_tools_s]
-            for attempt in attempts
-        ]
+        rows = [[*_facts(attempt.spec), *_known(attempt.task)] for attempt in attempts]
         session = self._services.session
         for start in range(0, len(rows), 1000):
             chunk = rows[start : start + 1000]
@@ -265,6 +262,11 @@ class Driver:
 def _facts(spec: TrajectorySpec) -> list[Any]:
     """As it travels to the scheduler."""
     return [spec.trajectory_id, spec.group_id, spec.sample_index, spec.domain, spec.prompt_tokens]
+
+
+def _known(task: Task) -> list[Any]:
+    """What oracles are told of it."""
+    return [task.known_tokens, task.known_tools_s, task.known_observed_tokens]
 
 
 def _number(reward: Any) -> float | None:

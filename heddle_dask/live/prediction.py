@@ -56,11 +56,12 @@ class Predictions:
         self._work: asyncio.Task[None] | None = None
         self._fitting: asyncio.Future[Any] | None = None
 
-    def know(self, trajectory_id: str, tokens: float, tools_s: float) -> None:
+    def know(self, trajectory_id: str, tokens: float, tools_s: float, observed_tokens: float) -> None:
         """The true totals of a trajectory, for oracles."""
         if tokens > 0:
             self._known.tokens[trajectory_id] = tokens
             self._known.tools_s[trajectory_id] = tools_s
+            self._known.observed_tokens[trajectory_id] = observed_tokens
 
     def ask(self, trajectory: Trajectory) -> None:
         """Predict as of now; trajectories that ask while a call runs share the next one."""

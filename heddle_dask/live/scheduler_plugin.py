@@ -192,9 +192,9 @@ class HeddleScheduler(SchedulerPlugin):
     def _submit(self, session: str, trajectories: Sequence[Sequence[Any]]) -> None:
         live = self._session(session)
         for row in trajectories:
-            *facts, known_tokens, known_tools_s = row
+            *facts, tokens, tools_s, observed_tokens = row
             if live.predictions is not None:
-                live.predictions.know(facts[0], known_tokens, known_tools_s)
+                live.predictions.know(facts[0], tokens, tools_s, observed_tokens)
             self._feed(ev.TrajectorySubmitted(live.now(), TrajectorySpec(*facts)))
 
     async def forecast(self, session: str, trajectories: Sequence[Sequence[Any]]) -> Mapping[str, Any]:

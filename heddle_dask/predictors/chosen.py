@@ -47,11 +47,10 @@ def build_predictor(
         case "xgboost":
             return LearnedPredictor()
         case "oracle" if options["error_factor"] == 1:
-            return Oracle(known.tokens, known.tools_s, observed_per_token=observed_per_token)
+            return Oracle(known, observed_per_token=observed_per_token)
         case "oracle":
             return NoisyOracle(
-                known.tokens,
-                known.tools_s,
+                known,
                 observed_per_token=observed_per_token,
                 error=options["error_factor"],
                 seed=options["seed"],

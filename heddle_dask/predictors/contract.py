@@ -26,6 +26,8 @@ class Prediction:
         The same in seconds of steps and tools; nan while no finished trajectory had a duration.
     remaining_tools_s
         Seconds of tools still to come; nan where nothing is known.
+    remaining_observed_tokens
+        Tokens that they will add to the context; nan where nothing is known.
     observed_per_token
         Tokens that tools add to a context for each one generated, over all trajectories that ended; nan before any.
     source
@@ -39,6 +41,7 @@ class Prediction:
     source: str
     observed_per_token: float = NAN
     remaining_tools_s: float = NAN
+    remaining_observed_tokens: float = NAN
 
 
 class Predictor(Protocol):

@@ -37,7 +37,7 @@ def progress_of(trajectory: Trajectory, at: float) -> Progress:
 
 def prediction_made(row: Progress, made: Prediction, at: float) -> PredictionMade:
     """A predictor's answer as the controller hears it; journals are JSON, which has no nan."""
-    per_token = made.observed_per_token
+    per_token, observed = made.observed_per_token, made.remaining_observed_tokens
     return PredictionMade(
         at=at,
         trajectory_id=TrajectoryId(row.trajectory_id),
@@ -50,6 +50,7 @@ def prediction_made(row: Progress, made: Prediction, at: float) -> PredictionMad
         source=made.source,
         observed_per_token=None if math.isnan(per_token) else per_token,
         remaining_tools_s=0.0 if math.isnan(made.remaining_tools_s) else made.remaining_tools_s,
+        remaining_observed_tokens=None if math.isnan(observed) else observed,
     )
 
 

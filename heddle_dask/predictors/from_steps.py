@@ -112,6 +112,8 @@ def known_work(plans: Iterable[Planned]) -> KnownWork:
     for plan in plans:
         known.tokens[plan.trajectory_id] = float(sum(step.generated_tokens for step in plan.steps))
         known.tools_s[plan.trajectory_id] = sum(step.tool_s for step in plan.steps if step.tool is not None)
+        observed = sum(step.observation_tokens for step in plan.steps[:-1])
+        known.observed_tokens[plan.trajectory_id] = float(observed)
     return known
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from heddle_dask.predictors.contract import Prediction
@@ -13,10 +13,16 @@ from heddle_dask.predictors.features import NAN, Finished, Progress
 
 @dataclass(frozen=True, slots=True)
 class KnownWork:
-    """True totals by trajectory id: tokens, and seconds of tools. Read when asked: more may be added later."""
+    """True totals by trajectory id: tokens, seconds of tools, tokens that those add. Read when asked: more may come."""
 
     tokens: dict[str, float] = field(default_factory=dict)
     tools_s: dict[str, float] = field(default_factory=dict)
+    observed_tokens: dict[str, float] = field(default_factory=dict)
+
+    def observed_left(self, row: Progress) -> float:
+        """Tokens that tools will still add to a context; nan where nobody knows."""
+        seen = max(0, row.context_tokens - row.prompt_tokens - row.generated_tokens)
+        return max(self.observed_tokens.get(row.trajectory_id, NAN) - seen, 0.0)
 
 
 class Oracle:
@@ -24,9 +30,8 @@ class Oracle:
 
     Parameters
     ----------
-    total_tokens, total_tools_s
-        True totals by trajectory id, of tokens and of tools' seconds. They are read when asked: trajectories may be
-        added later.
+    known
+        True totals. They are read when asked: trajectories may be added later.
     observed_per_token
         As `contract.Prediction` has it.
     """
@@ -35,13 +40,11 @@ class Oracle:
 
     def __init__(
         self,
-        total_tokens: Mapping[str, float],
-        total_tools_s: Mapping[str, float] | None = None,
+        known: KnownWork,
         *,
         observed_per_token: float = NAN,
     ) -> None:
-        self._tokens = total_tokens
-        self._tools_s = {} if total_tools_s is None else total_tools_s
+        self._known = known
         self._observed_per_token = observed_per_token
 
     def predict(self, rows: Sequence[Progress]) -> list[Prediction]:
@@ -49,16 +52,16 @@ class Oracle:
         return [self._one(row) for row in rows]
 
     def _one(self, row: Progress) -> Prediction:
-        tokens = max(self._tokens.get(row.trajectory_id, 0.0) - row.generated_tokens, 1.0)
-        return self._told(tokens, tokens, self._tools_left_s(row, 1.0))
+        tokens = max(self._known.tokens.get(row.trajectory_id, 0.0) - row.generated_tokens, 1.0)
+        return self._told(tokens, tokens, self._tools_left_s(row, 1.0), self._known.observed_left(row))
 
     def _tools_left_s(self, row: Progress, factor: float) -> float:
-        total_s = self._tools_s.get(row.trajectory_id, NAN)
+        total_s = self._known.tools_s.get(row.trajectory_id, NAN)
         return NAN if math.isnan(total_s) else max(total_s * factor - row.tools_s, 0.0)
 
-    def _told(self, tokens: float, high: float, tools_s: float) -> Prediction:
+    def _told(self, tokens: float, high: float, tools_s: float, observed: float = NAN) -> Prediction:
         """How long its steps will take depends on who else is there: nobody knows."""
-        return Prediction(tokens, high, NAN, NAN, self.source, self._observed_per_token, tools_s)
+        return Prediction(tokens, high, NAN, NAN, self.source, self._observed_per_token, tools_s, observed)
 
     def observe_running(self, progress: Progress) -> None:
         """Nothing to learn."""
@@ -87,8 +90,7 @@ class NoisyOracle(Oracle):
 
     def __init__(
         self,
-        total_tokens: Mapping[str, float],
-        total_tools_s: Mapping[str, float] | None = None,
+        known: KnownWork,
         *,
         observed_per_token: float = NAN,
         error: float = 2.0,
@@ -96,7 +98,7 @@ class NoisyOracle(Oracle):
     ) -> None:
         if not error >= 1.0:
             raise ValueError(f"error {error}: use a factor of at least 1")
-        super().__init__(total_tokens, total_tools_s, observed_per_token=observed_per_token)
+        super().__init__(known, observed_per_token=observed_per_token)
         self._spread = math.log(error)
         self._seed = seed
 
@@ -104,7 +106,7 @@ class NoisyOracle(Oracle):
         # A string seeds by its bytes: the same in every process.
         factor = math.exp(self._spread * random.Random(f"{self._seed}|{row.trajectory_id}").gauss(0.0, 1.0))
         wide = math.exp(1.2816 * self._spread)
-        total = self._tokens.get(row.trajectory_id, 0.0)
+        total = self._known.tokens.get(row.trajectory_id, 0.0)
         tokens = max(total * factor - row.generated_tokens, 1.0)
         high = max(total * factor * wide - row.generated_tokens, tokens)
         return self._told(tokens, high, self._tools_left_s(row, factor))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import GroupId
 from heddle_dask.cost.memory_profile import MemoryProfile
+from heddle_dask.strategies.engine_room import EngineRoom, ask_of
 from heddle_dask.strategies.stay import Stay
 
 
@@ -34,14 +35,14 @@ class AdmissionSite:
         How many live there or are coming.
     capacity_tokens
         KV memory that may be promised; 0 when the engine does not say how much it has.
-    growth
-        Context tokens that come with each generated one.
     longest
         Of the residents.
     residents
         Who lives there or is coming, and how long each may stay. May be left out where nobody will be fitted in.
     margin
         Standard deviations of the memory in use that are kept free.
+    room
+        Its work until everything is to be done; None: that does not matter.
     """
 
     def __init__(
@@ -50,19 +51,19 @@ class AdmissionSite:
         free: float,
         held: int,
         capacity_tokens: float = 0.0,
-        growth: float = 1.0,
         residents: Sequence[tuple[Trajectory, Stay]] = (),
         longest: Longest = NOBODY,
         margin: float = 0.0,
+        room: EngineRoom | None = None,
     ) -> None:
         self.engine = engine
         self.free = free
         self.held = held
         self._capacity_tokens = capacity_tokens
-        self._growth = growth
         self._residents = residents
         self.longest = longest
         self._margin = margin
+        self.room = room
 
     @functools.cached_property
     def prompts(self) -> dict[GroupId, int]:
@@ -78,21 +79,18 @@ class AdmissionSite:
         if self._capacity_tokens <= 0:
             return None
         # `_need` and `_keep_longest` of each, written out: hundreds of residents at each look.
-        needs: list[tuple[float, Sequence[float], float]] = []
+        needs: list[tuple[float, Sequence[float], float, float]] = []
         before: dict[GroupId, int] = {}
-        for trajectory, (_, lengths, stretch) in self._residents:
+        for trajectory, (_, lengths, stretch, context, growth, _) in self._residents:
             spec = trajectory.spec
             prompt, known = spec.prompt_tokens, before.get(spec.group_id, 0)
-            context = trajectory.context_tokens
-            if context < prompt:
-                context = prompt
             if prompt > known:
                 before[spec.group_id] = prompt
-                needs.append((float(context - known), lengths, stretch))
+                needs.append((context - known, lengths, stretch, growth))
             else:
-                needs.append((float(context - prompt), lengths, stretch))
+                needs.append((context - prompt, lengths, stretch, growth))
         self.prompts = before
-        return MemoryProfile(self._capacity_tokens, self._growth, needs, self._margin)
+        return MemoryProfile(self._capacity_tokens, needs, self._margin)
 
     def set_capacity(self, capacity_tokens: float) -> None:
         """So much may be promised from now on."""
@@ -104,22 +102,27 @@ class AdmissionSite:
         """Whether it fits until it ends, in the mean."""
         if self._memory is None:
             return True
-        return self._memory.fits(_need(trajectory, self.prompts), stay.tokens, stay.stretch)
+        need = _need(trajectory, stay, self.prompts)
+        return self._memory.fits(need, stay.tokens, stay.stretch, stay.growth)
+
+    def in_time(self, stay: Stay) -> bool:
+        """Whether it will be done in time with one more."""
+        return self.room is None or self.room.fits(ask_of(stay))
 
     def add(self, trajectory: Trajectory, stay: Stay) -> None:
         """It will come."""
         if self._memory is not None:
-            self._memory.add(_need(trajectory, self.prompts), stay.lengths, stay.stretch)
+            need = _need(trajectory, stay, self.prompts)
+            self._memory.add(need, stay.lengths, stay.stretch, stay.growth)
         self.free -= 1
         self.held += 1
         _keep_longest(self.prompts, trajectory)
 
 
-def _need(trajectory: Trajectory, prompts: dict[GroupId, int]) -> float:
+def _need(trajectory: Trajectory, stay: Stay, prompts: dict[GroupId, int]) -> float:
     """KV tokens of its own."""
-    context = max(trajectory.context_tokens, trajectory.spec.prompt_tokens)
     shared = min(trajectory.spec.prompt_tokens, prompts.get(trajectory.spec.group_id, 0))
-    return float(context - shared)
+    return stay.context_tokens - shared
 
 
 def _keep_longest(prompts: dict[GroupId, int], trajectory: Trajectory) -> None:

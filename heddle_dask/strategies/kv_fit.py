@@ -21,8 +21,11 @@ from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.admission_site import NOBODY, AdmissionSite, Longest
 from heddle_dask.strategies.engine_costs import EngineCosts
+from heddle_dask.strategies.engine_room import EngineRoom, ask_of
+from heddle_dask.strategies.finish_line import FinishLine
 from heddle_dask.strategies.least_held import LeastHeld
-from heddle_dask.strategies.observed_tokens import observed_per_token
+from heddle_dask.strategies.observed_tokens import growth_of, observed_per_token
+from heddle_dask.strategies.running_step import unseen_tokens
 from heddle_dask.strategies.stay import Stay, stay_of, tools_left
 from heddle_dask.strategies.waiting_line import WaitingLine
 
@@ -30,6 +33,11 @@ from heddle_dask.strategies.waiting_line import WaitingLine
 # those that live at the one before it: a look takes time for each of them.
 _EVERY = 8
 _EVERY_RESIDENTS = 0.1
+# Nobody waits longer than this for others of the first batch to be predicted.
+_FIRST_BATCH_S = 2.0
+# An engine is late that will take longer by this factor, and by so many seconds, than there is time.
+_LATE, _LATE_S = 1.05, 1.0
+_ROUNDING_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +67,17 @@ class KvFit:
     longer than everything else, at the pace of a full engine, gets a quicker one: fewer are admitted beside it, so that
     it ends with the others (the interference of Heddle's Eq. 2, at admission).
 
+    With `in_time` it is reckoned when everything could be done (`finish_line`), and an engine takes no more work than
+    it can do until then. The engine whose longest is the longest is asked first: the long ones come together.
+
     Parameters
     ----------
     profile
         Cost profile of the engines (`heddle_dask.cost`); only ratios matter.
     fill
         Share of each engine's KV memory that may be promised. Engines that do not say how much they have bound nothing.
+    certain_fill
+        The same in time (`in_time`): no margin is kept for lengths that are certain, and contexts grow in lumps.
     per_slot
         Most trajectories that generate or queue, per slot. More than 1: a free slot finds a step at once, and the
         predictor sees more trajectories begin.
@@ -83,10 +96,14 @@ class KvFit:
         Which prediction is *longest*, and how much is left of a trajectory.
     tools
         Whether the time of tools still to come counts (`stay`): for who is longest, and how long memory is held.
+    in_time
+        Whether an engine takes only what it can do in time, as long as predictions leave no doubt, as an oracle's. With
+        guesses it gains nothing (docs/LOG.md).
     """
 
     profile: str = "tiny-cpu"
     fill: float = 0.95
+    certain_fill: float = 0.85
     per_slot: float = 2.5
     critical: float = 0.5
     least_share: float = 0.7
@@ -94,6 +111,7 @@ class KvFit:
     margin: float = 1.0
     quantile: Literal["median", "q90"] = "q90"
     tools: bool = True
+    in_time: bool = True
     _costs: EngineCosts = field(init=False)
     _line: WaitingLine = field(init=False, default_factory=WaitingLine)
     # Admitted, and not on its engine yet; where it should go.
@@ -114,10 +132,18 @@ class KvFit:
     _turn: int = field(init=False, default=0)
     # How much of what has touched engines is known (`ClusterView.touched_since`).
     _seen: int = field(init=False, default=0)
+    # Whether every prediction so far left no doubt, and some was made.
+    _exact: bool | None = field(init=False, default=None)
+    _growth: float = field(init=False, default=3.0)
+    _finish: FinishLine = field(init=False, default_factory=FinishLine)
+    # When the first of those came who wait while nobody is alive; and who refused for want of time alone, with the
+    # deadline that would do.
+    _first_at: float | None = field(init=False, default=None)
+    _late: dict[EngineId, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.fill > 0 or self.per_slot <= 0 or self.critical < 0:
-            raise ValueError("use fill and per_slot above 0 and critical of at least 0")
+        if not (self.fill > 0 and self.certain_fill > 0) or self.per_slot <= 0 or self.critical < 0:
+            raise ValueError("use fill, certain_fill and per_slot above 0 and critical of at least 0")
         if not 0 <= self.least_share <= 1:
             raise ValueError("use a least_share from 0 to 1")
         if self.lengths < 1 or self.margin < 0:
@@ -132,9 +158,20 @@ class KvFit:
 
     def rank(self, trajectory: Trajectory) -> None:
         """It may be admitted from now on; once more when its prediction is new."""
-        self._line.put(trajectory, self._left(trajectory), self._path(trajectory))
+        self._exact = self._exact is not False and certain(trajectory)
+        ask = ask_of(self._stay(trajectory, 1))
+        self._line.put(trajectory, self._left(trajectory), self._path(trajectory), ask)
         if self._line.shortest() is trajectory:
             self._shorter = trajectory
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether engines take only what they can do in time."""
+        return self.in_time and self._exact is True
+
+    @property
+    def _fill(self) -> float:
+        return self.certain_fill if self.keeps_time else self.fill
 
     def _left(self, trajectory: Trajectory) -> float:
         predicted = trajectory.predicted_tokens_q90 if self.quantile == "q90" else trajectory.predicted_tokens
@@ -144,8 +181,10 @@ class KvFit:
         """Until its end, tools included."""
         return self._left(trajectory) + (tools_left(trajectory, self._costs.pace_s) if self.tools else 0.0)
 
-    def _stay(self, trajectory: Trajectory, lengths: int) -> Stay:
-        return stay_of(trajectory, lengths, self._costs.pace_s if self.tools else None)
+    def _stay(self, trajectory: Trajectory, lengths: int, unseen_tokens: float = 0.0) -> Stay:
+        pace_s = self._costs.pace_s if self.tools else None
+        growth = growth_of(trajectory, self._growth)
+        return stay_of(trajectory, lengths, pace_s, growth, unseen_tokens)
 
     def engine_for(self, trajectory_id: TrajectoryId) -> EngineId | None:
         """Where it was admitted to, for the placement; asked once."""
@@ -162,10 +201,14 @@ class KvFit:
         there, or its turn comes. O(residents) for each engine that is looked at, O(log residents) for each that a
         newcomer asks who is the shortest.
         """
+        self._growth = _growth(view)
         self._take_news(view, view.ready_engines)
-        if not self._open or self._line.longest() is None:
+        if self._line.longest() is None or not view.ready_engines or self._others_come(view):
             return []
-        growth = _growth(view)
+        if self.keeps_time:
+            self._foresee(view)
+        if not self._open:
+            return []
         # What each of those alive would still have to generate if all that is left were shared out among them.
         left_tokens = self._all_left(view)
         rest_tokens = left_tokens / max(1, view.alive)
@@ -175,20 +218,74 @@ class KvFit:
         while self._line.longest() is not None and (engine := self._open.least()) is not None:
             name = engine.engine_id
             if name not in sites:
-                sites[name] = self._site(view, engine, growth, rest_tokens)
+                sites[name] = self._site(view, engine, rest_tokens)
+                self._open.put(engine, self._turn_of(engine))
+                continue  # now that it was looked at, another may come first
             site = sites[name]
             critical = self.critical * left_tokens / max(1, view.alive + len(admitted))
             chosen = self._next_for(site, critical)
             if chosen is None:
                 self._refuse(site)
+                if self._all_late(view):
+                    sites.clear()
                 continue
             self._line.remove(chosen)
             self._coming.setdefault(name, {})[chosen.trajectory_id] = chosen
             self._engine_of[chosen.trajectory_id] = name
-            site.add(chosen, self._stay(chosen, self.lengths))
-            self._open.put(engine, self._held_share(engine))
+            stay = self._stay(chosen, self.lengths)
+            site.add(chosen, stay)
+            if site.room is not None:
+                site.room.add(ask_of(stay))
+            self._open.put(engine, self._turn_of(engine))
             admitted.append(chosen)
         return admitted
+
+    def may_move(self, view: ClusterView, trajectory: Trajectory, target: EngineId) -> bool:
+        """Whether a move does not spoil who is done when: it may go from who is late to who is not.
+
+        A guess may always: what is known of it now is more than was known when it was admitted.
+        """
+        if not self.keeps_time or trajectory.home is None:
+            return True
+        home = self._room(view, view.engine(trajectory.home))
+        if home.end_s <= _LATE * home.rest_s + _LATE_S:
+            return False
+        return self._room(view, view.engine(target)).fits(ask_of(self._stay(trajectory, 1)))
+
+    def _others_come(self, view: ClusterView) -> bool:
+        """Whether nobody should start yet: the first batch is better judged as a whole than in the order of answers."""
+        if not self.keeps_time or view.alive or self._coming_in() or len(self._line) >= view.waiting:
+            self._first_at = None
+            return False
+        if self._first_at is None:
+            self._first_at = view.at
+        return view.at < self._first_at + _FIRST_BATCH_S
+
+    def _coming_in(self) -> bool:
+        return any(self._coming.values())
+
+    def _foresee(self, view: ClusterView) -> None:
+        """When everything could be done; whoever had no time left may have some then."""
+        left_tokens, waiting = self._all_left(view), len(self._line)
+        if not self._finish.outdated(view.ready_engines, left_tokens, waiting):
+            return
+        costs = [(self._costs.of(e), self._promised(e)) for e in view.ready_engines]
+        for engine in view.ready_engines:
+            if not self._finish.knows(engine):
+                self._room(view, engine)
+        self._finish.foresee(view.at, view.ready_engines, costs, self._line.sums.longest_first(), left_tokens)
+        for name in list(self._late):
+            self._open_again(view.engine(name))
+
+    def _all_late(self, view: ClusterView) -> bool:
+        """Whether every engine refused for want of time alone: then it is later, and the first to be done goes on."""
+        if not self.keeps_time or len(self._late) < len(view.ready_engines):
+            return False
+        if not self._finish.postpone(min(self._late.values())):
+            return False
+        for name in list(self._late):
+            self._open_again(view.engine(name))
+        return True
 
     def _take_news(self, view: ClusterView, engines: Sequence[Engine]) -> None:
         """Open the engines that may have room which they had not when they refused."""
@@ -199,8 +296,9 @@ class KvFit:
             self._drop_arrived(name)
         if engines is not self._engines or (self._refused and view.alive < len(engines)):
             self._engines = engines
-            self._open = LeastHeld((engine, self._held_share(engine)) for engine in engines)
+            self._open = LeastHeld((engine, self._turn_of(engine)) for engine in engines)
             self._refused.clear()
+            self._late.clear()
             self._full.clear()
             self._coming = {name: coming for name, coming in self._coming.items() if name in self._open}
             return
@@ -209,7 +307,7 @@ class KvFit:
         for name in (*names, *asked):
             if name in self._open:
                 engine = view.engine(name)
-                self._open.put(engine, self._held_share(engine))
+                self._open.put(engine, self._turn_of(engine))
         if self._refused:
             self._reopen(view, engines, [*view.freed, *asked])
             if shorter is not None:
@@ -258,10 +356,11 @@ class KvFit:
         return self._line.tokens + view.expected_tokens
 
     def _open_again(self, engine: Engine) -> None:
+        self._late.pop(engine.engine_id, None)
         refused = self._refused.pop(engine.engine_id)
         if refused.site is not None:
             del self._full[bisect_left(self._full, (refused.share, engine.number, engine.engine_id))]
-        self._open.put(engine, self._held_share(engine))
+        self._open.put(engine, self._turn_of(engine))
 
     def _refuse(self, site: AdmissionSite) -> None:
         """Not before a resident has left, or, where only the queue is too long, before that is short enough."""
@@ -291,41 +390,68 @@ class KvFit:
         coming = len(self._coming.get(engine.engine_id, ()))
         return len(engine.residents) + coming, len(engine.inflight) + coming
 
+    def _turn_of(self, engine: Engine) -> float:
+        """By which engines are asked, the least first: in time, where the longest is; else who holds least."""
+        return self._held_share(engine) - (self._finish.longest(engine) if self.keeps_time else 0.0)
+
     def _held_share(self, engine: Engine) -> float:
         """Trajectories per slot, or KV memory held, whichever is more of what there is; four a slot are all."""
         coming = self._coming.get(engine.engine_id, {})
         slots = (len(engine.residents) + len(coming)) / (4 * engine.spec.slots)
-        capacity = self.fill * engine.spec.kv_capacity_tokens
+        capacity = self._fill * engine.spec.kv_capacity_tokens
         if capacity <= 0:
             return slots
         held = engine.resident_tokens + sum(t.context_tokens for t in coming.values())
         return max(slots, held / capacity)
 
-    def _site(self, view: ClusterView, engine: Engine, growth: float, rest_tokens: float) -> AdmissionSite:
-        self._drop_arrived(engine.engine_id)
+    def _there(self, view: ClusterView, engine: Engine) -> list[tuple[Trajectory, Stay]]:
+        """Who lives there or is coming, and for how long."""
+        residents = view.residents(engine)
+        unseen: Mapping[TrajectoryId, float] = {}
+        if self.keeps_time:
+            unseen = unseen_tokens(engine, residents, self._costs.of(engine), view.at)
         coming = self._coming.get(engine.engine_id, {})
+        return [
+            (t, self._stay(t, self.lengths, unseen.get(t.trajectory_id, 0.0)))
+            for t in (*residents, *coming.values())
+        ]
+
+    def _room(self, view: ClusterView, engine: Engine) -> EngineRoom:
+        """What it has to do as of now, and the time for it."""
+        asks = [ask_of(stay) for _, stay in self._there(view, engine)]
+        return self._finish.look(engine, self._costs.of(engine), self._promised(engine), view.at, asks)
+
+    def _promised(self, engine: Engine) -> float:
+        """KV tokens that may be promised in all."""
+        told = engine.spec.kv_capacity_tokens
+        return self._fill * (told if told > 0 else self._costs.of(engine).capacity_tokens)
+
+    def _site(self, view: ClusterView, engine: Engine, rest_tokens: float) -> AdmissionSite:
+        self._drop_arrived(engine.engine_id)
         held, queued = self._load(engine)
         most = self.per_slot * engine.spec.slots
         if held and queued > most - 1:
             return AdmissionSite(engine, most - queued, held)
-        all_there = (*view.residents(engine), *coming.values())
-        pace_s = self._costs.pace_s if self.tools else None
-        there = [(t, stay_of(t, self.lengths, pace_s)) for t in all_there]
+        there = self._there(view, engine)
         longest = _longest_of(there)
         share = self._share(engine, longest, rest_tokens)
         capacity = self._capacity(engine, share)
-        return AdmissionSite(
-            engine, share * most - queued, held, capacity, growth, there, longest, self.margin
-        )
+        room = None
+        if self.keeps_time:
+            cost, asks = self._costs.of(engine), [ask_of(stay) for _, stay in there]
+            room = self._finish.look(engine, cost, self._promised(engine), view.at, asks)
+        free = share * most - queued
+        return AdmissionSite(engine, free, held, capacity, there, longest, self.margin, room)
 
     def _capacity(self, engine: Engine, share: float) -> float:
         """KV tokens that may be promised; 0 says that the engine does not tell how much it has."""
-        told = self.fill * engine.spec.kv_capacity_tokens
+        told = self._fill * engine.spec.kv_capacity_tokens
         return max(1.0, share * told) if told > 0 else 0.0
 
     def _share(self, engine: Engine, longest: Longest, rest_tokens: float) -> float:
         """How much of the engine may be used beside the longest that lives there."""
-        if longest.path <= rest_tokens or longest.tokens <= 0:
+        # In time, whoever is certain is reckoned with in seconds.
+        if longest.path <= rest_tokens or longest.tokens <= 0 or (self.keeps_time):
             return 1.0
         pace = (rest_tokens - (longest.path - longest.tokens)) / longest.tokens
         return max(0.0 if longest.exact else self.least_share, self._share_beside(engine, pace))
@@ -346,23 +472,39 @@ class KvFit:
             return None
 
         def fits(trajectory: Trajectory) -> bool:
-            return site.fits(trajectory, self._stay(trajectory, 1))
+            stay = self._stay(trajectory, 1)
+            return site.in_time(stay) and site.fits(trajectory, stay)
 
         longest = self._line.longest_where(fits)
         if longest is not None and self._path(longest) >= critical:
             return longest
         sibling = self._line.longest_of(site.prompts, fits)
+        if longest is None and sibling is None and site.room is not None:
+            self._note_late(site, site.room)
         return longest if sibling is None else sibling
+
+    def _note_late(self, site: AdmissionSite, room: EngineRoom) -> None:
+        """It refuses; was it for want of time alone, and how much would it take?"""
+        longest = self._line.longest_where(lambda t: site.fits(t, self._stay(t, 1)))
+        if longest is not None:
+            rest_s = room.rest_with_s(ask_of(self._stay(longest, 1)))
+            self._late[site.engine.engine_id] = room.at + rest_s + _ROUNDING_S
 
 
 def _longest_of(there: Sequence[tuple[Trajectory, Stay]]) -> Longest:
     """Who ends last of them."""
-    paths = [tokens * stretch for _, (tokens, _, stretch) in there]
+    paths = [stay.tokens * stay.stretch for _, stay in there]
     if not paths:
         return NOBODY
     path = max(paths)
     trajectory, stay = there[paths.index(path)]
-    return Longest(path, stay.tokens, trajectory.predicted_tokens_q90 == trajectory.predicted_tokens)
+    return Longest(path, stay.tokens, certain(trajectory))
+
+
+def certain(trajectory: Trajectory) -> bool:
+    """Whether the prediction leaves no doubt."""
+    predicted = trajectory.predicted_tokens
+    return predicted is not None and predicted == trajectory.predicted_tokens_q90
 
 
 def _growth(view: ClusterView) -> float:

@@ -10,6 +10,7 @@ from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.view import ClusterView, Move, MoveRequest
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
+from heddle_dask.strategies.kv_fit import KvFit
 from heddle_dask.strategies.migration.load_board import LoadBoard
 from heddle_dask.strategies.migration.priced import Link, Margin, MovingCandidate
 from heddle_dask.strategies.migration.rank_rule import RankOrder, rank_target
@@ -74,6 +75,11 @@ class Priced:
     quantile
         Which prediction is planned with.
 
+    Attributes
+    ----------
+    admission
+        Which has engines take what they can do in time: the preset hands it over. It may forbid a move.
+
     Notes
     -----
     What the residents of an engine still need is counted anew when an eighth of it has changed, not at every question:
@@ -87,6 +93,7 @@ class Priced:
     setup_s: float = 0.1
     token_s: float = 5e-6
     quantile: str = "median"
+    admission: KvFit | None = field(init=False, default=None)
     _costs: EngineCosts = field(init=False)
     _remaining: list[_Remaining] = field(init=False, default_factory=list)
     _seen: int = field(init=False, default=0)
@@ -130,7 +137,9 @@ class Priced:
         )
         link = self._link if view.engine(trajectory.home).spec.kv_transfer else None
         move = self._board.decide(candidate, link, self._margin)
-        if move is None:
+        if move is None or (
+            self.admission is not None and not self.admission.may_move(view, trajectory, move.target)
+        ):
             return None
         return Move(move.target, move.kind, move.stay_s - move.move_s)
 

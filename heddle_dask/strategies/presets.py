@@ -197,6 +197,8 @@ def _wired(strategies: StrategySet) -> StrategySet:
         strategies.migration.plan = strategies.placement
     if isinstance(strategies.placement, Roomiest) and isinstance(strategies.admission, KvFit):
         strategies.placement.admission = strategies.admission
+        if isinstance(strategies.migration, Priced):
+            strategies.migration.admission = strategies.admission
     return strategies
 
 

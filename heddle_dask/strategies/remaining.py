@@ -21,16 +21,19 @@ def _mean_tokens(median: float, q90: float) -> float:
     return min(q90, median * math.exp(spread * spread / 2))
 
 
-def left_now(trajectory: Trajectory, count: int) -> tuple[float, tuple[float, ...]]:
+def left_now(
+    trajectory: Trajectory, count: int, unseen_tokens: float = 0.0
+) -> tuple[float, tuple[float, ...]]:
     """What is left in the mean, and what may be left: at most `count` lengths, equally likely, ascending, never none.
 
     Each is the mean of one of `count` equally likely parts of the law. Those that the trajectory has outlived since it
-    was predicted are gone. A prediction without spread, and a `count` of 1, give one: the mean.
+    was predicted are gone. A prediction without spread, and a `count` of 1, give one: the mean. `unseen_tokens` are
+    those that its running step has sampled, which it has not reported yet.
     """
     mean, lengths = _law_tokens(
         trajectory.predicted_tokens or 0.0, trajectory.predicted_tokens_q90 or 0.0, count
     )
-    done = trajectory.generated_tokens - trajectory.predicted_at_tokens
+    done = trajectory.generated_tokens - trajectory.predicted_at_tokens + unseen_tokens
     if done <= 0:
         return mean, lengths
     left = tuple([tokens - done for tokens in lengths if tokens > done])

@@ -72,7 +72,8 @@ class Roomiest:
         context = max(step.context_tokens, trajectory.spec.prompt_tokens)
         need = context + _GROWTH * trajectory.expected_tokens
         chosen = self._admitted_to(trajectory, candidates)
-        if chosen is None or _taken(chosen, need, 0) < _SCARCE:
+        in_time = self.admission is not None and self.admission.keeps_time
+        if chosen is None or (not in_time and _taken(chosen, need, 0) < _SCARCE):
             roomy = [e for e in candidates if _taken(e, need, prompts.get(e.engine_id, 0)) <= self.fill]
             if roomy:
                 chosen = min(

@@ -24,23 +24,55 @@ class Stay(NamedTuple):
         The same as equally likely lengths, ascending.
     stretch
         Tokens and tools over tokens, in the mean: at least 1.
+    context_tokens
+        Tokens in front of the model now.
+    growth
+        Context tokens that come with each generated one.
+    tools_s
+        Seconds of tools that are still to come.
     """
 
     tokens: float
     lengths: tuple[float, ...]
     stretch: float = 1.0
+    context_tokens: float = 0.0
+    growth: float = 1.0
+    tools_s: float = 0.0
+
+
+def tools_left_s(trajectory: Trajectory) -> float:
+    """Seconds of tools that it will still call, as far as anybody knows."""
+    if trajectory.predicted_tools_s <= 0:
+        return 0.0
+    run_s = trajectory.tools_s - trajectory.predicted_at_tools_s
+    return max(0.0, trajectory.predicted_tools_s - run_s)
 
 
 def tools_left(trajectory: Trajectory, pace_s: float) -> float:
     """Tokens that take as long as the tools that it will still call, as far as anybody knows."""
-    if trajectory.predicted_tools_s <= 0:
-        return 0.0
-    run_s = trajectory.tools_s - trajectory.predicted_at_tools_s
-    return max(0.0, trajectory.predicted_tools_s - run_s) / pace_s
+    return tools_left_s(trajectory) / pace_s
 
 
-def stay_of(trajectory: Trajectory, count: int, pace_s: float | None) -> Stay:
-    """By at most `count` lengths (`remaining.left_now`); without a `pace_s` tools are taken to need no time."""
-    tokens, lengths = left_now(trajectory, count)
-    tools = 0.0 if pace_s is None or tokens <= 0 else tools_left(trajectory, pace_s)
-    return Stay(tokens, lengths, 1.0 + tools / tokens if tools > 0 else 1.0)
+def stay_of(
+    trajectory: Trajectory,
+    count: int,
+    pace_s: float | None,
+    growth: float = 1.0,
+    unseen_tokens: float = 0.0,
+) -> Stay:
+    """By at most `count` lengths (`remaining.left_now`).
+
+    Parameters
+    ----------
+    pace_s
+        Seconds of a token; without it tools are taken to need no time.
+    growth
+        Context tokens that come with each generated one.
+    unseen_tokens
+        Those that its running step has sampled by now (`running_step`).
+    """
+    tokens, lengths = left_now(trajectory, count, unseen_tokens)
+    tools_s = 0.0 if pace_s is None or tokens <= 0 else tools_left_s(trajectory)
+    stretch = 1.0 if pace_s is None or tools_s <= 0 else 1.0 + tools_s / pace_s / tokens
+    context = max(trajectory.context_tokens, trajectory.spec.prompt_tokens) + unseen_tokens
+    return Stay(tokens, lengths, stretch, context, growth, tools_s)

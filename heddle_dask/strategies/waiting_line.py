@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterable
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.transitions import TrajectoryState
+from heddle_dask.strategies.engine_room import NOTHING, Ask
+from heddle_dask.strategies.length_sums import LengthSums
 
-# Path, number, who, and what of the path it generates. No two numbers are alike: what follows them is not compared.
-Entry = tuple[float, int, Trajectory, float]
+# Path, number, who, what of the path it generates, and what it asks. No two numbers are alike: what follows them is not
+# compared.
+Entry = tuple[float, int, Trajectory, float, Ask]
 Fits = Callable[[Trajectory], bool]
 
 
@@ -21,15 +24,21 @@ class WaitingLine:
     ----------
     tokens
         What all of them have left to generate.
+    sums
+        What they ask, by length.
     """
 
     def __init__(self) -> None:
         self.tokens = 0.0
+        self.sums = LengthSums()
         self._line: list[Entry] = []
         self._entries: dict[TrajectoryId, Entry] = {}
         self._groups: dict[GroupId, list[Entry]] = {}
 
-    def put(self, trajectory: Trajectory, left_tokens: float, path: float) -> None:
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def put(self, trajectory: Trajectory, left_tokens: float, path: float, ask: Ask = NOTHING) -> None:
         """Line up, or change places. O(log n) and a move in memory.
 
         Parameters
@@ -39,11 +48,12 @@ class WaitingLine:
         """
         if trajectory.trajectory_id in self._entries:
             self.remove(trajectory)
-        entry = (path, -trajectory.number, trajectory, left_tokens)
+        entry = (path, -trajectory.number, trajectory, left_tokens, ask)
         self._entries[trajectory.trajectory_id] = entry
         insort(self._line, entry)
         insort(self._groups.setdefault(trajectory.spec.group_id, []), entry)
         self.tokens += left_tokens
+        self.sums.add(path, ask)
 
     def remove(self, trajectory: Trajectory) -> None:
         """Leave the line."""
@@ -54,6 +64,7 @@ class WaitingLine:
         if not group:
             del self._groups[trajectory.spec.group_id]
         self.tokens -= entry[3]
+        self.sums.remove(entry[0], entry[4])
 
     def longest(self) -> Trajectory | None:
         """The one with the longest path."""
