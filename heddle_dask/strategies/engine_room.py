@@ -7,7 +7,7 @@ Sum the cost of an iteration over all until the last trajectory ends, and the ba
 
 where `area` is the KV that the tokens read, and `held` what it is with the time of tools in it. Nobody ends before it
 has made as many iterations as it has tokens, so that one long trajectory prices the fixed part of all of them, however
-many run beside it: **long ones belong together on few engines**, which then run small batches from beginning to end, and
+many run beside it: **long ones belong together on few engines**, which run small batches from beginning to end, and
 the others run full ones. This is what Heddle's presorted partition is about (section 4.2); here each engine's share is
 reckoned in seconds of work, so that it holds for unlike engines, for contexts that grow, and while trajectories go on.
 

@@ -9,7 +9,6 @@ one with room takes the longest that fits, which is Graham's list schedule with 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,41 +20,19 @@ from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.admission_site import NOBODY, AdmissionSite, Longest
 from heddle_dask.strategies.engine_costs import EngineCosts
+from heddle_dask.strategies.engine_gate import EngineGate, Refusal
 from heddle_dask.strategies.engine_room import EngineRoom, ask_of
 from heddle_dask.strategies.finish_line import FinishLine
-from heddle_dask.strategies.least_held import LeastHeld
 from heddle_dask.strategies.observed_tokens import growth_of, observed_per_token
 from heddle_dask.strategies.running_step import unseen_tokens
 from heddle_dask.strategies.stay import Stay, stay_of, tools_left
 from heddle_dask.strategies.waiting_line import WaitingLine
 
-# An engine is looked at although nothing was heard of it after so many calls of `admit`, or after as many as a share of
-# those that live at the one before it: a look takes time for each of them.
-_EVERY = 8
-_EVERY_RESIDENTS = 0.1
 # Nobody waits longer than this for others of the first batch to be predicted.
 _FIRST_BATCH_S = 2.0
 # An engine is late that will take longer by this factor, and by so many seconds, than there is time.
 _LATE, _LATE_S = 1.05, 1.0
 _ROUNDING_S = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """When an engine that took nobody may take one: fewer live there, so few generate or queue, or a short one comes.
-
-    Attributes
-    ----------
-    share
-        What it held then, as a share of what it may.
-    site
-        It as it was then; None where only the queue was too long.
-    """
-
-    held: int
-    most_queued: float
-    share: float
-    site: AdmissionSite | None
 
 
 @dataclass(slots=True)
@@ -119,27 +96,18 @@ class KvFit:
     _engine_of: dict[TrajectoryId, EngineId] = field(init=False, default_factory=dict)
     # Engines from which somebody who was to come was placed since, there or elsewhere.
     _asked: dict[EngineId, None] = field(init=False, default_factory=dict)
-    # The engines by what is known of them: may take one, or took nobody when it was looked at last.
     _engines: Sequence[Engine] = field(init=False, default=())
-    _open: LeastHeld = field(init=False, default_factory=LeastHeld)
-    _refused: dict[EngineId, _Refusal] = field(init=False, default_factory=dict)
-    # Those that refused for want of memory, by what they held.
-    _full: list[tuple[float, int, EngineId]] = field(init=False, default_factory=list)
+    _gate: EngineGate = field(init=False, default_factory=EngineGate)
     # Came last, and is shorter than all that were refused.
     _shorter: Trajectory | None = field(init=False, default=None)
-    # Calls of `admit` until the next turn, and the number of the turn.
-    _until_turn: int = field(init=False, default=0)
-    _turn: int = field(init=False, default=0)
     # How much of what has touched engines is known (`ClusterView.touched_since`).
     _seen: int = field(init=False, default=0)
     # Whether every prediction so far left no doubt, and some was made.
     _exact: bool | None = field(init=False, default=None)
     _growth: float = field(init=False, default=3.0)
     _finish: FinishLine = field(init=False, default_factory=FinishLine)
-    # When the first of those came who wait while nobody is alive; and who refused for want of time alone, with the
-    # deadline that would do.
+    # When the first of those came who wait while nobody is alive.
     _first_at: float | None = field(init=False, default=None)
-    _late: dict[EngineId, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if not (self.fill > 0 and self.certain_fill > 0) or self.per_slot <= 0 or self.critical < 0:
@@ -207,7 +175,7 @@ class KvFit:
             return []
         if self.keeps_time:
             self._foresee(view)
-        if not self._open:
+        if not self._gate:
             return []
         # What each of those alive would still have to generate if all that is left were shared out among them.
         left_tokens = self._all_left(view)
@@ -215,11 +183,11 @@ class KvFit:
         sites: dict[EngineId, AdmissionSite] = {}
         admitted: list[Trajectory] = []
         # Whoever holds least, as a share of what it may, is next.
-        while self._line.longest() is not None and (engine := self._open.least()) is not None:
+        while self._line.longest() is not None and (engine := self._gate.next()) is not None:
             name = engine.engine_id
             if name not in sites:
                 sites[name] = self._site(view, engine, rest_tokens)
-                self._open.put(engine, self._turn_of(engine))
+                self._gate.put(engine, self._turn_of(engine))
                 continue  # now that it was looked at, another may come first
             site = sites[name]
             critical = self.critical * left_tokens / max(1, view.alive + len(admitted))
@@ -236,7 +204,7 @@ class KvFit:
             site.add(chosen, stay)
             if site.room is not None:
                 site.room.add(ask_of(stay))
-            self._open.put(engine, self._turn_of(engine))
+            self._gate.put(engine, self._turn_of(engine))
             admitted.append(chosen)
         return admitted
 
@@ -274,17 +242,18 @@ class KvFit:
             if not self._finish.knows(engine):
                 self._room(view, engine)
         self._finish.foresee(view.at, view.ready_engines, costs, self._line.sums.longest_first(), left_tokens)
-        for name in list(self._late):
+        self._open_late(view)
+
+    def _open_late(self, view: ClusterView) -> None:
+        for name in list(self._gate.late):
             self._open_again(view.engine(name))
 
     def _all_late(self, view: ClusterView) -> bool:
         """Whether every engine refused for want of time alone: then it is later, and the first to be done goes on."""
-        if not self.keeps_time or len(self._late) < len(view.ready_engines):
+        late = self._gate.late
+        if len(late) < len(view.ready_engines) or not self._finish.postpone(min(late.values())):
             return False
-        if not self._finish.postpone(min(self._late.values())):
-            return False
-        for name in list(self._late):
-            self._open_again(view.engine(name))
+        self._open_late(view)
         return True
 
     def _take_news(self, view: ClusterView, engines: Sequence[Engine]) -> None:
@@ -294,46 +263,33 @@ class KvFit:
         asked, self._asked = self._asked, {}
         for name in names:
             self._drop_arrived(name)
-        if engines is not self._engines or (self._refused and view.alive < len(engines)):
+        if engines is not self._engines or (self._gate.refused and view.alive < len(engines)):
             self._engines = engines
-            self._open = LeastHeld((engine, self._turn_of(engine)) for engine in engines)
-            self._refused.clear()
-            self._late.clear()
-            self._full.clear()
-            self._coming = {name: coming for name, coming in self._coming.items() if name in self._open}
+            self._gate.reset((engine, self._turn_of(engine)) for engine in engines)
+            self._coming = {name: coming for name, coming in self._coming.items() if name in self._gate}
             return
         if not engines:
             return
         for name in (*names, *asked):
-            if name in self._open:
+            if name in self._gate:
                 engine = view.engine(name)
-                self._open.put(engine, self._turn_of(engine))
-        if self._refused:
+                self._gate.put(engine, self._turn_of(engine))
+        if self._gate.refused:
             self._reopen(view, engines, [*view.freed, *asked])
             if shorter is not None:
                 self._open_for(view, shorter)
 
     def _reopen(self, view: ClusterView, engines: Sequence[Engine], names: list[EngineId]) -> None:
         """Open those of `names` that have less to do than when they refused, and now and then whose turn it is."""
-        in_turn = self._in_turn(engines)
+        in_turn = self._gate.next_in_turn(engines)
         for name in names if in_turn is None else [*names, in_turn.engine_id]:
-            refused = self._refused.get(name)
+            refused = self._gate.refused.get(name)
             if refused is None:
                 continue
             engine = view.engine(name)
             held, queued = self._load(engine)
             if engine is in_turn or held < refused.held or queued <= refused.most_queued:
                 self._open_again(engine)
-
-    def _in_turn(self, engines: Sequence[Engine]) -> Engine | None:
-        """Predictions fall too: each engine has its turn, now and then."""
-        if self._until_turn > 0:
-            self._until_turn -= 1
-            return None
-        engine = engines[self._turn % len(engines)]
-        self._turn += 1
-        self._until_turn = max(_EVERY, round(_EVERY_RESIDENTS * len(engine.residents))) - 1
-        return engine
 
     def _open_for(self, view: ClusterView, newcomer: Trajectory) -> None:
         """Open the one of those that were full that holds least and has room for this one, as it was then.
@@ -342,9 +298,7 @@ class KvFit:
         """
         stay = self._stay(newcomer, 1)
         rest_tokens = self._all_left(view) / max(1, view.alive)
-        for _, _, name in self._full:
-            site = self._refused[name].site
-            assert site is not None, name
+        for site in self._gate.full_sites():
             share = self._share(site.engine, site.longest, rest_tokens)
             site.set_capacity(self._capacity(site.engine, share))
             if site.fits(newcomer, stay):
@@ -356,23 +310,17 @@ class KvFit:
         return self._line.tokens + view.expected_tokens
 
     def _open_again(self, engine: Engine) -> None:
-        self._late.pop(engine.engine_id, None)
-        refused = self._refused.pop(engine.engine_id)
-        if refused.site is not None:
-            del self._full[bisect_left(self._full, (refused.share, engine.number, engine.engine_id))]
-        self._open.put(engine, self._turn_of(engine))
+        self._gate.open(engine, self._turn_of(engine))
 
     def _refuse(self, site: AdmissionSite) -> None:
         """Not before a resident has left, or, where only the queue is too long, before that is short enough."""
-        name = site.engine.engine_id
         held, queued = self._load(site.engine)
-        self._open.drop(name)
         share = self._held_share(site.engine)
         if site.free < 1:
-            self._refused[name] = _Refusal(held, queued + site.free - 1, share, None)
+            refusal = Refusal(held, queued + site.free - 1, share, None)
         else:
-            self._refused[name] = _Refusal(held, -1.0, share, site)
-            insort(self._full, (share, site.engine.number, name))
+            refusal = Refusal(held, -1.0, share, site, self._time_for_one(site))
+        self._gate.close(site.engine, refusal)
 
     def _drop_arrived(self, name: EngineId) -> None:
         """Who has a home counts there, and who has ended nowhere."""
@@ -479,16 +427,16 @@ class KvFit:
         if longest is not None and self._path(longest) >= critical:
             return longest
         sibling = self._line.longest_of(site.prompts, fits)
-        if longest is None and sibling is None and site.room is not None:
-            self._note_late(site, site.room)
         return longest if sibling is None else sibling
 
-    def _note_late(self, site: AdmissionSite, room: EngineRoom) -> None:
-        """It refuses; was it for want of time alone, and how much would it take?"""
+    def _time_for_one(self, site: AdmissionSite) -> float | None:
+        """The deadline with which it would take one; None where it lacks more than time."""
+        if site.room is None:
+            return None
         longest = self._line.longest_where(lambda t: site.fits(t, self._stay(t, 1)))
-        if longest is not None:
-            rest_s = room.rest_with_s(ask_of(self._stay(longest, 1)))
-            self._late[site.engine.engine_id] = room.at + rest_s + _ROUNDING_S
+        if longest is None:
+            return None
+        return site.room.at + site.room.rest_with_s(ask_of(self._stay(longest, 1))) + _ROUNDING_S
 
 
 def _longest_of(there: Sequence[tuple[Trajectory, Stay]]) -> Longest:
