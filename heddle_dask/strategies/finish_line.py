@@ -88,6 +88,11 @@ class FinishLine:
         """Whether it was ever looked at."""
         return engine.engine_id in self._rooms
 
+    def end_s(self, engine: Engine, at: float) -> float:
+        """Seconds until it has done what it had to do when it was looked at last; 0 where it never was."""
+        room = self._rooms.get(engine.engine_id)
+        return 0.0 if room is None else room.end_s - (at - room.at)
+
     def longest(self, engine: Engine) -> float:
         """Iterations of the longest that was there, and came since."""
         room = self._rooms.get(engine.engine_id)

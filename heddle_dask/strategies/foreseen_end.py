@@ -17,7 +17,7 @@ from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_room import RAMP, EngineLeft, iterations_of
 from heddle_dask.strategies.length_sums import Alike
 
-_TOLERANCE = 0.005
+_TOLERANCE, _TOLERANCE_S = 0.005, 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def foreseen_rest_s(waiting: Sequence[Alike], engines: Sequence[EngineAhead], gu
         low, high = high, 2 * high
     if low == 0.0 and plan.feasible(high / 2):
         high /= 2
-    while high - low > _TOLERANCE * high:
+    while high - low > max(_TOLERANCE * high, _TOLERANCE_S):
         middle = (low + high) / 2
         if plan.feasible(middle):
             high = middle

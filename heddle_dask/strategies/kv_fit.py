@@ -33,6 +33,9 @@ _FIRST_BATCH_S = 2.0
 # An engine is late that will take longer by this factor, and by so many seconds, than there is time.
 _LATE, _LATE_S = 1.05, 1.0
 _ROUNDING_S = 1e-6
+# In time, such a share of its residents must have left an engine before it is looked at again: a look takes time for
+# each of them.
+_LEFT_SHARE = 1 / 32
 
 
 @dataclass(slots=True)
@@ -127,8 +130,8 @@ class KvFit:
     def rank(self, trajectory: Trajectory) -> None:
         """It may be admitted from now on; once more when its prediction is new."""
         self._exact = self._exact is not False and certain(trajectory)
-        ask = ask_of(self._stay(trajectory, 1))
-        self._line.put(trajectory, self._left(trajectory), self._path(trajectory), ask)
+        stay = self._stay(trajectory, 1)
+        self._line.put(trajectory, self._left(trajectory), self._path(trajectory), stay)
         if self._line.shortest() is trajectory:
             self._shorter = trajectory
 
@@ -153,6 +156,10 @@ class KvFit:
         pace_s = self._costs.pace_s if self.tools else None
         growth = growth_of(trajectory, self._growth)
         return stay_of(trajectory, lengths, pace_s, growth, unseen_tokens)
+
+    def _waiting_stay(self, trajectory: Trajectory) -> Stay:
+        """Of one that waits, by one length: what is certain does not change."""
+        return self._line.stay_of(trajectory) if self.keeps_time else self._stay(trajectory, 1)
 
     def engine_for(self, trajectory_id: TrajectoryId) -> EngineId | None:
         """Where it was admitted to, for the placement; asked once."""
@@ -215,8 +222,10 @@ class KvFit:
         """
         if not self.keeps_time or trajectory.home is None:
             return True
-        home = self._room(view, view.engine(trajectory.home))
-        if home.end_s <= _LATE * home.rest_s + _LATE_S:
+        home = view.engine(trajectory.home)
+        rest_s = _LATE * (self._finish.deadline - view.at) + _LATE_S
+        # As it was when it was looked at last: a new look takes time, and most are in time.
+        if self._finish.end_s(home, view.at) <= rest_s or self._room(view, home).end_s <= rest_s:
             return False
         return self._room(view, view.engine(target)).fits(ask_of(self._stay(trajectory, 1)))
 
@@ -281,14 +290,17 @@ class KvFit:
 
     def _reopen(self, view: ClusterView, engines: Sequence[Engine], names: list[EngineId]) -> None:
         """Open those of `names` that have less to do than when they refused, and now and then whose turn it is."""
-        in_turn = self._gate.next_in_turn(engines)
+        # Predictions that are certain do not fall, and what is late is opened when the end is foreseen anew.
+        in_turn = None if self.keeps_time else self._gate.next_in_turn(engines)
         for name in names if in_turn is None else [*names, in_turn.engine_id]:
             refused = self._gate.refused.get(name)
             if refused is None:
                 continue
             engine = view.engine(name)
             held, queued = self._load(engine)
-            if engine is in_turn or held < refused.held or queued <= refused.most_queued:
+            left = refused.held - held
+            enough = left > _LEFT_SHARE * held if self.keeps_time else left > 0
+            if engine is in_turn or enough or queued <= refused.most_queued:
                 self._open_again(engine)
 
     def _open_for(self, view: ClusterView, newcomer: Trajectory) -> None:
@@ -420,7 +432,7 @@ class KvFit:
             return None
 
         def fits(trajectory: Trajectory) -> bool:
-            stay = self._stay(trajectory, 1)
+            stay = self._waiting_stay(trajectory)
             return site.in_time(stay) and site.fits(trajectory, stay)
 
         longest = self._line.longest_where(fits)
@@ -433,7 +445,7 @@ class KvFit:
         """The deadline with which it would take one; None where it lacks more than time."""
         if site.room is None:
             return None
-        longest = self._line.longest_where(lambda t: site.fits(t, self._stay(t, 1)))
+        longest = self._line.longest_where(lambda t: site.fits(t, self._waiting_stay(t)))
         if longest is None:
             return None
         return site.room.at + site.room.rest_with_s(ask_of(self._stay(longest, 1))) + _ROUNDING_S

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.transitions import TrajectoryState
-from heddle_dask.strategies.engine_room import NOTHING, Ask
+from heddle_dask.strategies.engine_room import ask_of
 from heddle_dask.strategies.length_sums import LengthSums
+from heddle_dask.strategies.stay import Stay
 
-# Path, number, who, what of the path it generates, and what it asks. No two numbers are alike: what follows them is not
+# Path, number, who, what of the path it generates, and its stay. No two numbers are alike: what follows them is not
 # compared.
-Entry = tuple[float, int, Trajectory, float, Ask]
+Entry = tuple[float, int, Trajectory, float, Stay]
+NO_TIME = Stay(0.0, (0.0,))
 Fits = Callable[[Trajectory], bool]
 
 
@@ -38,7 +40,7 @@ class WaitingLine:
     def __len__(self) -> int:
         return len(self._line)
 
-    def put(self, trajectory: Trajectory, left_tokens: float, path: float, ask: Ask = NOTHING) -> None:
+    def put(self, trajectory: Trajectory, left_tokens: float, path: float, stay: Stay = NO_TIME) -> None:
         """Line up, or change places. O(log n) and a move in memory.
 
         Parameters
@@ -48,12 +50,12 @@ class WaitingLine:
         """
         if trajectory.trajectory_id in self._entries:
             self.remove(trajectory)
-        entry = (path, -trajectory.number, trajectory, left_tokens, ask)
+        entry = (path, -trajectory.number, trajectory, left_tokens, stay)
         self._entries[trajectory.trajectory_id] = entry
         insort(self._line, entry)
         insort(self._groups.setdefault(trajectory.spec.group_id, []), entry)
         self.tokens += left_tokens
-        self.sums.add(path, ask)
+        self.sums.add(path, ask_of(stay))
 
     def remove(self, trajectory: Trajectory) -> None:
         """Leave the line."""
@@ -64,7 +66,11 @@ class WaitingLine:
         if not group:
             del self._groups[trajectory.spec.group_id]
         self.tokens -= entry[3]
-        self.sums.remove(entry[0], entry[4])
+        self.sums.remove(entry[0], ask_of(entry[4]))
+
+    def stay_of(self, trajectory: Trajectory) -> Stay:
+        """As it was put into the line with."""
+        return self._entries[trajectory.trajectory_id][4]
 
     def longest(self) -> Trajectory | None:
         """The one with the longest path."""
