@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -329,3 +331,37 @@ def test_stream_intervals_can_be_shortened() -> None:
         assert await client.submit(lambda: 7) == 7
 
     with_cluster(body)
+
+
+class _DiesAtTheEnd(WorkerPlugin):
+    """Takes its process with it on one worker; tells in a file that it was removed from another."""
+
+    def __init__(self, notes: Path) -> None:
+        self.notes = notes
+
+    async def teardown(self, worker: Worker) -> None:
+        if worker.name == 0:
+            os._exit(1)
+        await asyncio.sleep(0.5)  # the other has died by then
+        (self.notes / "removed").touch()
+
+
+def test_a_plugin_is_removed_from_all_workers_though_one_dies_meanwhile(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with (
+            LocalCluster(
+                n_workers=2,
+                threads_per_worker=1,
+                dashboard_address="127.0.0.1:0",
+                asynchronous=True,
+            ) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            await client.register_plugin(_DiesAtTheEnd(tmp_path), name="ends")
+            await internals.remove_worker_plugin(client, "ends")
+            there = await client.run(lambda dask_worker: "ends" in dask_worker.plugins, on_error="ignore")
+            assert there and not any(there.values())
+            assert "ends" not in cluster.scheduler.worker_plugins
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert (tmp_path / "removed").exists()

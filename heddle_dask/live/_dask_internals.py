@@ -157,6 +157,25 @@ async def call_scheduler(client: Client, handler: str, **arguments: Any) -> Any:
     return answer
 
 
+async def remove_worker_plugin(client: Client, name: str) -> None:
+    """Take a worker plugin from all workers, and wait until each has torn it down; one that dies meanwhile is left out.
+
+    Dask's own call tells all workers and stops at the first failure: when one of them is dying, the teardown of the
+    others is cancelled, and the scheduler drops the client's connection without an answer.
+    """
+    await client.run_on_scheduler(_forget_plugin, name)  # those that join from now on do not get it
+    await client.run(_remove_plugin, name, on_error="ignore")
+
+
+def _forget_plugin(name: str, dask_scheduler: Scheduler) -> None:
+    dask_scheduler.worker_plugins.pop(name, None)
+
+
+async def _remove_plugin(name: str, dask_worker: Worker) -> None:
+    if name in dask_worker.plugins:
+        await dask_worker.plugin_remove(name=name)
+
+
 def shorten_worker_interval(scheduler: Scheduler, address: str, interval_s: float) -> None:
     """Let messages to this worker wait at most `interval_s` for company (Dask's default: 5 ms)."""
     stream = scheduler.stream_comms.get(address)

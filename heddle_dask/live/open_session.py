@@ -108,4 +108,4 @@ class OpenSession:
             await self.channel.close()
         self.channel.take(last)
         if connected and self._owns_engines:
-            await self._client.unregister_worker_plugin(ENGINE_PLUGIN)
+            await dask.remove_worker_plugin(self._client, ENGINE_PLUGIN)
