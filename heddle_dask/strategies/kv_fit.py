@@ -439,16 +439,25 @@ class KvFit:
         if longest is not None and self._path(longest) >= critical:
             return longest
         sibling = self._line.longest_of(site.prompts, fits)
-        return longest if sibling is None else sibling
+        chosen = longest if sibling is None else sibling
+        if chosen is None and site.room is not None:
+            chosen = self._longest_by_memory(site)
+            if chosen is not None and not site.in_time(self._waiting_stay(chosen)):
+                return None
+        return chosen
+
+    def _longest_by_memory(self, site: AdmissionSite) -> Trajectory | None:
+        """The longest that fits, in time or not."""
+        return self._line.longest_where(lambda t: site.fits(t, self._waiting_stay(t)))
 
     def _time_for_one(self, site: AdmissionSite) -> float | None:
         """The deadline with which it would take one; None where it lacks more than time."""
         if site.room is None:
             return None
-        longest = self._line.longest_where(lambda t: site.fits(t, self._waiting_stay(t)))
+        longest = self._longest_by_memory(site)
         if longest is None:
             return None
-        return site.room.at + site.room.rest_with_s(ask_of(self._stay(longest, 1))) + _ROUNDING_S
+        return site.room.at + site.room.rest_with_s(ask_of(self._waiting_stay(longest))) + _ROUNDING_S
 
 
 def _longest_of(there: Sequence[tuple[Trajectory, Stay]]) -> Longest:
