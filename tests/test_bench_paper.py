@@ -28,7 +28,7 @@ from heddle_dask.cli.bench_paper import paper
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.published import model_of
-from heddle_dask.predictors.known import NoisyOracle, Oracle
+from heddle_dask.predictors.known import KnownWork, NoisyOracle, Oracle
 from heddle_dask.sim.clusters import Cluster
 from heddle_dask.workloads.synthetic import synthesize
 
@@ -99,7 +99,7 @@ def test_works_of_an_exact_predictor_are_exact_and_those_of_a_vague_one_have_its
     plans = synthesize("coding", prompts=50, samples=16, seed=1)
     earlier = synthesize("coding", prompts=50, samples=16, seed=2)
     known = {plan.trajectory_id: float(plan.generated_tokens) for plan in plans}
-    exact = predicted_works(plans, Oracle(known), earlier, 131_072)
+    exact = predicted_works(plans, Oracle(KnownWork(known)), earlier, 131_072)
     assert [work.decode_tokens for work in exact] == [plan.generated_tokens for plan in plans]
     assert {work.group for work in exact} == {plan.group_id for plan in plans}
     added = sum(work.prefill_tokens for work in exact) / sum(work.decode_tokens for work in exact)
@@ -108,19 +108,19 @@ def test_works_of_an_exact_predictor_are_exact_and_those_of_a_vague_one_have_its
     assert added == pytest.approx(seen / sampled - 1)
     # All alike, but for the quantile: a tenth lies above the 0.9 quantile, half above the median.
     alike = dict.fromkeys(known, 1000.0)
-    vague = predicted_works(plans, NoisyOracle(alike, error=2.0), earlier, 131_072)
-    made = NoisyOracle(alike, error=2.0).predict([])
+    vague = predicted_works(plans, NoisyOracle(KnownWork(alike), error=2.0), earlier, 131_072)
+    made = NoisyOracle(KnownWork(alike), error=2.0).predict([])
     assert made == []
     assert len({work.decode_tokens for work in vague}) == len(plans)
     assert max(work.decode_tokens for work in vague) > 4_000
-    short = predicted_works(plans, Oracle(known), earlier, 4_000)
+    short = predicted_works(plans, Oracle(KnownWork(known)), earlier, 4_000)
     assert all(w.shared_tokens + w.decode_tokens + w.prefill_tokens <= 4_000 for w in short)
 
 
 def test_the_chosen_degrees_are_predicted_to_be_no_later_than_any_uniform_one() -> None:
     plans = synthesize("math", prompts=20, samples=16, seed=1)
     known = {plan.trajectory_id: float(plan.generated_tokens) for plan in plans}
-    works = predicted_works(plans, Oracle(known), plans, 40_960)
+    works = predicted_works(plans, Oracle(KnownWork(known)), plans, 40_960)
     choice = chosen_degrees(works, model_of("qwen3-8b"), Cluster(gpus=8), 40_960, seed=0)
     assert sum(choice.degrees) <= 8
     assert choice.seconds <= min(choice.uniform.values())

@@ -36,7 +36,7 @@ from heddle_dask.live.rollout_worker import visible_gpus
 from heddle_dask.live.run_writer import journal_path
 from heddle_dask.live.seating import Seating
 from heddle_dask.predictors.features import Finished
-from heddle_dask.predictors.known import Oracle
+from heddle_dask.predictors.known import KnownWork, Oracle
 from heddle_dask.predictors.learned import LearnedPredictor
 from heddle_dask.records.journal import read_journal
 from heddle_dask.records.store import RunReader
@@ -199,7 +199,7 @@ def test_no_forecast_is_longer_than_the_context() -> None:
 def test_the_predictor_is_asked_for_prompts_only_once_it_has_learnt() -> None:
     spec = [TrajectoryId("t"), GroupId("g"), 0, "d", 40]
     assert asyncio.run(forecast(None, [spec])) == []
-    assert asyncio.run(forecast(Oracle({}), [spec])) == []
+    assert asyncio.run(forecast(Oracle(KnownWork()), [spec])) == []
     predictor = LearnedPredictor()
     assert asyncio.run(forecast(predictor, [spec])) == [], "it would answer with a constant"
     predictor.warm_start(
