@@ -16,7 +16,7 @@ from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.live.warm_start import warm_predictor
 from heddle_dask.predictors.features import Finished, Progress
 from heddle_dask.predictors.from_steps import finished_from_steps, past_of
-from heddle_dask.predictors.known import Oracle
+from heddle_dask.predictors.known import KnownWork, Oracle
 from heddle_dask.predictors.learned import LearnedPredictor
 from heddle_dask.predictors.stored import save_predictor
 from heddle_dask.records.store import RunStore
@@ -32,7 +32,7 @@ class Listening(Oracle):
     """Remembers what it was asked about, and what it was told."""
 
     def __init__(self) -> None:
-        super().__init__({})
+        super().__init__(KnownWork())
         self.asked: dict[str, list[Progress]] = {}
         self.ended: dict[str, Finished] = {}
 
