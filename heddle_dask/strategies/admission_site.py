@@ -10,6 +10,7 @@ from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import GroupId
 from heddle_dask.cost.memory_profile import MemoryProfile
 from heddle_dask.strategies.engine_room import EngineRoom, ask_of
+from heddle_dask.strategies.remaining import is_certain
 from heddle_dask.strategies.stay import Stay
 
 
@@ -22,6 +23,16 @@ class Longest(NamedTuple):
 
 
 NOBODY = Longest(0.0, 0.0, exact=True)
+
+
+def longest_of(there: Sequence[tuple[Trajectory, Stay]]) -> Longest:
+    """Who ends last of them."""
+    paths = [stay.tokens * stay.stretch for _, stay in there]
+    if not paths:
+        return NOBODY
+    path = max(paths)
+    trajectory, stay = there[paths.index(path)]
+    return Longest(path, stay.tokens, is_certain(trajectory))
 
 
 class AdmissionSite:
@@ -43,6 +54,11 @@ class AdmissionSite:
         Standard deviations of the memory in use that are kept free.
     room
         Its work until everything is to be done; None: that does not matter.
+
+    Attributes
+    ----------
+    late
+        Who fits by memory, and would not be done in time; None while nobody was found.
     """
 
     def __init__(
@@ -64,6 +80,7 @@ class AdmissionSite:
         self.longest = longest
         self._margin = margin
         self.room = room
+        self.late: Trajectory | None = None
 
     @functools.cached_property
     def prompts(self) -> dict[GroupId, int]:
@@ -114,6 +131,8 @@ class AdmissionSite:
         if self._memory is not None:
             need = _need(trajectory, stay, self.prompts)
             self._memory.add(need, stay.lengths, stay.stretch, stay.growth)
+        if self.room is not None:
+            self.room.add(ask_of(stay))
         self.free -= 1
         self.held += 1
         _keep_longest(self.prompts, trajectory)

@@ -66,6 +66,13 @@ class EngineCosts:
                 return load_profile(self.profile, degree)
         return load_profile(self.profile)
 
+    def share_beside(self, engine: Engine, pace: float) -> float:
+        """How full the engine may be so that an iteration takes `pace` times that of a full one; 0 to 1."""
+        cost, slots = self.of(engine), engine.spec.slots
+        full = cost.iteration_s(slots, max(0, engine.spec.kv_capacity_tokens))
+        alone = cost.iteration_s(1, 0)
+        return min(1.0, max(0.0, (pace * full - alone) / (full - alone))) if full > alone else 1.0
+
     def of(self, engine: Engine) -> EngineCost:
         """The cost of this engine.
 

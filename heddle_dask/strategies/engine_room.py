@@ -59,6 +59,15 @@ def ask_of(stay: Stay) -> Ask:
     return Ask(tokens, (stay.growth - 1) * tokens, stay.tools_s, area, area * stay.stretch)
 
 
+def work_s(cost: EngineCost, tokens: float, observed_tokens: float, area: float) -> float:
+    """Seconds of all iterations beside their fixed part."""
+    return (
+        (cost.token_s + cost.sequence_s) * tokens
+        + cost.context_token_s * area
+        + cost.prefill_token_s * observed_tokens
+    )
+
+
 def iterations_of(tokens: float, tools_s: float, rest_s: float) -> float:
     """Iterations that an engine makes in `rest_s` so that one samples so many tokens and waits for its tools.
 
@@ -158,7 +167,7 @@ class EngineRoom:
         share = max(0.0, 1.0 - (at - self.at) / end_s) if end_s > 0 else 0.0
         iterations_s = self.cost.fixed_s * share
         return EngineLeft(
-            work_s=share * self._work_s(self._tokens, self._observed, self._area),
+            work_s=share * work_s(self.cost, self._tokens, self._observed, self._area),
             longest=share * self.longest,
             slots_s=iterations_s * self._tokens / self.slots,
             memory_s=iterations_s * self._held / self._capacity,
@@ -166,15 +175,7 @@ class EngineRoom:
 
     def _seconds(self, longest: float, tokens: float, observed: float, area: float, held: float) -> float:
         iterations = max(longest, tokens / self.slots, held / self._capacity + RAMP * longest)
-        return self.cost.fixed_s * iterations + self._work_s(tokens, observed, area)
-
-    def _work_s(self, tokens: float, observed: float, area: float) -> float:
-        cost = self.cost
-        return (
-            (cost.token_s + cost.sequence_s) * tokens
-            + cost.context_token_s * area
-            + cost.prefill_token_s * observed
-        )
+        return self.cost.fixed_s * iterations + work_s(self.cost, tokens, observed, area)
 
 
 class EngineLeft(NamedTuple):

@@ -64,6 +64,8 @@ class FinishLine:
             for engine, (cost, capacity) in zip(engines, costs, strict=True)
         ]
         self.deadline = at + foreseen_rest_s(line, ahead, max(self.deadline - at, 1.0))
+        # A session may last for days: engines that are gone are forgotten.
+        self._rooms = {engine.engine_id: self._rooms[engine.engine_id] for engine in engines}
         self._engines, self._left_tokens = engines, left_tokens
         self._waiting = sum(alike.members for alike in line)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.strategies.engine_room import RAMP, EngineLeft, iterations_of
+from heddle_dask.strategies.engine_room import RAMP, EngineLeft, iterations_of, work_s
 from heddle_dask.strategies.length_sums import Alike
 
 _TOLERANCE, _TOLERANCE_S = 0.005, 1e-3
@@ -95,12 +95,7 @@ def _sums(
     waiting: Sequence[Alike], cost: EngineCost, slots: int, capacity_tokens: float
 ) -> tuple[list[float], list[float], list[float]]:
     asks = [alike.asks for alike in waiting]
-    work = [
-        (cost.token_s + cost.sequence_s) * ask.tokens
-        + cost.context_token_s * ask.area
-        + cost.prefill_token_s * ask.observed_tokens
-        for ask in asks
-    ]
+    work = [work_s(cost, ask.tokens, ask.observed_tokens, ask.area) for ask in asks]
     by_slots = [w + cost.fixed_s * ask.tokens / slots for w, ask in zip(work, asks, strict=True)]
     by_memory = [w + cost.fixed_s * ask.held / capacity_tokens for w, ask in zip(work, asks, strict=True)]
     every = [list(accumulate(seconds, initial=0.0)) for seconds in (work, by_slots, by_memory)]

@@ -15,15 +15,16 @@ from typing import Literal
 
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId, TrajectoryId
-from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.strategies.admission_site import NOBODY, AdmissionSite, Longest
+from heddle_dask.strategies.admission_site import AdmissionSite, Longest, longest_of
+from heddle_dask.strategies.coming import Coming
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.engine_gate import EngineGate, Refusal
 from heddle_dask.strategies.engine_room import EngineRoom, ask_of
 from heddle_dask.strategies.finish_line import FinishLine
 from heddle_dask.strategies.observed_tokens import growth_of, observed_per_token
+from heddle_dask.strategies.remaining import is_certain
 from heddle_dask.strategies.running_step import unseen_tokens
 from heddle_dask.strategies.stay import Stay, stay_of, tools_left
 from heddle_dask.strategies.waiting_line import WaitingLine
@@ -94,11 +95,7 @@ class KvFit:
     in_time: bool = True
     _costs: EngineCosts = field(init=False)
     _line: WaitingLine = field(init=False, default_factory=WaitingLine)
-    # Admitted, and not on its engine yet; where it should go.
-    _coming: dict[EngineId, dict[TrajectoryId, Trajectory]] = field(init=False, default_factory=dict)
-    _engine_of: dict[TrajectoryId, EngineId] = field(init=False, default_factory=dict)
-    # Engines from which somebody who was to come was placed since, there or elsewhere.
-    _asked: dict[EngineId, None] = field(init=False, default_factory=dict)
+    _coming: Coming = field(init=False, default_factory=Coming)
     _engines: Sequence[Engine] = field(init=False, default=())
     _gate: EngineGate = field(init=False, default_factory=EngineGate)
     # Came last, and is shorter than all that were refused.
@@ -129,7 +126,7 @@ class KvFit:
 
     def rank(self, trajectory: Trajectory) -> None:
         """It may be admitted from now on; once more when its prediction is new."""
-        self._exact = self._exact is not False and certain(trajectory)
+        self._exact = self._exact is not False and is_certain(trajectory)
         stay = self._stay(trajectory, 1)
         self._line.put(trajectory, self._left(trajectory), self._path(trajectory), stay)
         if self._line.shortest() is trajectory:
@@ -163,11 +160,7 @@ class KvFit:
 
     def engine_for(self, trajectory_id: TrajectoryId) -> EngineId | None:
         """Where it was admitted to, for the placement; asked once."""
-        name = self._engine_of.pop(trajectory_id, None)
-        if name is not None:
-            self._coming.get(name, {}).pop(trajectory_id, None)
-            self._asked[name] = None
-        return name
+        return self._coming.placed(trajectory_id)
 
     def admit(self, view: ClusterView) -> Sequence[Trajectory]:
         """The longest that have room.
@@ -189,7 +182,7 @@ class KvFit:
         rest_tokens = left_tokens / max(1, view.alive)
         sites: dict[EngineId, AdmissionSite] = {}
         admitted: list[Trajectory] = []
-        # Whoever holds least, as a share of what it may, is next.
+        # Whoever holds least, as a share of what it may, is next; in time, who has the longest.
         while self._line.longest() is not None and (engine := self._gate.next()) is not None:
             name = engine.engine_id
             if name not in sites:
@@ -205,12 +198,8 @@ class KvFit:
                     sites.clear()
                 continue
             self._line.remove(chosen)
-            self._coming.setdefault(name, {})[chosen.trajectory_id] = chosen
-            self._engine_of[chosen.trajectory_id] = name
-            stay = self._stay(chosen, self.lengths)
-            site.add(chosen, stay)
-            if site.room is not None:
-                site.room.add(ask_of(stay))
+            self._coming.add(name, chosen)
+            site.add(chosen, self._stay(chosen, self.lengths))
             self._gate.put(engine, self._turn_of(engine))
             admitted.append(chosen)
         return admitted
@@ -231,15 +220,12 @@ class KvFit:
 
     def _others_come(self, view: ClusterView) -> bool:
         """Whether nobody should start yet: the first batch is better judged as a whole than in the order of answers."""
-        if not self.keeps_time or view.alive or self._coming_in() or len(self._line) >= view.waiting:
+        if not self.keeps_time or view.alive or self._coming or len(self._line) >= view.waiting:
             self._first_at = None
             return False
         if self._first_at is None:
             self._first_at = view.at
         return view.at < self._first_at + _FIRST_BATCH_S
-
-    def _coming_in(self) -> bool:
-        return any(self._coming.values())
 
     def _foresee(self, view: ClusterView) -> None:
         """When everything could be done; whoever had no time left may have some then."""
@@ -269,13 +255,13 @@ class KvFit:
         """Open the engines that may have room which they had not when they refused."""
         names, self._seen = view.touched_since(self._seen)
         shorter, self._shorter = self._shorter, None
-        asked, self._asked = self._asked, {}
+        asked = self._coming.take_asked()
         for name in names:
-            self._drop_arrived(name)
+            self._coming.drop_arrived(name)
         if engines is not self._engines or (self._gate.refused and view.alive < len(engines)):
             self._engines = engines
             self._gate.reset((engine, self._turn_of(engine)) for engine in engines)
-            self._coming = {name: coming for name, coming in self._coming.items() if name in self._gate}
+            self._coming.keep([engine.engine_id for engine in engines])
             return
         if not engines:
             return
@@ -334,20 +320,9 @@ class KvFit:
             refusal = Refusal(held, -1.0, share, site, self._time_for_one(site))
         self._gate.close(site.engine, refusal)
 
-    def _drop_arrived(self, name: EngineId) -> None:
-        """Who has a home counts there, and who has ended nowhere."""
-        coming = self._coming.get(name)
-        if not coming:
-            return
-        for trajectory_id in [
-            n for n, t in coming.items() if t.home is not None or t.state is TrajectoryState.ENDED
-        ]:
-            del coming[trajectory_id]
-            self._engine_of.pop(trajectory_id, None)
-
     def _load(self, engine: Engine) -> tuple[int, int]:
         """How many live at the engine, and how many generate or queue there; with those that are coming."""
-        coming = len(self._coming.get(engine.engine_id, ()))
+        coming = len(self._coming.to(engine.engine_id))
         return len(engine.residents) + coming, len(engine.inflight) + coming
 
     def _turn_of(self, engine: Engine) -> float:
@@ -356,12 +331,12 @@ class KvFit:
 
     def _held_share(self, engine: Engine) -> float:
         """Trajectories per slot, or KV memory held, whichever is more of what there is; four a slot are all."""
-        coming = self._coming.get(engine.engine_id, {})
+        coming = self._coming.to(engine.engine_id)
         slots = (len(engine.residents) + len(coming)) / (4 * engine.spec.slots)
         capacity = self._fill * engine.spec.kv_capacity_tokens
         if capacity <= 0:
             return slots
-        held = engine.resident_tokens + sum(t.context_tokens for t in coming.values())
+        held = engine.resident_tokens + sum(t.context_tokens for t in coming)
         return max(slots, held / capacity)
 
     def _there(self, view: ClusterView, engine: Engine) -> list[tuple[Trajectory, Stay]]:
@@ -370,15 +345,16 @@ class KvFit:
         unseen: Mapping[TrajectoryId, float] = {}
         if self.keeps_time:
             unseen = unseen_tokens(engine, residents, self._costs.of(engine), view.at)
-        coming = self._coming.get(engine.engine_id, {})
         return [
             (t, self._stay(t, self.lengths, unseen.get(t.trajectory_id, 0.0)))
-            for t in (*residents, *coming.values())
+            for t in (*residents, *self._coming.to(engine.engine_id))
         ]
 
-    def _room(self, view: ClusterView, engine: Engine) -> EngineRoom:
-        """What it has to do as of now, and the time for it."""
-        asks = [ask_of(stay) for _, stay in self._there(view, engine)]
+    def _room(
+        self, view: ClusterView, engine: Engine, there: Sequence[tuple[Trajectory, Stay]] | None = None
+    ) -> EngineRoom:
+        """What it has to do as of now, and the time for it; `there` where that is known already."""
+        asks = [ask_of(stay) for _, stay in (self._there(view, engine) if there is None else there)]
         return self._finish.look(engine, self._costs.of(engine), self._promised(engine), view.at, asks)
 
     def _promised(self, engine: Engine) -> float:
@@ -387,19 +363,16 @@ class KvFit:
         return self._fill * (told if told > 0 else self._costs.of(engine).capacity_tokens)
 
     def _site(self, view: ClusterView, engine: Engine, rest_tokens: float) -> AdmissionSite:
-        self._drop_arrived(engine.engine_id)
+        self._coming.drop_arrived(engine.engine_id)
         held, queued = self._load(engine)
         most = self.per_slot * engine.spec.slots
         if held and queued > most - 1:
             return AdmissionSite(engine, most - queued, held)
         there = self._there(view, engine)
-        longest = _longest_of(there)
+        longest = longest_of(there)
         share = self._share(engine, longest, rest_tokens)
         capacity = self._capacity(engine, share)
-        room = None
-        if self.keeps_time:
-            cost, asks = self._costs.of(engine), [ask_of(stay) for _, stay in there]
-            room = self._finish.look(engine, cost, self._promised(engine), view.at, asks)
+        room = self._room(view, engine, there) if self.keeps_time else None
         free = share * most - queued
         return AdmissionSite(engine, free, held, capacity, there, longest, self.margin, room)
 
@@ -411,18 +384,10 @@ class KvFit:
     def _share(self, engine: Engine, longest: Longest, rest_tokens: float) -> float:
         """How much of the engine may be used beside the longest that lives there."""
         # In time, whoever is certain is reckoned with in seconds.
-        if longest.path <= rest_tokens or longest.tokens <= 0 or (self.keeps_time):
+        if longest.path <= rest_tokens or longest.tokens <= 0 or self.keeps_time:
             return 1.0
         pace = (rest_tokens - (longest.path - longest.tokens)) / longest.tokens
-        return max(0.0 if longest.exact else self.least_share, self._share_beside(engine, pace))
-
-    def _share_beside(self, engine: Engine, pace: float) -> float:
-        """How full the engine may be so that an iteration takes `pace` times that of a full one."""
-        cost = self._costs.of(engine)
-        slots = engine.spec.slots
-        full = cost.iteration_s(slots, max(0, engine.spec.kv_capacity_tokens))
-        alone = cost.iteration_s(1, 0)
-        return min(1.0, max(0.0, (pace * full - alone) / (full - alone))) if full > alone else 1.0
+        return max(0.0 if longest.exact else self.least_share, self._costs.share_beside(engine, pace))
 
     def _next_for(self, site: AdmissionSite, critical: float) -> Trajectory | None:
         """Who starts there next, if anybody."""
@@ -440,40 +405,21 @@ class KvFit:
             return longest
         sibling = self._line.longest_of(site.prompts, fits)
         chosen = longest if sibling is None else sibling
-        if chosen is None and site.room is not None:
-            chosen = self._longest_by_memory(site)
-            if chosen is not None and not site.in_time(self._waiting_stay(chosen)):
-                return None
-        return chosen
+        return self._late_one(site) if chosen is None and site.room is not None else chosen
 
-    def _longest_by_memory(self, site: AdmissionSite) -> Trajectory | None:
-        """The longest that fits, in time or not."""
-        return self._line.longest_where(lambda t: site.fits(t, self._waiting_stay(t)))
+    def _late_one(self, site: AdmissionSite) -> Trajectory | None:
+        """The longest that fits by memory, which the searches above may have passed over; `site.late` if it is late."""
+        chosen = self._line.longest_where(lambda t: site.fits(t, self._waiting_stay(t)))
+        if chosen is None or site.in_time(self._waiting_stay(chosen)):
+            return chosen
+        site.late = chosen
+        return None
 
     def _time_for_one(self, site: AdmissionSite) -> float | None:
         """The deadline with which it would take one; None where it lacks more than time."""
-        if site.room is None:
+        if site.room is None or site.late is None:
             return None
-        longest = self._longest_by_memory(site)
-        if longest is None:
-            return None
-        return site.room.at + site.room.rest_with_s(ask_of(self._waiting_stay(longest))) + _ROUNDING_S
-
-
-def _longest_of(there: Sequence[tuple[Trajectory, Stay]]) -> Longest:
-    """Who ends last of them."""
-    paths = [stay.tokens * stay.stretch for _, stay in there]
-    if not paths:
-        return NOBODY
-    path = max(paths)
-    trajectory, stay = there[paths.index(path)]
-    return Longest(path, stay.tokens, certain(trajectory))
-
-
-def certain(trajectory: Trajectory) -> bool:
-    """Whether the prediction leaves no doubt."""
-    predicted = trajectory.predicted_tokens
-    return predicted is not None and predicted == trajectory.predicted_tokens_q90
+        return site.room.at + site.room.rest_with_s(ask_of(self._waiting_stay(site.late))) + _ROUNDING_S
 
 
 def _growth(view: ClusterView) -> float:

@@ -21,6 +21,12 @@ def _mean_tokens(median: float, q90: float) -> float:
     return min(q90, median * math.exp(spread * spread / 2))
 
 
+def is_certain(trajectory: Trajectory) -> bool:
+    """Whether the prediction leaves no doubt, as an oracle's."""
+    predicted = trajectory.predicted_tokens
+    return predicted is not None and predicted == trajectory.predicted_tokens_q90
+
+
 def left_now(
     trajectory: Trajectory, count: int, unseen_tokens: float = 0.0
 ) -> tuple[float, tuple[float, ...]]:
