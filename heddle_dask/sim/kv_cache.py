@@ -125,10 +125,8 @@ class CountedKvCache:
         prompt.computed_tokens = max(prompt.computed_tokens, min(held.shared_tokens, computed_tokens))
         if prompt.users == 0:
             self._used_tokens -= prompt.tokens
-            # A prefill that was broken off drops what it reserved and did not compute, as the emulated engine does.
-            broken_off = computed_tokens < held.shared_tokens
-            prompt.tokens = computed_tokens if broken_off else prompt.computed_tokens
-            prompt.computed_tokens = prompt.tokens
+            # A prefill that was broken off drops what it reserved and nobody computed, as the emulated engine does.
+            prompt.tokens = prompt.computed_tokens
             self._leave_prompt(job.group_id, prompt.tokens)
         self._evict()
 

@@ -66,6 +66,8 @@ class KvCache:
     _users: dict[int, int] = field(default_factory=dict)
     # Insertion order is order of last use: a dict is the LRU list.
     _idle: dict[int, None] = field(default_factory=dict)
+    # Blocks that have KV; of those in use, the ones that somebody has given back already.
+    _computed: set[int] = field(default_factory=set)
     _loose_tokens: int = 0
     _last_id: int = 0
 
@@ -123,7 +125,7 @@ class KvCache:
         """Give back what a request holds; the full blocks of `context` stay cached for a while.
 
         `context` is everything whose KV was computed, from the first token on; blocks beyond it, of
-        a prefill that was broken off, hold nothing and are dropped.
+        a prefill that was broken off, hold nothing and are dropped, unless somebody computed them before.
         """
         self._loose_tokens -= held.loose_tokens
         blocks = list(held.blocks)
@@ -139,12 +141,14 @@ class KvCache:
                 blocks.append(parent)
         for index in range(len(blocks) - 1, -1, -1):
             block = blocks[index]
+            if index < full:
+                self._computed.add(block)
             users = self._users[block] - 1
             if users:
                 self._users[block] = users
                 continue
             del self._users[block]
-            if index < full:
+            if block in self._computed:
                 self._idle[block] = None
             else:  # reserved for a prompt whose prefill was broken off
                 del self._child[self._key.pop(block)]
@@ -176,6 +180,7 @@ class KvCache:
         while self._idle and self.resident_tokens > self.capacity_tokens:
             block = next(iter(self._idle))
             del self._idle[block]
+            self._computed.discard(block)
             del self._child[self._key.pop(block)]
 
 
