@@ -68,19 +68,30 @@ def all_states(budget: Budget) -> Iterator[State]:
     gpus=st.integers(1, 16),
     running=st.none() | st.tuples(st.lists(st.sampled_from([1, 2, 4]), max_size=4), restarts),
     seed=st.integers(0, 3),
+    told_apart=st.booleans(),
 )
 def test_the_choice_equals_exhaustive_search_or_is_earlier_and_no_uniform_degree_is(
-    works: list[Work], gpus: int, running: tuple[list[int], dict[int, float]] | None, seed: int
+    works: list[Work],
+    gpus: int,
+    running: tuple[list[int], dict[int, float]] | None,
+    seed: int,
+    told_apart: bool,
 ) -> None:
     budget = Budget(gpus, gpus_per_node=8)
     now = None if running is None else Running(tuple(running[0]), running[1])
-    packing = Packing(works, budget, ENGINES, GRID)
+    packing = Packing(works, budget, ENGINES, GRID, told_apart=told_apart)
 
     def score(state: State) -> float:
         return packing.seconds(state) + (0.0 if now is None else now.price_s(budget.degrees_of(state)))
 
     choice = choose_degrees(
-        works, budget, ENGINES, now, seed=seed, settings=SearchSettings(moves=20, finalists=1, mix_gain=0)
+        works,
+        budget,
+        ENGINES,
+        now,
+        seed=seed,
+        settings=SearchSettings(moves=20, finalists=1, mix_gain=0),
+        told_apart=told_apart,
     )
     least = min(score(state) for state in all_states(budget))
     chosen = score(budget.state_of(choice.degrees))
@@ -181,6 +192,18 @@ def test_a_mix_must_be_foreseen_to_gain_more_than_the_foresight_errs() -> None:
         assert (len(set(choice.degrees)) > 1) == mixed
         if not mixed:
             assert choice.seconds == min(eager.uniform.values())
+
+
+def test_where_nobody_can_tell_the_long_ones_every_engine_pays_for_one() -> None:
+    """Sorted, few small engines hold the long ones; mixed, each takes as many iterations as the longest is long."""
+    works, engines = capped_works(1600, 0), engines_of("qwen3-8b-h100")
+    works = [works[i] for i in random.Random(0).sample(range(len(works)), len(works))]
+    known = choose_degrees(works, Budget(16), engines, seed=0)
+    guessed = choose_degrees(works, Budget(16), engines, seed=0, told_apart=False)
+    longest = max(work.decode_tokens for work in works)
+    for degree, seconds in guessed.uniform.items():
+        assert seconds > known.uniform[degree]
+        assert seconds >= engines[degree].cost.fixed_s * longest
 
 
 def test_a_change_must_earn_its_restart() -> None:

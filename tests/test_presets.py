@@ -20,7 +20,13 @@ from heddle_dask.strategies.least_load import LeastLoad
 from heddle_dask.strategies.longest_first import LongestFirst
 from heddle_dask.strategies.moves import Priced, RankRule
 from heddle_dask.strategies.preemption import Hysteresis
-from heddle_dask.strategies.presets import PARTS, PRESETS, build_strategies, refuse_simulated_only
+from heddle_dask.strategies.presets import (
+    PARTS,
+    PRESETS,
+    build_strategies,
+    knows_lengths,
+    refuse_simulated_only,
+)
 from heddle_dask.strategies.presorted_plan import PresortedPlan
 from heddle_dask.strategies.regrouping.merge_idle import MergeIdle
 from heddle_dask.strategies.roomiest import Roomiest
@@ -254,3 +260,10 @@ def test_a_live_rollout_refuses_what_only_the_simulator_carries_out(override: st
         Rollout(None, env="math", model="m", strategy="heddle", overrides=[override])  # type: ignore[arg-type]
     refuse_simulated_only("heddle", [override, "regrouping=none"])
     refuse_simulated_only("no such preset", [])
+
+
+def test_only_an_oracle_that_does_not_err_knows_the_lengths() -> None:
+    assert knows_lengths("heddle", ["predictor=oracle"])
+    assert not knows_lengths("heddle", [])
+    assert not knows_lengths("heddle", ["predictor=oracle,error_factor=2"])
+    assert not knows_lengths("slime", [])

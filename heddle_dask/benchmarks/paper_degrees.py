@@ -23,7 +23,7 @@ from heddle_dask.strategies.parallelism.degrees import Budget, DegreeChoice, all
 from heddle_dask.strategies.parallelism.forecast import Guess, level_of
 from heddle_dask.strategies.partition.work import Work
 from heddle_dask.strategies.partition.work_plan import WorkEngine
-from heddle_dask.strategies.presets import build_strategies
+from heddle_dask.strategies.presets import build_strategies, knows_lengths
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 
@@ -109,13 +109,20 @@ def degrees_by_predictions(
     predictor = build_predictor(choice, known_work(plans))
     predictor.warm_start(finished_from_steps(past_of(plan)) for plan in earlier)
     works = predicted_works(plans, predictor, earlier, max_context_tokens)
-    return chosen_degrees(works, model_of(model), cluster, max_context_tokens, seed=seed)
+    known = knows_lengths(preset, overrides)
+    return chosen_degrees(works, model_of(model), cluster, max_context_tokens, seed=seed, told_apart=known)
 
 
 def chosen_degrees(
-    works: Sequence[Work], shape: ModelShape, cluster: Cluster, max_context_tokens: int, *, seed: int
+    works: Sequence[Work],
+    shape: ModelShape,
+    cluster: Cluster,
+    max_context_tokens: int,
+    *,
+    seed: int,
+    told_apart: bool = True,
 ) -> DegreeChoice:
-    """The resource manager's choice among all mixes; starting engines costs nothing.
+    """The resource manager's choice among all mixes (`choose_degrees`); starting engines costs nothing.
 
     Raises
     ------
@@ -130,4 +137,4 @@ def chosen_degrees(
         for degree in degrees
     }
     budget = Budget(cluster.gpus, cluster.gpus_per_node, degrees)
-    return choose_degrees(works, budget, engines, seed=seed)
+    return choose_degrees(works, budget, engines, seed=seed, told_apart=told_apart)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,7 +79,7 @@ def plan(
     numbers = list(dict.fromkeys(given))
     count = trajectories or max(samples, 100 * max(numbers) // samples * samples)
     work = SimulatedWorkload(workload, count, samples, max_context_tokens, token_scale, tool_scale)
-    budgets = _feasible_budgets(described, numbers, model, work, seed)
+    budgets = _feasible_budgets(described, numbers, model, work, arm, seed)
     each_seed = range(seed, seed + seeds)
     names = [f"{b.gpus} GPUs, {c.engines}" for _ in each_seed for b in budgets for c in b.candidates]
     jobs = jobs_of(budgets, work, arm, each_seed, warm=warm)
@@ -118,17 +119,22 @@ def _one_arm(strategy: str, overrides: Sequence[str]) -> Arm:
 
 
 def _feasible_budgets(
-    described: Cluster, numbers: Sequence[int], model: str, work: SimulatedWorkload, seed: int
+    described: Cluster, numbers: Sequence[int], model: str, work: SimulatedWorkload, arm: Arm, seed: int
 ) -> list[GpuBudget]:
     """For each number of GPUs the engines that may be formed; refuses when none may at all."""
     from heddle_dask.sim.plan import budget_of, works_of
+    from heddle_dask.strategies.presets import knows_lengths
 
-    foreseen = works_of(work.foreseen(seed))
-    longest = work.max_context_tokens
-    budgets = [
-        budget_of(described, number, model, foreseen, max_context_tokens=longest, seed=seed)
-        for number in numbers
-    ]
+    budget = functools.partial(
+        budget_of,
+        described,
+        model=model,
+        works=works_of(work.foreseen(seed)),
+        max_context_tokens=work.max_context_tokens,
+        seed=seed,
+        told_apart=knows_lengths(arm.preset, arm.overrides),
+    )
+    budgets = [budget(number) for number in numbers]
     _check_feasible(budgets, model)
     return budgets
 

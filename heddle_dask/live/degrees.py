@@ -74,6 +74,8 @@ class EngineDegrees:
         How many workers that can host one must be there first; None: at least one, and all that are tagged.
     seed
         Of the search.
+    told_apart
+        Whether the strategies know which trajectory is a long one.
     note
         Told what is decided and waited for.
 
@@ -92,6 +94,7 @@ class EngineDegrees:
         patience: Patience,
         max_context_tokens: int,
         seed: int,
+        told_apart: bool,
         note: Callable[[str], None],
     ) -> None:
         self._client = client
@@ -101,6 +104,7 @@ class EngineDegrees:
         self._patience = patience
         self._max_context_tokens = max_context_tokens
         self._seed = seed
+        self._told_apart = told_apart
         self._note = note
         self._past: list[Past] = []
         self._finished: list[Past] = []
@@ -205,7 +209,9 @@ class EngineDegrees:
             restart_s = {degree: start_s.get(degree, longest_s) for degree in budget.degrees}
             running = Running(tuple(seat.degree for seat in now), restart_s)
         sites = {degree: engines[degree] for degree in budget.degrees}
-        choice = await asyncio.to_thread(choose_degrees, works, budget, sites, running, seed=self._seed)
+        choice = await asyncio.to_thread(
+            choose_degrees, works, budget, sites, running, seed=self._seed, told_apart=self._told_apart
+        )
         uniform = min(choice.uniform, key=choice.uniform.__getitem__)
         self._note(
             f"degrees {_listed(choice.degrees)} for {len(works)} trajectories by {source}: about "

@@ -27,7 +27,7 @@ from heddle_dask.live.rollout_inputs import Tasks, engine_spec_of, environment_o
 from heddle_dask.live.run_writer import RunWriter, WriteMode
 from heddle_dask.live.services import Budget, Sampling, Services
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.strategies.presets import refuse_simulated_only
+from heddle_dask.strategies.presets import knows_lengths, refuse_simulated_only
 
 
 class Rollout:
@@ -139,6 +139,7 @@ class Rollout:
                 patience=self._patience,
                 max_context_tokens=self.budget.max_context_tokens,
                 seed=seed,
+                told_apart=knows_lengths(strategy, overrides),
                 note=on_progress,
             )
         self._session: OpenSession | None = None

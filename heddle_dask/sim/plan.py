@@ -170,7 +170,14 @@ def works_of(trajectories: Iterable[PlannedTrajectory]) -> list[Work]:
 
 
 def budget_of(
-    cluster: Cluster, gpus: int, model: str, works: Sequence[Work], *, max_context_tokens: int, seed: int
+    cluster: Cluster,
+    gpus: int,
+    model: str,
+    works: Sequence[Work],
+    *,
+    max_context_tokens: int,
+    seed: int,
+    told_apart: bool = True,
 ) -> GpuBudget:
     """The candidates of `gpus` GPUs of the kind that `cluster` has; its own number and degrees do not matter.
 
@@ -180,6 +187,8 @@ def budget_of(
         What the search is told of the rollout.
     seed
         Of the search.
+    told_apart
+        Whether the strategies that will run know which trajectory is a long one.
 
     Raises
     ------
@@ -203,7 +212,7 @@ def budget_of(
     # A mix has to prove itself when it is played, so none is held back here.
     eager = SearchSettings(mix_gain=0)
     nodes = Budget(gpus, cluster.gpus_per_node, tuple(sites))
-    found = choose_degrees(works, nodes, sites, seed=seed, settings=eager)
+    found = choose_degrees(works, nodes, sites, seed=seed, settings=eager, told_apart=told_apart)
     candidates = [
         Candidate(degrees, fleet, searched=degrees == found.degrees, by_work_s=found.uniform[degree])
         for degree, fleet in fleets.items()

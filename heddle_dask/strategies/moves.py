@@ -87,7 +87,7 @@ class Priced:
     """
 
     profile: str = "tiny-cpu"
-    relative: float = 0.3
+    relative: float = 0.15
     absolute_s: float = 1.0
     max_moves: int = 4
     setup_s: float = 0.1

@@ -138,6 +138,18 @@ def refuse_simulated_only(preset: str, overrides: Sequence[str]) -> None:
         )
 
 
+def knows_lengths(preset: str, overrides: Sequence[str]) -> bool:
+    """Whether these strategies are told exactly how long each trajectory will be: an oracle that does not err.
+
+    Raises
+    ------
+    BadInput
+        As `build_strategies`.
+    """
+    choice = build_strategies(preset, overrides=overrides).predictor
+    return choice is not None and choice.name == "oracle" and choice.options["error_factor"] == 1
+
+
 def strategies_of_run(described: Mapping[str, Any]) -> StrategySet:
     """The strategies of a live run as its store describes it: what a replay of its journal needs.
 

@@ -75,7 +75,7 @@ class Margin:
         Most of the target's KV memory that may be taken when this trajectory has grown to its predicted end.
     """
 
-    relative: float = 0.3
+    relative: float = 0.15
     absolute_s: float = 1.0
     max_moves: int = 4
     kv_share: float = 1.0

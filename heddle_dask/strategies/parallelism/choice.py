@@ -31,6 +31,7 @@ def choose_degrees(
     seed: int,
     settings: SearchSettings | None = None,
     place: Place | None = None,
+    told_apart: bool = True,
 ) -> DegreeChoice:
     """Search the degrees under which the last trajectory ends earliest.
 
@@ -45,6 +46,9 @@ def choose_degrees(
     place
         Places the trajectories for the last comparison; None: the packing itself, carried out. It ended at most 1.6 %
         after `partition.work_plan.plan_by_work` (`docs/degrees.md`), which takes ten times as long and may be given.
+    told_apart
+        Whether the strategies will know which trajectory is a long one. Where they will not, no engine can be spared
+        the fixed part of a long one's iterations, and `works` says how lengths are spread: long and short ones mixed.
 
     Raises
     ------
@@ -54,7 +58,7 @@ def choose_degrees(
     settings = settings or SearchSettings()
     _check(works, budget, engines, running)
     rng = random.Random(seed)
-    packing = Packing(works, budget, engines, settings.grid)
+    packing = Packing(works, budget, engines, settings.grid, told_apart=told_apart)
     price_s = _prices(budget, running)
     known = _known(budget, running)
     starts = list(dict.fromkeys([sorted_start(budget, rng), *known]))

@@ -2,7 +2,8 @@
 
 Engines from the largest degree to the smallest take one run each, as long as its seconds by work (`runs`) stay within
 the limit: the packing of `partition.work_plan`. Two orders are packed and the earlier end counts: trajectories by
-length (few engines pay for the longest), and whole groups by their longest member (prompts prefilled once).
+length (few engines pay for the longest), and whole groups by their longest member (prompts prefilled once). Where
+nobody can tell the long ones from the short, they are packed in the order given: every engine may get a long one.
 
 A trajectory whose context never fits the KV memory of a degree does not go there, while some degree holds it; a state
 that cannot take it so never ends.
@@ -31,13 +32,21 @@ class Packing:
         For each allowed degree, its cost and slots. What they hold (`resident`) is not looked at.
     grid
         Ratio of neighbouring limits.
+    told_apart
+        Whether it is known which trajectory is a long one, so that engines can get runs of the sorted.
     """
 
     def __init__(
-        self, works: Sequence[Work], budget: Budget, engines: Mapping[int, WorkEngine], grid: float
+        self,
+        works: Sequence[Work],
+        budget: Budget,
+        engines: Mapping[int, WorkEngine],
+        grid: float,
+        *,
+        told_apart: bool = True,
     ) -> None:
         self._works, self._budget, self._engines, self._grid = works, budget, engines, grid
-        self._orders = _orders(works)
+        self._orders = _orders(works) if told_apart else [SortedWorks(works, range(len(works)))]
         # For each degree, trajectories from the longest path alone to the shortest, and those paths, negated to bisect.
         self._by_path: dict[int, list[int]] = {}
         self._paths: dict[int, list[float]] = {}
