@@ -204,19 +204,29 @@ class KvFit:
             admitted.append(chosen)
         return admitted
 
-    def may_move(self, view: ClusterView, trajectory: Trajectory, target: EngineId) -> bool:
-        """Whether a move does not spoil who is done when: it may go from who is late to who is not.
+    def may_leave(self, view: ClusterView, trajectory: Trajectory) -> bool:
+        """Whether it may move at all: its engine is late, as it was when it was looked at last. O(1).
 
         A guess may always: what is known of it now is more than was known when it was admitted.
         """
         if not self.keeps_time or trajectory.home is None:
             return True
-        home = view.engine(trajectory.home)
-        rest_s = _LATE * (self._finish.deadline - view.at) + _LATE_S
-        # As it was when it was looked at last: a new look takes time, and most are in time.
-        if self._finish.end_s(home, view.at) <= rest_s or self._room(view, home).end_s <= rest_s:
+        return self._finish.end_s(view.engine(trajectory.home), view.at) > self._late_s(view)
+
+    def may_move(self, view: ClusterView, trajectory: Trajectory, target: EngineId) -> bool:
+        """Whether a move does not spoil who is done when: it may go from who is late to who is not; a guess always."""
+        if not self.keeps_time or trajectory.home is None:
+            return True
+        # A new look takes time, and most are in time.
+        if not self.may_leave(view, trajectory):
+            return False
+        if self._room(view, view.engine(trajectory.home)).end_s <= self._late_s(view):
             return False
         return self._room(view, view.engine(target)).fits(ask_of(self._stay(trajectory, 1)))
+
+    def _late_s(self, view: ClusterView) -> float:
+        """Who needs more seconds from now is late."""
+        return _LATE * (self._finish.deadline - view.at) + _LATE_S
 
     def _others_come(self, view: ClusterView) -> bool:
         """Whether nobody should start yet: the first batch is better judged as a whole than in the order of answers."""

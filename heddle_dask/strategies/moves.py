@@ -127,6 +127,8 @@ class Priced:
             self._seat(engines)
         remaining = remaining_tokens(trajectory, self.quantile)
         self._take_loads(view, trajectory, remaining)
+        if self.admission is not None and not self.admission.may_leave(view, trajectory):
+            return None  # before any engine is priced
         candidate = MovingCandidate(
             trajectory_id=trajectory.trajectory_id,
             remaining_tokens=remaining,
