@@ -14,7 +14,7 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.commands import AdmitTrajectory, Command, StartStep
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.ids import GroupId
+from heddle_dask.core.ids import EngineId, GroupId
 from heddle_dask.cost.memory_profile import MemoryProfile
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.kv_fit import KvFit
@@ -310,6 +310,8 @@ def test_a_newcomer_starts_where_those_before_it_did_not_fit() -> None:
     assert placed == {"a": "A", "b": "B", "wide": "A", "wider": "B"}
 
 
+# While little memory is taken yet, the placement may choose another engine: not one whose memory others were promised.
+@example([(1, 1), (1, 1), (1, 2), (2, 1), (1, 3), (85, 3), (400, 3), (113, 1), (400, 6)], 3)
 @given(
     st.lists(st.tuples(st.integers(1, 400), st.integers(1, 400)), min_size=1, max_size=30), st.integers(1, 4)
 )
@@ -391,3 +393,18 @@ def test_kv_fit_refuses_what_cannot_work(wrong: str) -> None:
 def test_heddle_uses_both() -> None:
     built = build_strategies("heddle")
     assert isinstance(built.admission, KvFit) and isinstance(built.placement, Roomiest)
+
+
+def test_memory_is_promised_until_who_was_admitted_arrives_or_ends() -> None:
+    built = build_strategies("heddle", overrides=["predictor=oracle"])
+    assert isinstance(built.admission, KvFit)
+    stage = Stage(strategies=built)
+    stage.feed(ev.EngineJoined, engine_of("A", kv_tokens=10_000))
+    name = EngineId("A")
+    assert submit(stage, ("a", 100, 50.0), ("b", 200, 60.0)) == ["b", "a"]
+    both = built.admission.promised_tokens(name)
+    assert both >= 300 + (50 + 60) / 2, "contexts, and half of what they will grow by"
+    place(stage, "b", 200)
+    assert both - 300 < built.admission.promised_tokens(name) < both - 200
+    place(stage, "a", 100)
+    assert built.admission.promised_tokens(name) == 0

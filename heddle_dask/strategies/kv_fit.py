@@ -162,6 +162,10 @@ class KvFit:
         """Where it was admitted to, for the placement; asked once."""
         return self._coming.placed(trajectory_id)
 
+    def promised_tokens(self, name: EngineId) -> float:
+        """KV tokens of those that were admitted to this engine and are not there yet, as they will be on average."""
+        return self._coming.promised_tokens(name)
+
     def admit(self, view: ClusterView) -> Sequence[Trajectory]:
         """The longest that have room.
 
@@ -198,8 +202,9 @@ class KvFit:
                     sites.clear()
                 continue
             self._line.remove(chosen)
-            self._coming.add(name, chosen)
-            site.add(chosen, self._stay(chosen, self.lengths))
+            stay = self._stay(chosen, self.lengths)
+            self._coming.add(name, chosen, stay.context_tokens + stay.growth * stay.tokens / 2)
+            site.add(chosen, stay)
             self._gate.put(engine, self._turn_of(engine))
             admitted.append(chosen)
         return admitted

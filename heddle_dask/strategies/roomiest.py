@@ -74,7 +74,7 @@ class Roomiest:
         chosen = self._admitted_to(trajectory, candidates)
         in_time = self.admission is not None and self.admission.keeps_time
         if chosen is None or (not in_time and _taken(chosen, need, 0) < _SCARCE):
-            roomy = [e for e in candidates if _taken(e, need, prompts.get(e.engine_id, 0)) <= self.fill]
+            roomy = [e for e in candidates if self._has_room(e, need, prompts.get(e.engine_id, 0))]
             if roomy:
                 chosen = min(
                     roomy, key=lambda e: self._work_s(e, trajectory, context, prompts.get(e.engine_id, 0))
@@ -90,6 +90,11 @@ class Roomiest:
         if self.admission is None:
             return None
         return engine_among(candidates, self.admission.engine_for(trajectory.trajectory_id))
+
+    def _has_room(self, engine: Engine, need: float, prompt_there: int) -> bool:
+        """Whether it fits there beside the residents, and those that the admission sends there."""
+        coming = 0.0 if self.admission is None else self.admission.promised_tokens(engine.engine_id)
+        return _taken(engine, need + coming, prompt_there) <= self.fill
 
     def _work_s(self, engine: Engine, trajectory: Trajectory, context: int, prompt_there: int) -> float:
         """Seconds in which the engine would have done all that is predicted of its residents and the newcomer."""
