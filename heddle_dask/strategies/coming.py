@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.ids import EngineId, TrajectoryId
@@ -64,7 +64,7 @@ class Coming:
             self._engine_of.pop(trajectory_id, None)
             self._forget(name, trajectory_id)
 
-    def keep(self, names: Collection[EngineId]) -> None:
+    def keep(self, names: Set[EngineId]) -> None:
         """No other engines are ready: nobody comes to them."""
         for name in [name for name in self._to if name not in names]:
             for trajectory_id in self._to.pop(name):

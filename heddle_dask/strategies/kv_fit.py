@@ -276,7 +276,7 @@ class KvFit:
         if engines is not self._engines or (self._gate.refused and view.alive < len(engines)):
             self._engines = engines
             self._gate.reset((engine, self._turn_of(engine)) for engine in engines)
-            self._coming.keep([engine.engine_id for engine in engines])
+            self._coming.keep({engine.engine_id for engine in engines})
             return
         if not engines:
             return
