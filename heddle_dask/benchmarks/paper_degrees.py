@@ -23,7 +23,7 @@ from heddle_dask.strategies.parallelism.degrees import Budget, DegreeChoice, all
 from heddle_dask.strategies.parallelism.forecast import Guess, level_of
 from heddle_dask.strategies.partition.work import Work
 from heddle_dask.strategies.partition.work_plan import WorkEngine
-from heddle_dask.strategies.presets import build_strategies, knows_lengths
+from heddle_dask.strategies.presets import build_strategies, is_exact
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 
@@ -109,8 +109,9 @@ def degrees_by_predictions(
     predictor = build_predictor(choice, known_work(plans))
     predictor.warm_start(finished_from_steps(past_of(plan)) for plan in earlier)
     works = predicted_works(plans, predictor, earlier, max_context_tokens)
-    known = knows_lengths(preset, overrides)
-    return chosen_degrees(works, model_of(model), cluster, max_context_tokens, seed=seed, told_apart=known)
+    return chosen_degrees(
+        works, model_of(model), cluster, max_context_tokens, seed=seed, told_apart=is_exact(choice)
+    )
 
 
 def chosen_degrees(

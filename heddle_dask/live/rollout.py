@@ -130,18 +130,7 @@ class Rollout:
         self._patience = patience or Patience()
         self._metadata = dict(metadata or {})
         self._on_progress = on_progress
-        self._engine_degrees: EngineDegrees | None = None
-        if degrees is not None:
-            self._engine_degrees = EngineDegrees(
-                client,
-                specs,
-                engines=engines,
-                patience=self._patience,
-                max_context_tokens=self.budget.max_context_tokens,
-                seed=seed,
-                told_apart=knows_lengths(strategy, overrides),
-                note=on_progress,
-            )
+        self._engine_degrees = None if degrees is None else self._degrees_of(specs)
         self._session: OpenSession | None = None
         self._writer: RunWriter | None = None
         self._driver: Driver | None = None
@@ -326,6 +315,19 @@ class Rollout:
             self.template.check_append_only()
         except BadInput as error:
             on_progress(f"note: {error}; trajectories keep their history as it was sampled")
+
+    def _degrees_of(self, specs: DegreeSpecs) -> EngineDegrees:
+        """What keeps the engines at the degrees asked for."""
+        return EngineDegrees(
+            self.client,
+            specs,
+            engines=self._engines,
+            patience=self._patience,
+            max_context_tokens=self.budget.max_context_tokens,
+            seed=self.seed,
+            told_apart=knows_lengths(self._strategy, self._overrides),
+            note=self._on_progress,
+        )
 
     async def _provide_degrees(self, attempts: Sequence[Attempt]) -> None:
         """Engines at the degrees asked for, before the first step of a batch."""

@@ -15,6 +15,8 @@ from heddle_dask.strategies.length_sums import Alike
 _LESS_LEFT = 0.02
 _OTHERS_WAIT = 0.05
 _FEW = 20
+# An engine is late that will take longer by this factor, and by so many seconds, than there is time.
+_LATE, _LATE_S = 1.05, 1.0
 
 
 class FinishLine:
@@ -94,6 +96,10 @@ class FinishLine:
         """Seconds until it has done what it had to do when it was looked at last; 0 where it never was."""
         room = self._rooms.get(engine.engine_id)
         return 0.0 if room is None else room.end_s - (at - room.at)
+
+    def late_s(self, at: float) -> float:
+        """Who needs more seconds than these is late."""
+        return _LATE * (self.deadline - at) + _LATE_S
 
     def longest(self, engine: Engine) -> float:
         """Iterations of the longest that was there, and came since."""

@@ -31,8 +31,6 @@ from heddle_dask.strategies.waiting_line import WaitingLine
 
 # Nobody waits longer than this for others of the first batch to be predicted.
 _FIRST_BATCH_S = 2.0
-# An engine is late that will take longer by this factor, and by so many seconds, than there is time.
-_LATE, _LATE_S = 1.05, 1.0
 _ROUNDING_S = 1e-6
 # In time, such a share of its residents must have left an engine before it is looked at again: a look takes time for
 # each of them.
@@ -216,22 +214,15 @@ class KvFit:
         """
         if not self.keeps_time or trajectory.home is None:
             return True
-        return self._finish.end_s(view.engine(trajectory.home), view.at) > self._late_s(view)
+        return self._finish.end_s(view.engine(trajectory.home), view.at) > self._finish.late_s(view.at)
 
     def may_move(self, view: ClusterView, trajectory: Trajectory, target: EngineId) -> bool:
-        """Whether a move does not spoil who is done when: it may go from who is late to who is not; a guess always."""
+        """Whether one that `may_leave` may go there: its engine is late, looked at now, and that one will not be."""
         if not self.keeps_time or trajectory.home is None:
             return True
-        # A new look takes time, and most are in time.
-        if not self.may_leave(view, trajectory):
-            return False
-        if self._room(view, view.engine(trajectory.home)).end_s <= self._late_s(view):
+        if self._room(view, view.engine(trajectory.home)).end_s <= self._finish.late_s(view.at):
             return False
         return self._room(view, view.engine(target)).fits(ask_of(self._stay(trajectory, 1)))
-
-    def _late_s(self, view: ClusterView) -> float:
-        """Who needs more seconds from now is late."""
-        return _LATE * (self._finish.deadline - view.at) + _LATE_S
 
     def _others_come(self, view: ClusterView) -> bool:
         """Whether nobody should start yet: the first batch is better judged as a whole than in the order of answers."""

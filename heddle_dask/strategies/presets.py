@@ -146,7 +146,11 @@ def knows_lengths(preset: str, overrides: Sequence[str]) -> bool:
     BadInput
         As `build_strategies`.
     """
-    choice = build_strategies(preset, overrides=overrides).predictor
+    return is_exact(build_strategies(preset, overrides=overrides).predictor)
+
+
+def is_exact(choice: PredictorChoice | None) -> bool:
+    """Whether this predictor is an oracle that does not err."""
     return choice is not None and choice.name == "oracle" and choice.options["error_factor"] == 1
 
 

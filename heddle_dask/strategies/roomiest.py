@@ -94,7 +94,7 @@ class Roomiest:
     def _has_room(self, engine: Engine, need: float, prompt_there: int) -> bool:
         """Whether it fits there beside the residents, and those that the admission sends there."""
         coming = 0.0 if self.admission is None else self.admission.promised_tokens(engine.engine_id)
-        return _taken(engine, need + coming, prompt_there) <= self.fill
+        return _taken(engine, need, prompt_there, coming) <= self.fill
 
     def _work_s(self, engine: Engine, trajectory: Trajectory, context: int, prompt_there: int) -> float:
         """Seconds in which the engine would have done all that is predicted of its residents and the newcomer."""
@@ -114,10 +114,10 @@ class Roomiest:
         return prompts
 
 
-def _taken(engine: Engine, need: float, prompt_there: int) -> float:
+def _taken(engine: Engine, need: float, prompt_there: int, promised_tokens: float = 0.0) -> float:
     """Share of the KV memory with one more; nothing where the engine does not say how much it has."""
     capacity = engine.spec.kv_capacity_tokens
     if capacity <= 0:
         return 0.0
-    held = engine.resident_tokens + _GROWTH * engine.expected_tokens
+    held = engine.resident_tokens + _GROWTH * engine.expected_tokens + promised_tokens
     return (held + need - min(float(prompt_there), need)) / capacity
