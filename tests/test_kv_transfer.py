@@ -240,6 +240,38 @@ def test_exports_and_imports_among_other_work(pair):
     pair.tell(story)
 
 
+def test_a_move_goes_before_the_steps_that_wait_in_a_full_engine(pair):
+    """Its trajectory waits for it, and would for as long as the engine has anything more urgent than 0."""
+
+    async def story(source: EngineClient, target: EngineClient) -> None:
+        async def step(client: EngineClient) -> None:
+            sampling = SamplingParams(150, 0.0, ignore_eos=True)
+            await client.generate(GenerateRequest(name(), context(60), sampling, priority=-100_000))
+
+        async def behind(client: EngineClient, *moves: Callable[[], Awaitable[object]]) -> None:
+            steps = [asyncio.create_task(step(client)) for _ in range(4 + 8)]
+            await asyncio.sleep(0.1)
+            await asyncio.gather(*(move() for move in moves))
+            # Four steps run at a time: the moves found slots when the first of them ended.
+            assert sum(task.done() for task in steps) <= 8
+            await asyncio.gather(*steps)
+
+        tokens = context(300)
+        handles: list[KvHandle] = []
+
+        async def exported() -> None:
+            handles.append(await export(source, tokens))
+
+        await behind(source, exported)
+        await behind(
+            target,
+            lambda: target.warm(context(200), name()),
+            lambda: target.import_kv(name(), tokens, handles[0]),
+        )
+
+    pair.tell(story)
+
+
 @pytest.mark.parametrize("attempt", range(4))
 def test_an_interrupted_step_goes_on_with_the_tokens_of_an_uninterrupted_one(pair, attempt):
     """float32 and temperature 0: preemption must not change what a trajectory says."""

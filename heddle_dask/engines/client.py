@@ -84,10 +84,11 @@ class EngineClient:
         with self._flying(request.request_id):
             return await self._generate(wire.generate_body(request))
 
-    async def export_kv(self, request_id: str, token_ids: Sequence[int], *, priority: int = 0) -> KvHandle:
+    async def export_kv(self, request_id: str, token_ids: Sequence[int]) -> KvHandle:
         """Have this engine keep the KV of a context for another engine to fetch.
 
-        A step of one token: cheap where the context is in the prefix cache, else its prefill.
+        A step of one token: cheap where the context is in the prefix cache, else its prefill. Like those of
+        `import_kv` and `warm` it goes before every step that waits in the engine: a trajectory waits for its end.
 
         Raises
         ------
@@ -96,11 +97,9 @@ class EngineClient:
         EngineRefused
             The context is none that the engine takes.
         """
-        return await self._transfers.export_kv(request_id, token_ids, priority)
+        return await self._transfers.export_kv(request_id, token_ids)
 
-    async def import_kv(
-        self, request_id: str, token_ids: Sequence[int], handle: KvHandle, *, priority: int = 0
-    ) -> KvImport:
+    async def import_kv(self, request_id: str, token_ids: Sequence[int], handle: KvHandle) -> KvImport:
         """Fetch the KV that another engine keeps; the next step with this context finds it here.
 
         A step of one token that ends by `handle.expires_s`, whatever happens. A handle is for one import.
@@ -112,9 +111,9 @@ class EngineClient:
         EngineRefused
             The context is none that the engine takes.
         """
-        return await self._transfers.import_kv(request_id, token_ids, handle, priority)
+        return await self._transfers.import_kv(request_id, token_ids, handle)
 
-    async def warm(self, token_ids: Sequence[int], request_id: str, *, priority: int = 0) -> KvImport:
+    async def warm(self, token_ids: Sequence[int], request_id: str) -> KvImport:
         """Have this engine compute the KV of a context by itself: a plain step of one token.
 
         Raises
@@ -122,7 +121,7 @@ class EngineClient:
         EngineUnreachable, EngineRefused
             As `generate`.
         """
-        return await self._transfers.warm(request_id, token_ids, priority)
+        return await self._transfers.warm(request_id, token_ids)
 
     async def one_token_step(self, request_id: str, body: bytes) -> bytes:
         """Send a `wire.one_token_body`; returns the answer's bytes. `abort` finds it.

@@ -24,6 +24,7 @@ from heddle_dask.engines.contract import (
     KvTransferFailed,
     context_digest,
 )
+from heddle_dask.engines.priority import FIRST
 
 # A third of the lease is left for the abort to arrive and for the clocks of two machines to differ.
 _USABLE_SHARE = 2 / 3
@@ -77,13 +78,13 @@ class KvTransfers:
         # Handles imported here, by the source's name for them, and until when they could be used again.
         self._used: dict[tuple[str, str], float] = {}
 
-    async def export_kv(self, request_id: str, token_ids: Sequence[int], priority: int) -> KvHandle:
+    async def export_kv(self, request_id: str, token_ids: Sequence[int]) -> KvHandle:
         """Pin a context's KV on this engine."""
         try:
             facts = await self._ask()
             # Taken before the step, so that the lease, which begins at its end, outlasts it.
             asked_s = time.time()
-            body = wire.one_token_body(request_id, token_ids, priority, wire.export_params())
+            body = wire.one_token_body(request_id, token_ids, FIRST, wire.export_params())
             result, params = wire.transfer_of_json(await self._engine.one_token_step(request_id, body))
         except EngineUnreachable as error:
             raise KvTransferFailed(f"KV was not exported: {error}", "source") from error
@@ -100,9 +101,7 @@ class KvTransfers:
             params=dict(params),
         )
 
-    async def import_kv(
-        self, request_id: str, token_ids: Sequence[int], handle: KvHandle, priority: int
-    ) -> KvImport:
+    async def import_kv(self, request_id: str, token_ids: Sequence[int], handle: KvHandle) -> KvImport:
         """Fetch a context's KV from its source."""
         began_s = time.monotonic()
         try:
@@ -110,7 +109,7 @@ class KvTransfers:
         except EngineUnreachable as error:
             raise KvTransferFailed(f"KV was not imported: {error}", "target") from error
         self._check(token_ids, handle, facts)
-        body = wire.one_token_body(request_id, token_ids, priority, handle.params)
+        body = wire.one_token_body(request_id, token_ids, FIRST, handle.params)
         step = asyncio.ensure_future(self._engine.one_token_step(request_id, body))
         try:
             async with asyncio.timeout(handle.expires_s - time.time()):
@@ -130,10 +129,10 @@ class KvTransfers:
         # vLLM counts here only what it had before. Engines are told to fail rather than to recompute, so this is all.
         return KvImport(handle.tokens, time.monotonic() - began_s)
 
-    async def warm(self, request_id: str, token_ids: Sequence[int], priority: int) -> KvImport:
+    async def warm(self, request_id: str, token_ids: Sequence[int]) -> KvImport:
         """Compute a context's KV here."""
         began_s = time.monotonic()
-        body = wire.one_token_body(request_id, token_ids, priority, None)
+        body = wire.one_token_body(request_id, token_ids, FIRST, None)
         result, _ = wire.transfer_of_json(await self._engine.one_token_step(request_id, body))
         return KvImport(result.cached_tokens, time.monotonic() - began_s)
 

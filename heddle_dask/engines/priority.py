@@ -5,7 +5,10 @@ from __future__ import annotations
 # vLLM keeps priorities as Python ints, but its peers parse 32 bits; beyond that the order is all the same.
 _LIMIT = 2**31 - 1
 
+# Before every step: a move that queued behind the steps of a full engine would keep its trajectory waiting.
+FIRST = -_LIMIT
+
 
 def engine_priority(priority: float) -> int:
-    """The integer that the engine takes for our `priority` (larger runs first)."""
-    return max(-_LIMIT, min(_LIMIT, -round(priority)))
+    """The integer that the engine takes for our `priority` (larger runs first); never `FIRST`."""
+    return max(FIRST + 1, min(_LIMIT, -round(priority)))
