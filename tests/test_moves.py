@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -30,10 +31,12 @@ class Going:
 
     to: dict[str, str]
     kind: str = "transfer"
+    start_within_s: float = math.inf
 
     def propose(self, view: ClusterView, trajectory: Trajectory) -> Move | None:
         target = self.to.get(trajectory.trajectory_id)
-        return None if target is None else Move(EngineId(target), self.kind)
+        start_by_s = view.at + self.start_within_s
+        return None if target is None else Move(EngineId(target), self.kind, start_by_s=start_by_s)
 
     def choose(self, waiting: Sequence[MoveRequest], running: Sequence[MoveRequest]) -> Sequence[MoveRequest]:
         return choose_transfers(waiting, running)
@@ -296,6 +299,20 @@ def test_moves_that_share_no_engine_run_at_once_and_the_longest_waits_least() ->
     assert fourth == MoveContext(TrajectoryId("short"), E2, E1, "transfer")
 
 
+@pytest.mark.parametrize(("start_within_s", "starts"), [(10.0, True), (9.0, False), (0.0, False)])
+def test_a_move_that_could_not_start_in_time_is_off(start_within_s: float, starts: bool) -> None:
+    plan = Going({"a": "E2", "b": "E2"}, start_within_s=start_within_s)
+    stage = moving_stage(plan, "E1", "E2", "E3")
+    (first,) = settle(stage, "a", "E1")
+    assert settle(stage, "b", "E3") == [], "E2 is busy"
+    stage.at += 9.0
+    assert isinstance(first, MoveContext)
+    second = MoveContext(TrajectoryId("b"), E3, E2, "transfer")
+    assert stage.moved(first) == ([second] if starts else [])  # ten seconds after it was asked for
+    if not starts:
+        assert stage.predict("b", 100) == [second], "asked again, with nobody before it"
+
+
 def test_a_newer_prediction_replaces_a_move_that_waits() -> None:
     plan = Going({"a": "E2", "b": "E2"})
     stage = moving_stage(plan, "E1", "E2", "E3", "E4")
@@ -397,6 +414,15 @@ def test_only_moves_that_start_count_against_the_most_moves() -> None:
     (move,) = stage.predict("t0", 4000)
     assert isinstance(move, MoveContext)
     assert (move.trajectory_id, stage.trajectory("t0").moves) == ("t0", 1)
+
+
+def test_priced_starts_a_move_at_once_or_not_at_all() -> None:
+    stage, (busy,) = crowded_home("priced")
+    assert isinstance(busy, MoveContext)
+    assert stage.predict("t0", 4000) == [], "both ends are busy"
+    assert stage.moved(busy) == [], "its tool may be over before a move that begins now"
+    (move,) = stage.predict("t0", 4000)
+    assert isinstance(move, MoveContext)
 
 
 def test_priced_keeps_nothing_of_trajectories_that_have_ended() -> None:

@@ -170,6 +170,21 @@ def test_a_trajectory_alone_takes_its_tokens_its_tools_and_the_delays() -> None:
     assert program.prefilled_tokens == 100 + (180 - 144) + (210 - 192)
 
 
+def test_an_engine_of_whole_prompts_takes_any_context_beside_others() -> None:
+    """A table that was measured with shorter contexts says fewer tokens an iteration than vLLM starts with."""
+    cost = EngineCost(fixed_s=0.01, chunk_tokens=64, capacity_tokens=10_000, whole_prompts=True)
+    fleet = SimulatedFleet(
+        equal_engines(1, cost, slots=2, max_context_tokens=CONTEXT), delays=ControlDelays(0, 0, 0, 0, 0)
+    )
+    plans = [
+        PlannedTrajectory(name, name, 0, "x", prompt, (PlannedStep(tokens, 0, None, 0.0),))
+        for name, prompt, tokens in (("short", 10, 500), ("long", 2000, 100))
+    ]
+    run = Run("sticky", fleet, plans)
+    ends = {name: program.finished_s for name, program in run.world.programs.items()}
+    assert ends == pytest.approx({"short": 5.0, "long": 1.0})
+
+
 def test_steps_that_are_stopped_go_on_where_they_stopped() -> None:
     run = Run(
         "heddle-paper",

@@ -6,6 +6,7 @@ it never writes. A strategy with memory keeps it in its own fields: replay gives
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -158,11 +159,14 @@ class Move:
         ``"transfer"`` (copy the KV cache) or ``"recompute"`` (prefill it on the target).
     gain_s
         Seconds that its end is expected to come earlier.
+    start_by_s
+        It is off if it has not begun by then, by the session's clock.
     """
 
     target_engine_id: EngineId
     kind: str
     gain_s: float = 0.0
+    start_by_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +179,8 @@ class MoveRequest:
         Predicted tokens that the trajectory has still to generate, what the order goes by.
     order
         Running number of the request: earlier first among equals.
+    start_by_s
+        As the move's.
     """
 
     trajectory_id: TrajectoryId
@@ -183,6 +189,7 @@ class MoveRequest:
     kind: str
     length_tokens: float
     order: int
+    start_by_s: float = math.inf
 
 
 class Migration(Protocol):

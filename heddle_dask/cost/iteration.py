@@ -125,6 +125,15 @@ class EngineCost:
         }
         return replace(self, **seconds)
 
+    def for_contexts(self, max_context_tokens: int) -> EngineCost:
+        """The cost of an engine that takes contexts so long: whole prompts ask for iterations that hold one.
+
+        vLLM does not start otherwise. An engine that was measured with shorter contexts says fewer `chunk_tokens`.
+        """
+        if not self.whole_prompts or self.chunk_tokens >= max_context_tokens:
+            return self
+        return replace(self, chunk_tokens=max_context_tokens)
+
     def span_s(self, iterations: int, batch: int, context_tokens: int, prefill_tokens: int = 0) -> float:
         """Seconds of `iterations` iterations with an unchanged batch; `context_tokens` at the first.
 

@@ -104,7 +104,7 @@ class SimulatedFleet:
     Attributes
     ----------
     engines
-        Description and true cost of each.
+        Description and true cost of each; the cost is taken for contexts as long as the description's.
     tool_cpus
         CPUs of the tool pool; 0 when tools only wait and take none.
     believed
@@ -127,6 +127,11 @@ class SimulatedFleet:
     def __post_init__(self) -> None:
         if not self.engines:
             raise BadInput("the fleet has no engine: give at least one")
+        longest = max(spec.max_context_tokens for spec, _ in self.engines)
+        engines = tuple((spec, cost.for_contexts(spec.max_context_tokens)) for spec, cost in self.engines)
+        object.__setattr__(self, "engines", engines)
+        crowded = {busy: cost.for_contexts(longest) for busy, cost in self.crowded.items()}
+        object.__setattr__(self, "crowded", crowded)
         for spec, cost in self.engines:
             capacity = spec.kv_capacity_tokens or cost.capacity_tokens
             if capacity < spec.max_context_tokens + cost.block_tokens:

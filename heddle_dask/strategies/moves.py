@@ -143,7 +143,8 @@ class Priced:
             self.admission is not None and not self.admission.may_move(view, trajectory, move.target)
         ):
             return None
-        return Move(move.target, move.kind, move.stay_s - move.move_s)
+        # With the tool call or not at all: one that begins later is seldom hidden, and the next call is another chance.
+        return Move(move.target, move.kind, move.gain_s, start_by_s=view.at)
 
     def choose(self, waiting: Sequence[MoveRequest], running: Sequence[MoveRequest]) -> Sequence[MoveRequest]:
         """Longest first, disjoint ends."""

@@ -136,7 +136,8 @@ def traits_of(spec: EngineSpec) -> EmulatedTraits:
     BadInput
         An unknown key, an impossible value, or a KV cache too small for one full context.
     """
-    cost = cost_from_mapping(spec.cost if spec.cost is not None else DEFAULT_COST, spec.tp_degree)
+    told = cost_from_mapping(spec.cost if spec.cost is not None else DEFAULT_COST, spec.tp_degree)
+    cost = told.for_contexts(spec.max_model_len)
     emulation = Emulation.from_mapping(spec.emulation)
     capacity = emulation.kv_capacity_tokens or cost.capacity_tokens
     if capacity < spec.max_model_len + cost.block_tokens:
