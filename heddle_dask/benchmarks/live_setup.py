@@ -14,6 +14,8 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import EngineCost, load_profile
+from heddle_dask.cost.measured import MeasuredTable
+from heddle_dask.cost.published import model_of
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.replay import ReplayEnvironment
 from heddle_dask.sim.bound import makespan_bound
@@ -115,17 +117,23 @@ def fleet_of(
     kv_transfer: bool,
     max_model_len: int,
     kv_capacity_tokens: int = 0,
+    table: str = "",
 ) -> Fleet:
     """Engines of one kind; emulated ones take the time of `profile`, with its KV capacity unless one is given.
+
+    Parameters
+    ----------
+    table
+        Name or file of what was measured of an engine with this model; in place of `profile`.
 
     Raises
     ------
     BadInput
-        Unknown kind or profile.
+        Unknown kind, profile or table, or a table of another model.
     """
     if kind not in ("vllm", "emulated"):
         raise BadInput(f"--engine {kind}: use vllm or emulated")
-    cost = load_profile(profile)
+    cost = _measured(table, model).for_contexts(max_model_len) if table else load_profile(profile)
     if kv_capacity_tokens:
         cost = replace(cost, capacity_tokens=kv_capacity_tokens)
     # Replayed tokens mean nothing to the model, so it may run beyond the positions that it was trained on.
@@ -141,6 +149,12 @@ def fleet_of(
         kv_transfer=kv_transfer,
     )
     return Fleet(engines, spec, cost.scaled(spec.time_scale))
+
+
+def _measured(table: str, model: str) -> EngineCost:
+    measured = MeasuredTable.load(table)
+    measured.check(model_of(model), 1)
+    return measured.fit().cost
 
 
 def lower_bound_s(planned: Sequence[PlannedTrajectory], fleet: Fleet) -> float:

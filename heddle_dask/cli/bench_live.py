@@ -28,6 +28,9 @@ ROUTER_ARMS = (
 @click.command("live")
 @measured_live(token_scale=0.05, engine="vllm")
 @click.option(
+    "--table", default="", help="Measured table of an engine, name or file, in place of the profile."
+)
+@click.option(
     "--kv-capacity",
     type=click.IntRange(0),
     default=0,
@@ -55,6 +58,7 @@ def live(
     profile: str,
     time_scale: float,
     max_context: int,
+    table: str,
     kv_capacity: int,
     warm: bool,
     kv_transfer: bool,
@@ -78,6 +82,7 @@ def live(
         engines,
         slots,
         profile=profile,
+        table=table,
         time_scale=time_scale,
         kv_transfer=kv_transfer,
         max_model_len=max_context,
