@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import load_profile
+from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.from_steps import known_work
 from heddle_dask.sim.fleet import SimulatedFleet, equal_engines
@@ -95,6 +96,7 @@ def _with_growth(row: ScaleRow, first: ScaleRow) -> ScaleRow:
 def _measure(preset: str, trajectories: int, seed: int) -> ScaleRow:
     """Runs in its own process."""
     world = build_world(preset, trajectories, seed)
+    collect_seldom()  # as `heddle simulate` does: looking at all plans again and again is no work of the rollout
     began_s = time.process_time()
     world.run()
     cpu_s = time.process_time() - began_s

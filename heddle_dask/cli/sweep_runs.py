@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from heddle_dask.cli.progress import duration
 from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.sim.rollout import SimulatedRollout
 from heddle_dask.sim.sweep import SimulationJob, run_job, run_jobs
 
@@ -49,6 +50,7 @@ def play_jobs(
     """
     progress = _Progress(names or [job.arm.name for job in jobs], say)
     if scheduler is None:
+        collect_seldom()
         rollouts = []
         for number, rollout in enumerate(run_jobs(jobs)):
             progress.ended(number, rollout)

@@ -1,4 +1,4 @@
-"""Python's garbage collector in processes that have to answer within milliseconds."""
+"""Python's garbage collector in processes that answer within milliseconds, or hold a million plans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def collect_seldom() -> None:
 
     A look at everything stops the process for 40 ms with Dask's modules loaded, and comes every few seconds while
     messages flow: it was most of the 99th percentile of a step's latency (docs/LOG.md). Nearly all that a message
-    leaves behind dies by its reference count; cycles are still found, later.
+    leaves behind dies by its reference count; cycles are still found, later. So does what a simulation leaves behind,
+    whose plans are many and live until its end.
     """
     gc.collect()
     gc.freeze()
