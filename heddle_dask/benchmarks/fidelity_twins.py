@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from heddle_dask.benchmarks.live_setup import Fleet, fleet_of
+from heddle_dask.benchmarks.live_setup import Fleet, fleet_of, table_of
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.cost.measured import MeasuredTable
-from heddle_dask.cost.published import model_of
 from heddle_dask.sim.clusters import ACTION_ADDED_S, STEP_ADDED_S
 from heddle_dask.sim.fleet import ControlDelays, SimulatedFleet
 
@@ -119,8 +118,7 @@ def _by_engines(tables: Sequence[str], model: str, tp_degree: int) -> dict[int, 
     """Tables by how many engines they were measured with at once."""
     found: dict[int, MeasuredTable] = {}
     for name in tables:
-        table = MeasuredTable.load(name)
-        table.check(model_of(model), tp_degree)
+        table = table_of(name, model, tp_degree)
         if table.engines in found:
             raise BadInput(
                 f"--table {name}: another one with {table.engines} engines at once is given: keep one"

@@ -133,7 +133,8 @@ def fleet_of(
     """
     if kind not in ("vllm", "emulated"):
         raise BadInput(f"--engine {kind}: use vllm or emulated")
-    cost = _measured(table, model).for_contexts(max_model_len) if table else load_profile(profile)
+    measured = table_of(table, model).fit().cost if table else None
+    cost = measured.for_contexts(max_model_len) if measured else load_profile(profile)
     if kv_capacity_tokens:
         cost = replace(cost, capacity_tokens=kv_capacity_tokens)
     # Replayed tokens mean nothing to the model, so it may run beyond the positions that it was trained on.
@@ -151,10 +152,17 @@ def fleet_of(
     return Fleet(engines, spec, cost.scaled(spec.time_scale))
 
 
-def _measured(table: str, model: str) -> EngineCost:
-    measured = MeasuredTable.load(table)
-    measured.check(model_of(model), 1)
-    return measured.fit().cost
+def table_of(name: str, model: str, tp_degree: int = 1) -> MeasuredTable:
+    """A measured table, by name or file.
+
+    Raises
+    ------
+    BadInput
+        There is none, or it is of another model or degree.
+    """
+    table = MeasuredTable.load(name)
+    table.check(model_of(model), tp_degree)
+    return table
 
 
 def lower_bound_s(planned: Sequence[PlannedTrajectory], fleet: Fleet) -> float:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import uvloop
 
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from heddle_dask.cost.measured import MeasuredTable
 
 
 @click.command("profile")
@@ -54,8 +58,7 @@ def profile(
     seed: int,
 ) -> None:
     """Per-token time by batch and context, prefill rate and KV transfer rate of one engine, as a table."""
-    from heddle_dask.benchmarks.profile import as_json as profile_json
-    from heddle_dask.benchmarks.profile import model_name, plan_for, profile_engine, table_lines
+    from heddle_dask.benchmarks.profile import model_name, plan_for, profile_engine
     from heddle_dask.cli.model_choice import chosen_model, context_limit
     from heddle_dask.cost.engine_cost import load_profile
     from heddle_dask.cost.hardware import check_degree
@@ -93,6 +96,13 @@ def profile(
         )
     )
     table.save(target)
+    _tell(table, target, as_json)
+
+
+def _tell(table: MeasuredTable, target: Path, as_json: bool) -> None:
+    from heddle_dask.benchmarks.profile import as_json as profile_json
+    from heddle_dask.benchmarks.profile import table_lines
+
     fit = table.fit()
     for line in (*table_lines(table, fit), f"table: {target}"):
         click.echo(line, err=as_json)

@@ -1,8 +1,7 @@
 """Moves of contexts between engines: proposed by a strategy, started when both ends are free, ended once.
 
 No two moves share a source or a target; the most urgent goes first (Heddle, section 5.3). A trajectory whose tool
-returns before its move has started runs where it is, and so does one whose move could not start in time
-(`Move.start_by_s`). One whose move has started waits for its end.
+returns before its move has started runs where it is; one whose move has started waits for its end.
 """
 
 from __future__ import annotations
@@ -73,7 +72,8 @@ class MoveDesk:
         self._drop(trajectory.trajectory_id)
         if move is not None:
             guards.check_move(self.state, trajectory, move)
-            self._add(self._request(trajectory, move))
+            if move.may_wait or not (trajectory.home in self._busy or move.target_engine_id in self._busy):
+                self._add(self._request(trajectory, move))
         return self._start()
 
     def _add(self, request: MoveRequest) -> None:
@@ -135,13 +135,10 @@ class MoveDesk:
             kind=move.kind,
             length_tokens=trajectory.predicted_tokens or 0.0,
             order=self.state.next_number(),
-            start_by_s=move.start_by_s,
         )
 
     def _start(self) -> list[Command]:
-        """Only what has two free ends, and is in time, is put to the strategy: most of what waits does not."""
-        for name in [name for name, move in self._free.items() if move.start_by_s < self.view.at]:
-            self._drop(name)
+        """Only what has two free ends is put to the strategy: most of what waits does not."""
         if not self._free or self.migration is None:
             return []
         commands: list[Command] = []

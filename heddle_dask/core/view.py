@@ -6,7 +6,6 @@ it never writes. A strategy with memory keeps it in its own fields: replay gives
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -159,14 +158,14 @@ class Move:
         ``"transfer"`` (copy the KV cache) or ``"recompute"`` (prefill it on the target).
     gain_s
         Seconds that its end is expected to come earlier.
-    start_by_s
-        It is off if it has not begun by then, by the session's clock.
+    may_wait
+        Whether it may begin later when another move has one of its engines now; else it is off then.
     """
 
     target_engine_id: EngineId
     kind: str
     gain_s: float = 0.0
-    start_by_s: float = math.inf
+    may_wait: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +178,6 @@ class MoveRequest:
         Predicted tokens that the trajectory has still to generate, what the order goes by.
     order
         Running number of the request: earlier first among equals.
-    start_by_s
-        As the move's.
     """
 
     trajectory_id: TrajectoryId
@@ -189,7 +186,6 @@ class MoveRequest:
     kind: str
     length_tokens: float
     order: int
-    start_by_s: float = math.inf
 
 
 class Migration(Protocol):

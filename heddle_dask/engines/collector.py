@@ -14,8 +14,8 @@ def collect_seldom() -> None:
 
     A look at everything stops the process for 40 ms with Dask's modules loaded, and comes every few seconds while
     messages flow: it was most of the 99th percentile of a step's latency (docs/LOG.md). Nearly all that a message
-    leaves behind dies by its reference count; cycles are still found, later. So does what a simulation leaves behind,
-    whose plans are many and live until its end.
+    leaves behind dies by its reference count; cycles are still found, later. The same holds of a
+    simulation, whose plans are many and live until its end.
     """
     gc.collect()
     gc.freeze()

@@ -144,7 +144,7 @@ class Priced:
         ):
             return None
         # With the tool call or not at all: one that begins later is seldom hidden, and the next call is another chance.
-        return Move(move.target, move.kind, move.gain_s, start_by_s=view.at)
+        return Move(move.target, move.kind, move.gain_s, may_wait=False)
 
     def choose(self, waiting: Sequence[MoveRequest], running: Sequence[MoveRequest]) -> Sequence[MoveRequest]:
         """Longest first, disjoint ends."""
