@@ -165,8 +165,8 @@ def _all_methods(
     warm_seen = core.see(rows, warm)
     shares = np.array([[0.5], [0.9]])
     return {
-        "xgboost cold": model.log_remaining(cold_seen, 0),
-        "xgboost warm": model.log_remaining(warm_seen, 0),
+        "xgboost cold": model.log_remaining(cold_seen)[0],
+        "xgboost warm": model.log_remaining(warm_seen)[0],
         "group history": core.by_laws(warm_seen, 0),
         "prompt only": _prompt_only(model, inside, rows, cold_seen.done[0]),
         "survival mean": laws.constant.log_remaining(
@@ -200,7 +200,7 @@ def _at_start(row: Progress) -> Progress:
 
 def _first_totals(model: Model, rows: Sequence[Progress]) -> Floats:
     seen = model.core.see(rows, [NO_SIBLINGS] * len(rows))
-    return np.asarray(model.log_remaining(seen, 0)[0])
+    return np.asarray(model.log_remaining(seen)[0][0])
 
 
 def _score_rows(held: Sequence[_Held]) -> list[ScoreRow]:

@@ -48,26 +48,38 @@ class Model:
         if not rows:
             return []
         seen = self.core.see(rows, facts)
-        tokens = np.maximum(np.expm1(self.log_remaining(seen, 0)), 1.0)
-        if self.core.laws[1] is None:
-            seconds = np.full(tokens.shape, NAN)
-        else:
-            seconds = np.maximum(np.expm1(self.log_remaining(seen, 1)), 0.0)
+        left, left_s = self.log_remaining(seen)
+        tokens = np.maximum(np.expm1(left), 1.0)
+        seconds = np.full(tokens.shape, NAN) if left_s is None else np.maximum(np.expm1(left_s), 0.0)
         sources = self._sources(seen)
         return [
             Prediction(*values) for values in zip(*tokens.tolist(), *seconds.tolist(), sources, strict=True)
         ]
 
-    def log_remaining(self, seen: Seen, target: int) -> Floats:
-        """Median and 0.9 quantile of log(1 + what is left), (2, n)."""
+    def log_remaining(self, seen: Seen) -> tuple[Floats, Floats | None]:
+        """Median and 0.9 quantile of log(1 + what is left), (2, n), of tokens and of seconds.
+
+        None where seconds are not known.
+        """
+        targets = (0,) if self.core.laws[1] is None else (0, 1)
+        # All laws come before all trees: those leave the processor's cache to nobody.
+        plain = [self._without_trees(seen, target) for target in targets]
+        left, *left_s = [self._blend(seen, target, told) for target, told in zip(targets, plain, strict=True)]
+        return left, left_s[0] if left_s else None
+
+    def _has_trees(self, target: int) -> bool:
+        return self.calibration[target] is not None and self.core.trees[target] is not None
+
+    def _without_trees(self, seen: Seen, target: int) -> Floats:
+        return self.core.by_laws(seen, target) if self._has_trees(target) else self._fallback(seen, target)
+
+    def _blend(self, seen: Seen, target: int, by_laws: Floats) -> Floats:
         calibration = self.calibration[target]
         if calibration is None or self.core.trees[target] is None:
-            return self._fallback(seen, target)
+            return by_laws
         cell = (seen.known.astype(np.int64), np.searchsorted(BUCKETS, seen.steps, side="right") - 1)
         weight = calibration.weight[cell]
-        both = (1.0 - weight) * self.core.by_trees(seen, target)
-        if weight.any():
-            both += weight * self.core.by_laws(seen, target)
+        both = (1.0 - weight) * self.core.by_trees(seen, target) + weight * by_laws
         both[1] = np.maximum(both[0], both[1] + calibration.shift[cell])
         return both
 
@@ -84,7 +96,7 @@ class Model:
         return np.where(seen.known, by_laws, constant)
 
     def _sources(self, seen: Seen) -> list[str]:
-        if self.calibration[0] is not None and self.core.trees[0] is not None:
+        if self._has_trees(0):
             return ["xgboost"] * len(seen.steps)
         alone = "prompt only" if self.finished >= PROMPT_FROM else "constant"
         told = "group history" if self.finished >= HISTORY_FROM else "constant"
