@@ -32,9 +32,9 @@ from heddle_dask.strategies.waiting_line import WaitingLine
 # Nobody waits longer than this for others of the first batch to be predicted.
 _FIRST_BATCH_S = 2.0
 _ROUNDING_S = 1e-6
-# In time, such a share of its residents must have left an engine before it is looked at again: a look takes time for
-# each of them.
-_LEFT_SHARE = 1 / 32
+# Such a share of its residents must have left an engine before it is looked at again: a look takes time for each of
+# them, and finds little room before (docs/LOG.md).
+_LEFT_SHARE = 1 / 64
 
 
 @dataclass(slots=True)
@@ -290,8 +290,7 @@ class KvFit:
                 continue
             engine = view.engine(name)
             held, queued = self._load(engine)
-            left = refused.held - held
-            enough = left > _LEFT_SHARE * held if self.keeps_time else left > 0
+            enough = refused.held - held > _LEFT_SHARE * held
             if engine is in_turn or enough or queued <= refused.most_queued:
                 self._open_again(engine)
 
