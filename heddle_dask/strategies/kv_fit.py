@@ -32,8 +32,8 @@ from heddle_dask.strategies.waiting_line import WaitingLine
 # Nobody waits longer than this for others of the first batch to be predicted.
 _FIRST_BATCH_S = 2.0
 _ROUNDING_S = 1e-6
-# Such a share of its residents must have left an engine before it is looked at again: a look takes time for each of
-# them, and finds little room before (docs/LOG.md).
+# Such a share of its residents, or of its queue, must have left an engine before it is looked at again: a look takes
+# time for each of them, and finds little room before (docs/LOG.md).
 _LEFT_SHARE = 1 / 64
 
 
@@ -316,11 +316,12 @@ class KvFit:
         self._gate.open(engine, self._turn_of(engine))
 
     def _refuse(self, site: AdmissionSite) -> None:
-        """Not before a resident has left, or, where only the queue is too long, before that is short enough."""
+        """Not before some residents have left, or, where only the queue is too long, before that is short enough."""
         held, queued = self._load(site.engine)
         share = self._held_share(site.engine)
         if site.free < 1:
-            refusal = Refusal(held, queued + site.free - 1, share, None)
+            most_queued = queued + site.free - 1
+            refusal = Refusal(held, most_queued - int(_LEFT_SHARE * max(0.0, most_queued)), share, None)
         else:
             refusal = Refusal(held, -1.0, share, site, self._time_for_one(site))
         self._gate.close(site.engine, refusal)
