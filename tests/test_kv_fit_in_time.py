@@ -92,6 +92,15 @@ def test_all_are_admitted_in_the_end_though_each_would_be_late() -> None:
     assert sorted(name for names in told for name in names) == ["a", "b", "c"]
 
 
+def test_hardly_more_than_have_slots_are_alive() -> None:
+    """Of those that queue the short ones go last, and would keep memory that was foreseen to be free by then."""
+    rows = [(f"t{i:02}", 1000.0 - 10 * i) for i in range(40)]
+    certain = [name for told in submit(stage_of("A", slots=20), rows) for name in told]
+    guessed = [name for told in submit(stage_of("A", slots=20), rows, spread=1.5) for name in told]
+    assert certain == [f"t{i:02}" for i in range(24)]
+    assert len(guessed) > 24, "here it helps to see more of them begin"
+
+
 def test_memory_is_not_promised_for_want_of_time() -> None:
     # Together they would hold 1,820 at their ends, where 85 in a hundred of 2,000 may be promised.
     stage = stage_of("A", kv_tokens=2000, slots=8)

@@ -60,6 +60,9 @@ class KvFit:
     per_slot
         Most trajectories that generate or queue, per slot. More than 1: a free slot finds a step at once, and the
         predictor sees more trajectories begin.
+    certain_per_slot
+        The same in time: the memory is foreseen as if all went on at one pace, and of those that queue the short ones,
+        which would free theirs, go last.
     critical
         Critical is who has more left than this share of what all have left, divided by those that are alive: of the
         time, that is, until everything is done.
@@ -84,6 +87,7 @@ class KvFit:
     fill: float = 0.95
     certain_fill: float = 0.85
     per_slot: float = 2.5
+    certain_per_slot: float = 1.2
     critical: float = 0.5
     least_share: float = 0.7
     lengths: int = 4
@@ -108,8 +112,8 @@ class KvFit:
     _first_at: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        if not (self.fill > 0 and self.certain_fill > 0) or self.per_slot <= 0 or self.critical < 0:
-            raise ValueError("use fill, certain_fill and per_slot above 0 and critical of at least 0")
+        if min(self.fill, self.certain_fill, self.per_slot, self.certain_per_slot) <= 0 or self.critical < 0:
+            raise ValueError("use fill and per_slot, certain or not, above 0 and critical of at least 0")
         if not 0 <= self.least_share <= 1:
             raise ValueError("use a least_share from 0 to 1")
         if self.lengths < 1 or self.margin < 0:
@@ -138,6 +142,10 @@ class KvFit:
     @property
     def _fill(self) -> float:
         return self.certain_fill if self.keeps_time else self.fill
+
+    @property
+    def _per_slot(self) -> float:
+        return self.certain_per_slot if self.keeps_time else self.per_slot
 
     def _left(self, trajectory: Trajectory) -> float:
         predicted = trajectory.predicted_tokens_q90 if self.quantile == "q90" else trajectory.predicted_tokens
@@ -371,7 +379,7 @@ class KvFit:
     def _site(self, view: ClusterView, engine: Engine, rest_tokens: float) -> AdmissionSite:
         self._coming.drop_arrived(engine.engine_id)
         held, queued = self._load(engine)
-        most = self.per_slot * engine.spec.slots
+        most = self._per_slot * engine.spec.slots
         if held and queued > most - 1:
             return AdmissionSite(engine, most - queued, held)
         there = self._there(view, engine)
