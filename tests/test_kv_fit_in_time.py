@@ -135,3 +135,23 @@ def test_who_is_in_time_stays_and_who_is_late_may_go() -> None:
     a.predicted_tokens = a.predicted_tokens_q90 = 50_000.0  # it comes otherwise
     admission._finish.postpone(view.at + 400.0)
     assert not admission.may_move(view, a, other), "there is no time for it there either"
+
+
+def test_a_late_engine_gives_to_one_with_time_where_a_longer_one_is() -> None:
+    stage = stage_of("AB")
+    admission = stage.controller.strategies.admission
+    assert isinstance(admission, KvFit)
+    names = [name for told in submit(stage, [("a", 5000.0), ("b", 4990.0), ("c", 4980.0)]) for name in told]
+    placed = homes(stage, names)
+    view = ClusterView(stage.state)
+    alone = next(name for name in placed if list(placed.values()).count(placed[name]) == 1)
+    goes, grown = (stage.trajectory(name) for name in placed if name != alone)
+    there = stage.trajectory(alone)
+    assert there.home is not None
+    grown.predicted_tokens = grown.predicted_tokens_q90 = 50_000.0  # it comes otherwise
+    admission._finish.postpone(view.at + 200.0)
+    for tokens, may in ((100.0, False), (6000.0, True)):
+        there.predicted_tokens = there.predicted_tokens_q90 = tokens
+        for engine in view.ready_engines:  # both are looked at
+            admission._room(view, engine, admission._there(view, engine))
+        assert admission.may_move(view, goes, there.home) is may

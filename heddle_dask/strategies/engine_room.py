@@ -150,6 +150,10 @@ class EngineRoom:
             self._held + ask.held,
         )
 
+    def has_longer(self, ask: Ask) -> bool:
+        """Whether somebody there needs as many iterations."""
+        return self.longest >= iterations_of(ask.tokens, ask.tools_s, self.rest_s)
+
     def fits(self, ask: Ask) -> bool:
         """Whether it will be done in time with one more."""
         return self.end_with_s(ask, self.rest_s) <= self.rest_s

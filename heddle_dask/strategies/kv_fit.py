@@ -225,12 +225,17 @@ class KvFit:
         return self._finish.end_s(view.engine(trajectory.home), view.at) > self._finish.late_s(view.at)
 
     def may_move(self, view: ClusterView, trajectory: Trajectory, target: EngineId) -> bool:
-        """Whether one that `may_leave` may go there: its engine is late, looked at now, and that one will not be."""
+        """Whether one that `may_leave` may go there: its engine is late, looked at now, and that one will not be.
+
+        Nor will it be the longest there: one that is alone of its length prices the fixed part of all the iterations
+        that it takes, and crawls beside the many short ones until they are done.
+        """
         if not self.keeps_time or trajectory.home is None:
             return True
         if self._room(view, view.engine(trajectory.home)).end_s <= self._finish.late_s(view.at):
             return False
-        return self._room(view, view.engine(target)).fits(ask_of(self._stay(trajectory, 1)))
+        ask, there = ask_of(self._stay(trajectory, 1)), self._room(view, view.engine(target))
+        return there.has_longer(ask) and there.fits(ask)
 
     def _others_come(self, view: ClusterView) -> bool:
         """Whether nobody should start yet: the first batch is better judged as a whole than in the order of answers."""
