@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from heddle_dask.core import events as ev
 from heddle_dask.cost.iteration import EngineCost
-from heddle_dask.strategies.engine_room import RAMP, Ask, EngineLeft, EngineRoom, ask_of, iterations_of
+from heddle_dask.strategies.engine_room import Ask, EngineLeft, EngineRoom, ask_of, iterations_of
 from heddle_dask.strategies.foreseen_end import EngineAhead, foreseen_rest_s
 from heddle_dask.strategies.length_sums import LengthSums
 from heddle_dask.strategies.running_step import unseen_tokens
@@ -46,7 +46,7 @@ def test_a_room_is_the_sum_over_all_that_are_there(
         ask.tokens / (1 - min(0.9, ask.tools_s / rest_s)) for ask in asks
     )  # who waits for tools has the less time for its tokens
     tokens, area = sum(ask.tokens for ask in asks), sum(ask.area for ask in asks)
-    iterations = max(longest, tokens / 8, area / 20_000 + RAMP * longest)
+    iterations = max(longest, tokens / 8, area / 20_000)
     by_hand_s = 0.005 * iterations + 4e-5 * tokens + 1e-8 * area
     room = EngineRoom(COST, 8, 20_000, rest_s, asks=asks[:-1])
     assert room.end_with_s(asks[-1], rest_s) == pytest.approx(by_hand_s)
@@ -89,7 +89,7 @@ def test_the_foreseen_end_is_that_of_the_best_split_in_the_order_of_length_but_f
         longest = max((length for length, share in zip(row, shares, strict=True) if share > 0), default=0)
         tokens = sum(length * share * many for length, share in zip(row, shares, strict=True))
         area = sum(plain(n).area * share * many for n, share in zip(row, shares, strict=True))
-        iterations = max(longest, tokens / 64, area / 1e6 + RAMP * longest)
+        iterations = max(longest, tokens / 64, area / 1e6)
         return cost.fixed_s * iterations + (cost.token_s + cost.sequence_s) * tokens + 1e-8 * area
 
     alone_s = max(row) * min(cost.decode_token_s(1, 0) for cost in costs)

@@ -19,12 +19,12 @@ import numpy as np
 from heddle_dask.benchmarks.predictor_scores import Score, makespan, score
 from heddle_dask.benchmarks.predictor_trace import by_group, read_finished
 from heddle_dask.core.errors import BadInput
-from heddle_dask.predictors.core_model import TreeSettings
 from heddle_dask.predictors.features import NAN, NO_SIBLINGS, Finished, Floats, GroupFacts, Progress
 from heddle_dask.predictors.groups import facts_then
 from heddle_dask.predictors.laws import ResidualLaw
 from heddle_dask.predictors.model import Model, fit_model
 from heddle_dask.predictors.samples import fold_numbers
+from heddle_dask.predictors.trees import TreeSettings
 
 STEPS = (0, 1, 2, 5, 10)
 METHODS = ("xgboost cold", "xgboost warm", "group history", "prompt only", "survival mean")

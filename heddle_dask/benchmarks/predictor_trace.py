@@ -60,6 +60,14 @@ def _domain(origin: Mapping[str, Any]) -> str:
     return "/".join(str(origin[name]) for name in ("source", "domain", "kind", "perm") if origin.get(name))
 
 
+def _message_tokens(origin: Mapping[str, Any]) -> int:
+    """Length of the task itself; where the recorder does not say, of what no earlier request had in front of it."""
+    told, seen = origin.get("user_tokens"), origin["steps"][0].get("cached_tokens")
+    if told or seen is None:
+        return int(told or 0)
+    return max(1, int(origin["prompt_tokens"]) - int(seen))
+
+
 def finished(one: TracedTrajectory, origin: Mapping[str, Any], policy_version: int) -> Finished:
     """The trajectory with all its decision points."""
     walker = _Walker(one, origin, policy_version)
@@ -104,7 +112,7 @@ class _Walker:
             policy_version=policy_version,
             prompt_tokens=one.prompt_tokens or 0,
             context_tokens=one.prompt_tokens or 0,
-            message_tokens=int(origin.get("user_tokens") or 0),
+            message_tokens=_message_tokens(origin),
             max_steps=int(origin.get("max_turns") or 0),
             elapsed_s=0.0 if timed else NAN,
         )

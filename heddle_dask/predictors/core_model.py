@@ -10,33 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import xgboost as xgb
 
 from heddle_dask.predictors.features import Finished, Floats, GroupFacts, Progress, facts_array, matrix
 from heddle_dask.predictors.laws import Location, ResidualLaw, history_trust, label_effects
 from heddle_dask.predictors.samples import Samples, has_seconds
+from heddle_dask.predictors.trees import QUANTILES, TreeRows, Trees, TreeSettings, grow_trees
 
-QUANTILES = (0.5, 0.9)
-# A drawn future teaches less than a seen one.
-CENSORED_WEIGHT = 0.2
 _SHARES = np.array(QUANTILES)[:, None]
-
-
-@dataclass(frozen=True, slots=True)
-class TreeSettings:
-    """Size of the trees and of the data; `rounds` trees per quantile of tokens, `rounds_s` of seconds.
-
-    80 and 30 rounds at 0.1 predict no better and take 8 % longer for 64 rows, a third longer to fit (docs/LOG.md).
-    """
-
-    rounds: int = 60
-    rounds_s: int = 24
-    depth: int = 5
-    learning_rate: float = 0.13
-    max_rows: int = 24_000
-    folds: int = 3
-    threads: int = 1
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,7 +70,7 @@ class CoreModel:
 
     laws: tuple[Laws, Laws | None]
     labels: dict[str, float]
-    trees: tuple[xgb.Booster | None, xgb.Booster | None]
+    trees: tuple[Trees | None, Trees | None]
 
     def locate(self, one: Progress | Finished) -> float:
         """Expected log of total tokens without siblings."""
@@ -131,7 +111,7 @@ class CoreModel:
         """Log remaining by the trees, (2, n)."""
         trees = self.trees[target]
         assert trees is not None
-        return np.asarray(trees.inplace_predict(seen.features), dtype=np.float64).T
+        return trees.log_remaining(seen.features, seen.steps)
 
 
 def fit_core(
@@ -151,14 +131,14 @@ def fit_core(
     labels = label_effects(picked.rows, target)
     core = CoreModel(both, labels, (None, None))
     seen = core.see(picked.rows, facts)
-    trees = _grow(seen.features, target, picked.censored, settings, settings.rounds)
+    rows = TreeRows(seen.features, target, picked.censored, seen.steps == 0)
+    trees = grow_trees(rows, settings, settings.rounds)
     trees_s = None
     if both[1]:
         teach = np.array([has_seconds(owner) for owner in picked.owners])
         target_s = _targets(core, seen, picked, 1, settings.seed)
-        trees_s = _grow(
-            seen.features[teach], target_s[teach], picked.censored[teach], settings, settings.rounds_s
-        )
+        rows_s = TreeRows(seen.features, target_s, picked.censored, seen.steps == 0).take(teach)
+        trees_s = grow_trees(rows_s, settings, settings.rounds_s)
     return CoreModel(both, labels, (trees, trees_s))
 
 
@@ -221,36 +201,3 @@ def _targets(core: CoreModel, seen: Seen, samples: Samples, target: int, seed: i
         extra = np.expm1(np.where(seen.known, told, alone))
         total = np.where(censored, total + extra, total)
     return np.asarray(np.log1p(np.maximum(total - samples.done(bool(target)), 1.0)))
-
-
-def _grow(
-    features: npt.NDArray[np.float32],
-    target: Floats,
-    censored: npt.NDArray[np.bool_],
-    settings: TreeSettings,
-    rounds: int,
-) -> xgb.Booster | None:
-    if len(target) < 30:
-        return None
-    parameters = {
-        "objective": "reg:quantileerror",
-        "quantile_alpha": list(QUANTILES),
-        "tree_method": "hist",
-        "max_bin": 64,
-        "max_depth": settings.depth,
-        "eta": settings.learning_rate * settings.rounds / rounds,
-        "min_child_weight": 10,
-        "subsample": 0.8,
-        "colsample_bytree": 0.6,
-        "nthread": settings.threads,
-        "seed": settings.seed,
-        "verbosity": 0,
-    }
-    data = xgb.QuantileDMatrix(
-        features,
-        target,
-        weight=np.where(censored, CENSORED_WEIGHT, 1.0),
-        max_bin=64,
-        nthread=settings.threads,
-    )
-    return xgb.train(parameters, data, num_boost_round=rounds)

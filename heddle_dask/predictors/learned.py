@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from heddle_dask.predictors.contract import Prediction
-from heddle_dask.predictors.core_model import TreeSettings
 from heddle_dask.predictors.features import NAN, Finished, Progress
 from heddle_dask.predictors.groups import GroupBook
 from heddle_dask.predictors.model import Model, fit_model
+from heddle_dask.predictors.trees import TreeSettings
 
 # What is said before anything is known; the order is the same for all.
 UNKNOWN_TOKENS = 1000.0

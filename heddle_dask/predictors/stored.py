@@ -18,14 +18,15 @@ import numpy as np
 import xgboost as xgb
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.predictors.core_model import CoreModel, Laws, TreeSettings
+from heddle_dask.predictors.core_model import CoreModel, Laws
 from heddle_dask.predictors.features import FEATURES, Finished, Floats, Progress
 from heddle_dask.predictors.laws import Location, ResidualLaw
 from heddle_dask.predictors.learned import LearnedPredictor, LearningSettings
 from heddle_dask.predictors.model import Calibration, Model
+from heddle_dask.predictors.trees import Trees, TreeSettings
 
 FORMAT = "heddle predictor"
-VERSION = 3
+VERSION = 4
 _PROGRESS = tuple(each.name for each in fields(Progress))
 _FINISHED = tuple(each.name for each in fields(Finished) if each.name != "points")
 
@@ -113,7 +114,7 @@ def _model_out(model: Model | None) -> dict[str, Any] | None:
         "finished": model.finished,
         "labels": model.core.labels,
         "laws": [_laws_out(laws) if laws else None for laws in model.core.laws],
-        "boosters": [bytes(tree.save_raw("json")).decode() if tree else None for tree in model.core.trees],
+        "trees": [_trees_out(trees) if trees else None for trees in model.core.trees],
         "calibration": [
             {"weight": each.weight.tolist(), "shift": each.shift.tolist()} if each else None
             for each in model.calibration
@@ -127,7 +128,7 @@ def _model_in(data: Any, settings: TreeSettings) -> Model | None:
     tokens, seconds = (_laws_in(laws) if laws else None for laws in data["laws"])
     if tokens is None:
         raise ValueError("laws of tokens are missing")
-    first, second = (_booster_in(text, settings) for text in data["boosters"])
+    first, second = (_trees_in(trees, settings) if trees else None for trees in data["trees"])
     one, two = (
         Calibration(np.array(each["weight"]), np.array(each["shift"])) if each else None
         for each in data["calibration"]
@@ -137,9 +138,23 @@ def _model_in(data: Any, settings: TreeSettings) -> Model | None:
     )
 
 
-def _booster_in(text: str | None, settings: TreeSettings) -> xgb.Booster | None:
-    if text is None:
-        return None
+def _trees_out(trees: Trees) -> dict[str, str | None]:
+    return {
+        "any_step": _booster_out(trees.any_step),
+        "start": _booster_out(trees.start) if trees.start else None,
+    }
+
+
+def _trees_in(data: Mapping[str, Any], settings: TreeSettings) -> Trees:
+    start = data["start"]
+    return Trees(_booster_in(data["any_step"], settings), _booster_in(start, settings) if start else None)
+
+
+def _booster_out(booster: xgb.Booster) -> str:
+    return bytes(booster.save_raw("json")).decode()
+
+
+def _booster_in(text: str, settings: TreeSettings) -> xgb.Booster:
     booster = xgb.Booster({"nthread": settings.threads})
     booster.load_model(bytearray(text.encode()))
     return booster

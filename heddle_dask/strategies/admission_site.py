@@ -122,6 +122,13 @@ class AdmissionSite:
         need = _need(trajectory, stay, self.prompts)
         return self._memory.fits(need, stay.tokens, stay.stretch, stay.growth)
 
+    def may_ever_fit(self, stay: Stay) -> bool:
+        """Whether it would fit if nobody else were there."""
+        return (
+            self._capacity_tokens <= 0
+            or stay.context_tokens + stay.growth * stay.tokens <= self._capacity_tokens
+        )
+
     def in_time(self, stay: Stay) -> bool:
         """Whether it will be done in time with one more."""
         return self.room is None or self.room.fits(ask_of(stay))

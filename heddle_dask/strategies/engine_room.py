@@ -3,7 +3,7 @@
 Sum the cost of an iteration over all until the last trajectory ends, and the batch drops out (as in `partition.work`)::
 
     seconds = fixed * iterations + token * tokens + context_token * area + prefill_token * observed
-    iterations = max(longest, tokens / slots, held / capacity + longest / 2)
+    iterations = max(longest, tokens / slots, held / capacity)
 
 where `area` is the KV that the tokens read, and `held` what it is with the time of tools in it. Nobody ends before it
 has made as many iterations as it has tokens, so that one long trajectory prices the fixed part of all of them, however
@@ -11,7 +11,7 @@ many run beside it: **long ones belong together on few engines**, which run smal
 the others run full ones. This is what Heddle's presorted partition is about (section 4.2); here each engine's share is
 reckoned in seconds of work, so that it holds for unlike engines, for contexts that grow, and while trajectories go on.
 
-The last term: contexts that begin together and grow together use half of the memory in the mean.
+Memory is taken to be in use from beginning to end: shorter ones follow into what those that have ended leave.
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ from typing import NamedTuple
 
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.stay import Stay
-
-RAMP = 0.5
-"""Iterations by memory are more by this share of the longest: see above."""
 
 _MOST_IN_TOOLS = 0.9
 _LATER = 1.05
@@ -178,7 +175,7 @@ class EngineRoom:
         )
 
     def _seconds(self, longest: float, tokens: float, observed: float, area: float, held: float) -> float:
-        iterations = max(longest, tokens / self.slots, held / self._capacity + RAMP * longest)
+        iterations = max(longest, tokens / self.slots, held / self._capacity)
         return self.cost.fixed_s * iterations + work_s(self.cost, tokens, observed, area)
 
 

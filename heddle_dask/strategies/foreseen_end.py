@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.strategies.engine_room import RAMP, EngineLeft, iterations_of, work_s
+from heddle_dask.strategies.engine_room import EngineLeft, iterations_of, work_s
 from heddle_dask.strategies.length_sums import Alike
 
 _TOLERANCE, _TOLERANCE_S = 0.005, 1e-3
@@ -83,7 +83,7 @@ class _Plan:
             ends = (
                 _reach(work, at, room_s - fixed_s * longest),
                 _reach(by_slots, at, room_s - engine.left.slots_s),
-                _reach(by_memory, at, room_s - engine.left.memory_s - fixed_s * RAMP * longest),
+                _reach(by_memory, at, room_s - engine.left.memory_s),
             )
             at = max(at, min(ends))
             if at >= self._count:

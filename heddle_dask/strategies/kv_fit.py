@@ -23,6 +23,7 @@ from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.engine_gate import EngineGate, Refusal
 from heddle_dask.strategies.engine_room import EngineRoom, ask_of
 from heddle_dask.strategies.finish_line import FinishLine
+from heddle_dask.strategies.next_in_line import next_in_line
 from heddle_dask.strategies.observed_tokens import growth_of, observed_per_token
 from heddle_dask.strategies.remaining import is_certain
 from heddle_dask.strategies.running_step import unseen_tokens
@@ -47,7 +48,8 @@ class KvFit:
     it ends with the others (the interference of Heddle's Eq. 2, at admission).
 
     With `in_time` it is reckoned when everything could be done (`finish_line`), and an engine takes no more work than
-    it can do until then. The engine whose longest is the longest is asked first: the long ones come together.
+    it can do until then. The engine whose longest is the longest is asked first: the long ones come together. Nobody
+    passes a critical one that waits for memory (`next_in_line`).
 
     Parameters
     ----------
@@ -88,7 +90,7 @@ class KvFit:
     certain_fill: float = 0.85
     per_slot: float = 2.5
     certain_per_slot: float = 1.2
-    critical: float = 0.5
+    critical: float = 1.0
     least_share: float = 0.7
     lengths: int = 4
     margin: float = 1.0
@@ -201,7 +203,7 @@ class KvFit:
                 continue  # now that it was looked at, another may come first
             site = sites[name]
             critical = self.critical * left_tokens / max(1, view.alive + len(admitted))
-            chosen = self._next_for(site, critical)
+            chosen = next_in_line(self._line, site, critical, self._waiting_stay)
             if chosen is None:
                 self._refuse(site)
                 if self._all_late(view):
@@ -407,32 +409,6 @@ class KvFit:
             return 1.0
         pace = (rest_tokens - (longest.path - longest.tokens)) / longest.tokens
         return max(0.0 if longest.exact else self.least_share, self._costs.share_beside(engine, pace))
-
-    def _next_for(self, site: AdmissionSite, critical: float) -> Trajectory | None:
-        """Who starts there next, if anybody."""
-        if not site.held:
-            return self._line.longest()
-        if site.free < 1:
-            return None
-
-        def fits(trajectory: Trajectory) -> bool:
-            stay = self._waiting_stay(trajectory)
-            return site.in_time(stay) and site.fits(trajectory, stay)
-
-        longest = self._line.longest_where(fits)
-        if longest is not None and self._path(longest) >= critical:
-            return longest
-        sibling = self._line.longest_of(site.prompts, fits)
-        chosen = longest if sibling is None else sibling
-        return self._late_one(site) if chosen is None and site.room is not None else chosen
-
-    def _late_one(self, site: AdmissionSite) -> Trajectory | None:
-        """The longest that fits by memory, which the searches above may have passed over; `site.late` if it is late."""
-        chosen = self._line.longest_where(lambda t: site.fits(t, self._waiting_stay(t)))
-        if chosen is None or site.in_time(self._waiting_stay(chosen)):
-            return chosen
-        site.late = chosen
-        return None
 
     def _time_for_one(self, site: AdmissionSite) -> float | None:
         """The deadline with which it would take one; None where it lacks more than time."""

@@ -72,6 +72,10 @@ class WaitingLine:
         """As it was put into the line with."""
         return self._entries[trajectory.trajectory_id][4]
 
+    def path_of(self, trajectory: Trajectory) -> float:
+        """As it was put into the line with."""
+        return self._entries[trajectory.trajectory_id][0]
+
     def longest(self) -> Trajectory | None:
         """The one with the longest path."""
         return self._last_waiting(self._line, len(self._line))

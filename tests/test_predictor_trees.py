@@ -1,0 +1,50 @@
+"""Boosted trees: the start has its own, and a batch of both kinds is answered as each row alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from heddle_dask.predictors.trees import MIN_ROWS, TreeRows, Trees, TreeSettings, grow_trees
+
+SETTINGS = TreeSettings(rounds=40, start_depth=3, depth=3, learning_rate=0.2)
+
+
+def _rows(first: int, later: int) -> TreeRows:
+    """The first column tells the start's target, the second that of later rows, which are ten times as many."""
+    draws = np.random.default_rng(1)
+    count = first + later
+    features = draws.random((count, 6)).astype(np.float32)
+    start = np.arange(count) < first
+    target = np.where(start, features[:, 0] > 0.5, 5.0 + (features[:, 1] > 0.5)) + 0.01 * draws.random(count)
+    return TreeRows(features, target, np.zeros(count, dtype=bool), start)
+
+
+def test_the_start_is_told_by_trees_of_its_own() -> None:
+    rows = _rows(200, 2000)
+    trees = grow_trees(rows, SETTINGS, 40)
+    assert trees is not None and trees.start is not None
+    steps = np.where(rows.first, 0, 3)
+    median = trees.log_remaining(rows.features, steps)[0]
+    assert np.abs(median - rows.target)[rows.first].mean() < 0.05
+    assert np.abs(median - rows.target)[~rows.first].mean() < 0.05
+    common = Trees(trees.any_step, None).log_remaining(rows.features, steps)[0]
+    assert np.abs(common - rows.target)[rows.first].mean() > 1, (
+        "nothing in the columns says which rows are first"
+    )
+
+
+@pytest.mark.parametrize("steps", [[0, 0, 0, 0], [1, 2, 3, 4], [0, 2, 0, 1]])
+def test_a_batch_is_answered_as_each_row_alone(steps: list[int]) -> None:
+    rows = _rows(100, 300)
+    trees = grow_trees(rows, SETTINGS, 40)
+    assert trees is not None
+    features, done = rows.features[98:102], np.array(steps)
+    alone = [trees.log_remaining(features[i : i + 1], done[i : i + 1])[:, 0] for i in range(4)]
+    assert np.array_equal(trees.log_remaining(features, done), np.array(alone).T)
+
+
+def test_few_rows_grow_none() -> None:
+    assert grow_trees(_rows(0, MIN_ROWS - 1), SETTINGS, 40) is None
+    without_start = grow_trees(_rows(MIN_ROWS - 1, MIN_ROWS), SETTINGS, 40)
+    assert without_start is not None and without_start.start is None
