@@ -123,31 +123,33 @@ def test_what_tools_add_is_known_for_each_where_it_is_certain() -> None:
 
 
 def wide_and_narrow(stage: Stage, observed: dict[str, float]) -> list[str]:
-    """Four of 500 tokens; what their tools add differs. Told at once; who is admitted first."""
+    """Of about 50,000 tokens each; what their tools add differs. Told at once; who is admitted first."""
     for name in observed:
         stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, 10))
     told = []
     for number, (name, more) in enumerate(observed.items()):
         stage.at -= 1.0
-        tokens = 500.0 - number
+        tokens = 50_000.0 - number
         told.append(stage.feed(ev.PredictionMade, name, 0, tokens, tokens, 0.0, 0.0, "", 1.0, 0.0, more))
-    return [name for commands in told for name in admitted(commands)]
+    names = [name for commands in told for name in admitted(commands)]
+    homes(stage, names)
+    return names
 
 
 def test_nobody_passes_a_critical_one_that_waits_for_memory() -> None:
-    rows = {"a": 500.0, "b": 500.0, "wide": 2000.0, "narrow": 0.0}
-    # 85 in a hundred of 4,400 hold a and b at their ends (2,018), and the wide one (2,508) beside one of them.
-    patient = stage_of("A", "admission=kv-fit,critical=0.1", kv_tokens=4400)
+    rows = {"a": 5e4, "b": 5e4, "wide": 2e5, "narrow": 0.0}
+    # 85 in a hundred of 440,000 hold a and b at their ends (200,018), and the wide one (250,008) beside one of them.
+    patient = stage_of("A", "admission=kv-fit,critical=0.1", kv_tokens=440_000)
     assert wide_and_narrow(patient, rows) == ["a", "b"]
     assert admitted(patient.feed(ev.TrajectoryEnded, "a", "completed")) == ["wide"]
-    greedy = stage_of("A", "admission=kv-fit,critical=100", kv_tokens=4400)
+    greedy = stage_of("A", "admission=kv-fit,critical=100", kv_tokens=440_000)
     assert wide_and_narrow(greedy, rows) == ["a", "b", "narrow"]
     assert admitted(greedy.feed(ev.TrajectoryEnded, "a", "completed")) == [], "the narrow one holds it up"
 
 
 def test_nobody_waits_for_one_that_no_engine_can_hold() -> None:
-    rows = {"a": 500.0, "b": 500.0, "wide": 9000.0, "narrow": 0.0}
-    stage = stage_of("A", "admission=kv-fit,critical=0.1", kv_tokens=3600)
+    rows = {"a": 5e4, "b": 5e4, "wide": 9e5, "narrow": 0.0}
+    stage = stage_of("A", "admission=kv-fit,critical=0.1", kv_tokens=360_000)
     assert wide_and_narrow(stage, rows) == ["a", "b", "narrow"]
 
 
