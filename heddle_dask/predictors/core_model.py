@@ -132,7 +132,7 @@ def fit_core(
     core = CoreModel(both, labels, (None, None))
     seen = core.see(picked.rows, facts)
     rows = TreeRows(seen.features, target, picked.censored, seen.steps == 0)
-    trees = grow_trees(rows, settings, settings.rounds)
+    trees = grow_trees(rows, settings, settings.rounds, settings.start_rounds)
     trees_s = None
     if both[1]:
         teach = np.array([has_seconds(owner) for owner in picked.owners])

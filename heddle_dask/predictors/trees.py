@@ -23,11 +23,12 @@ class TreeSettings:
     """Size of the trees and of the data; `rounds` trees per quantile of tokens, `rounds_s` of seconds.
 
     80 and 30 rounds at 0.1 predict no better and take 8 % longer for 64 rows, a third longer to fit (docs/LOG.md).
-    As many are grown for the start alone, of depth `start_depth`: little is known there, and by far fewer rows.
+    `start_rounds` more of tokens are for the start alone, less deep: little is known there, of by far fewer rows.
     """
 
     rounds: int = 60
     rounds_s: int = 24
+    start_rounds: int = 60
     start_depth: int = 4
     depth: int = 5
     learning_rate: float = 0.13
@@ -79,18 +80,18 @@ def _ask(trees: xgb.Booster, features: npt.NDArray[np.float32]) -> Floats:
     return np.asarray(trees.inplace_predict(features), dtype=np.float64).T
 
 
-def grow_trees(rows: TreeRows, settings: TreeSettings, rounds: int) -> Trees | None:
-    """`rounds` trees per quantile for all rows, and as many for the first decision points; None for too few rows."""
+def grow_trees(rows: TreeRows, settings: TreeSettings, rounds: int, start_rounds: int = 0) -> Trees | None:
+    """`rounds` trees per quantile for all rows, and `start_rounds` for the first decision points; None for few rows."""
     if len(rows.target) < MIN_ROWS:
         return None
-    eta = settings.learning_rate * settings.rounds / rounds
-    shape = {"max_depth": settings.depth, "colsample_bytree": 0.6, "eta": eta}
+    step = settings.learning_rate * settings.rounds
+    shape = {"max_depth": settings.depth, "colsample_bytree": 0.6, "eta": step / rounds}
     any_step = _grow(rows, settings, rounds, shape)
-    if rows.first.sum() < MIN_ROWS:
+    if not start_rounds or rows.first.sum() < MIN_ROWS:
         return Trees(any_step, None)
     # Most columns say nothing before the first step: each tree sees all of them.
-    shape = {"max_depth": settings.start_depth, "colsample_bytree": 1.0, "eta": eta}
-    return Trees(any_step, _grow(rows.take(rows.first), settings, rounds, shape))
+    shape = {"max_depth": settings.start_depth, "colsample_bytree": 1.0, "eta": step / start_rounds}
+    return Trees(any_step, _grow(rows.take(rows.first), settings, start_rounds, shape))
 
 
 def _grow(rows: TreeRows, settings: TreeSettings, rounds: int, shape: Mapping[str, float]) -> xgb.Booster:

@@ -336,7 +336,7 @@ class KvFit:
         share = self._held_share(site.engine)
         if site.free < 1:
             most_queued = queued + site.free - 1
-            refusal = Refusal(held, most_queued - int(_LEFT_SHARE * max(0.0, most_queued)), share, None)
+            refusal = Refusal(held, most_queued - int(_LEFT_SHARE * most_queued), share, None)
         else:
             refusal = Refusal(held, -1.0, share, site, self._time_for_one(site))
         self._gate.close(site.engine, refusal)
