@@ -4,7 +4,7 @@ A trajectory that comes back from its tool to find its context thrown out pays f
 contexts of all that are alive do not fit, that happens at nearly every step, and neither order nor placement repairs it
 (CONCUR, 2601.22705; ThunderAgent, 2602.13692). So a trajectory starts when an engine has room for its context as it
 will grow (`cost.memory_profile`), and keeps that room until it ends. Those that wait are bound to no engine: the next
-one with room takes the longest that fits, which is Graham's list schedule with backfilling.
+one with room takes the longest that fits, which is Graham's list schedule with backfilling (`next_in_line`).
 """
 
 from __future__ import annotations
@@ -312,7 +312,8 @@ class KvFit:
     def _open_for(self, view: ClusterView, newcomer: Trajectory) -> None:
         """Open the one of those that were full that holds least and has room for this one, as it was then.
 
-        Nobody else who waits fits there: all were refused. What may be promised is as it is now.
+        Nobody else who waits may start there: all were refused, or wait for one that is critical (`next_in_line`). What
+        may be promised is as it is now.
         """
         stay = self._stay(newcomer, 1)
         rest_tokens = self._all_left(view) / max(1, view.alive)
