@@ -174,6 +174,9 @@ def test_a_late_engine_gives_to_one_with_time_where_a_longer_one_is() -> None:
     assert isinstance(admission, KvFit)
     names = [name for told in submit(stage, [("a", 5000.0), ("b", 4990.0), ("c", 4980.0)]) for name in told]
     placed = homes(stage, names)
+    stage.feed(ev.TrajectorySubmitted, trajectory_spec("waits", 10))
+    waits = stage.trajectory("waits")
+    waits.predicted_tokens = waits.predicted_tokens_q90 = 10.0
     view = ClusterView(stage.state)
     alone = next(name for name in placed if list(placed.values()).count(placed[name]) == 1)
     goes, grown = (stage.trajectory(name) for name in placed if name != alone)
@@ -183,6 +186,32 @@ def test_a_late_engine_gives_to_one_with_time_where_a_longer_one_is() -> None:
     admission._finish.postpone(view.at + 200.0)
     for tokens, may in ((100.0, False), (6000.0, True)):
         there.predicted_tokens = there.predicted_tokens_q90 = tokens
+        admission.rank(waits)
         for engine in view.ready_engines:  # both are looked at
             admission._room(view, engine, admission._there(view, engine))
         assert admission.may_move(view, goes, there.home) is may
+
+
+def test_once_nobody_waits_nobody_stays_with_a_late_engine_beside_idle_ones() -> None:
+    stage = stage_of("AB")
+    admission = stage.controller.strategies.admission
+    assert isinstance(admission, KvFit)
+    names = [name for told in submit(stage, [("a", 5000.0), ("b", 4990.0), ("c", 4980.0)]) for name in told]
+    placed = homes(stage, names)
+    view = ClusterView(stage.state)
+    alone = next(name for name in placed if list(placed.values()).count(placed[name]) == 1)
+    late = [stage.trajectory(name) for name in placed if name != alone]
+    idle = stage.trajectory(alone).home
+    assert idle is not None
+    stage.at += 1000.0  # long after everything was to be done
+    stage.feed(ev.TrajectoryEnded, alone, "completed")
+    for one in late:
+        one.predicted_tokens = one.predicted_tokens_q90 = 50_000.0  # they come otherwise
+    for engine in view.ready_engines:
+        admission._room(view, engine, admission._there(view, engine))
+    assert all(admission.may_leave(view, one) and admission.may_move(view, one, idle) for one in late)
+    home = late[0].home
+    assert home is not None
+    stage.engine(idle).residents[late[0].trajectory_id] = None
+    del stage.engine(home).residents[late[0].trajectory_id]
+    assert not admission.may_move(view, late[1], idle), "that one would be no sooner done than this one"

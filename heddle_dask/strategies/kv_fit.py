@@ -230,14 +230,21 @@ class KvFit:
         """Whether one that `may_leave` may go there: its engine is late, looked at now, and that one will not be.
 
         Nor will it be the longest there: one that is alone of its length prices the fixed part of all the iterations
-        that it takes, and crawls beside the many short ones until they are done.
+        that it takes, and crawls beside the many short ones until they are done. Once nobody waits, that is no longer
+        so where the contexts are lighter than at home, and to be done sooner than home is enough.
         """
         if not self.keeps_time or trajectory.home is None:
             return True
-        if self._room(view, view.engine(trajectory.home)).end_s <= self._finish.late_s(view.at):
+        home, there = view.engine(trajectory.home), view.engine(target)
+        end_s = self._room(view, home).end_s
+        if end_s <= self._finish.late_s(view.at):
             return False
-        ask, there = ask_of(self._stay(trajectory, 1)), self._room(view, view.engine(target))
-        return there.has_longer(ask) and there.fits(ask)
+        ask, room = ask_of(self._stay(trajectory, 1)), self._room(view, there)
+        if room.has_longer(ask) and room.fits(ask):
+            return True
+        if len(self._line) or self._iteration_s(there) > self._iteration_s(home):
+            return False
+        return room.end_with_s(ask, end_s) < end_s
 
     def _others_come(self, view: ClusterView) -> bool:
         """Whether nobody should start yet: the first batch is better judged as a whole than in the order of answers."""
@@ -358,8 +365,15 @@ class KvFit:
         capacity = self._fill * engine.spec.kv_capacity_tokens
         if capacity <= 0:
             return slots
-        held = engine.resident_tokens + sum(t.context_tokens for t in coming)
-        return max(slots, held / capacity)
+        return max(slots, self._held_tokens(engine) / capacity)
+
+    def _held_tokens(self, engine: Engine) -> int:
+        return engine.resident_tokens + sum(t.context_tokens for t in self._coming.to(engine.engine_id))
+
+    def _iteration_s(self, engine: Engine) -> float:
+        """Of an iteration with everybody who lives there or is coming."""
+        batch = min(self._load(engine)[0], engine.spec.slots)
+        return self._costs.of(engine).iteration_s(batch, self._held_tokens(engine))
 
     def _there(self, view: ClusterView, engine: Engine) -> list[tuple[Trajectory, Stay]]:
         """Who lives there or is coming, and for how long."""
