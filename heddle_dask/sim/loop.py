@@ -1,15 +1,20 @@
-"""Virtual time: what is to happen, by when; ties in the order in which they were asked for."""
+"""Virtual time: what is to happen, by when; ties in the order in which they were asked for.
+
+Two of three calls are asked for at once. They need no place in the heap: whatever it holds for the same moment was
+asked for before that moment came, and goes first.
+"""
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 
 class VirtualTime:
-    """A heap of calls to come and the time that it is.
+    """Calls to come and the time that it is.
 
     Attributes
     ----------
@@ -23,12 +28,16 @@ class VirtualTime:
         self.now_s = 0.0
         self.calls = 0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._due: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._number = 0
 
     def at(self, time_s: float, call: Callable[..., None], *arguments: Any) -> None:
         """Make the call at that time, or now if that has passed."""
+        if time_s <= self.now_s:
+            self._due.append((call, arguments))
+            return
         self._number += 1
-        heapq.heappush(self._heap, (max(time_s, self.now_s), self._number, call, arguments))
+        heapq.heappush(self._heap, (time_s, self._number, call, arguments))
 
     def after(self, delay_s: float, call: Callable[..., None], *arguments: Any) -> None:
         """Make the call so many seconds from now."""
@@ -36,7 +45,14 @@ class VirtualTime:
 
     def run(self, until_s: float = math.inf) -> None:
         """Make every call that is due until then, those that they ask for included."""
-        while self._heap and self._heap[0][0] <= until_s:
-            self.now_s, _, call, arguments = heapq.heappop(self._heap)
+        heap, due = self._heap, self._due
+        while heap or due:
+            at_s = self.now_s if due else heap[0][0]
+            if at_s > until_s:
+                return
             self.calls += 1
+            if heap and heap[0][0] <= at_s:
+                self.now_s, _, call, arguments = heapq.heappop(heap)
+            else:
+                call, arguments = due.popleft()
             call(*arguments)

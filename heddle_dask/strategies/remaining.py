@@ -36,9 +36,9 @@ def left_now(
     was predicted are gone. A prediction without spread, and a `count` of 1, give one: the mean. `unseen_tokens` are
     those that its running step has sampled, which it has not reported yet.
     """
-    mean, lengths = _law_tokens(
-        trajectory.predicted_tokens or 0.0, trajectory.predicted_tokens_q90 or 0.0, count
-    )
+    median, q90 = trajectory.predicted_tokens or 0.0, trajectory.predicted_tokens_q90 or 0.0
+    # What is certain is no law, and would drive the laws from the memory.
+    mean, lengths = (q90, (q90,)) if q90 <= median else _law_tokens(median, q90, count)
     done = trajectory.generated_tokens - trajectory.predicted_at_tokens + unseen_tokens
     if done <= 0:
         return mean, lengths
