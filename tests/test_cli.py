@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.cli.summary import Tally
 from heddle_dask.cli.whole_numbers import whole_numbers
 from heddle_dask.core.errors import BadInput
+from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.live.run_writer import journal_path
 from heddle_dask.records.journal import Journal
 from heddle_dask.records.store import RunStore
@@ -128,6 +130,31 @@ def test_unknown_option_is_refused_with_a_close_match_and_what_is_allowed():
 )
 def test_rollout_refuses_in_one_line(arguments, said):
     assert said in refused("rollout", "--engine", "emulated", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("absent.json.gz", None, "absent.json.gz"),
+        ("other.json.gz", b"no predictor", "other.json.gz"),
+        ("old.json.gz", gzip.compress(b'{"format": "heddle predictor", "version": 1}'), "version"),
+        ("trace.jsonl", b"{}", "line 1"),
+    ],
+)
+def test_rollout_refuses_a_predictor_that_it_cannot_read_before_it_starts_anything(name, content, said):
+    if content is not None:
+        Path(name).write_bytes(content)
+    arguments = ("--engine", "emulated", "--strategy", "heddle", "--set", f"predictor=xgboost,warm={name}")
+    assert said in refused("rollout", *arguments)
+
+
+def test_rollout_refuses_a_table_of_another_model_than_its_real_engines(model_dir):
+    table = MeasuredTable.load("tiny-agent-cpu").to_mapping()
+    table["shape"]["layers"] += 1
+    Path("other.json").write_text(json.dumps(table))
+    assert "another model" in refused("rollout", "--model", model_dir, "--cost", "other.json")
+    Path("broken.json").write_text("{}")
+    assert "broken.json" in refused("rollout", "--engine", "emulated", "--cost", "broken.json")
 
 
 def test_rollout_refuses_a_model_directory_that_is_no_model():

@@ -206,6 +206,8 @@ def test_misuse_is_refused_before_it_can_do_harm(pair):
         assert await failure(target, [*tokens, 50], handle) == "mismatch"
         other_blocks = replace(handle, block_tokens=handle.block_tokens // 2)
         assert await failure(target, tokens, other_blocks) == "mismatch"
+        other_degree = replace(handle, tp_degree=handle.tp_degree + 1)
+        assert await failure(target, tokens, other_degree) == "mismatch"
         late = replace(handle, expires_s=time.time() - 1)
         assert await failure(target, tokens, late) == "expired"
         await target.import_kv(name(), tokens, handle)

@@ -368,12 +368,14 @@ def test_two_moves_that_share_an_engine_are_refused() -> None:
 # -- the strategies themselves ---------------------------------------------------------------------------
 
 
-def crowded_home(strategies: str, *, kv_transfer: bool = True) -> tuple[Stage, list[Command]]:
+def crowded_home(
+    strategies: str, *, kv_transfer: bool = True, degrees: tuple[int, int] = (1, 1)
+) -> tuple[Stage, list[Command]]:
     """Eight long trajectories on E1, none on E2; one more on E1 has a new prediction."""
     stage = Stage("heddle", overrides=[f"migration={strategies}", "admission=unlimited"])
-    for name in ("E1", "E2"):
+    for name, degree in zip(("E1", "E2"), degrees, strict=True):
         made = engine_of(name, slots=2, max_context_tokens=40_000, kv_tokens=400_000, kv_transfer=kv_transfer)
-        stage.feed(ev.EngineJoined, made)
+        stage.feed(ev.EngineJoined, replace(made, tp_degree=degree))
     for number in range(8):
         name = f"t{number}"
         stage.submit(name)
@@ -391,6 +393,15 @@ def test_priced_leaves_a_crowded_engine(kv_transfer: bool, kinds: set[str]) -> N
     assert isinstance(move, MoveContext)
     assert (move.source_engine_id, move.target_engine_id) == (E1, E2)
     assert move.kind in kinds
+
+
+def test_priced_transfers_no_kv_between_unlike_degrees() -> None:
+    free = "priced,setup_s=0.0,token_s=0.0"
+    alike, unlike = (crowded_home(free, degrees=degrees)[1] for degrees in ((1, 1), (1, 2)))
+    assert [[move.kind for move in moves if isinstance(move, MoveContext)] for moves in (alike, unlike)] == [
+        ["transfer"],
+        ["recompute"],
+    ]
 
 
 def test_priced_stays_when_the_gain_is_below_its_margin_or_all_moves_are_spent() -> None:

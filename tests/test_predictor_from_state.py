@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from core_builders import Stage
+from core_builders import Stage, engine_of, identity
 
+from heddle_dask.core import events as ev
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.predictors.features import RECENT
@@ -21,6 +23,22 @@ def test_a_trajectory_that_waits_for_admission_has_not_begun() -> None:
     assert progress_of(waiting, 100.0).elapsed_s == 0.0
     ended = finished_of(waiting, "aborted", 100.0)
     assert (ended.duration_s, ended.started_at_s, ended.censored) == (0.0, 100.0, True)
+
+
+def test_a_trajectory_without_an_answer_has_the_newest_policy_that_an_engine_has() -> None:
+    stage = Stage()
+    stage.feed(ev.EngineJoined, replace(engine_of("E1"), policy_version=3))
+    stage.submit("a")
+    assert progress_of(stage.trajectory("a"), 1.0).policy_version == 3
+    step = stage.generating("a")
+    stage.feed(ev.StepFinished, *identity(step), 10, 0, "stop", 5)
+    stage.submit("b")
+    assert [progress_of(stage.trajectory(n), 9.0).policy_version for n in "ab"] == [5, 5]
+    step = stage.generating("a", 1)
+    stage.feed(ev.StepFinished, *identity(step), 0, 0, "abort", -1)
+    stage.submit("c")
+    versions = [progress_of(stage.trajectory(n), 9.0).policy_version for n in "ac"]
+    assert versions == [5, 5], "an answer without tokens says nothing"
 
 
 def test_progress_holds_the_last_steps_and_what_they_came_to() -> None:

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from heddle_dask.cli.shared_options import read_toml
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import profile_names
-from heddle_dask.cost.measured import table_names
+from heddle_dask.cost.measured import MeasuredTable, table_names
+from heddle_dask.cost.published import model_of
+
+
+def check_cost(cost: Mapping[str, Any] | None, model: str, engine: str) -> None:
+    """Refuse, before anything starts, a measured table that cannot be read, or is of another model than real engines.
+
+    What an emulated engine is told to cost is what it is.
+
+    Raises
+    ------
+    BadInput
+        It is such a table.
+    """
+    if cost is None or "table" not in cost:
+        return
+    table = MeasuredTable.load(str(cost["table"]))
+    if engine == "vllm":
+        table.check(model_of(model), table.degree)
 
 
 def parsed_degrees(text: str | None) -> Literal["auto"] | tuple[int, ...] | None:

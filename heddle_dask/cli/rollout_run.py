@@ -25,7 +25,7 @@ from heddle_dask.cli.cluster_choice import (
     remote_client,
     workers_joined,
 )
-from heddle_dask.cli.degree_options import parsed_cost, parsed_degrees
+from heddle_dask.cli.degree_options import check_cost, parsed_cost, parsed_degrees
 from heddle_dask.cli.interrupts import Interrupts
 from heddle_dask.cli.model_choice import chosen_model, context_limit
 from heddle_dask.cli.one_line import EXIT_TERMINATED
@@ -42,6 +42,7 @@ from heddle_dask.live.capacity import Patience
 from heddle_dask.live.rollout import Rollout
 from heddle_dask.live.run_writer import WriteMode
 from heddle_dask.live.services import Budget, Sampling
+from heddle_dask.live.warm_start import check_warm
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.strategies.presets import build_strategies
 
@@ -125,12 +126,16 @@ class _Run:
         self.shape = LocalShape(order.engines, order.slots, order.tool_workers, order.tool_cpus)
         if order.cluster is not None:
             self.shape = self.shape.overlaid(order.cluster, order.given)
-        build_strategies(order.strategy, seed=order.seed, overrides=order.overrides)
+        predictor = build_strategies(order.strategy, seed=order.seed, overrides=order.overrides).predictor
         self.degrees = parsed_degrees(order.degrees)
         self.cost = parsed_cost(order.cost)
         check_out(self.out, order.mode)
         self.environment = _environment(order)
         self.model = chosen_model(order.model, order.engine)
+        check_cost(self.cost, self.model, order.engine)
+        # Elsewhere the scheduler reads it, which may see other files.
+        if order.scheduler is None and predictor is not None and predictor.options.get("warm"):
+            check_warm(str(predictor.options["warm"]))
         if order.engine == "vllm" and order.scheduler is None:
             installed_vllm_build()
         self.dashboard = _dashboard(order.dashboard)

@@ -119,6 +119,7 @@ class Controller:
             raise KeyError(f"trajectory {spec.trajectory_id} was submitted before")
         trajectory = Trajectory(spec=spec, number=self.state.next_number())
         trajectory.context_tokens = spec.prompt_tokens
+        trajectory.policy_version = self.state.policy_version
         self.state.trajectories[spec.trajectory_id] = trajectory
         self.state.unadmitted[spec.trajectory_id] = None
         self.placements.submitted(trajectory)
@@ -211,7 +212,9 @@ class Controller:
     def _count_answer(self, trajectory: Trajectory, event: ev.StepFinished) -> list[Command]:
         self.state.set_context(trajectory, trajectory.context_tokens + event.new_tokens)
         self.state.sampled_tokens += event.new_tokens
-        trajectory.policy_version = event.policy_version
+        self.state.take_version(event.policy_version)
+        if event.policy_version >= 0:
+            trajectory.policy_version = event.policy_version
         whole = event.finish_reason != "abort"
         trajectory.take_tokens(event.new_tokens, whole)
         return self._predict(trajectory) if whole else []
@@ -276,4 +279,5 @@ class Controller:
     # -- engines -----------------------------------------------------------------------------------
 
     def _engine_joined(self, event: ev.EngineJoined) -> list[Command]:
+        self.state.take_version(event.engine.policy_version)
         return [*self.engines.joined(event), *self.admissions.admit(event.at)]

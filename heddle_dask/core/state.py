@@ -47,6 +47,8 @@ class State:
         Tokens that all trajectories have generated, and that tools and templates have added between their steps.
     observed_per_token
         Tokens that tools add for each one generated, as the predictor knows from earlier trajectories; None: unknown.
+    policy_version
+        The newest that an engine has joined or answered with: of those that have not answered yet, too.
     late_arrivals
         How many events were ignored because they came too late.
     least_max_context
@@ -71,6 +73,7 @@ class State:
         self.sampled_tokens = 0
         self.observed_tokens = 0
         self.observed_per_token: float | None = None
+        self.policy_version = 0
         self.late_arrivals = 0
         self._ready = EngineList()
         self.least_max_context = 0
@@ -90,6 +93,10 @@ class State:
         self.unfinished_by_group[group_id] -= 1
         if self.unfinished_by_group[group_id] == 0:
             del self.unfinished_by_group[group_id]
+
+    def take_version(self, policy_version: int) -> None:
+        """An engine has said which policy it runs; one that does not know says less than 0."""
+        self.policy_version = max(self.policy_version, policy_version)
 
     def late(self) -> list[Command]:
         """Count an event that came too late; nothing is to be done about it."""

@@ -186,6 +186,8 @@ class KvHandle:
         Of the context's token ids: KV imported for other tokens would be taken for theirs.
     block_tokens
         Size of the source's KV blocks; engines with others would misread them.
+    tp_degree
+        Of the source: each GPU of an engine holds its share of the heads.
     expires_s
         Unix time after which the handle must not be used: the source pins the blocks a little longer.
     params
@@ -196,6 +198,7 @@ class KvHandle:
     tokens: int
     digest: str
     block_tokens: int
+    tp_degree: int
     expires_s: float
     params: Mapping[str, Any]
 

@@ -38,10 +38,11 @@ _VLLM_LEASE_S = 30
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What is asked of an engine once: how long a handle may be used, and its KV blocks."""
+    """What is asked of an engine once: how long a handle may be used, its KV blocks, and its TP degree."""
 
     usable_s: float
     block_tokens: int
+    tp_degree: int
 
 
 class Engine(Protocol):
@@ -97,6 +98,7 @@ class KvTransfers:
             tokens=len(token_ids),
             digest=context_digest(token_ids),
             block_tokens=facts.block_tokens,
+            tp_degree=facts.tp_degree,
             expires_s=asked_s + facts.usable_s,
             params=dict(params),
         )
@@ -146,7 +148,11 @@ class KvTransfers:
                 raise self._unsupported()
             extra = transfer.get("kv_connector_extra_config") or {}
             lease_s = float(extra.get("kv_lease_duration", _VLLM_LEASE_S))
-            self._facts = _Facts(lease_s * _USABLE_SHARE, int(config["cache_config"]["block_size"]))
+            self._facts = _Facts(
+                lease_s * _USABLE_SHARE,
+                int(config["cache_config"]["block_size"]),
+                int(config["parallel_config"]["tensor_parallel_size"]),
+            )
         return self._facts
 
     def _check(self, token_ids: Sequence[int], handle: KvHandle, facts: _Facts) -> None:
@@ -159,6 +165,9 @@ class KvTransfers:
         if handle.block_tokens != facts.block_tokens:
             sizes = f"{handle.block_tokens} tokens, those of {self._engine.base_url} {facts.block_tokens}"
             raise KvTransferFailed(f"KV blocks of {handle.source_engine_id} hold {sizes}", "mismatch")
+        if handle.tp_degree != facts.tp_degree:
+            degrees = f"degree {handle.tp_degree}, {self._engine.base_url} at {facts.tp_degree}"
+            raise KvTransferFailed(f"{handle.source_engine_id} runs at TP {degrees}", "mismatch")
         now_s = time.time()
         name = (handle.source_engine_id, str(handle.params.get("remote_request_id")))
         self._used = {used: until_s for used, until_s in self._used.items() if until_s > now_s}

@@ -13,18 +13,29 @@ from heddle_dask.predictors.features import Progress
 _LEARNT = ("xgboost", "group history", "prompt only")
 
 
-async def forecast(predictor: Predictor | None, specs: Sequence[Sequence[Any]]) -> list[list[float]]:
+async def forecast(
+    predictor: Predictor | None, specs: Sequence[Sequence[Any]], policy_version: int = 0
+) -> list[list[float]]:
     """Median and 0.9 quantile of the tokens of each trajectory; empty without a predictor that has learnt.
 
     Parameters
     ----------
     specs
         Fields of `TrajectorySpec`.
+    policy_version
+        The newest that is known of the engines.
     """
     if predictor is None or not specs:
         return []
     rows = [
-        Progress(name, group, domain=domain, prompt_tokens=prompt_tokens, context_tokens=prompt_tokens)
+        Progress(
+            name,
+            group,
+            domain=domain,
+            policy_version=policy_version,
+            prompt_tokens=prompt_tokens,
+            context_tokens=prompt_tokens,
+        )
         for name, group, _, domain, prompt_tokens in specs
     ]
     answers = await asyncio.to_thread(predictor.predict, rows)

@@ -199,8 +199,8 @@ class HeddleScheduler(SchedulerPlugin):
 
     async def forecast(self, session: str, trajectories: Sequence[Sequence[Any]]) -> Mapping[str, Any]:
         """What the session's predictor says of trajectories that were not submitted yet; see `live.forecast`."""
-        self._session(session)
-        return {"guesses": await forecast(self._predictor, trajectories)}
+        version = self._session(session).controller.state.policy_version
+        return {"guesses": await forecast(self._predictor, trajectories, version)}
 
     async def updates(self, session: str, wait_s: float) -> Mapping[str, Any]:
         """Long poll of the driver: notices, journal lines, counts, and the latched failure if any."""

@@ -48,6 +48,23 @@ def warm_predictor(source: str, options: Mapping[str, Any]) -> LearnedPredictor:
     return predictor
 
 
+def check_warm(source: str) -> None:
+    """Refuse at once, without learning, what `warm_predictor` could not read.
+
+    Raises
+    ------
+    BadInput
+        There is no such file or store, or it is none that can be read.
+    """
+    path = Path(source)
+    if path.is_dir():
+        RunReader(path)
+    elif path.name.endswith((".jsonl", ".jsonl.gz")):
+        next(read_traces(path), None)
+    else:
+        load_predictor(source)
+
+
 def _of_trace(path: Path, token_scale: float, tool_scale: float) -> Iterator[PastTrajectory]:
     for trace in filter(is_replayable, read_traces(path)):
         plan = planned_trace(

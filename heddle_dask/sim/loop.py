@@ -1,7 +1,7 @@
 """Virtual time: what is to happen, by when; ties in the order in which they were asked for.
 
-Two of three calls are asked for at once. They need no place in the heap: whatever it holds for the same moment was
-asked for before that moment came, and goes first.
+Two of three calls are for the moment at which they are asked for. They need no place in the heap: whatever it holds for
+that moment was asked for before it came, and goes first.
 """
 
 from __future__ import annotations

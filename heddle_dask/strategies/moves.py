@@ -60,6 +60,18 @@ class _Remaining:
         self.changed = 0
 
 
+def _reach_of(engines: Sequence[Engine]) -> dict[int, frozenset[EngineId]]:
+    """By TP degree: all engines of it, where each can transfer KV. Of other degrees they would misread it."""
+    degrees: dict[int, list[Engine]] = {}
+    for engine in engines:
+        degrees.setdefault(engine.spec.tp_degree, []).append(engine)
+    return {
+        degree: frozenset(e.engine_id for e in alike)
+        for degree, alike in degrees.items()
+        if all(e.spec.kv_transfer for e in alike)
+    }
+
+
 @dataclass(slots=True)
 class Priced:
     """Move when another engine ends the trajectory clearly earlier, all prices counted (`migration.priced`).
@@ -71,7 +83,7 @@ class Priced:
     relative, absolute_s, max_moves
         What *clearly earlier* means, and the most moves of one trajectory.
     setup_s, token_s
-        Price of a KV transfer between engines that can: seconds per move and per token.
+        Price of a KV transfer between engines that can, of one TP degree: seconds per move and per token.
     quantile
         Which prediction is planned with.
 
@@ -99,7 +111,9 @@ class Priced:
     _seen: int = field(init=False, default=0)
     _engines: Sequence[Engine] = field(init=False, default=())
     _board: LoadBoard = field(init=False, default_factory=lambda: LoadBoard(()))
-    _link: Link | None = field(init=False, default=None)
+    _link: Link = field(init=False)
+    # By TP degree: the engines among which KV can be transferred.
+    _reach: Mapping[int, frozenset[EngineId]] = field(init=False, default_factory=dict)
     _margin: Margin = field(init=False, default_factory=Margin)
 
     def __post_init__(self) -> None:
@@ -111,6 +125,7 @@ class Priced:
             )
         self._costs = EngineCosts(self.profile)
         self._margin = Margin(self.relative, self.absolute_s, self.max_moves)
+        self._link = Link(self.setup_s, self.token_s)
 
     def use_costs(self, known: Mapping[int, EngineCost]) -> None:
         """Price with these costs by TP degree in place of the profile."""
@@ -137,8 +152,8 @@ class Priced:
             tool_s=expected_tool_s(trajectory),
             moved=trajectory.moves,
         )
-        link = self._link if view.engine(trajectory.home).spec.kv_transfer else None
-        move = self._board.decide(candidate, link, self._margin)
+        reach = self._reach.get(view.engine(trajectory.home).spec.tp_degree, frozenset())
+        move = self._board.decide(candidate, self._link, self._margin, reach)
         if move is None or (
             self.admission is not None and not self.admission.may_move(view, trajectory, move.target)
         ):
@@ -157,7 +172,7 @@ class Priced:
         seats = [(e.engine_id, self._costs.of(e), e.spec.slots, e.spec.max_context_tokens) for e in engines]
         self._board = LoadBoard(seats)
         self._remaining = [known.get(engine.engine_id) or _Remaining() for engine in engines]
-        self._link = Link(self.setup_s, self.token_s) if all(e.spec.kv_transfer for e in engines) else None
+        self._reach = _reach_of(engines)
 
     def _take_loads(self, view: ClusterView, trajectory: Trajectory, remaining: float) -> None:
         """Bring the board up to date: the home has a new prediction, any engine may hold others than before."""
@@ -210,7 +225,8 @@ class RankRule:
         ready = {engine.engine_id: engine for engine in view.ready_engines}
         if target == trajectory.home or target not in ready or trajectory.home not in ready:
             return None
-        can_transfer = ready[target].spec.kv_transfer and ready[trajectory.home].spec.kv_transfer
+        ends = (ready[target].spec, ready[trajectory.home].spec)
+        can_transfer = all(e.kv_transfer for e in ends) and ends[0].tp_degree == ends[1].tp_degree
         return Move(target, "transfer" if can_transfer else "recompute")
 
     def choose(self, waiting: Sequence[MoveRequest], running: Sequence[MoveRequest]) -> Sequence[MoveRequest]:

@@ -11,7 +11,7 @@ first to join stands for all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from heddle_dask.core.ids import EngineId
 from heddle_dask.cost.engine_cost import EngineCost
@@ -104,8 +104,14 @@ class LoadBoard:
             max_context,
         )
 
-    def decide(self, candidate: MovingCandidate, link: Link | None, margin: Margin) -> PricedMove | None:
-        """`decide_move` over all loads of the board, without pricing them all."""
+    def decide(
+        self,
+        candidate: MovingCandidate,
+        link: Link | None,
+        margin: Margin,
+        reach: Collection[EngineId] | None = None,
+    ) -> PricedMove | None:
+        """`decide_move` over all loads of the board, without pricing them all; `link` leads to `reach` [all]."""
         home = self.number_of.get(candidate.home)
         if home is None or candidate.remaining_tokens <= 0 or candidate.moved >= margin.max_moves:
             return None
@@ -115,7 +121,8 @@ class LoadBoard:
         for bound_s, j in self._worth_pricing(candidate, home, stay):
             if best is not None and bound_s > best.move_s:
                 break
-            move = price_move(candidate, self.load(j), link, margin, stay)
+            there = link if reach is None or self._engines[j][0] in reach else None
+            move = price_move(candidate, self.load(j), there, margin, stay)
             if move is None:
                 continue
             if best is None or (move.move_s, j) < (best.move_s, best_number):
