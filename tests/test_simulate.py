@@ -227,7 +227,7 @@ def test_two_hash_seeds_give_the_same_report() -> None:
     script = (
         "from heddle_dask.cli.simulate import simulate; simulate(['--workload', 'math', '--cluster', 'small.toml', "
         "'--trajectories', '16', '--samples', '4', '--max-context-tokens', '20000', '--model', 'qwen3-8b', "
-        "'--strategy', 'heddle:predictor=oracle,verl-hybrid', '--seeds', '1', '--json', '--html', 'page.html'])"
+        "'--strategy', 'heddle,heddle:predictor=oracle,verl-hybrid', '--seeds', '1', '--json', '--html', 'page.html'])"
     )
     outputs = []
     for hash_seed in ("1", "2"):
