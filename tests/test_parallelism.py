@@ -103,6 +103,22 @@ def test_the_choice_equals_exhaustive_search_or_is_earlier_and_no_uniform_degree
     assert budget.fits(budget.state_of(choice.degrees))
 
 
+@settings(deadline=None, max_examples=40)
+@given(works=st.lists(work, min_size=1, max_size=24), gpus=st.integers(1, 16), seed=st.integers(0, 3))
+def test_as_it_ships_the_choice_is_the_best_uniform_one_or_a_mix_that_is_clearly_earlier(
+    works: list[Work], gpus: int, seed: int
+) -> None:
+    budget, gain = Budget(gpus), SearchSettings().mix_gain
+    choice = choose_degrees(works, budget, ENGINES, seed=seed, settings=SearchSettings(grid=GRID))
+    packing = Packing(works, budget, ENGINES, GRID)
+    least, best_uniform = min(map(packing.seconds, all_states(budget))), min(choice.uniform.values())
+    if choice.seconds == best_uniform:
+        # A mix that is scored so much earlier would have been taken: what is true is never later than the score.
+        assert (1 - gain) * choice.seconds <= least * (1 + 1e-9)
+    else:
+        assert choice.seconds <= (1 - gain) * best_uniform
+
+
 @settings(deadline=None, max_examples=60)
 @given(works=st.lists(work, min_size=1, max_size=24), gpus=st.integers(1, 16), running=restarts)
 def test_the_exact_finish_alone_finds_the_best_of_all_states(

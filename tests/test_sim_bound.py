@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.nouns import StepRequest
 from heddle_dask.cost.engine_cost import EngineCost, engine_cost_for
 from heddle_dask.sim.bound import makespan_bound
 from heddle_dask.sim.bound_work import measure_work
 from heddle_dask.sim.fleet import ControlDelays, SimulatedFleet, equal_engines
 from heddle_dask.sim.rollout import simulate
-from heddle_dask.strategies.presets import PRESETS
+from heddle_dask.sim.world import SimulatedWorld
+from heddle_dask.strategies.presets import PRESETS, build_strategies
 from heddle_dask.workloads.choice import load_workload
 from heddle_dask.workloads.planned import PlannedStep, PlannedTrajectory
 
@@ -158,3 +165,65 @@ def test_more_of_everything_lowers_the_bound() -> None:
 def test_no_trajectory_has_no_bound() -> None:
     with pytest.raises(BadInput, match="at least one"):
         makespan_bound([], fleet())
+
+
+@dataclass
+class Fixed:
+    """Every trajectory where the list says."""
+
+    engine_of: dict[str, str]
+
+    def choose_engine(
+        self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
+    ) -> Engine:
+        target = self.engine_of[trajectory.trajectory_id]
+        return next(engine for engine in candidates if engine.engine_id == target)
+
+
+def every_schedule(work: list[PlannedTrajectory], tiny: SimulatedFleet) -> list[float]:
+    """Makespans of every placement, by every order, with every number alive at once."""
+    names = [str(spec.engine_id) for spec, _ in tiny.engines]
+    found = []
+    for alive in range(1, len(work) + 1):
+        for placed in itertools.product(names, repeat=len(work)):
+            engine_of = {plan.trajectory_id: name for plan, name in zip(work, placed, strict=True)}
+            for order in itertools.permutations(work):
+                chosen = build_strategies("round-robin", overrides=[f"admission=at-most,alive={alive}"])
+                world = SimulatedWorld(replace(chosen, placement=Fixed(engine_of)), tiny, order, seed=0)
+                world.run()
+                found.append(max(program.finished_s for program in world.programs.values()))
+    return found
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    plans=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 90), STEPS), min_size=1, max_size=3),
+    engines=st.integers(1, 2),
+    slots=st.integers(1, 2),
+    capacity=st.sampled_from([430, 900]),
+)
+def test_no_placement_and_no_order_of_a_few_beats_the_bound(
+    plans: list[tuple[int, int, list[tuple[int, int, float | None]]]], engines: int, slots: int, capacity: int
+) -> None:
+    work = [planned(i, group, prompt, *steps) for i, (group, prompt, steps) in enumerate(plans)]
+    tiny = fleet(engines, replace(COST, capacity_tokens=capacity), slots)
+    bound = makespan_bound(work, tiny)
+    assert bound.seconds <= min(every_schedule(work, tiny)) + 1e-5
+
+
+def test_the_bound_is_near_the_best_schedule_of_a_few() -> None:
+    rng = random.Random(0)
+    shares = []
+    for _ in range(16):
+        work = []
+        for number in range(rng.randint(1, 3)):
+            steps = [
+                (rng.randint(1, 40), rng.randint(0, 20), rng.choice([None, 0.0, 0.05, 0.6]))
+                for _ in range(rng.randint(1, 4))
+            ]
+            work.append(planned(number, rng.randint(0, 1), rng.randint(1, 90), *steps))
+        tiny = fleet(
+            rng.randint(1, 2), replace(COST, capacity_tokens=rng.choice([430, 900])), rng.randint(1, 2)
+        )
+        shares.append(makespan_bound(work, tiny).seconds / min(every_schedule(work, tiny)))
+    assert min(shares) > 0.85 and statistics.median(shares) > 0.95, shares
