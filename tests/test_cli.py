@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from core_builders import Stage
 from record_builders import plain_trajectory
 
 from heddle_dask.cli.cluster_choice import LocalShape
@@ -361,6 +362,43 @@ def test_show_counts_what_only_the_journal_has_and_changes_nothing():
     assert shown["dropped_bytes"] == 4 and [key for key in shown if key in JSON_KEYS] == JSON_KEYS
     assert "killed" in result.stderr
     assert before == {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in Path().rglob("*") if p.is_file()}
+
+
+def test_replay_compares_session_by_session():
+    """Two sessions of one run have a controller each; of one whose commands are others the first event is named."""
+    stages = [Stage("round-robin"), Stage("sticky-least-loaded")]
+    for stage in stages:
+        stage.join("E1")
+        stage.submit("a")
+        stage.finish(stage.placed("a"))
+    path = Path("run.zarr")
+    with Journal.create(journal_path(path)) as journal:
+        for stage, strategy in zip(stages, ("round-robin", "sticky-least-loaded"), strict=True):
+            journal.append("session", {"strategy": strategy, "overrides": [], "seed": 0, "cost": None})
+            for line in stage.journal:
+                journal.append("control", {"lines": [line]})
+    result = invoke("replay", path, "--json")
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert (result.exit_code, told["same"]) == (0, True)
+    assert [row["strategy"] for row in told["sessions"]] == ["round-robin", "sticky-least-loaded"]
+    assert all(row["events"] >= 4 for row in told["sessions"])
+
+    event, _ = stages[1].journal[-1]
+    with Journal.open_append(journal_path(path)) as journal:
+        journal.append("session", {"strategy": "round-robin", "overrides": [], "seed": 0, "cost": None})
+        for line in [*stages[1].journal[:-1], (event, [["GiveUpAction", "x", "never"]])]:
+            journal.append("control", {"lines": [line]})
+    result = invoke("replay", path)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1].endswith(
+        f"other commands at event {len(stages[1].journal)}, {event[0]}"
+    )
+
+
+def test_replay_without_a_journal_is_refused():
+    assert "run.zarr" not in refused("replay", "nowhere.zarr") and "nowhere.journal" in refused(
+        "replay", "nowhere.zarr"
+    )
 
 
 def test_show_of_one_trajectory_is_a_transcript(model_dir):

@@ -19,6 +19,7 @@ import pytest
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.local_cluster import LocalRolloutCluster
+from heddle_dask.live.recorded_sessions import recorded_sessions
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.trajectory import TrajectoryRecord
 
@@ -156,6 +157,13 @@ def by_id(path: Path) -> dict[str, TrajectoryRecord]:
     return {record.trajectory_id: record for record in StoredRun(path)}
 
 
+def sessions_that_replay(path: Path) -> list[bool]:
+    """For each session of the run, whether a fresh controller commands the same."""
+    sessions = recorded_sessions(path)
+    assert all(session.lines for session in sessions)
+    return [session.first_mismatch() is None for session in sessions]
+
+
 def assert_equal(one: TrajectoryRecord, other: TrajectoryRecord) -> None:
     assert one.branches == other.branches and one.status == other.status and one.reward == other.reward
 
@@ -182,6 +190,7 @@ def test_rollout_stores_and_reports_and_a_broken_agent_is_data(heddle):
     more = heddle.run("--tasks", 2, "--samples", 1, "--append")
     assert more["trajectories"] == 2
     assert RunReader(heddle.path()).summary().trajectories == 10
+    assert sessions_that_replay(heddle.path()) == [True, True]
 
     fresh = heddle.run("--tasks", 1, "--samples", 1, "--overwrite")
     assert fresh["trajectories"] == 1
@@ -248,6 +257,7 @@ def test_killed_rollout_leaves_no_process_and_resumes(heddle):
     for name, record in before.items():
         assert_equal(record, after[name])
     assert all(len(after[f"t{i}/0"].steps) == 12 for i in range(2, 6))
+    assert sessions_that_replay(heddle.path()) == [True, True], "that of the killed driver, too"
 
 
 def test_engine_that_does_not_start_is_one_line_with_the_end_of_its_log(heddle):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 import pytest
-from core_world import REGROUPING, RESTLESS, WORLDS, World, new_world, play, strategies_of
+from core_world import MERGING_WEIGHTS, REGROUPING, RESTLESS, WORLDS, World, new_world, play, strategies_of
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -181,8 +181,8 @@ def test_restless_worlds_see_every_turn_that_a_move_or_a_preemption_can_take() -
 def test_regrouping_worlds_see_every_turn_that_a_regroup_can_take() -> None:
     seen: Counter[str] = Counter()
     called_off = 0
-    for seed in range(40):
-        world = play(REGROUPING, seed=seed, moves=400)
+    for seed in range(80):
+        world = play(REGROUPING, seed=seed, moves=400, usual=MERGING_WEIGHTS)
         seen += world.seen
         totals = world.stage.controller.regroups.totals
         called_off += totals.called_off

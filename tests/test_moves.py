@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from core_builders import Restless, Stage, engine_of, move_facts
+from core_builders import Restless, Stage, action_of, engine_of, move_facts
 
 from heddle_dask.core import events as ev
-from heddle_dask.core.commands import Command, MoveContext, PredictRemaining, StartStep
+from heddle_dask.core.commands import Command, MoveContext, PredictRemaining, RunAction, StartStep
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.ids import EngineId, TrajectoryId
@@ -17,7 +17,7 @@ from heddle_dask.core.move_desk import MoveTotals
 from heddle_dask.core.transitions import KvState, TrajectoryState
 from heddle_dask.core.view import ClusterView, Migration, Move, MoveRequest, PredictorChoice
 from heddle_dask.strategies.migration.transfers import choose_transfers
-from heddle_dask.strategies.moves import Priced, RankRule
+from heddle_dask.strategies.moves import Priced, RankRule, expected_tool_s
 from heddle_dask.strategies.presets import build_strategies
 
 E1, E2, E3 = EngineId("E1"), EngineId("E2"), EngineId("E3")
@@ -407,6 +407,28 @@ def test_priced_transfers_no_kv_between_unlike_degrees() -> None:
 def test_priced_stays_when_the_gain_is_below_its_margin_or_all_moves_are_spent() -> None:
     assert crowded_home("priced,absolute_s=1000000.0")[1] == []
     assert crowded_home("priced,max_moves=0")[1] == []
+
+
+def test_a_call_hides_what_calls_of_its_tool_have_taken() -> None:
+    stage = Stage("heddle", overrides=["admission=unlimited"])
+    stage.join("E1")
+    stage.add_host("H1", 8)
+    stage.submit("a", "b")
+    for name in "ab":
+        stage.finish(stage.placed(name))
+    told = [expected_tool_s(stage.controller.view, stage.trajectory("a"))]
+    for number, label in enumerate(("grep", "build")):
+        request = replace(action_of(f"x{number}", "b"), label=label)
+        (run, _) = stage.feed(ev.ActionRequested, request)
+        assert isinstance(run, RunAction)
+        stage.feed(ev.ActionFinished, run.action_id, run.host_id, 1.0 + 29.0 * number, True)
+    told.append(expected_tool_s(stage.controller.view, stage.trajectory("a")))
+    told.append(expected_tool_s(stage.controller.view, stage.trajectory("b")))
+    for number, label in enumerate(("unheard of", "grep", "build")):
+        stage.feed(ev.ActionRequested, replace(action_of(f"y{number}", "a"), label=label))
+        told.append(expected_tool_s(stage.controller.view, stage.trajectory("a")))
+    # Nothing is known; of others only; its own mean; then of the tools that run the longest.
+    assert told == [0.0, 0.0, 15.5, 0.0, 1.0, 30.0]
 
 
 def test_only_moves_that_start_count_against_the_most_moves() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from core_builders import Stage, engine_of, identity
+from core_builders import Stage, action_of, engine_of, identity
 
 from heddle_dask.core import events as ev
+from heddle_dask.core.commands import PredictRemaining, RunAction
 from heddle_dask.core.entities import Trajectory
+from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.predictors.features import RECENT
 from heddle_dask.predictors.from_state import finished_of, prediction_made, progress_of
@@ -53,6 +55,37 @@ def test_progress_holds_the_last_steps_and_what_they_came_to() -> None:
     assert progress.generated_tokens == sum(10 + index for index in range(RECENT + 2))
     assert progress.prompt_tokens == 100, "the first prompt as it was sent"
     assert not math.isnan(progress.elapsed_s)
+
+
+def test_of_a_tool_that_runs_its_label_is_known_and_not_its_time() -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.add_host("H1")
+    stage.submit("a")
+    for index, context in enumerate((100, 160, 200)):  # 10 generated each; tools add 50 and 30
+        stage.finish(stage.placed("a", index, context=context), 10)
+        before = progress_of(stage.trajectory("a"), 50.0)
+        (run,) = stage.act(f"x{index}", "a")
+        during = progress_of(stage.trajectory("a"), 50.0)
+        assert len(before.tool_labels) == index
+        assert len(during.tool_labels) == index + 1
+        assert math.isnan(during.tool_times_s[-1]) and during.tools_s == 0.5 * index
+        assert isinstance(run, RunAction)
+        stage.acted(run)
+    after = progress_of(stage.trajectory("a"), 50.0)
+    assert after.observed_tokens == (50, 30), "what the last tool adds is known at the next step"
+    assert after.tool_times_s == (0.5, 0.5, 0.5)
+
+
+def test_a_prediction_is_asked_for_when_a_tool_is_called_and_not_for_a_reward() -> None:
+    stage = Stage("heddle", overrides=["admission=unlimited"])
+    stage.join("E1")
+    stage.submit("a")
+    stage.finish(stage.placed("a"))
+    asked = PredictRemaining(TrajectoryId("a"))
+    assert stage.feed(ev.ActionRequested, action_of("x", "a")) == [asked]
+    assert stage.feed(ev.ActionRequested, replace(action_of("y", "a"), kind="reward")) == []
+    stage.late(ev.ActionRequested, action_of("z", "nobody"))
 
 
 def test_what_tools_added_is_no_part_of_prompt_or_answers() -> None:

@@ -14,6 +14,7 @@ from heddle_dask.cli.doctor import doctor
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.cli.plan import plan
 from heddle_dask.cli.profile import profile
+from heddle_dask.cli.replay import replay
 from heddle_dask.cli.rollout import rollout
 from heddle_dask.cli.show import show
 from heddle_dask.cli.simulate import simulate
@@ -30,6 +31,7 @@ def heddle(ctx: click.Context) -> None:
 
 heddle.add_command(rollout)
 heddle.add_command(show)
+heddle.add_command(replay)
 heddle.add_command(doctor)
 heddle.add_command(simulate)
 heddle.add_command(plan)

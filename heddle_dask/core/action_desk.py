@@ -38,7 +38,7 @@ class ActionDesk:
         trajectory = self.state.trajectories.get(spec.trajectory_id)
         if trajectory is None or not trajectory.advance(TrajectoryEvent.ACTION_REQUESTED, event.at):
             return self.state.late()
-        trajectory.actions_open += 1
+        trajectory.open_labels.append(spec.label)
         action = Action(spec=spec, number=self.state.next_number())
         self.state.actions[spec.action_id] = action
         self.state.waiting_actions[spec.action_id] = None
@@ -82,6 +82,7 @@ class ActionDesk:
         action.advance(ActionEvent.FINISHED)
         owner = self.state.trajectories[action.spec.trajectory_id]
         owner.take_action(action.spec.label, event.run_s, event.ok)
+        self.state.tool_seconds.took(action.spec.label, event.run_s)
         self._close_action(action, event.at)
         return self.allocate()
 
@@ -103,7 +104,7 @@ class ActionDesk:
         self.state.waiting_actions.pop(action.spec.action_id, None)
         del self.state.actions[action.spec.action_id]
         trajectory = self.state.trajectories[action.spec.trajectory_id]
-        trajectory.actions_open -= 1
+        trajectory.open_labels.remove(action.spec.label)
         self.state.forget_if_over(trajectory)
 
     def _give_up_action(self, action: Action, at: float, cause: str) -> list[Command]:

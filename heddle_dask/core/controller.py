@@ -82,7 +82,7 @@ class Controller:
             ev.StepFailed: self._step_failed,
             ev.PredictionMade: self._prediction_made,
             ev.MoveEnded: self._move_ended,
-            ev.ActionRequested: self.actions.requested,
+            ev.ActionRequested: self._action_requested,
             ev.ActionFinished: self.actions.finished,
             ev.EngineJoined: self._engine_joined,
             ev.EngineLost: self.engines.lost,
@@ -169,7 +169,7 @@ class Controller:
         trajectory.requested_at = event.at
         trajectory.first_context_tokens = trajectory.first_context_tokens or step.context_tokens
         if trajectory.steps_finished and step.attempt == 0:
-            self.state.observed_tokens += max(0, step.context_tokens - trajectory.context_tokens)
+            self.state.count_observed(trajectory, max(0, step.context_tokens - trajectory.context_tokens))
         self.moves.step_requested(trajectory)
         self.state.set_context(trajectory, step.context_tokens)
         self.state.waiting_steps[step.trajectory_id] = None
@@ -275,6 +275,16 @@ class Controller:
         trajectory.rested_at = at
         if engine.state is EngineState.LOST:
             self.state.set_home(trajectory, None)
+
+    # -- actions -----------------------------------------------------------------------------------
+
+    def _action_requested(self, event: ev.ActionRequested) -> list[Command]:
+        """Which tool it calls says how it goes on: the prediction of the step's end is made anew, beside the call."""
+        late_before = self.state.late_arrivals
+        commands = self.actions.requested(event)
+        if event.action.kind != "tool" or self.state.late_arrivals > late_before:
+            return commands
+        return [*commands, *self._predict(self.state.trajectories[event.action.trajectory_id])]
 
     # -- engines -----------------------------------------------------------------------------------
 

@@ -69,6 +69,10 @@ class Trajectory:
         Length of the first prompt as it was sent; 0 before the first step.
     open_step_tokens, step_tokens
         Generated tokens of the current step's parts so far, and of every finished step.
+    observed_tokens
+        What was added to its context behind each finished step, up to the step that was asked for last.
+    open_labels
+        Labels of the actions that it waits for, in the order in which it asked.
     actions_done, tools_s
         Label, seconds and success of every finished action, and the seconds of all.
     story
@@ -86,7 +90,6 @@ class Trajectory:
     context_tokens: int = 0
     generated_tokens: int = 0
     steps_finished: int = 0
-    actions_open: int = 0
     losses: int = 0
     preemptions: int = 0
     stopping: bool = False
@@ -106,6 +109,8 @@ class Trajectory:
     first_context_tokens: int = 0
     open_step_tokens: int = 0
     step_tokens: list[int] = field(default_factory=list)
+    observed_tokens: list[int] = field(default_factory=list)
+    open_labels: list[str] = field(default_factory=list)
     actions_done: list[tuple[str, float, bool]] = field(default_factory=list)
     tools_s: float = 0.0
     policy_version: int = 0
@@ -115,6 +120,11 @@ class Trajectory:
     def trajectory_id(self) -> TrajectoryId:
         """Shorthand for ``spec.trajectory_id``."""
         return self.spec.trajectory_id
+
+    @property
+    def actions_open(self) -> int:
+        """How many actions it waits for."""
+        return len(self.open_labels)
 
     @property
     def expected_tokens(self) -> int:

@@ -14,6 +14,7 @@ from heddle_dask.core.engine_list import EngineList
 from heddle_dask.core.entities import Action, Engine, Host, Trajectory
 from heddle_dask.core.events import PredictionMade
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, TrajectoryId
+from heddle_dask.core.tool_seconds import ToolSeconds
 from heddle_dask.core.transitions import (
     ActionState,
     EngineState,
@@ -47,6 +48,8 @@ class State:
         Tokens that all trajectories have generated, and that tools and templates have added between their steps.
     observed_per_token
         Tokens that tools add for each one generated, as the predictor knows from earlier trajectories; None: unknown.
+    tool_seconds
+        How long finished actions have taken, by label.
     policy_version
         The newest that an engine has joined or answered with: of those that have not answered yet, too.
     late_arrivals
@@ -72,6 +75,7 @@ class State:
         self.expected_tokens = 0
         self.sampled_tokens = 0
         self.observed_tokens = 0
+        self.tool_seconds = ToolSeconds()
         self.observed_per_token: float | None = None
         self.policy_version = 0
         self.late_arrivals = 0
@@ -181,6 +185,11 @@ class State:
         self.alive -= 1
         self.expected_tokens -= trajectory.expected_tokens
 
+    def count_observed(self, trajectory: Trajectory, tokens: int) -> None:
+        """So many tokens were added to its context since its last step."""
+        trajectory.observed_tokens.append(tokens)
+        self.observed_tokens += tokens
+
     def set_context(self, trajectory: Trajectory, tokens: int) -> None:
         """Set the trajectory's context length and keep its home's sum right."""
         if trajectory.home is not None and tokens != trajectory.context_tokens:
@@ -241,7 +250,7 @@ class State:
         for t in self.trajectories.values():
             assert (t.counted_on is not None) == (t.state in inflight), t.trajectory_id
             mine = [a for a in self.actions.values() if a.spec.trajectory_id == t.trajectory_id]
-            assert t.actions_open == len(mine), t.trajectory_id
+            assert sorted(t.open_labels) == sorted(a.spec.label for a in mine), t.trajectory_id
             assert t.home is None or t.home in self.engines, t.trajectory_id
             assert t.state is not TrajectoryState.ENDED or (t.home is None and t.actions_open > 0)
         dormant = {TrajectoryState.SUBMITTED, TrajectoryState.ENDED}

@@ -14,6 +14,7 @@ from heddle_dask.core.entities import Action, Engine, Host, Trajectory
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, TrajectoryId
 from heddle_dask.core.nouns import StepRequest
 from heddle_dask.core.state import State
+from heddle_dask.core.tool_seconds import ToolSeconds
 
 
 class ClusterView:
@@ -98,6 +99,11 @@ class ClusterView:
     def observed_per_token(self) -> float | None:
         """Tokens that tools add for each one generated, as the predictor knows it; None: unknown."""
         return self._state.observed_per_token
+
+    @property
+    def tool_seconds(self) -> ToolSeconds:
+        """How long the tools of all trajectories have taken, by label."""
+        return self._state.tool_seconds
 
     @property
     def expected_tokens(self) -> int:

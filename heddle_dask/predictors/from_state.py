@@ -9,12 +9,14 @@ from heddle_dask.core.events import PredictionMade
 from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.predictors.contract import Prediction
-from heddle_dask.predictors.features import RECENT, Finished, Progress
+from heddle_dask.predictors.features import NAN, RECENT, Finished, Progress
 
 
 def progress_of(trajectory: Trajectory, at: float) -> Progress:
-    """The decision point at which the trajectory stands now."""
-    done = trajectory.actions_done
+    """The decision point at which the trajectory stands now; of a tool that runs, its label is known."""
+    done, running = trajectory.actions_done, trajectory.open_labels[-RECENT:]
+    labels = [label for label, _, _ in done[-RECENT:]] + running
+    times_s = [seconds for _, seconds, _ in done[-RECENT:]] + [NAN] * len(running)
     return Progress(
         trajectory_id=trajectory.trajectory_id,
         group_id=trajectory.spec.group_id,
@@ -25,8 +27,9 @@ def progress_of(trajectory: Trajectory, at: float) -> Progress:
         generated_tokens=trajectory.generated_tokens,
         steps_finished=trajectory.steps_finished,
         step_tokens=tuple(trajectory.step_tokens[-RECENT:]),
-        tool_labels=tuple(label for label, _, _ in done[-RECENT:]),
-        tool_times_s=tuple(seconds for _, seconds, _ in done[-RECENT:]),
+        observed_tokens=tuple(trajectory.observed_tokens[-RECENT:]),
+        tool_labels=tuple(labels[-RECENT:]),
+        tool_times_s=tuple(times_s[-RECENT:]),
         tools_s=trajectory.tools_s,
         tool_errors=sum(not ok for _, _, ok in done),
         last_tool_failed=bool(done) and not done[-1][2],

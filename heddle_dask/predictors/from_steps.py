@@ -1,7 +1,8 @@
 """Earlier trajectories in the words of the predictors: with the decision points that a live session would have had.
 
-Live, a prediction is asked for when a trajectory is submitted and at the end of every step, before its tool has run
-(`from_state`). A predictor that is to start warm must have learnt from the same moments.
+Live, a prediction is asked for when a trajectory is submitted, at the end of every step, and when its tool is called,
+before that has run (`from_state`). A predictor that is to start warm must have learnt from the same moments: of the
+latest step's tool its label is known, and neither its time nor what it adds.
 """
 
 from __future__ import annotations
@@ -145,21 +146,25 @@ def finished_from_steps(past: PastTrajectory) -> Finished:
 
 def _point(past: PastTrajectory, done: int) -> Progress:
     steps = past.steps[:done]
-    # The tool of the latest step has not run yet.
     tools = [tool for step in steps[:-1] for tool in step.tools]
+    called = [label for step in steps[-1:] for label, _, _ in step.tools]
+    labels = [label for label, _, _ in tools] + called
+    times_s = [seconds for _, seconds, _ in tools] + [NAN] * len(called)
     tokens = [step.generated_tokens for step in steps]
+    observed = [step.observed_tokens for step in steps[:-1]]
     return Progress(
         trajectory_id=past.trajectory_id,
         group_id=past.group_id,
         domain=past.domain,
         policy_version=past.policy_version,
         prompt_tokens=past.prompt_tokens,
-        context_tokens=past.prompt_tokens + sum(tokens) + sum(step.observed_tokens for step in steps[:-1]),
+        context_tokens=past.prompt_tokens + sum(tokens) + sum(observed),
         generated_tokens=sum(tokens),
         steps_finished=done,
         step_tokens=tuple(tokens[-RECENT:]),
-        tool_labels=tuple(label for label, _, _ in tools[-RECENT:]),
-        tool_times_s=tuple(seconds for _, seconds, _ in tools[-RECENT:]),
+        observed_tokens=tuple(observed[-RECENT:]),
+        tool_labels=tuple(labels[-RECENT:]),
+        tool_times_s=tuple(times_s[-RECENT:]),
         tools_s=sum(seconds for _, seconds, _ in tools),
         tool_errors=sum(not ok for _, _, ok in tools),
         last_tool_failed=bool(tools) and not tools[-1][2],

@@ -83,10 +83,11 @@ class LearnedPredictor:
         with self._lock:
             self._book.run(progress)
             points = self._running.setdefault(progress.trajectory_id, [])
-            if len(points) < POINTS_KEPT:
-                points.append(progress)
+            known = bool(points) and points[-1].steps_finished == progress.steps_finished
+            if known or len(points) == POINTS_KEPT:
+                points[-1] = progress  # after the same step, what is known now counts
             else:
-                points[-1] = progress
+                points.append(progress)
 
     def observe_finished(self, finished: Finished) -> None:
         """A trajectory has ended; without `points`, those told before are taken."""

@@ -19,8 +19,14 @@ from heddle_dask.strategies.planned import QUANTILES, remaining_tokens
 from heddle_dask.strategies.presorted_plan import PresortedPlan
 
 
-def expected_tool_s(trajectory: Trajectory) -> float:
-    """Mean seconds of the trajectory's own actions so far; 0 without any: then nothing hides a move."""
+def expected_tool_s(view: ClusterView, trajectory: Trajectory) -> float:
+    """Mean seconds of all calls of the tool that runs; before it is known which, of its own actions so far.
+
+    0 where neither is known: then nothing hides a move.
+    """
+    of_label = view.tool_seconds.mean_s(trajectory.open_labels)
+    if of_label is not None:
+        return of_label
     done = len(trajectory.actions_done)
     return trajectory.tools_s / done if done else 0.0
 
@@ -149,7 +155,7 @@ class Priced:
             remaining_tokens=remaining,
             context_tokens=trajectory.context_tokens,
             home=trajectory.home,
-            tool_s=expected_tool_s(trajectory),
+            tool_s=expected_tool_s(view, trajectory),
             moved=trajectory.moves,
         )
         reach = self._reach.get(view.engine(trajectory.home).spec.tp_degree, frozenset())
