@@ -74,9 +74,12 @@ def _trace(path: Path, groups: int = 40) -> Path:
 
 
 @pytest.mark.slow
-def test_report_has_every_method_and_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("points", ["recorded", "asked"])
+def test_report_has_every_method_and_order(tmp_path: Path, points: str) -> None:
     path = _trace(tmp_path / "trace.jsonl")
-    result = CliRunner().invoke(bench, ["predictor", "--trace", str(path), "--folds", "2", "--json"])
+    result = CliRunner().invoke(
+        bench, ["predictor", "--trace", str(path), "--folds", "2", "--points", points, "--json"]
+    )
     assert result.exit_code == 0, result.output
     (made,) = json.loads(result.stdout.splitlines()[-1])["files"]
     assert {row["method"] for row in made["rows"]} >= {"xgboost cold", "xgboost warm", "group history"}

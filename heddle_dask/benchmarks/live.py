@@ -180,6 +180,21 @@ def summary(rows: Sequence[LiveRow]) -> list[tuple[str, str, float, float, float
     return out
 
 
+def outlasted_moves(rows: Sequence[LiveRow]) -> list[tuple[str, str, int, int, int]]:
+    """Workload, arm, moves, those whose tool call took longer, and those of them that a step waited for."""
+    out = []
+    for workload, arm in dict.fromkeys((row.workload, row.arm) for row in rows):
+        kinds = [
+            kind for row in rows if (row.workload, row.arm) == (workload, arm) for kind in row.moves.values()
+        ]
+        started, exposed, late = (
+            sum(kind[name] for kind in kinds) for name in ("started", "exposed", "late")
+        )
+        if started:
+            out.append((workload, arm, started, started - (exposed - late), late))
+    return out
+
+
 def as_json(rows: Sequence[LiveRow]) -> dict[str, object]:
     """The JSON object of ``heddle bench live``."""
     return {"rows": [asdict(row) for row in rows]}

@@ -20,6 +20,7 @@ from heddle_dask.benchmarks.predictor_scores import Score, makespan, score
 from heddle_dask.benchmarks.predictor_trace import by_group, read_finished
 from heddle_dask.core.errors import BadInput
 from heddle_dask.predictors.features import NAN, NO_SIBLINGS, Finished, Floats, GroupFacts, Progress
+from heddle_dask.predictors.from_steps import finished_from_steps
 from heddle_dask.predictors.groups import facts_then
 from heddle_dask.predictors.laws import ResidualLaw
 from heddle_dask.predictors.model import Model, fit_model
@@ -94,9 +95,17 @@ def measure_predictor(
     folds: int = 5,
     seed: int = 0,
     settings: TreeSettings | None = None,
+    as_asked: bool = False,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> PredictorReport:
     """Measure one trace file.
+
+    Parameters
+    ----------
+    as_asked
+        With what a session knows when it asks: beside the call of a step's tool, of which it has the label and neither
+        time nor answer, and without the facts of task and policy that only the recorder has. Otherwise with all that
+        was known before the next step.
 
     Raises
     ------
@@ -104,7 +113,7 @@ def measure_predictor(
         The file is unusable, or has fewer groups than folds.
     """
     settings = replace(settings or TreeSettings(), seed=seed)
-    read = read_finished(path)
+    read = _as_asked(path) if as_asked else read_finished(path)
     # The scores are of tokens: seconds would double the fits.
     finished = [replace(one, duration_s=NAN) for one in read]
     groups = by_group(finished)
@@ -125,6 +134,12 @@ def measure_predictor(
         orders=tuple(_order_rows(held, seed)),
         latency=tuple(measure_latency(read, settings)),
     )
+
+
+def _as_asked(path: Path) -> list[Finished]:
+    from heddle_dask.live.warm_start import past_of_trace
+
+    return [finished_from_steps(one) for one in past_of_trace(path, 1.0, 1.0)]
 
 
 def _held_fold(

@@ -70,7 +70,7 @@ def live(
 ) -> None:
     """Throughput, makespan and share of the lower bound, arm against arm on the same trajectories."""
     from heddle_dask.benchmarks.live import as_json as live_json
-    from heddle_dask.benchmarks.live import measure_live, summary
+    from heddle_dask.benchmarks.live import measure_live, outlasted_moves, summary
     from heddle_dask.benchmarks.live_setup import LiveRow, Workload, fleet_of
     from heddle_dask.cli.model_choice import chosen_model
 
@@ -101,6 +101,11 @@ def live(
     for workload, name, middle, least, most, share in summary(rows):
         click.echo(
             f"{workload}  {name:24s}  {middle:8.0f} ({least:.0f}-{most:.0f})  {share:6.1%}", err=as_json
+        )
+    for workload, name, moves, outlasted, late in outlasted_moves(rows):
+        click.echo(
+            f"{workload}  {name:24s}  {moves} moves, {outlasted} whose tool took longer: {outlasted - late} hidden",
+            err=as_json,
         )
     if as_json:
         print_json(live_json(rows))

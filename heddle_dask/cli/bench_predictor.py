@@ -29,8 +29,15 @@ if TYPE_CHECKING:
     show_default=True,
     help="Parts of the groups; each is predicted by a model that has not seen it.",
 )
+@click.option(
+    "--points",
+    type=click.Choice(["recorded", "asked"]),
+    default="recorded",
+    show_default=True,
+    help="What is known: all that was recorded before the next step, or what a session has when it asks.",
+)
 @shared_options
-def predictor(traces: tuple[Path, ...], folds: int, as_json: bool, seed: int) -> None:
+def predictor(traces: tuple[Path, ...], folds: int, points: str, as_json: bool, seed: int) -> None:
     """Recall of the longest 20 %, correlation, error, coverage, makespan and milliseconds, against baselines."""
     # XGBoost takes a second to import: only this command pays it.
     from heddle_dask.benchmarks.predictor import as_json as predictor_json
@@ -39,13 +46,18 @@ def predictor(traces: tuple[Path, ...], folds: int, as_json: bool, seed: int) ->
     reports = []
     for trace in traces:
         report = measure_predictor(
-            trace, folds=folds, seed=seed, on_progress=lambda message: click.echo(message, err=True)
+            trace,
+            folds=folds,
+            seed=seed,
+            as_asked=points == "asked",
+            on_progress=lambda message: click.echo(message, err=True),
         )
         reports.append(report)
         for line in table(report):
             click.echo(line, err=as_json)
     if as_json:
-        print_json({"folds": folds, "seed": seed, "files": [predictor_json(report) for report in reports]})
+        files = [predictor_json(report) for report in reports]
+        print_json({"folds": folds, "seed": seed, "points": points, "files": files})
 
 
 def table(report: PredictorReport) -> list[str]:

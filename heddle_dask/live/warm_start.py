@@ -37,7 +37,7 @@ def warm_predictor(source: str, options: Mapping[str, Any]) -> LearnedPredictor:
     if path.is_dir():
         past = _of_store(path)
     elif path.name.endswith((".jsonl", ".jsonl.gz")):
-        past = _of_trace(path, options["token_scale"], options["tool_scale"])
+        past = past_of_trace(path, options["token_scale"], options["tool_scale"])
     else:
         return load_predictor(source)
     finished = [finished_from_steps(one) for one in past]
@@ -65,7 +65,14 @@ def check_warm(source: str) -> None:
         load_predictor(source)
 
 
-def _of_trace(path: Path, token_scale: float, tool_scale: float) -> Iterator[PastTrajectory]:
+def past_of_trace(path: Path, token_scale: float, tool_scale: float) -> Iterator[PastTrajectory]:
+    """The trajectories of a trace file as a session that replays it would have met them.
+
+    Raises
+    ------
+    BadInput
+        It is no trace file.
+    """
     for trace in filter(is_replayable, read_traces(path)):
         plan = planned_trace(
             trace,
