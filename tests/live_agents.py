@@ -50,7 +50,15 @@ class ToolAgent:
         self.tool_s = tool_s
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
-        return [Task(f"t{i}", f"Task number {i}, seed {seed}. " * (1 + i % 3)) for i in range(count)]
+        return [
+            Task(
+                f"t{i}",
+                f"Task number {i}, seed {seed}. " * (1 + i % 3),
+                domain=f"size {1 + i % 3}",
+                max_steps=self.steps,
+            )
+            for i in range(count)
+        ]
 
     async def solve(self, task: Task, ctx: Context) -> float | None:
         ctx.append("system", "You are an agent.")

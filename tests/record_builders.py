@@ -139,6 +139,9 @@ def trajectories(draw: Any, trajectory_id: str = "t") -> tuple[TrajectoryRecord,
         ),
         started_s=draw(seconds),
         finished_s=draw(seconds),
+        domain=draw(texts),
+        message_tokens=draw(st.integers(0, 2**40)),
+        max_steps=draw(st.integers(0, 2**31)),
     )
     return record, contexts
 

@@ -113,6 +113,12 @@ def test_heddle_loses_nothing_and_its_journal_replays(
     batch = roll(spec, strategy, (), out, ToolAgent(steps=4, tokens=15), 20)
     check_against_engine(list(batch), seen_path)
     lines = control_lines(out)
+    submitted = [event[2] for event, _ in lines if event[0] == "TrajectorySubmitted"]
+    told = {
+        record.trajectory_id: (record.domain, record.message_tokens, record.max_steps) for record in batch
+    }
+    assert {spec[0]: (spec[3], *spec[5:]) for spec in submitted} == told
+    assert told["t2/0"] == ("tool-agent/size 3", submitted[2][4], 4)
     found = kinds(lines)
     # At the start, at the end of every step, and when its tool is called.
     calls = found["ActionRequested"]

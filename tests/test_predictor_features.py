@@ -127,7 +127,11 @@ def test_running_sibling_shows_what_it_had_by_then() -> None:
     me, other = trajectory("me", start_s=0.0), trajectory("other", steps=9, start_s=0.0)
     facts = facts_then(me.points[2], [me, other], _zero, _zero)
     assert (facts.finished, facts.running) == (0, 1)
-    assert facts.running_largest == pytest.approx(np.log1p(200))
+    assert facts.running_largest == facts.running_mean == pytest.approx(np.log1p(200))
+    late = trajectory("late", steps=9, start_s=me.points[2].at_s)
+    facts = facts_then(me.points[2], [me, other, late], _zero, _zero)
+    assert (facts.running, facts.running_largest) == (2, pytest.approx(np.log1p(200)))
+    assert facts.running_mean == pytest.approx(np.log1p(100))
 
 
 def test_book_and_past_agree() -> None:

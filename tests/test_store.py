@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -238,6 +239,20 @@ def test_refuses_another_format_version_and_an_unfinished_or_damaged_run(tmp_pat
     (run / "steps" / "branch" / "zarr.json").unlink()
     with pytest.raises(BadInput, match="damaged: column steps/branch"):
         RunStore.append_to(run)
+
+
+def test_run_of_an_earlier_version_lacks_columns_and_goes_on(tmp_path):
+    run = tmp_path / "x.zarr"
+    told = [replace(plain_trajectory(i), domain="math/sum", message_tokens=7, max_steps=9) for i in range(3)]
+    with RunStore.create(run, {}) as store:
+        store.append(told[:2])
+    untold = [replace(one, domain="", message_tokens=0, max_steps=0) for one in told]
+    for column in ("domain", "message_tokens", "max_steps"):
+        shutil.rmtree(run / "trajectories" / column)
+    assert [exact(one) for one in RunReader(run)] == [exact(one) for one in untold[:2]]
+    with RunStore.append_to(run) as store:
+        store.append(told[2:])
+    assert [exact(one) for one in RunReader(run)] == [exact(one) for one in [*untold[:2], told[2]]]
 
 
 def test_second_writer_is_refused_until_the_first_closes(tmp_path):

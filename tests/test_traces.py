@@ -35,6 +35,18 @@ def test_fields_are_read(tmp_path: Path) -> None:
     )
 
 
+def test_facts_of_the_task_are_read(tmp_path: Path) -> None:
+    told = {"source": "tau", "domain": "airline", "kind": "main", "model": "m", "agent": "react"}
+    limits = {"user_tokens": 4, "max_turns": 10}
+    cached = {**GOOD, "steps": [{**STEP, "cached_tokens": 5}]}
+    one, other, nothing = read_traces(written(tmp_path, {**GOOD, **told, **limits}, cached, GOOD))
+    assert (one.domain, one.policy) == ("tau/airline/main", "m/react")
+    assert (one.message_tokens, one.max_steps) == (4, 10)
+    # What was not cached of the first prompt is what no earlier request had in front of it.
+    assert (other.message_tokens, other.max_steps) == (6, 0)
+    assert (nothing.domain, nothing.policy, nothing.message_tokens, nothing.max_steps) == ("", "", 0, 0)
+
+
 def test_gzip_is_read_and_blank_lines_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl.gz"
     path.write_bytes(gzip.compress(f"\n{json.dumps(GOOD)}\n\n".encode()))

@@ -48,6 +48,7 @@ def test_the_points_of_the_past_are_those_at_which_a_session_asks() -> None:
         fit_into_context(plan, token_scale=0.1, tool_scale=1.0, max_context_tokens=4096)
         for plan in synthesize("coding", prompts=3, samples=4, seed=1)
     ]
+    plans = [replace(plan, message_tokens=20, max_steps=40) for plan in plans]
     fleet = SimulatedFleet(equal_engines(2, load_profile("qwen3-8b-h100"), slots=8, max_context_tokens=4096))
     heard = Listening()
     strategies = build_strategies("heddle", overrides=["predictor=oracle", "preemption=none"])
@@ -72,6 +73,7 @@ def trace_line(number: int, tokens: int, *, complete: bool = True) -> str:
     step = {"gen_tokens": tokens, "obs_tokens": 50, "tool": "Read", "tool_s": 0.5}
     last = {**step, "tool": None}
     body = {"id": f"t{number}", "group": f"g{number % 5}", "prompt_tokens": 100, "complete": complete}
+    body |= {"kind": "main", "model": "m", "user_tokens": 30, "max_turns": 9}
     return json.dumps({**body, "steps": [step] * (1 + number % 4) + [last]})
 
 
@@ -84,7 +86,8 @@ def test_a_trace_is_learnt_from_scaled(tmp_path: Path) -> None:
     finished, told, _ = predictor.learnt()
     assert told == 60
     one = next(each for each in finished if each.trajectory_id == "t8")
-    assert (one.domain, one.prompt_tokens, one.generated_tokens) == ("replay:some.jsonl.gz", 50, 2 * 24)
+    assert (one.domain, one.message_tokens, one.max_steps) == ("replay:some.jsonl.gz/main/m", 15, 9)
+    assert (one.prompt_tokens, one.generated_tokens) == (50, 2 * 24)
     assert one.points[-1].steps_finished == 1 and one.points[-1].context_tokens == 50 + 24
     assert {each.trajectory_id for each in finished if each.censored} == {f"t{n}" for n in range(0, 60, 7)}
     assert sum(each.points[-1].tools_s > 0 for each in finished) > 0
@@ -94,6 +97,7 @@ def test_a_store_is_learnt_from_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "run.zarr"
     store = RunStore.create(path, {})
     records = [plain_trajectory(number, steps=2 + number % 3) for number in range(20)]
+    records[1] = replace(records[1], domain="math/sum", message_tokens=3, max_steps=8)
     store.append(records)
     store.close()
     finished, told, _ = warm_predictor(str(path), UNSCALED).learnt()
@@ -103,6 +107,10 @@ def test_a_store_is_learnt_from_as_it_was(tmp_path: Path) -> None:
         assert one.censored == (record.status != "completed")
         assert [point.steps_finished for point in one.points] == list(range(len(record.steps)))
         assert one.points[-1].context_tokens <= record.steps[-1].token_start
+    assert [(one.domain, one.message_tokens, one.max_steps) for one in finished[:2]] == [
+        ("math", 0, 0),
+        ("math/sum", 3, 8),
+    ]
 
 
 def test_a_saved_predictor_goes_on_where_it_was(tmp_path: Path) -> None:

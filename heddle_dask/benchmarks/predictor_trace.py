@@ -38,10 +38,8 @@ def read_finished(path: Path) -> list[Finished]:
                 " and one is null: leave that trajectory out"
             )
     origins = _origins(path)
-    policies = {name: version for version, name in enumerate(sorted({_policy(origin) for origin in origins}))}
-    return [
-        finished(one, origin, policies[_policy(origin)]) for one, origin in zip(traced, origins, strict=True)
-    ]
+    policies = {name: version for version, name in enumerate(sorted({one.policy for one in traced}))}
+    return [finished(one, origin, policies[one.policy]) for one, origin in zip(traced, origins, strict=True)]
 
 
 def _origins(path: Path) -> list[dict[str, Any]]:
@@ -49,23 +47,6 @@ def _origins(path: Path) -> list[dict[str, Any]]:
     opener: Any = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines if line.strip()]
-
-
-def _policy(origin: Mapping[str, Any]) -> str:
-    return f"{origin.get('model')}|{origin.get('agent')}"
-
-
-def _domain(origin: Mapping[str, Any]) -> str:
-    """Origin, environment, kind of thread and permission mode: all fixed before the first step."""
-    return "/".join(str(origin[name]) for name in ("source", "domain", "kind", "perm") if origin.get(name))
-
-
-def _message_tokens(origin: Mapping[str, Any]) -> int:
-    """Length of the task itself; where the recorder does not say, of what no earlier request had in front of it."""
-    told, seen = origin.get("user_tokens"), origin["steps"][0].get("cached_tokens")
-    if told or seen is None:
-        return int(told or 0)
-    return max(1, int(origin["prompt_tokens"]) - int(seen))
 
 
 def finished(one: TracedTrajectory, origin: Mapping[str, Any], policy_version: int) -> Finished:
@@ -108,12 +89,12 @@ class _Walker:
         self._now = Progress(
             trajectory_id=one.trajectory_id,
             group_id=one.group_id,
-            domain=_domain(origin),
+            domain=one.domain,
             policy_version=policy_version,
             prompt_tokens=one.prompt_tokens or 0,
             context_tokens=one.prompt_tokens or 0,
-            message_tokens=_message_tokens(origin),
-            max_steps=int(origin.get("max_turns") or 0),
+            message_tokens=one.message_tokens,
+            max_steps=one.max_steps,
             elapsed_s=0.0 if timed else NAN,
         )
 

@@ -21,9 +21,13 @@ class TrajectorySpec:
     sample_index
         Position in the group, from 0.
     domain
-        Name of the environment: a predictor's feature, never a rule's.
+        Name of the environment and kind of task (`joined_domain`): a predictor's feature, never a rule's.
     prompt_tokens
         Estimated length of the first prompt; 0 when unknown.
+    message_tokens
+        Length of the task itself, without what stands before every task; 0 when unknown.
+    max_steps
+        Limit of its LLM steps; 0 when there is none that the task names.
     """
 
     trajectory_id: TrajectoryId
@@ -31,6 +35,13 @@ class TrajectorySpec:
     sample_index: int = 0
     domain: str = ""
     prompt_tokens: int = 0
+    message_tokens: int = 0
+    max_steps: int = 0
+
+
+def joined_domain(*parts: str) -> str:
+    """One name for what predictors tell apart, from the widest to the narrowest; empty parts are left out."""
+    return "/".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True)

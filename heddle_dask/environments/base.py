@@ -31,6 +31,12 @@ class Task:
         that is known beforehand (a replay); oracles read it, 0 otherwise.
     prompt_tokens
         Length of the first context; 0: estimated from `prompt`. Admission, placement and predictor start from it.
+    domain
+        Kind of task within the environment, as a predictor may tell kinds apart: a difficulty, a data set.
+    message_tokens
+        Length of the task itself, without what stands before every task; 0: estimated from `prompt`.
+    max_steps
+        Limit of an attempt's LLM steps, where the task has one of its own; 0 otherwise. Predictors read it.
     """
 
     task_id: str
@@ -41,6 +47,9 @@ class Task:
     known_tools_s: float = 0.0
     known_observed_tokens: int = 0
     prompt_tokens: int = 0
+    domain: str = ""
+    message_tokens: int = 0
+    max_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

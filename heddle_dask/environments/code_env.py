@@ -118,7 +118,8 @@ def _draw(rng: random.Random, tier: Tier) -> Task:
         "cases": [[[xs], run_stages(stages, xs)] for xs in inputs],
     }
     prompt = f"{rules}\nExample: f({example}) = {payload['expected']}"
-    return Task(f"code-{tier}-{problem_key(prompt):08x}", prompt, payload)
+    name = f"code-{tier}-{problem_key(prompt):08x}"
+    return Task(name, prompt, payload, domain=f"{len(stages)} stages")
 
 
 def stages_of(task: Task) -> list[Stage]:

@@ -101,7 +101,7 @@ def _draw_hard(rng: random.Random) -> Task:
 
 def _task(tier: Tier, kind: str, prompt: str, answer: int, **parts: Any) -> Task:
     payload = {"kind": kind, "answer": answer, **parts}
-    return Task(f"math-{tier}-{problem_key(prompt):08x}", prompt, payload)
+    return Task(f"math-{tier}-{problem_key(prompt):08x}", prompt, payload, domain=kind)
 
 
 def _sum_task(tier: Tier, numbers: list[int]) -> Task:

@@ -118,7 +118,7 @@ def _draw(rng: random.Random, tier: Tier, world: int, *, nested: bool) -> Task:
     else:
         prompt = "What is " + "'s ".join([start, *path]) + "?"
     payload = {"world": world, "start": start, "path": path, "answer": answer}
-    return Task(f"search-{tier}-{problem_key(prompt):08x}", prompt, payload)
+    return Task(f"search-{tier}-{problem_key(prompt):08x}", prompt, payload, domain=f"{hops} hops")
 
 
 def _draw_path(

@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any, Literal
 
 from distributed import Client
@@ -232,7 +233,7 @@ class EngineDegrees:
         specs = [attempt.spec for attempt in attempts]
         known = [attempt.task.known_tokens for attempt in attempts]
         if not self._past and min(known) <= 0:
-            asked = [[s.trajectory_id, s.group_id, s.sample_index, s.domain, s.prompt_tokens] for s in specs]
+            asked = [astuple(spec) for spec in specs]
             answer = await dask.call_scheduler(
                 self._client, "heddle_forecast", session=self._session, trajectories=asked
             )

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from hashlib import blake2b
 from typing import Any
 
 from distributed import Client
 
 from heddle_dask.core.ids import GroupId, TrajectoryId
-from heddle_dask.core.nouns import TrajectorySpec
+from heddle_dask.core.nouns import TrajectorySpec, joined_domain
 from heddle_dask.environments.base import ActionFailed, Environment, Task
 from heddle_dask.live import _dask_internals as dask
 from heddle_dask.live.context import BudgetExhausted, LiveContext, ReplayDiverged, StepLost
@@ -61,13 +61,16 @@ def attempts_of(
     """`samples` attempts per task; `batch` prefixes the ids of later batches of one session."""
     attempts = []
     for task in tasks:
+        estimated_tokens = len(task.prompt) // CHARACTERS_PER_TOKEN
         for sample in range(samples):
             spec = TrajectorySpec(
                 trajectory_id=TrajectoryId(f"{batch}{task.task_id}/{sample}"),
                 group_id=GroupId(f"{batch}{task.group or task.task_id}"),
                 sample_index=sample,
-                domain=environment,
-                prompt_tokens=task.prompt_tokens or len(task.prompt) // CHARACTERS_PER_TOKEN,
+                domain=joined_domain(environment, task.domain),
+                prompt_tokens=task.prompt_tokens or estimated_tokens,
+                message_tokens=task.message_tokens or estimated_tokens,
+                max_steps=task.max_steps,
             )
             attempts.append(Attempt(task, spec, trajectory_seed(seed, task.task_id, sample)))
     return attempts
@@ -168,7 +171,7 @@ class Driver:
             self.ended.set()
 
     async def _announce(self, attempts: Sequence[Attempt]) -> None:
-        rows = [[*_facts(attempt.spec), *_known(attempt.task)] for attempt in attempts]
+        rows = [[*astuple(attempt.spec), *_known(attempt.task)] for attempt in attempts]
         session = self._services.session
         for start in range(0, len(rows), 1000):
             chunk = rows[start : start + 1000]
@@ -256,12 +259,10 @@ class Driver:
             actions=tuple(context.actions),
             started_s=started_s,
             finished_s=self._services.clock(),
+            domain=attempt.spec.domain,
+            message_tokens=attempt.spec.message_tokens,
+            max_steps=attempt.spec.max_steps,
         )
-
-
-def _facts(spec: TrajectorySpec) -> list[Any]:
-    """As it travels to the scheduler."""
-    return [spec.trajectory_id, spec.group_id, spec.sample_index, spec.domain, spec.prompt_tokens]
 
 
 def _known(task: Task) -> list[Any]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.predictors.contract import Predictor
 from heddle_dask.predictors.features import Progress
 
@@ -29,14 +30,16 @@ async def forecast(
         return []
     rows = [
         Progress(
-            name,
-            group,
-            domain=domain,
+            spec.trajectory_id,
+            spec.group_id,
+            domain=spec.domain,
             policy_version=policy_version,
-            prompt_tokens=prompt_tokens,
-            context_tokens=prompt_tokens,
+            prompt_tokens=spec.prompt_tokens,
+            message_tokens=spec.message_tokens,
+            context_tokens=spec.prompt_tokens,
+            max_steps=spec.max_steps,
         )
-        for name, group, _, domain, prompt_tokens in specs
+        for spec in (TrajectorySpec(*fields) for fields in specs)
     ]
     answers = await asyncio.to_thread(predictor.predict, rows)
     if any(answer.source not in _LEARNT for answer in answers):

@@ -107,9 +107,11 @@ def _past_of_record(record: TrajectoryRecord) -> PastTrajectory:
     return PastTrajectory(
         trajectory_id=record.trajectory_id,
         group_id=record.group_id,
-        domain=record.environment,
+        domain=record.domain or record.environment,
         policy_version=max(0, version),
         prompt_tokens=record.steps[0].token_start,
         censored=record.status != "completed",
         steps=steps,
+        message_tokens=record.message_tokens,
+        max_steps=record.max_steps,
     )

@@ -111,6 +111,7 @@ class GroupFacts(NamedTuple):
     latest_excess: float = NAN
     excess_s: float = NAN
     running: int = 0
+    running_mean: float = NAN
     running_largest: float = NAN
 
 
@@ -156,6 +157,7 @@ _PLAIN = (
     "sibling_latest",
     "sibling_seconds",
     "siblings_running",
+    "sibling_running_mean",
     "sibling_running_largest",
 )
 FEATURES = (*_LOGARITHMIC, *_PLAIN)
@@ -164,7 +166,7 @@ _pack = struct.Struct(f"{FEATURES.index('location')}d").pack
 
 
 def facts_array(facts: Sequence[GroupFacts]) -> Floats:
-    """Group facts as an array, (n, 8), columns as in `GroupFacts`."""
+    """Group facts as an array, (n, fields), columns as in `GroupFacts`."""
     width = len(GroupFacts._fields)
     return np.fromiter(chain.from_iterable(facts), np.float64, width * len(facts)).reshape(-1, width)
 
@@ -181,7 +183,7 @@ def matrix(
     Parameters
     ----------
     known
-        The group facts of each row, (n, 8).
+        The group facts of each row, as `facts_array` made them.
     location, history
         Expected log total of each row without and with its siblings.
     labels
@@ -203,6 +205,7 @@ def matrix(
         known[:, 5],
         known[:, 6],
         known[:, 7],
+        known[:, 8],
     ]
     return np.ascontiguousarray(np.column_stack([logs, raw[:, cut:], *told]), dtype=np.float32)
 

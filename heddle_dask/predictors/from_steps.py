@@ -37,7 +37,7 @@ class PastStep:
 
 @dataclass(frozen=True, slots=True)
 class PastTrajectory:
-    """A trajectory that has ended."""
+    """A trajectory that has ended; of `message_tokens` and `max_steps`, 0 says that they are not known."""
 
     trajectory_id: str
     group_id: str
@@ -46,6 +46,8 @@ class PastTrajectory:
     prompt_tokens: int
     censored: bool
     steps: Sequence[PastStep]
+    message_tokens: int = 0
+    max_steps: int = 0
 
 
 class PlannedStep(Protocol):
@@ -81,11 +83,19 @@ class Planned(Protocol):
 
     @property
     def domain(self) -> str:
-        """Its environment."""
+        """Its environment and kind of task."""
 
     @property
     def prompt_tokens(self) -> int:
         """Length of its first context."""
+
+    @property
+    def message_tokens(self) -> int:
+        """Length of the task itself; 0 = not known."""
+
+    @property
+    def max_steps(self) -> int:
+        """Limit of its steps; 0 = not known."""
 
     @property
     def steps(self) -> Sequence[PlannedStep]:
@@ -103,7 +113,15 @@ def past_of(plan: Planned, *, censored: bool = False) -> PastTrajectory:
         for step in plan.steps
     ]
     return PastTrajectory(
-        plan.trajectory_id, plan.group_id, plan.domain, 0, plan.prompt_tokens, censored, steps
+        plan.trajectory_id,
+        plan.group_id,
+        plan.domain,
+        0,
+        plan.prompt_tokens,
+        censored,
+        steps,
+        message_tokens=plan.message_tokens,
+        max_steps=plan.max_steps,
     )
 
 
@@ -133,6 +151,8 @@ def finished_from_steps(past: PastTrajectory) -> Finished:
         domain=past.domain,
         policy_version=past.policy_version,
         prompt_tokens=past.prompt_tokens,
+        message_tokens=past.message_tokens,
+        max_steps=past.max_steps,
         generated_tokens=sum(step.generated_tokens for step in past.steps),
         observed_tokens=sum(step.observed_tokens for step in past.steps[:-1]),
         tools_s=_tools_s(past.steps),
@@ -158,6 +178,8 @@ def _point(past: PastTrajectory, done: int) -> Progress:
         domain=past.domain,
         policy_version=past.policy_version,
         prompt_tokens=past.prompt_tokens,
+        message_tokens=past.message_tokens,
+        max_steps=past.max_steps,
         context_tokens=past.prompt_tokens + sum(tokens) + sum(observed),
         generated_tokens=sum(tokens),
         steps_finished=done,

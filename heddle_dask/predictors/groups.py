@@ -68,7 +68,8 @@ def _generated_by(sibling: Finished, at_s: float) -> int:
 def _with_running(facts: GroupFacts, lengths: Sequence[int]) -> GroupFacts:
     if not lengths:
         return facts
-    return facts._replace(running=len(lengths), running_largest=math.log1p(max(lengths)))
+    mean = math.log1p(sum(lengths) / len(lengths))
+    return facts._replace(running=len(lengths), running_mean=mean, running_largest=math.log1p(max(lengths)))
 
 
 class GroupBook:

@@ -14,7 +14,14 @@ import numpy.typing as npt
 import zarr
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.records.schema import TABLES, committed_rows, open_column, open_run
+from heddle_dask.records.schema import (
+    LATER_COLUMNS,
+    STRING,
+    TABLES,
+    committed_rows,
+    open_column,
+    open_run,
+)
 from heddle_dask.records.token_record import Attribution, TokenRecord
 from heddle_dask.records.trajectory import ActionRecord, StepRecord, TrajectoryRecord
 
@@ -96,7 +103,12 @@ class RunReader:
         if name in self._cache:
             return self._cache[name]
         rows = self._rows[table]
-        values = np.asarray(open_column(self._group, table, column, rows)[:rows])
+        if name in LATER_COLUMNS and name not in self._group:
+            values = np.zeros(
+                rows, np.dtypes.StringDType() if TABLES[table].columns[column] == STRING else np.int64
+            )
+        else:
+            values = np.asarray(open_column(self._group, table, column, rows)[:rows])
         values.flags.writeable = False
         if table != "tokens":
             self._cache[name] = values
@@ -133,6 +145,9 @@ class RunReader:
             actions=tuple(ActionRecord(**row) for row in self._part("actions", index, ActionRecord)),
             started_s=value("started_s"),
             finished_s=value("finished_s"),
+            domain=self._text("domain", index),
+            message_tokens=value("message_tokens"),
+            max_steps=value("max_steps"),
         )
 
     def summary(self) -> RunSummary:

@@ -117,9 +117,15 @@ TABLES: Mapping[str, Table] = {
             "action_offset": "int64",
             "started_s": "float64",
             "finished_s": "float64",
+            "domain": STRING,
+            "message_tokens": "int64",
+            "max_steps": "int64",
         },
     ),
 }
+
+# Columns that runs of earlier versions lack: empty and 0 there.
+LATER_COLUMNS = frozenset({"trajectories/domain", "trajectories/message_tokens", "trajectories/max_steps"})
 
 # What zarr raises for a directory that is not, or no longer, what its metadata says.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, BaseZarrError)

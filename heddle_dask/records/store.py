@@ -28,9 +28,9 @@ from heddle_dask.records.reader import RunReader, RunSummary
 from heddle_dask.records.schema import (
     FORMAT,
     FORMAT_VERSION,
+    LATER_COLUMNS,
     STRING,
     TABLES,
-    Table,
     committed_rows,
     is_ours,
     open_column,
@@ -107,7 +107,9 @@ class RunStore:
                 },
             )
             for name, table in TABLES.items():
-                _make_table(group.create_group(name), table)
+                group.create_group(name)
+                for column in table.columns:
+                    _make_column(group, name, column)
             group.attrs["committed"] = dict.fromkeys(TABLES, 0)
             return cls(group, lock)
         except OSError as error:
@@ -207,6 +209,7 @@ class RunStore:
         """Believe what is committed and cut the rest."""
         self._group = group
         self._rows = committed_rows(group)
+        _add_later_columns(group, self._rows)
         self._columns = {
             table: {column: open_column(group, table, column, self._rows[table]) for column in layout.columns}
             for table, layout in TABLES.items()
@@ -292,15 +295,23 @@ def _lock_directory(path: Path) -> int:
     return descriptor
 
 
-def _make_table(group: zarr.Group, table: Table) -> None:
-    for column, dtype in table.columns.items():
-        group.create_array(
-            column,
-            shape=(0,),
-            dtype=dtype,
-            chunks=(table.chunk_rows,),
-            dimension_names=(table.dimension,),
-        )
+def _make_column(group: zarr.Group, table: str, column: str, rows: int = 0) -> None:
+    layout = TABLES[table]
+    group.create_array(
+        f"{table}/{column}",
+        shape=(rows,),
+        dtype=layout.columns[column],
+        chunks=(layout.chunk_rows,),
+        dimension_names=(layout.dimension,),
+    )
+
+
+def _add_later_columns(group: zarr.Group, rows: Mapping[str, int]) -> None:
+    """What a run of an earlier version lacks, empty and 0 for the rows that it has."""
+    for name in sorted(LATER_COLUMNS):
+        table, _, column = name.partition("/")
+        if name not in group:
+            _make_column(group, table, column, rows[table])
 
 
 def _resize(array: zarr.Array[Any], rows: int) -> None:

@@ -106,6 +106,9 @@ class TrajectoryRecord:
         None where unknown; a nan given by an environment is unknown, too.
     branches
         The first is the main one; more where an agent rewrote its history.
+    domain, message_tokens, max_steps
+        What a predictor was told of the task: environment and kind, length of the task itself, limit of its steps;
+        empty and 0 where nobody told.
 
     Raises
     ------
@@ -128,6 +131,9 @@ class TrajectoryRecord:
     actions: tuple[ActionRecord, ...]
     started_s: float
     finished_s: float
+    domain: str = ""
+    message_tokens: int = 0
+    max_steps: int = 0
 
     def __post_init__(self) -> None:
         if self.status not in get_args(Status) or self.cause not in get_args(Cause):

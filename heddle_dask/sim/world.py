@@ -396,4 +396,6 @@ def _spec(plan: PlannedTrajectory) -> TrajectorySpec:
         sample_index=plan.sample_index,
         domain=plan.domain,
         prompt_tokens=plan.prompt_tokens,
+        message_tokens=plan.message_tokens,
+        max_steps=plan.max_steps,
     )

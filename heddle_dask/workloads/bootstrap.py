@@ -98,4 +98,6 @@ def _numbered(planned: PlannedTrajectory, number: int) -> PlannedTrajectory:
         domain=planned.domain,
         prompt_tokens=planned.prompt_tokens,
         steps=planned.steps,
+        message_tokens=planned.message_tokens,
+        max_steps=planned.max_steps,
     )

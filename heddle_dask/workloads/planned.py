@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from heddle_dask.core.errors import HeddleError
+from heddle_dask.core.nouns import joined_domain
 from heddle_dask.workloads.traces import TracedTrajectory
 
 
@@ -33,6 +34,8 @@ class PlannedTrajectory:
     ----------
     group_id
         What the attempts at one prompt share; they share the prompt's tokens as a prefix.
+    message_tokens, max_steps
+        Length of the task itself, and the limit of its steps; 0 = not known.
     """
 
     trajectory_id: str
@@ -41,6 +44,8 @@ class PlannedTrajectory:
     domain: str
     prompt_tokens: int
     steps: tuple[PlannedStep, ...]
+    message_tokens: int = 0
+    max_steps: int = 0
 
     @property
     def generated_tokens(self) -> int:
@@ -156,7 +161,14 @@ def planned_trace(
         trace, token_scale=token_scale, tool_scale=tool_scale, max_context_tokens=max_context_tokens
     )
     return PlannedTrajectory(
-        trace.trajectory_id, trace.group_id, sample_index, domain, plan.prompt_tokens, plan.steps
+        trace.trajectory_id,
+        trace.group_id,
+        sample_index,
+        joined_domain(domain, trace.domain, trace.policy),
+        plan.prompt_tokens,
+        plan.steps,
+        message_tokens=scaled_tokens(trace.message_tokens, token_scale, 0),
+        max_steps=trace.max_steps,
     )
 
 

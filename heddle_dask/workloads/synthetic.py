@@ -262,6 +262,8 @@ def fit_into_context(
         domain=planned.domain,
         prompt_tokens=prompt,
         steps=tuple(steps),
+        message_tokens=scaled_tokens(planned.message_tokens, token_scale, 0),
+        max_steps=planned.max_steps,
     )
 
 

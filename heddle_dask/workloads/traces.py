@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.nouns import joined_domain
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,14 @@ class TracedTrajectory:
         False when the recording was cut off.
     success
         Whether it solved its task; None = not known.
+    domain
+        Kind of task, fixed before the first step: origin, environment, kind of thread and permission mode.
+    policy
+        Model and agent that made it.
+    message_tokens
+        Length of the task itself, without what stands before every task; 0 = not known.
+    max_steps
+        Limit of its steps; 0 = none known.
     """
 
     trajectory_id: str
@@ -69,6 +78,10 @@ class TracedTrajectory:
     complete: bool
     success: bool | None
     steps: tuple[TracedStep, ...]
+    domain: str = ""
+    policy: str = ""
+    message_tokens: int = 0
+    max_steps: int = 0
 
 
 def read_traces(path: Path | str) -> Iterator[TracedTrajectory]:
@@ -124,7 +137,25 @@ def _trajectory(line: str, where: str) -> TracedTrajectory:
         complete=fields.needed("complete", bool),
         success=fields.optional("success", bool),
         steps=tuple(_step(step, f"{where}, step {i + 1}") for i, step in enumerate(steps)),
+        domain=_joined(fields, "source", "domain", "kind", "perm"),
+        policy=_joined(fields, "model", "agent"),
+        message_tokens=_message_tokens(fields, _Fields(steps[0], f"{where}, step 1")),
+        max_steps=fields.count("max_turns", needed=False) or 0,
     )
+
+
+def _joined(fields: _Fields, *names: str) -> str:
+    return joined_domain(*(fields.optional(name, str) or "" for name in names))
+
+
+def _message_tokens(fields: _Fields, first_step: _Fields) -> int:
+    """As recorded; where it is not, what of the prompt no earlier request had in front of it."""
+    told = fields.count("user_tokens", needed=False)
+    prompt = fields.count("prompt_tokens", needed=False)
+    seen = first_step.count("cached_tokens", needed=False)
+    if told or prompt is None or seen is None:
+        return told or 0
+    return max(1, prompt - seen)
 
 
 def _step(data: Any, where: str) -> TracedStep:
