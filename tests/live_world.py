@@ -23,6 +23,7 @@ from heddle_dask.records.journal import read_journal
 from heddle_dask.records.trajectory import TrajectoryRecord
 
 HANG_S = 120
+ENGINE = "heddle_dask.engines.emulated"
 
 # NIXL's progress threads spin, a core per CPU engine: with two engines on two cores imports stall for many seconds.
 needs_nixl_cores = pytest.mark.skipif(
@@ -67,6 +68,26 @@ def descendants(word: str) -> list[psutil.Process]:
             if any(word in part for part in process.cmdline()):
                 found.append(process)
     return found
+
+
+def worker_process(name: str) -> psutil.Process:
+    """The process that runs a Dask worker: the nanny's only child that is no engine."""
+    # The leash around it has the same words in its command line, later.
+    (nanny,) = [p for p in descendants(name) if p.cmdline()[1:4] == ["-m", "dask", "worker"]]
+    (worker,) = [c for c in nanny.children() if not any("resource_tracker" in part for part in c.cmdline())]
+    return worker
+
+
+def engine_processes(worker_name: str) -> list[psutil.Process]:
+    """The emulated engine of a Dask worker and the leash around it, oldest first."""
+    inside = worker_process(worker_name).children(recursive=True)
+    found = [process for process in inside if ENGINE in " ".join(process.cmdline())]
+    return sorted(found, key=lambda process: process.create_time())
+
+
+def engine_process(worker_name: str) -> psutil.Process:
+    """The engine itself."""
+    return engine_processes(worker_name)[-1]
 
 
 def check_against_engine(records: Sequence[TrajectoryRecord], seen_path: Path) -> None:

@@ -10,7 +10,17 @@ from typing import Any
 import psutil
 import pytest
 from live_agents import ToolAgent, always_die, count_and_maybe_die, echo_tool
-from live_world import cluster, control_lines, descendants, emulated, kill, run, until
+from live_world import (
+    cluster,
+    control_lines,
+    emulated,
+    engine_process,
+    engine_processes,
+    kill,
+    run,
+    until,
+    worker_process,
+)
 
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.story import replay
@@ -23,8 +33,6 @@ from heddle_dask.strategies.presets import build_strategies
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-ENGINE = "heddle_dask.engines.emulated"
-
 
 async def collect(stream: AsyncIterator[TrajectoryRecord], after: int, fault: Callable[[], None]) -> Any:
     """All records of a stream; calls `fault` when `after` of them are there."""
@@ -34,14 +42,6 @@ async def collect(stream: AsyncIterator[TrajectoryRecord], after: int, fault: Ca
         if len(records) == after:
             fault()
     return records
-
-
-def worker_process(name: str) -> psutil.Process:
-    """The process that runs a Dask worker: the nanny's only child that is no engine."""
-    # The leash around it has the same words in its command line, later.
-    (nanny,) = [p for p in descendants(name) if p.cmdline()[1:4] == ["-m", "dask", "worker"]]
-    (worker,) = [c for c in nanny.children() if not any("resource_tracker" in part for part in c.cmdline())]
-    return worker
 
 
 def check_complete(records: Sequence[TrajectoryRecord], count: int, steps: int) -> None:
@@ -71,11 +71,8 @@ def test_a_killed_rollout_worker_takes_its_engine_and_loses_nothing(model_dir: s
                 engines: list[psutil.Process] = []
 
                 def fault() -> None:
-                    worker = worker_process("rollout-0")
-                    engines.extend(
-                        p for p in worker.children(recursive=True) if ENGINE in " ".join(p.cmdline())
-                    )
-                    kill(worker.pid)
+                    engines.extend(engine_processes("rollout-0"))
+                    kill(worker_process("rollout-0").pid)
 
                 records = await collect(rollout.stream(6), 2, fault)
                 check_complete(records, 24, 5)
@@ -107,10 +104,7 @@ def test_a_killed_engine_is_restarted_and_its_steps_go_on_elsewhere(model_dir: s
             async with rollout:
 
                 def fault() -> None:
-                    worker = worker_process("rollout-1")
-                    found = [p for p in worker.children(recursive=True) if ENGINE in " ".join(p.cmdline())]
-                    # Not the leash around it: the engine itself.
-                    kill(max(found, key=lambda p: p.create_time()).pid)
+                    kill(engine_process("rollout-1").pid)
 
                 records = await collect(rollout.stream(6), 2, fault)
                 check_complete(records, 24, 5)
@@ -224,9 +218,7 @@ def test_an_abort_to_a_dead_engine_does_not_take_its_worker_along(model_dir: str
             async with Rollout(client, env=ToolAgent(steps=4), model=model_dir, engine=engine) as rollout:
 
                 def fault() -> None:
-                    worker = worker_process("rollout-0")
-                    found = [p for p in worker.children(recursive=True) if ENGINE in " ".join(p.cmdline())]
-                    kill(max(found, key=lambda p: p.create_time()).pid)
+                    kill(engine_process("rollout-0").pid)
                     rollout.interrupt()
 
                 before = worker_process("rollout-0").pid

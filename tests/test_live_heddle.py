@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from live_agents import RecordingWorker, ToolAgent, echo_tool
-from live_world import check_against_engine, cluster, control_lines, emulated, needs_nixl_cores, run
+from live_world import (
+    check_against_engine,
+    cluster,
+    control_lines,
+    emulated,
+    engine_process,
+    kill,
+    needs_nixl_cores,
+    run,
+    until,
+)
 
+from heddle_dask.core import commands as cmd
+from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.story import replay
+from heddle_dask.core.story import decode, replay
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live import open_session
 from heddle_dask.live.batch import Batch
 from heddle_dask.live.rollout import Rollout
+from heddle_dask.live.run_writer import journal_path
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import strategies_of_run
 
@@ -136,6 +151,55 @@ def test_preempted_steps_keep_their_tokens_and_moves_their_contexts(model_dir: s
     assert batch_tokens(busy) == batch_tokens(plain)
     moves = busy.moves
     assert sum(int(totals["started"]) for totals in moves.values()) == found["MoveContext"]
+
+
+def moves_under_way(lines: Sequence[Any]) -> list[cmd.MoveContext]:
+    """Those that were ordered and of which nothing more was heard."""
+    moving: dict[str, cmd.MoveContext] = {}
+    for line in lines:
+        event, commands = decode(line[0]), [decode(row) for row in line[1]]
+        if isinstance(event, ev.MoveEnded):
+            moving.pop(event.trajectory_id, None)
+        moving.update((c.trajectory_id, c) for c in commands if isinstance(c, cmd.MoveContext))
+    return list(moving.values())
+
+
+@pytest.mark.parametrize("end", ["source", "target"])
+def test_an_engine_that_is_killed_while_contexts_move_costs_no_trajectory(
+    end: str, model_dir: str, tmp_path: Path
+) -> None:
+    """A transfer takes seconds here, so that the engine dies in the middle of one."""
+    out = tmp_path / "run.zarr"
+    spec = emulated(model_dir, seconds_per_token=0.005, slots=2, kv_transfer=True)
+    agent = UnevenAgent(tokens=25)
+    plain = roll(spec, "sticky-least-loaded", (), None, agent, 12)
+    slow = replace(spec, emulation={"transfer_fixed_s": 4.0})
+
+    async def body() -> tuple[Batch, cmd.MoveContext]:
+        async with cluster() as (_, client):
+            chosen: dict[str, Any] = {"strategy": "heddle-paper", "overrides": BUSY, "seed": 3, "out": out}
+            async with Rollout(
+                client, env=agent, model=slow.model, engine=slow, engines=2, **chosen
+            ) as rollout:
+                batch = asyncio.create_task(rollout.run(12))
+                move = (
+                    await until(lambda: journal_path(out).exists() and moves_under_way(control_lines(out)))
+                )[0]
+                # Its worker's name opens an engine's.
+                victim = move.source_engine_id if end == "source" else move.target_engine_id
+                kill(engine_process(next(n for n in ("rollout-0", "rollout-1") if n in victim)).pid)
+                return await batch, move
+
+    busy, move = run(body(), 300)
+    assert [record.detail for record in busy if record.status != "completed"] == []
+    assert batch_tokens(busy) == batch_tokens(plain)
+    lines = control_lines(out)
+    events = [decode(event) for event, _ in lines]
+    ended = [e for e in events if isinstance(e, ev.MoveEnded) and e.trajectory_id == move.trajectory_id]
+    lost = [e for e in events if isinstance(e, ev.EngineLost)]
+    assert lost[0].engine_id == (move.source_engine_id if end == "source" else move.target_engine_id)
+    assert ended and not ended[0].ok and ended[0].cause
+    assert list(replay(Controller(strategies_of_run(RunReader(out).metadata)), lines)) == []
 
 
 def batch_tokens(batch: Batch) -> dict[str, list[int]]:

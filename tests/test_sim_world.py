@@ -288,6 +288,25 @@ def test_when_engines_are_lost_the_others_finish(preset: str, report_s: float) -
     assert run.world.engines[EngineId("engine-0")].busy_s <= 2.0
 
 
+@pytest.mark.parametrize("preset", ["heddle", "slime", "verl"])
+def test_engines_that_die_by_chance_are_replaced_until_all_have_ended(preset: str) -> None:
+    faults = Faults(engine_mtbf_s=6.0, engine_restart_s=1.5)
+    plans = workload()
+    runs = [Run(preset, small_fleet(3, faults=faults), plans, limits=Limits(max_losses=99)) for _ in range(2)]
+    run = runs[0]
+    assert run.statuses == ["completed"] * len(plans)
+    run.check_times()
+    run.check_replay()
+    lost, joined = run.events(ev.EngineLost), run.events(ev.EngineJoined)
+    assert len(lost) >= 3 and len({event.engine_id for event in lost}) == len(lost)
+    # Each has another in its place, but for those whose start the end of the last trajectory has overtaken.
+    for event in lost:
+        assert event.at + 1.5 > run.end_s or event.at + 1.5 in [pytest.approx(other.at) for other in joined]
+    assert [event.at for event in lost] == [event.at for event in runs[1].events(ev.EngineLost)]
+    # The loop ends: nobody dies for ever.
+    assert run.world.time.now_s < run.end_s + 1000
+
+
 def test_steps_whose_engines_die_too_often_are_given_up_and_end_failed() -> None:
     steps = (PlannedStep(3000, 0, None, 0.0),)
     plans = [PlannedTrajectory("a", "g", 0, "x", 100, steps)]

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import xml.dom.minidom
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -16,6 +17,9 @@ from click.testing import CliRunner, Result
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.cli.simulate import simulate as simulate_command
 from heddle_dask.core.errors import BadInput
+from heddle_dask.cost.engine_cost import engine_cost_for
+from heddle_dask.cost.measured import DecodePoint, MeasuredTable, TokensPoint
+from heddle_dask.cost.published import model_of
 from heddle_dask.sim.clusters import CLUSTERS, Cluster, cluster_of, with_choices
 from heddle_dask.sim.report_svg import Line, line_chart
 from heddle_dask.sim.rollout import simulate
@@ -132,6 +136,12 @@ def test_named_clusters() -> None:
         ("gpus = 8\ntp = 1.5", "tp is 1.5"),
         ("gpus = 8\nstep-added-s = -1", "step-added-s"),
         ("gpus = 8\nkv-transfer = 1", "kv-transfer"),
+        ("gpus = 8\nbelieved-gpu = 'a1'", "a1"),
+        ("gpus = 8\ntables = 'mine.json'", "list of names or files"),
+        ("gpus = 8\nfaults = 3", "section"),
+        ("gpus = 8\n[faults]\nwalltime = 3", "did you mean 'walltime-s'"),
+        ("gpus = 8\n[faults]\ntool-failure-share = 1.5", "share from 0 to 1"),
+        ("gpus = 8\n[faults]\nengine-mtbf-s = -1", "seconds from 0 up"),
         ("gpus = ", "no TOML"),
     ],
 )
@@ -139,6 +149,86 @@ def test_bad_cluster_files(text: str, said: str) -> None:
     Path("bad.toml").write_text(text)
     with pytest.raises(BadInput, match=said):
         cluster_of("bad.toml")
+
+
+def measured_8b(name: str, degree: int = 1, slower: float = 2.0) -> None:
+    """A table as ``heddle profile`` would write it of an engine so much slower than the formula says."""
+    shape = model_of("qwen3-8b")
+    cost = engine_cost_for(shape, "h100", degree)
+    MeasuredTable(
+        model="qwen3-8b",
+        shape=shape,
+        degree=degree,
+        device="a device",
+        engine="an engine",
+        date="2026-11-23",
+        slots=8,
+        chunk_tokens=cost.chunk_tokens,
+        decode=tuple(
+            DecodePoint(batch, batch * 1000, slower * cost.decode_token_s(batch, batch * 1000))
+            for batch in (1, 2, 4, 8)
+        ),
+        prefill=tuple(TokensPoint(tokens, slower * cost.prefill_s(tokens)) for tokens in (500, 1000, 4000)),
+        kv_transfer=(TokensPoint(1000, 0.3), TokensPoint(5000, 0.7)),
+    ).save(Path(name))
+
+
+def test_measured_tables_take_the_place_of_the_formula_at_their_degree() -> None:
+    measured_8b("mine.json")
+    Path("inner").mkdir()
+    text = Path("small.toml").read_text()
+    Path("inner/measured.toml").write_text(text + 'tables = ["../mine.json"]\n')  # beside the file
+    by_file = cluster_of("inner/measured.toml")
+    by_option = with_choices(cluster_of("small.toml"), tp=None, slots=None, tables=("mine.json",))
+    plain = cluster_of("small.toml").fleet("qwen3-8b", max_context_tokens=20_000)
+    for cluster in (by_file, by_option):
+        fleet = cluster.fleet("qwen3-8b", max_context_tokens=20_000)
+        ratios = [
+            cost.decode_token_s(4, 4000) / formula.decode_token_s(4, 4000)
+            for (_, cost), (_, formula) in zip(fleet.engines, plain.engines, strict=True)
+        ]
+        assert ratios == pytest.approx([1.0, 2.0, 2.0], rel=0.05)  # of degrees 2, 1, 1
+        assert (fleet.link.setup_s, fleet.link.token_s) == pytest.approx((0.2, 1e-4))
+        assert fleet.beliefs[1] == fleet.engines[1][1]
+        capacities = [spec.kv_capacity_tokens for spec, _ in fleet.engines]
+        assert capacities == [spec.kv_capacity_tokens for spec, _ in plain.engines]
+    measured_8b("again.json")
+    with pytest.raises(BadInput, match=r"again\.json is the second of TP degree 1"):
+        replace(by_option, tables=("mine.json", "again.json")).fleet("qwen3-8b", max_context_tokens=20_000)
+
+
+def test_a_table_of_another_model_is_refused_in_one_line() -> None:
+    measured_8b("mine.json")
+    line = refused("--workload", "coding", *SMALL, "--model", "qwen3-14b", "--table", "mine.json")
+    assert "mine.json is of another model (qwen3-8b" in line and "heddle profile" in line
+    assert "none.json" in refused("--workload", "coding", *SMALL, "--table", "none.json")
+
+
+def test_strategies_may_believe_in_another_gpu_than_there_is() -> None:
+    Path("wrong.toml").write_text(Path("small.toml").read_text() + 'believed-gpu = "a100-80g"\n')
+    right, wrong = (
+        cluster_of(name).fleet("qwen3-8b", max_context_tokens=20_000) for name in ("small.toml", "wrong.toml")
+    )
+    assert [cost for _, cost in wrong.engines] == [cost for _, cost in right.engines]
+    assert sorted(wrong.beliefs) == sorted(right.beliefs) == [1, 2, 4]
+    for degree, cost in wrong.beliefs.items():
+        assert cost == engine_cost_for("qwen3-8b", "a100-80g", degree) != right.beliefs[degree]
+
+
+def test_faults_of_a_cluster_file_are_played_and_said() -> None:
+    faults = "[faults]\nengine-mtbf-s = 20\nengine-restart-s = 5\ntool-failure-share = 0.1\nwalltime-s = 60\n"
+    Path("bad-day.toml").write_text(Path("small.toml").read_text() + faults)
+    chosen = ["--workload", "coding", *SMALL, "--model", "qwen3-8b", "--strategy", "slime", "--seeds", "1"]
+    chosen[chosen.index("small.toml")] = "bad-day.toml"
+    result = invoke(*chosen, "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert told["conditions"]["faults"] == (
+        "tool-failure-share 0.1 walltime-s 60 engine-mtbf-s 20 engine-restart-s 5"
+    )
+    (row,) = told["rows"]
+    assert row["makespan_s"] == 60 and 0 < row["completed"] < row["trajectories"] == 32
+    assert f"seed 0: only {row['completed']} of 32 trajectories completed" in result.stderr
 
 
 def test_bad_degrees() -> None:

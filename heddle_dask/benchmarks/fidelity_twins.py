@@ -75,7 +75,7 @@ def twins_of(
     else:
         told = _told_by(_by_engines(tables, model, fleet.spec.tp_degree), engines)
         fleet = replace(fleet, cost=told.cost)
-        delays = _with_request(delays, told.request_s)
+        delays = replace(delays.with_request(told.request_s), slot_s=delays.slot_s + told.request_s)
     described = [
         EngineDescription(
             EngineId(f"engine-{number}"), slots, max_context_tokens, kv_capacity_tokens=told.capacity_tokens
@@ -156,12 +156,3 @@ def delays_of(overhead: Path | None, trajectories: int) -> ControlDelays:
                 f"--overhead {overhead} holds no overhead: write it with `heddle bench overhead --json`"
             ) from None
     return ControlDelays.measured(step_s, action_s, slot_s=step_s / 3)
-
-
-def _with_request(delays: ControlDelays, request_s: float) -> ControlDelays:
-    return replace(
-        delays,
-        start_s=delays.start_s + request_s / 2,
-        report_s=delays.report_s + request_s / 2,
-        slot_s=delays.slot_s + request_s,
-    )

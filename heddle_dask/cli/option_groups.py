@@ -102,6 +102,12 @@ def simulated(function: F) -> F:
                 default=None,
                 help="Run on the workers of this Dask scheduler [default: here].",
             ),
+            click.option(
+                "--table",
+                "tables",
+                multiple=True,
+                help="Measured table, name or FILE, in place of the cost formula at its degree; one a degree.",
+            ),
         ]
     )
     return add(function)

@@ -58,6 +58,7 @@ def plan(
     warm: bool,
     price_per_gpu_hour: float | None,
     scheduler: str | None,
+    tables: tuple[str, ...],
     as_json: bool,
     seed: int,
 ) -> None:
@@ -65,6 +66,7 @@ def plan(
 
     Every feasible uniform degree and the mix that the search for degrees picks are played in virtual time.
     """
+    from heddle_dask.cli.cluster_conditions import cluster_conditions
     from heddle_dask.cli.plan_tables import plan_json, plan_lines
     from heddle_dask.cli.sweep_runs import play_jobs
     from heddle_dask.sim.clusters import cluster_of, with_choices
@@ -74,7 +76,7 @@ def plan(
     if price_per_gpu_hour is not None and not math.isfinite(price_per_gpu_hour):
         raise BadInput(f"--price-per-gpu-hour {price_per_gpu_hour}: use a number from 0 up")
     arm = _one_arm(strategy, overrides)
-    described = with_choices(cluster_of(cluster), tp=None, slots=slots)
+    described = with_choices(cluster_of(cluster), tp=None, slots=slots, tables=tables)
     given = [described.gpus] if gpus is None else whole_numbers("--gpus", gpus, "8 or 8,16,32")
     numbers = list(dict.fromkeys(given))
     count = trajectories or max(samples, 100 * max(numbers) // samples * samples)
@@ -96,6 +98,7 @@ def plan(
         "max_context_tokens": max_context_tokens,
         "predictor": "warm" if warm else "cold",
         "seeds": seeds,
+        **cluster_conditions(described),
     }
     for line in plan_lines(conditions, budgets, played, price_per_gpu_hour):
         click.echo(line, err=as_json)

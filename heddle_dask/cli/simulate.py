@@ -50,10 +50,12 @@ def simulate(
     warm: bool,
     html: Path | None,
     scheduler: str | None,
+    tables: tuple[str, ...],
     as_json: bool,
     seed: int,
 ) -> None:
     """Play rollouts in virtual time on a GPU cluster that need not exist, and show strategies side by side."""
+    from heddle_dask.cli.cluster_conditions import cluster_conditions
     from heddle_dask.cli.sweep_runs import play_jobs
     from heddle_dask.sim.clusters import cluster_of, with_choices
     from heddle_dask.sim.plan import engines_in_words
@@ -63,7 +65,7 @@ def simulate(
     if html is not None:
         _check_writable(html)
     arms = parse_arms(strategy, overrides)
-    described = with_choices(cluster_of(cluster), tp=tp, slots=slots)
+    described = with_choices(cluster_of(cluster), tp=tp, slots=slots, tables=tables)
     fleet = described.fleet(model, max_context_tokens=max_context_tokens)
     count = trajectories or max(samples, 100 * described.gpus // samples * samples)
     work = SimulatedWorkload(workload, count, samples, max_context_tokens, token_scale, tool_scale)
@@ -79,6 +81,7 @@ def simulate(
         "trajectories": count,
         "samples": samples,
         "predictor": "warm" if warm else "cold",
+        **cluster_conditions(described),
     }
     for line in _table(conditions, rollouts):
         click.echo(line, err=as_json)
@@ -124,6 +127,12 @@ def _table(conditions: dict[str, object], rollouts: Sequence[SimulatedRollout]) 
             f"{_middle(mine, 'bound_share'):8.1%}  {ends:12,.1f}  {queued:>17}  {stopped:>12}  {prefilled:17.2f}  "
             f"{moves:5,.0f}"
         )
+    cut = [one for one in rollouts if one.completed < one.trajectories]
+    lines += [
+        f"{one.strategy}, seed {one.seed}: only {one.completed:,d} of {one.trajectories:,d} trajectories completed; "
+        "the bound is of all"
+        for one in cut
+    ]
     return [*lines, *(_regroups(name, by_name[name]) for name in ordered if _merges(by_name[name]))]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import EngineCost, engine_cost_for
 from heddle_dask.cost.hardware import Gpu, ModelShape
+from heddle_dask.cost.measured import MeasuredTable, table_names
 from heddle_dask.cost.published import gpu_of, model_of
 from heddle_dask.cost.transfers import SETUP_S, transfer_s
-from heddle_dask.sim.fleet import ControlDelays, Link, Merging, SimulatedFleet, equal_engines
+from heddle_dask.sim.fleet import ControlDelays, Faults, Link, Merging, SimulatedFleet, equal_engines
 from heddle_dask.strategies.parallelism.degrees import allowed_degrees
 from heddle_dask.strategies.regrouping.merge_idle import RESTART_S
 
@@ -51,6 +52,12 @@ class Cluster:
         Whether engines hand over KV caches.
     restart_s
         Until an engine of another degree answers on the same GPUs, for strategies that regroup inside a rollout.
+    tables
+        Names or files of measured tables, which override the cost formula at their degrees.
+    believed_gpu
+        A published name: strategies plan with what the formula says of that GPU; empty: with the truth.
+    faults
+        What goes wrong.
     """
 
     gpus: int
@@ -63,6 +70,9 @@ class Cluster:
     action_added_s: float = ACTION_ADDED_S
     kv_transfer: bool = True
     restart_s: float = RESTART_S
+    tables: tuple[str, ...] = ()
+    believed_gpu: str = ""
+    faults: Faults = field(default_factory=Faults)
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -88,12 +98,17 @@ class Cluster:
         Raises
         ------
         BadInput
-            An unknown name, a degree that splits no heads or no node, a model or a context that does not fit.
+            An unknown name, a degree that splits no heads or no node, a model or a context that does not fit, or a
+            table of another model.
         """
         shape = model_of(model) if isinstance(model, str) else model
         chip = gpu_of(self.gpu)
         degrees = self.degrees
-        costs = {degree: engine_cost_for(shape, chip, degree) for degree in dict.fromkeys(degrees)}
+        tables = self._measured(shape)
+        costs = {
+            degree: engine_cost_for(shape, chip, degree, table=tables.get(degree))
+            for degree in dict.fromkeys(degrees)
+        }
         engines: list[tuple[EngineDescription, EngineCost]] = []
         for number, degree in enumerate(degrees):
             engines += equal_engines(
@@ -105,13 +120,38 @@ class Cluster:
                 kv_transfer=self.kv_transfer,
                 first=number,
             )
+        merging = self._merging(shape, chip, tables, max_context_tokens)
         return SimulatedFleet(
             self._seated(engines),
-            delays=ControlDelays.measured(self.step_added_s, self.action_added_s),
-            link=self._link(shape, chip, degrees),
+            delays=self._delays(tables, degrees),
+            link=self._link(shape, chip, tables, degrees),
+            faults=self.faults,
             tool_cpus=self.tool_cpus,
-            merging=self._merging(shape, chip, max_context_tokens),
+            believed=self._believed(shape, (*costs, *merging.kinds)),
+            merging=merging,
         )
+
+    def _delays(self, tables: Mapping[int, MeasuredTable], degrees: Sequence[int]) -> ControlDelays:
+        delays = ControlDelays.measured(self.step_added_s, self.action_added_s)
+        ways_s = [tables[degree].fit().request_s for degree in dict.fromkeys(degrees) if degree in tables]
+        return delays.with_request(max(ways_s, default=0.0))
+
+    def _measured(self, shape: ModelShape) -> Mapping[int, MeasuredTable]:
+        """The tables by their degrees; refuses those of another model, and two of one degree."""
+        found: dict[int, MeasuredTable] = {}
+        for name in self.tables:
+            table = MeasuredTable.load(name)
+            table.check(shape, table.degree)
+            if table.degree in found:
+                raise BadInput(f"{table.where} is the second of TP degree {table.degree}: give one a degree")
+            found[table.degree] = table
+        return found
+
+    def _believed(self, shape: ModelShape, degrees: Iterable[int]) -> Mapping[int, EngineCost]:
+        if not self.believed_gpu:
+            return {}
+        believed = gpu_of(self.believed_gpu)
+        return {degree: engine_cost_for(shape, believed, degree) for degree in degrees}
 
     def _seated(self, engines: Sequence[tuple[EngineDescription, EngineCost]]) -> SeatedEngines:
         """Engines on nodes, the largest first: their degrees divide a node, so that none is split."""
@@ -124,7 +164,9 @@ class Cluster:
                 nodes[spec.engine_id] = f"node-{node}"
         return tuple((replace(spec, node=nodes.get(spec.engine_id, "")), cost) for spec, cost in engines)
 
-    def _merging(self, shape: ModelShape, chip: Gpu, max_context_tokens: int) -> Merging:
+    def _merging(
+        self, shape: ModelShape, chip: Gpu, tables: Mapping[int, MeasuredTable], max_context_tokens: int
+    ) -> Merging:
         """Every larger degree at which the model runs with this context."""
         least = min(self.degrees)
         kinds: dict[int, tuple[EngineDescription, EngineCost]] = {}
@@ -133,7 +175,7 @@ class Cluster:
                 continue
             ((spec, cost),) = equal_engines(
                 1,
-                engine_cost_for(shape, chip, degree),
+                engine_cost_for(shape, chip, degree, table=tables.get(degree)),
                 slots=(self.slots or SLOTS_PER_GPU * least) * degree // least,
                 max_context_tokens=max_context_tokens,
                 tp_degree=degree,
@@ -142,9 +184,17 @@ class Cluster:
             kinds[degree] = spec, cost
         return Merging(kinds, self.restart_s)
 
-    def _link(self, shape: ModelShape, chip: Gpu, degrees: Sequence[int]) -> Link:
-        """The slowest that two engines may have: across nodes where there are several, at the least degree."""
+    def _link(
+        self, shape: ModelShape, chip: Gpu, tables: Mapping[int, MeasuredTable], degrees: Sequence[int]
+    ) -> Link:
+        """The slowest that two engines may have: across nodes where there are several, at the least degree.
+
+        As the table of that degree measured it, where it did.
+        """
         degree = min(degrees)
+        measured = tables[degree].fit() if degree in tables else None
+        if measured is not None and measured.kv_setup_s is not None:
+            return Link(setup_s=measured.kv_setup_s, token_s=measured.kv_token_s or 0.0)
         seconds = transfer_s(
             1_000_000,
             shape,
@@ -155,6 +205,9 @@ class Cluster:
         )
         return Link(setup_s=SETUP_S, token_s=(seconds - SETUP_S) / 1_000_000)
 
+
+FAULTS = ("tool_failure_share", "regroup_failure_share", "walltime_s", "engine_mtbf_s", "engine_restart_s")
+"""Of the fields of `Faults`, those that a file may set."""
 
 CLUSTERS: Mapping[str, Cluster] = {
     "hopper8": Cluster(gpus=8),
@@ -182,36 +235,64 @@ def cluster_of(name_or_file: str) -> Cluster:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"cluster {name_or_file} is no TOML: {error}") from None
-    return _checked(content, name_or_file)
+    cluster = _checked(content, name_or_file)
+    return replace(cluster, tables=tuple(_beside(path, name) for name in cluster.tables))
 
 
-def with_choices(cluster: Cluster, *, tp: int | None, slots: int | None) -> Cluster:
-    """The cluster with another uniform degree or number of slots, where given."""
+def _beside(cluster_file: Path, table: str) -> str:
+    """A table's file is looked for beside the cluster's; one that ships has its name."""
+    return table if table in table_names() else str(cluster_file.parent / table)
+
+
+def with_choices(
+    cluster: Cluster, *, tp: int | None, slots: int | None, tables: Sequence[str] = ()
+) -> Cluster:
+    """The cluster with another uniform degree, number of slots, or measured tables, where given."""
     if tp is not None:
         cluster = replace(cluster, tp=tp)
+    if tables:
+        cluster = replace(cluster, tables=tuple(tables))
     return cluster if slots is None else replace(cluster, slots=slots)
 
 
 def _checked(content: Mapping[str, Any], where: str) -> Cluster:
-    known = {field.name.replace("_", "-"): field.name for field in fields(Cluster)}
-    values: dict[str, Any] = {}
-    for key, value in content.items():
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f" (did you mean '{close[0]}'?)" if close else ""
-            raise BadInput(f"cluster {where} has unknown key '{key}'{hint}; allowed: {', '.join(known)}")
-        values[known[key]] = _value(known[key], value, f"cluster {where}: {key}")
+    values = _read(content, [each.name for each in fields(Cluster)], f"cluster {where}")
     if "gpus" not in values:
         raise BadInput(f"cluster {where} lacks 'gpus': give their number")
     return Cluster(**values)
 
 
+def _read(content: Mapping[str, Any], names: Iterable[str], where: str) -> dict[str, Any]:
+    """Values by name; the keys are the names with dashes."""
+    known = {name.replace("_", "-"): name for name in names}
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f" (did you mean '{close[0]}'?)" if close else ""
+            raise BadInput(f"{where} has unknown key '{key}'{hint}; allowed: {', '.join(known)}")
+        values[known[key]] = _value(known[key], value, f"{where}: {key}")
+    return values
+
+
 def _value(name: str, value: Any, where: str) -> Any:
-    if name == "gpu":
+    if name in ("gpu", "believed_gpu"):
         if not isinstance(value, str):
             raise BadInput(f"{where} is {value!r}: use the name of a GPU")
         gpu_of(value)
         return value
+    if name == "tables":
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise BadInput(f"{where} is {value!r}: use a list of names or files of measured tables")
+        return tuple(value)
+    if name == "faults":
+        if not isinstance(value, dict):
+            raise BadInput(f"{where} is {value!r}: use a section [faults]")
+        return Faults(**_read(value, FAULTS, where))
+    if name.endswith("_share"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise BadInput(f"{where} is {value!r}: use a share from 0 to 1")
+        return float(value)
     if name == "kv_transfer":
         if not isinstance(value, bool):
             raise BadInput(f"{where} is {value!r}: use true or false")

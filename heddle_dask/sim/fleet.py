@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId, HostId
@@ -54,6 +54,11 @@ class ControlDelays:
         third = step_added_s / 3
         return cls(third, third, third, action_added_s / 2, predict_s, slot_s)
 
+    def with_request(self, request_s: float) -> ControlDelays:
+        """These, and an engine's own way of a request (`TableFit.request_s`): half before it, half behind."""
+        half_s = request_s / 2
+        return replace(self, start_s=self.start_s + half_s, report_s=self.report_s + half_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -77,12 +82,19 @@ class Faults:
         Share of merged engines that do not start.
     walltime_s
         When the allocation ends: whatever runs then is aborted; 0 for never.
+    engine_mtbf_s
+        Mean of the seconds that an engine runs until it dies with its worker, exponentially distributed and drawn for
+        each engine by its name; 0 for never.
+    engine_restart_s
+        Until another engine answers in the place of one that died so.
     """
 
     engines_lost: Mapping[int, float] = field(default_factory=dict)
     tool_failure_share: float = 0.0
     regroup_failure_share: float = 0.0
     walltime_s: float = 0.0
+    engine_mtbf_s: float = 0.0
+    engine_restart_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,10 @@ class SimulatedRollout:
 
     Attributes
     ----------
+    completed
+        How many of the trajectories ended by themselves; the others were cut off by a fault.
     tokens
-        Sampled tokens.
+        Sampled tokens of these.
     bound
         Lower bounds of `makespan_s`.
     queue_mean_s, queue_p99_s, queue_longest_s
@@ -75,6 +77,7 @@ class SimulatedRollout:
     strategy: str
     seed: int
     trajectories: int
+    completed: int
     tokens: int
     makespan_s: float
     bound: MakespanBound
@@ -100,7 +103,7 @@ class SimulatedRollout:
 
     @property
     def bound_share(self) -> float:
-        """Lower bound over makespan: at most 1."""
+        """Lower bound over makespan: at most 1, if all completed."""
         return self.bound.seconds / self.makespan_s
 
     def figures(self) -> dict[str, object]:
@@ -109,6 +112,7 @@ class SimulatedRollout:
             "strategy": self.strategy,
             "seed": self.seed,
             "trajectories": self.trajectories,
+            "completed": self.completed,
             "tokens": self.tokens,
             "makespan_s": round(self.makespan_s, 3),
             "tokens_per_s": round(self.tokens_per_s, 1),
@@ -248,12 +252,14 @@ def _figures(
     engines = world.engines
     makespan_s = max(program.finished_s for program in programs)
     waited_s = [program.queue_s for program in programs]
+    completed = [program for program in programs if program.status == "completed"]
     longest = max(programs, key=lambda program: program.plan.generated_tokens)
     return SimulatedRollout(
         strategy=name,
         seed=seed,
         trajectories=len(programs),
-        tokens=sum(program.plan.generated_tokens for program in programs if program.status == "completed"),
+        completed=len(completed),
+        tokens=sum(program.plan.generated_tokens for program in completed),
         makespan_s=makespan_s,
         bound=bound,
         queue_mean_s=statistics.fmean(waited_s),

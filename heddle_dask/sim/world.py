@@ -117,6 +117,10 @@ class SimulatedWorld:
         self._shared.engines.append(engine)
         self.engines[description.engine_id] = engine
         self._tell(ev.EngineJoined(self.time.now_s, description))
+        mtbf_s = self.fleet.faults.engine_mtbf_s
+        if mtbf_s:
+            life_s = self._chance(description.engine_id).expovariate(1 / mtbf_s)
+            self.time.after(life_s, self._replace_engine, description, cost)
 
     def _abort_all(self, at: float) -> None:
         """The allocation is over. Those that wait for admission go first, else the end of others would admit them."""
@@ -356,7 +360,10 @@ class SimulatedWorld:
         return self._drawn(self.fleet.faults.tool_failure_share, action_id)
 
     def _drawn(self, share: float, name: str) -> bool:
-        return share > 0 and random.Random(f"faults {self._seed} {name}").random() < share
+        return share > 0 and self._chance(name).random() < share
+
+    def _chance(self, name: str) -> random.Random:
+        return random.Random(f"faults {self._seed} {name}")
 
     def _abort_action(self, command: cmd.AbortAction) -> None:
         self._tools.abort(command.action_id)
@@ -376,6 +383,17 @@ class SimulatedWorld:
         self._ask(program)
 
     # -- faults ------------------------------------------------------------------------------------------------
+
+    def _replace_engine(self, description: EngineDescription, cost: EngineCost) -> None:
+        """It dies with its worker, and another starts in its place; when all have ended, nobody looks any more."""
+        engine = self.engines[description.engine_id]
+        if engine.lost or all(program.status for program in self.programs.values()):
+            return
+        self._lose_engine(description.engine_id)
+        self.time.after(self.fleet.faults.engine_restart_s, self._start_another, description, cost)
+
+    def _start_another(self, description: EngineDescription, cost: EngineCost) -> None:
+        self._join(replace(description, engine_id=EngineId(f"engine-{len(self.engines)}")), cost)
 
     def _lose_engine(self, engine_id: EngineId) -> None:
         if self.engines[engine_id].lost:  # it was merged, its GPUs are another's now
