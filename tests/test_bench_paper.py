@@ -12,6 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from heddle_dask.benchmarks.code_digest import DECIDING, code_digest
 from heddle_dask.benchmarks.paper import (
     PAPER_CELLS,
     Cell,
@@ -22,7 +23,7 @@ from heddle_dask.benchmarks.paper import (
 )
 from heddle_dask.benchmarks.paper_degrees import chosen_degrees, degrees_that_fit, predicted_works
 from heddle_dask.benchmarks.paper_results import PaperResults, ratios
-from heddle_dask.benchmarks.paper_store import PaperStore, code_digest, engines_text
+from heddle_dask.benchmarks.paper_store import PaperStore, engines_text
 from heddle_dask.benchmarks.paper_tables import all_tables, main_tables
 from heddle_dask.cli.bench_paper import paper
 from heddle_dask.cli.one_line import OneLineGroup
@@ -261,7 +262,7 @@ def test_the_command_runs_prints_and_prints_again(small: tuple[str, ...]) -> Non
     printed = invoke("--out", "runs.jsonl", "--markdown")
     assert printed.exit_code == 0
     assert "### qwen3-8b/math" in printed.stdout and "| slime | 4x1 |" in printed.stdout
-    lines = Path("runs.jsonl").read_text().replace(f'"{code_digest()}"', '"other"')
+    lines = Path("runs.jsonl").read_text().replace(f'"{code_digest(DECIDING)}"', '"other"')
     Path("runs.jsonl").write_text(lines)
     assert "made by other code" in invoke(*small, "--arms", "slime", "--seeds", 1).stderr
 

@@ -6,6 +6,7 @@ import json
 
 from click.testing import CliRunner
 
+from heddle_dask.benchmarks.code_digest import code_digest
 from heddle_dask.benchmarks.placement import synthetic_works
 from heddle_dask.cli.main import heddle
 
@@ -14,7 +15,9 @@ def test_rows_for_every_pair_that_makes_sense() -> None:
     arguments = ["bench", "placement", "--trajectories", "8,40", "--engines", "3,16", "--dp-most", "8"]
     result = CliRunner().invoke(heddle, [*arguments, "--repeats", "1", "--json"])
     assert result.exit_code == 0, result.output
-    rows = json.loads(result.stdout.splitlines()[-1])["rows"]
+    told = json.loads(result.stdout.splitlines()[-1])
+    rows = told["rows"]
+    assert told["code"] == code_digest()
     assert [(row["trajectories"], row["engines"]) for row in rows] == [(8, 3), (40, 3), (40, 16)]
     assert [row["dp_ms"] is None for row in rows] == [False, True, True]
     for row in rows:

@@ -5,7 +5,6 @@ A sweep of hours may end at any line: what is in the file is not run again. An u
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,8 +17,6 @@ CONDITIONS = ("cluster", "trajectories", "samples", "max_context_tokens")
 _WHERE = ("kind", "model", "workload", "seed", *CONDITIONS)
 # What tells two rows apart, by kind.
 _KEYS = {"run": (*_WHERE, "arm", "engines"), "degrees": (*_WHERE, "predictor")}
-# What decides a simulated rollout.
-_DECIDING = ("core", "cost", "predictors", "strategies", "workloads", "sim")
 
 
 class PaperStore:
@@ -80,17 +77,6 @@ class PaperStore:
                 file.truncate(content.rfind(b"\n") + 1)
         except OSError as error:
             raise BadInput(f"{self._path}: {error.strerror}; give a file that can be written") from None
-
-
-def code_digest() -> str:
-    """Twelve digits that change with any file of this package that decides a simulated rollout."""
-    package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for folder in _DECIDING:
-        for path in sorted((package / folder).rglob("*")):
-            if path.suffix in (".py", ".json"):
-                digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def engines_text(degrees: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from heddle_dask.cli.bench_predictor import predictor
 from heddle_dask.cli.bench_regrouping import regrouping
 from heddle_dask.cli.bench_scale import scale
 from heddle_dask.cli.one_line import OneLineGroup
-from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.shared_options import print_measured, shared_options
 from heddle_dask.cli.whole_numbers import whole_numbers
 
 
@@ -75,7 +75,7 @@ def overhead(trajectories: str, model: str | None, repeats: int, as_json: bool, 
             err=as_json,
         )
     if as_json:
-        print_json(overhead_json(rows))
+        print_measured(overhead_json(rows))
 
 
 bench.add_command(kv_transfer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.shared_options import print_measured, shared_options
 from heddle_dask.cli.whole_numbers import whole_numbers
 
 
@@ -49,4 +49,4 @@ def decisions(presets: str, engines: str, trajectories: int, events: int, as_jso
             err=as_json,
         )
     if as_json:
-        print_json(decisions_json(rows))
+        print_measured(decisions_json(rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.shared_options import print_measured, shared_options
 
 PROFILES = "qwen3-8b-h100,qwen3-14b-h100,qwen3-32b-h100"
 
@@ -52,4 +52,4 @@ def degrees(
             err=as_json,
         )
     if as_json:
-        print_json(degrees_json(rows))
+        print_measured(degrees_json(rows))

@@ -9,7 +9,7 @@ import click
 import uvloop
 
 from heddle_dask.cli.option_groups import measured_live
-from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.shared_options import print_measured, shared_options
 from heddle_dask.engines.collector import collect_seldom
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def fidelity(
     found = compare(runs, workloads, twins)
     _show(found, err=as_json)
     if as_json:
-        print_json(fidelity_json(found))
+        print_measured(fidelity_json(found))
 
 
 def _tell(row: LiveRun) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import uvloop
 
-from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.shared_options import print_measured, shared_options
 from heddle_dask.cli.whole_numbers import whole_numbers
 
 
@@ -46,4 +46,4 @@ def kv_transfer(
         )
         click.echo(f"{row.context_tokens:7d}  {times}  {row.failed:6d}", err=as_json)
     if as_json:
-        print_json(rows_json(rows))
+        print_measured(rows_json(rows))

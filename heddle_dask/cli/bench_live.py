@@ -10,7 +10,7 @@ import click
 import uvloop
 
 from heddle_dask.cli.option_groups import measured_live
-from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.shared_options import print_measured, shared_options
 from heddle_dask.engines.collector import collect_seldom
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def live(
             err=as_json,
         )
     if as_json:
-        print_json(live_json(rows))
+        print_measured(live_json(rows))
 
 
 def _arms(texts: Sequence[str]) -> list[Arm]:

@@ -60,9 +60,10 @@ def paper(
     seed: int,
 ) -> None:
     """Baselines and forms of heddle on the paper's models and workloads, each at the paper's and its best degree."""
+    from heddle_dask.benchmarks.code_digest import DECIDING, code_digest
     from heddle_dask.benchmarks.paper import PaperConditions, PaperSweep, arms_named, cells_named
     from heddle_dask.benchmarks.paper_results import PaperResults
-    from heddle_dask.benchmarks.paper_store import PaperStore, code_digest
+    from heddle_dask.benchmarks.paper_store import PaperStore
     from heddle_dask.benchmarks.paper_tables import all_tables, as_json_object, main_tables
     from heddle_dask.sim.clusters import cluster_of
 
@@ -71,7 +72,7 @@ def paper(
     store = PaperStore(out)
     if not markdown:
         conditions = PaperConditions(cluster, cluster_of(cluster), trajectories, samples, max_context_tokens)
-        code = code_digest()
+        code = code_digest(DECIDING)
         sweep = PaperSweep(
             conditions,
             cells_named(cells),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.shared_options import print_measured, shared_options
 from heddle_dask.cli.whole_numbers import whole_numbers
 from heddle_dask.core.errors import BadInput
 
@@ -51,4 +51,4 @@ def placement(trajectories: str, engines: str, repeats: int, dp_most: int, as_js
             err=as_json,
         )
     if as_json:
-        print_json(placement_json(rows))
+        print_measured(placement_json(rows))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.shared_options import print_measured, shared_options
 
 if TYPE_CHECKING:
     from heddle_dask.benchmarks.predictor import PredictorReport
@@ -57,7 +57,7 @@ def predictor(traces: tuple[Path, ...], folds: int, points: str, as_json: bool, 
             click.echo(line, err=as_json)
     if as_json:
         files = [predictor_json(report) for report in reports]
-        print_json({"folds": folds, "seed": seed, "points": points, "files": files})
+        print_measured({"folds": folds, "seed": seed, "points": points, "files": files})
 
 
 def table(report: PredictorReport) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from heddle_dask.cli.option_groups import COUNT, MAX_CONTEXT_TOKENS, SAMPLES, SEEDS
-from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.shared_options import print_measured, shared_options
 from heddle_dask.core.errors import BadInput
 
 
@@ -74,7 +74,7 @@ def regrouping(
     for line in regrouping_table(rows):
         click.echo(line, err=as_json)
     if as_json:
-        print_json(regrouping_json(conditions, rows))
+        print_measured(regrouping_json(conditions, rows))
 
 
 def _names(text: str) -> list[str]:

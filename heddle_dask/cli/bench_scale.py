@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.shared_options import print_measured, shared_options
 from heddle_dask.cli.whole_numbers import whole_numbers
 
 
@@ -38,4 +38,4 @@ def scale(trajectories: str, presets: str, as_json: bool, seed: int) -> None:
             err=as_json,
         )
     if as_json:
-        print_json(scale_json(rows))
+        print_measured(scale_json(rows))

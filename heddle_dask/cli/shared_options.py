@@ -61,6 +61,13 @@ def print_json(result: Mapping[str, Any]) -> None:
     click.echo(json.dumps(result, allow_nan=False))
 
 
+def print_measured(result: Mapping[str, Any]) -> None:
+    """As `print_json`, with the digest of the code that was measured as ``code``."""
+    from heddle_dask.benchmarks.code_digest import code_digest
+
+    print_json({**result, "code": code_digest()})
+
+
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """Parse a TOML file.
 
