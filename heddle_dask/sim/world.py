@@ -7,7 +7,6 @@ live run and cannot tell the difference. Seeded and single-threaded: equal input
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +19,7 @@ from heddle_dask.core.nouns import ActionRequest, EngineDescription, StepRequest
 from heddle_dask.core.view import StrategySet
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.predictors.contract import Predictor
+from heddle_dask.sim.chance import Chance
 from heddle_dask.sim.engine import SimulatedEngine
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.kv_cache import SimulatedJob
@@ -73,10 +73,10 @@ class SimulatedWorld:
         self._predictions = SimulatedPredictions(
             predictor, self.time, fleet.delays.predict_s, self.controller.state, self._tell
         )
-        self._seed = seed
+        self._chance = Chance(fleet.faults, seed)
         self._jobs: dict[tuple[str, int, int], SimulatedJob] = {}
         self._warming: dict[SimulatedJob, cmd.MoveContext] = {}
-        self._tools = SimulatedTools(fleet.host.host_id, self.time, self._fails, self._tool_ended)
+        self._tools = SimulatedTools(fleet.host.host_id, self.time, self._chance.tool_fails, self._tool_ended)
         self._watch = watch
         self._obey: Mapping[type, Callable[[Any], None]] = {
             cmd.AdmitTrajectory: self._admit,
@@ -117,9 +117,8 @@ class SimulatedWorld:
         self._shared.engines.append(engine)
         self.engines[description.engine_id] = engine
         self._tell(ev.EngineJoined(self.time.now_s, description))
-        mtbf_s = self.fleet.faults.engine_mtbf_s
-        if mtbf_s:
-            life_s = self._chance(description.engine_id).expovariate(1 / mtbf_s)
+        life_s = self._chance.life_s(description.engine_id)
+        if life_s:
             self.time.after(life_s, self._replace_engine, description, cost)
 
     def _abort_all(self, at: float) -> None:
@@ -332,9 +331,8 @@ class SimulatedWorld:
     def _restarted(self, command: cmd.RegroupEngines, whole: bool) -> None:
         merging = self.fleet.merging
         assert merging is not None
-        share = self.fleet.faults.regroup_failure_share
         name = f"engine-{len(self.engines)}"
-        ok = whole and not self._drawn(share, name)
+        ok = whole and not self._chance.merged_fails(name)
         if ok:
             spec, cost = merging.kinds[command.tp_degree]
             node = self.engines[command.engine_ids[0]].description.node
@@ -354,16 +352,6 @@ class SimulatedWorld:
 
     def _run_action(self, command: cmd.RunAction) -> None:
         self._tools.run(command.action_id, self.programs[command.action_id.rpartition(":")[0]])
-
-    def _fails(self, action_id: ActionId) -> bool:
-        """Drawn from seed and id, not in order of time: the same calls fail whatever the strategies do."""
-        return self._drawn(self.fleet.faults.tool_failure_share, action_id)
-
-    def _drawn(self, share: float, name: str) -> bool:
-        return share > 0 and self._chance(name).random() < share
-
-    def _chance(self, name: str) -> random.Random:
-        return random.Random(f"faults {self._seed} {name}")
 
     def _abort_action(self, command: cmd.AbortAction) -> None:
         self._tools.abort(command.action_id)
