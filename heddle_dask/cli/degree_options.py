@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from heddle_dask.cli.shared_options import read_toml
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import profile_names
 from heddle_dask.cost.measured import MeasuredTable, table_names
 from heddle_dask.cost.published import model_of
+
+if TYPE_CHECKING:
+    from heddle_dask.live.degree_specs import DegreeSpecs
 
 
 def check_cost(cost: Mapping[str, Any] | None, model: str, engine: str) -> None:
@@ -46,6 +49,35 @@ def parsed_degrees(text: str | None) -> Literal["auto"] | tuple[int, ...] | None
     if not all(part.isdigit() and int(part) >= 1 for part in parts):
         raise BadInput(f"--degrees is {text!r}: use 'auto' or whole numbers of at least 1, such as 2,1,1")
     return tuple(int(part) for part in parts)
+
+
+def check_degrees(
+    degrees: Literal["auto"] | tuple[int, ...] | None, specs: DegreeSpecs, local_engines: int | None
+) -> None:
+    """Refuse, before anything starts, engines that this model or this machine cannot have.
+
+    Parameters
+    ----------
+    local_engines
+        Workers of the cluster that is to be started here, with a GPU each; None: another's cluster, unknown yet.
+
+    Raises
+    ------
+    BadInput
+        A degree at which the model does not run, more GPUs than there are, or `auto` without known costs.
+    """
+    if degrees is None:
+        return
+    if degrees == "auto":
+        specs.engines()
+        return
+    for degree in dict.fromkeys(degrees):
+        specs.at(degree)
+    if local_engines is not None and sum(degrees) > local_engines:
+        raise BadInput(
+            f"--degrees {','.join(map(str, degrees))} need {sum(degrees)} workers, and --engines {local_engines} says "
+            f"how many there are: use --engines {sum(degrees)}"
+        )
 
 
 def parsed_cost(text: str | None) -> dict[str, Any] | None:

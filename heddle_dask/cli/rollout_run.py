@@ -25,7 +25,7 @@ from heddle_dask.cli.cluster_choice import (
     remote_client,
     workers_joined,
 )
-from heddle_dask.cli.degree_options import check_cost, parsed_cost, parsed_degrees
+from heddle_dask.cli.degree_options import check_cost, check_degrees, parsed_cost, parsed_degrees
 from heddle_dask.cli.interrupts import Interrupts
 from heddle_dask.cli.model_choice import chosen_model, context_limit
 from heddle_dask.cli.one_line import EXIT_TERMINATED
@@ -39,7 +39,9 @@ from heddle_dask.engines.vllm_command import installed_vllm_build
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.capacity import Patience
+from heddle_dask.live.degree_specs import DegreeSpecs
 from heddle_dask.live.rollout import Rollout
+from heddle_dask.live.rollout_inputs import engine_spec_of
 from heddle_dask.live.run_writer import WriteMode
 from heddle_dask.live.services import Budget, Sampling
 from heddle_dask.live.warm_start import check_warm
@@ -133,6 +135,10 @@ class _Run:
         self.environment = _environment(order)
         self.model = chosen_model(order.model, order.engine)
         check_cost(self.cost, self.model, order.engine)
+        self.budget = Budget(
+            order.max_steps, order.max_step_tokens, context_limit(self.model, order.max_context_tokens)
+        )
+        self._check_degrees()
         # Elsewhere the scheduler reads it, which may see other files.
         if order.scheduler is None and predictor is not None and predictor.options.get("warm"):
             check_warm(str(predictor.options["warm"]))
@@ -145,6 +151,17 @@ class _Run:
         self._interrupts = Interrupts(self._stop)
         self._task: asyncio.Task[Any] | None = None
         self._rollout: Rollout | None = None
+
+    def _check_degrees(self) -> None:
+        order = self.order
+        spec = engine_spec_of(
+            order.engine, self.model, self.shape.slots, order.kv_transfer, self.budget, order.seed, self.cost
+        )
+        check_degrees(
+            self.degrees,
+            DegreeSpecs(spec, self.cost),
+            self.shape.engines if order.scheduler is None else None,
+        )
 
     def _take_over(self) -> None:
         """Count what a run that is resumed has already; refuse options that would not continue it."""
@@ -198,7 +215,6 @@ class _Run:
 
     def _make(self, client: Client) -> Rollout:
         order = self.order
-        limit = context_limit(self.model, order.max_context_tokens)
         facts: dict[str, Any] = {"tasks": order.tasks, "command": sys.argv[1:]}
         if order.scheduler is None:
             facts |= {"slots": self.shape.slots * self.shape.engines, "tool_cpus": self.shape.all_tool_cpus}
@@ -218,7 +234,7 @@ class _Run:
             seed=order.seed,
             out=self.out,
             mode=order.mode,
-            budget=Budget(order.max_steps, order.max_step_tokens, limit),
+            budget=self.budget,
             sampling=Sampling(order.temperature, order.top_p),
             patience=Patience(order.worker_timeout, order.engine_timeout),
             metadata=facts,
