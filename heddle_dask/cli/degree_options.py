@@ -71,13 +71,13 @@ def check_degrees(
     if degrees == "auto":
         specs.engines()
         return
-    for degree in dict.fromkeys(degrees):
-        specs.at(degree)
     if local_engines is not None and sum(degrees) > local_engines:
         raise BadInput(
             f"--degrees {','.join(map(str, degrees))} need {sum(degrees)} workers, and --engines {local_engines} says "
             f"how many there are: use --engines {sum(degrees)}"
         )
+    for degree in dict.fromkeys(degrees):
+        specs.at(degree)
 
 
 def parsed_cost(text: str | None) -> dict[str, Any] | None:
