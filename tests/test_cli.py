@@ -139,6 +139,11 @@ def test_rollout_refuses_in_one_line(arguments, said):
     assert said in refused("rollout", "--engine", "emulated", *arguments)
 
 
+def test_rollout_refuses_degrees_of_a_real_model_before_a_cluster_starts():
+    line = refused("rollout", "--engine", "vllm", "--engines", 4, "--degrees", "3,1")
+    assert "degree 3 does not divide the 4 attention heads" in line
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
