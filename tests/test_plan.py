@@ -209,6 +209,25 @@ def test_a_budget_on_which_nothing_fits_is_a_row_and_not_the_end() -> None:
     assert "out: engine-0 (TP 1) has KV room" in invoke("plan", *SMALL, *arguments).stdout
 
 
+def test_with_a_walltime_the_engines_that_complete_most_come_first() -> None:
+    Path("small.toml").write_text("gpus = 4\ngpus-per-node = 4\nslots = 8\n[faults]\nwalltime-s = 60\n")
+    result = invoke("plan", *SMALL, "--seeds", "2", "--price-per-gpu-hour", "2", "--json")
+    assert result.exit_code == 0, (result.output, result.exception)
+    (budget,) = json.loads(result.stdout)["budgets"]
+    completed = [one["completed"] for one in budget["candidates"]]
+    assert completed == sorted(completed, reverse=True) and 0 < completed[0] < 32
+    for one in budget["candidates"]:
+        counts = [row["completed"] for row in one["rows"]]
+        assert f"only {counts[0]}, {counts[1]} (by seed) of 32 trajectories completed" in result.stderr
+        assert one["trajectories_per_h"] == pytest.approx(
+            one["completed"] / one["makespan_s"] * 3600, rel=1e-3
+        )
+        assert max(row["makespan_s"] for row in one["rows"]) == 60
+    Path("small.toml").write_text("gpus = 4\ngpus-per-node = 4\n[faults]\nwalltime-s = 0.01\n")
+    (budget,) = planned("--seeds", "1")["budgets"]
+    assert budget["chosen"]["completed"] == 0 and budget["chosen"]["gpu_hours_per_thousand"] is None
+
+
 def test_the_batch_grows_with_the_largest_budget_unless_given() -> None:
     arguments = ("--workload", "math", "--model", "qwen3-8b", "--strategy", "slime", "--seeds", 1, "--json")
     result = invoke("plan", *arguments, "--gpus", "1,2", "--token-scale", 0.05)

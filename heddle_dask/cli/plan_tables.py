@@ -70,9 +70,18 @@ def _candidates(
                 f"{_rates(one, price)}  {one.bound_share:8.1%}  {one.path_share:13.1%}  "
                 f"{one.candidate.by_work_s:9,.1f}"
             )
+            lines += _cut_off(one)
         for degree, reason in budget.refused.items():
             lines.append(f"  {budget.gpus:>4}  {f'TP{degree}':{wide}}  out: {reason}")
     return lines
+
+
+def _cut_off(one: PlayedCandidate) -> list[str]:
+    """A line below a candidate of which not all trajectories completed."""
+    if all(rollout.completed == rollout.trajectories for rollout in one.rollouts):
+        return []
+    each = ", ".join(f"{rollout.completed:,d}" for rollout in one.rollouts)
+    return [f"          only {each} (by seed) of {one.rollouts[0].trajectories:,d} trajectories completed"]
 
 
 def _in_words(order: Sequence[PlayedCandidate], price: float | None) -> str:

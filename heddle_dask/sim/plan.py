@@ -90,14 +90,22 @@ class PlayedCandidate:
         return statistics.median(one.tokens_per_s for one in self.rollouts)
 
     @property
+    def completed(self) -> float:
+        """Trajectories that ended by themselves, median over the seeds; a walltime or other faults cut off the rest."""
+        return statistics.median(one.completed for one in self.rollouts)
+
+    @property
     def trajectories_per_h(self) -> float:
-        """By the median makespan."""
-        return self.rollouts[0].trajectories / self.makespan_s * HOUR_S
+        """Completed ones, by the median makespan."""
+        return self.completed / self.makespan_s * HOUR_S
 
     @property
     def gpu_hours_per_thousand(self) -> float:
-        """GPU hours per thousand trajectories: all GPUs of the budget, idle ones too, until the last one ends."""
-        return 1000 * self.gpus / self.trajectories_per_h
+        """GPU hours per thousand trajectories: all GPUs of the budget, idle ones too, until the last one ends.
+
+        Infinite where none completes.
+        """
+        return 1000 * self.gpus / self.trajectories_per_h if self.completed else math.inf
 
     @property
     def bound_share(self) -> float:
@@ -127,9 +135,10 @@ class PlayedCandidate:
             "by_work_s": round(by_work_s, 3) if by_work_s < math.inf else None,
             "tokens_per_s": round(self.tokens_per_s, 1),
             "trajectories_per_h": round(self.trajectories_per_h, 1),
-            "gpu_hours_per_thousand": round(hours, 4),
+            "completed": self.completed,
+            "gpu_hours_per_thousand": round(hours, 4) if hours < math.inf else None,
             "price_per_thousand": None
-            if price_per_gpu_hour is None
+            if price_per_gpu_hour is None or hours == math.inf
             else round(hours * price_per_gpu_hour, 4),
             "bound_share": round(self.bound_share, 4),
             "path_share": round(self.path_share, 4),
@@ -251,8 +260,8 @@ def played_of(
 
 
 def ranked(played: Iterable[PlayedCandidate]) -> list[PlayedCandidate]:
-    """The candidates of one budget, the one to choose first: earliest median end, then fewest engines."""
-    return sorted(played, key=lambda one: (one.makespan_s, len(one.candidate.degrees)))
+    """The candidates of one budget, the one to choose first: most completed, earliest median end, fewest engines."""
+    return sorted(played, key=lambda one: (-one.completed, one.makespan_s, len(one.candidate.degrees)))
 
 
 def ratios_by_seed(one: PlayedCandidate, other: PlayedCandidate) -> list[float]:
