@@ -177,9 +177,11 @@ def test_measured_tables_take_the_place_of_the_formula_at_their_degree() -> None
     measured_8b("mine.json")
     Path("inner").mkdir()
     text = Path("small.toml").read_text()
-    Path("inner/measured.toml").write_text(text + 'tables = ["../mine.json"]\n')  # beside the file
+    measured_8b("two.json", degree=2, slower=1.5)
+    tables = '["../mine.json", "../two.json"]'  # beside the file
+    Path("inner/measured.toml").write_text(text + f"tables = {tables}\n")
     by_file = cluster_of("inner/measured.toml")
-    by_option = with_choices(cluster_of("small.toml"), tp=None, slots=None, tables=("mine.json",))
+    by_option = with_choices(cluster_of("small.toml"), tp=None, slots=None, tables=("mine.json", "two.json"))
     plain = cluster_of("small.toml").fleet("qwen3-8b", max_context_tokens=20_000)
     for cluster in (by_file, by_option):
         fleet = cluster.fleet("qwen3-8b", max_context_tokens=20_000)
@@ -187,11 +189,14 @@ def test_measured_tables_take_the_place_of_the_formula_at_their_degree() -> None
             cost.decode_token_s(4, 4000) / formula.decode_token_s(4, 4000)
             for (_, cost), (_, formula) in zip(fleet.engines, plain.engines, strict=True)
         ]
-        assert ratios == pytest.approx([1.0, 2.0, 2.0], rel=0.05)  # of degrees 2, 1, 1
+        assert ratios == pytest.approx([1.5, 2.0, 2.0], rel=0.05)  # of degrees 2, 1, 1
         assert (fleet.link.setup_s, fleet.link.token_s) == pytest.approx((0.2, 1e-4))
         assert fleet.beliefs[1] == fleet.engines[1][1]
+        assert fleet.merging is not None and sorted(fleet.merging.kinds) == [2]
         capacities = [spec.kv_capacity_tokens for spec, _ in fleet.engines]
         assert capacities == [spec.kv_capacity_tokens for spec, _ in plain.engines]
+    with pytest.raises(BadInput, match=r"none of the measured tables is of TP degree 2: .* or use 1"):
+        replace(by_option, tables=("mine.json",)).fleet("qwen3-8b", max_context_tokens=20_000)
     measured_8b("again.json")
     with pytest.raises(BadInput, match=r"again\.json is the second of TP degree 1"):
         replace(by_option, tables=("mine.json", "again.json")).fleet("qwen3-8b", max_context_tokens=20_000)
@@ -199,7 +204,7 @@ def test_measured_tables_take_the_place_of_the_formula_at_their_degree() -> None
 
 def test_a_table_of_another_model_is_refused_in_one_line() -> None:
     measured_8b("mine.json")
-    line = refused("--workload", "coding", *SMALL, "--model", "qwen3-14b", "--table", "mine.json")
+    line = refused("--workload", "coding", *SMALL, "--tp", 1, "--model", "qwen3-14b", "--table", "mine.json")
     assert "mine.json is of another model (qwen3-8b" in line and "heddle profile" in line
     assert "none.json" in refused("--workload", "coding", *SMALL, "--table", "none.json")
 

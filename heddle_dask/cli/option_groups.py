@@ -106,7 +106,7 @@ def simulated(function: F) -> F:
                 "--table",
                 "tables",
                 multiple=True,
-                help="Measured table, name or FILE, in place of the cost formula at its degree; one a degree.",
+                help="Measured table, name or FILE, in place of the cost formula; one for each degree.",
             ),
         ]
     )

@@ -53,7 +53,7 @@ class Cluster:
     restart_s
         Until an engine of another degree answers on the same GPUs, for strategies that regroup inside a rollout.
     tables
-        Names or files of measured tables, which override the cost formula at their degrees.
+        Names or files of measured tables, in place of the cost formula: then there are no engines of other degrees.
     believed_gpu
         A published name: strategies plan with what the formula says of that GPU; empty: with the truth.
     faults
@@ -98,13 +98,20 @@ class Cluster:
         Raises
         ------
         BadInput
-            An unknown name, a degree that splits no heads or no node, a model or a context that does not fit, or a
-            table of another model.
+            An unknown name, a degree that splits no heads or no node, a model or a context that does not fit, a
+            table of another model, or tables but none of a degree.
         """
         shape = model_of(model) if isinstance(model, str) else model
         chip = gpu_of(self.gpu)
         degrees = self.degrees
         tables = self._measured(shape)
+        for degree in degrees:
+            # A measured engine beside a formula's would be compared by where the figures come from.
+            if tables and degree not in tables:
+                raise BadInput(
+                    f"none of the measured tables is of TP degree {degree}: measure it with `heddle profile`, or use "
+                    f"{', '.join(map(str, sorted(tables)))}"
+                )
         costs = {
             degree: engine_cost_for(shape, chip, degree, table=tables.get(degree))
             for degree in dict.fromkeys(degrees)
@@ -171,7 +178,7 @@ class Cluster:
         least = min(self.degrees)
         kinds: dict[int, tuple[EngineDescription, EngineCost]] = {}
         for degree in allowed_degrees(shape.heads, min(self.gpus, self.gpus_per_node)):
-            if degree <= least or self.gpus_per_node % degree:
+            if degree <= least or self.gpus_per_node % degree or (tables and degree not in tables):
                 continue
             ((spec, cost),) = equal_engines(
                 1,
