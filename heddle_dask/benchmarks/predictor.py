@@ -104,8 +104,8 @@ def measure_predictor(
     ----------
     as_asked
         With what a session knows when it asks: beside the call of a step's tool, of which it has the label and neither
-        time nor answer, and without the facts of task and policy that only the recorder has. Otherwise with all that
-        was known before the next step.
+        time nor answer, and without what a replay does not tell (failures of tools, seconds that have passed, policy
+        versions: model and agent are part of the domain). Otherwise with all that was known before the next step.
 
     Raises
     ------

@@ -14,6 +14,7 @@ from heddle_dask.cli.shared_options import print_measured, shared_options
 from heddle_dask.engines.collector import collect_seldom
 
 if TYPE_CHECKING:
+    from heddle_dask.benchmarks.live_setup import LiveRow
     from heddle_dask.sim.rollout import Arm
 
 DEFAULT_ARMS = (
@@ -69,9 +70,8 @@ def live(
     seed: int,
 ) -> None:
     """Throughput, makespan and share of the lower bound, arm against arm on the same trajectories."""
-    from heddle_dask.benchmarks.live import as_json as live_json
-    from heddle_dask.benchmarks.live import measure_live, outlasted_moves, summary
-    from heddle_dask.benchmarks.live_setup import LiveRow, Workload, fleet_of
+    from heddle_dask.benchmarks.live import measure_live
+    from heddle_dask.benchmarks.live_setup import Workload, fleet_of
     from heddle_dask.cli.model_choice import chosen_model
 
     arms = _arms(arm or (*DEFAULT_ARMS.split(), *ROUTER_ARMS.split()))
@@ -97,6 +97,13 @@ def live(
 
     collect_seldom()
     rows = uvloop.run(measure_live(workloads, fleet, arms, repeats=repeats, warm=warm, on_row=tell))
+    _report(rows, as_json=as_json)
+
+
+def _report(rows: Sequence[LiveRow], *, as_json: bool) -> None:
+    from heddle_dask.benchmarks.live import as_json as live_json
+    from heddle_dask.benchmarks.live import outlasted_moves, summary
+
     click.echo("workload  arm  tokens/s median (least-most)  share of bound", err=as_json)
     for workload, name, middle, least, most, share in summary(rows):
         click.echo(

@@ -17,7 +17,7 @@ from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
     from heddle_dask.sim.clusters import Cluster
-    from heddle_dask.sim.plan import GpuBudget
+    from heddle_dask.sim.plan import GpuBudget, PlayedCandidate
     from heddle_dask.sim.rollout import Arm
     from heddle_dask.sim.sweep import SimulatedWorkload
 
@@ -67,7 +67,6 @@ def plan(
     Every feasible uniform degree and the mix that the search for degrees picks are played in virtual time.
     """
     from heddle_dask.cli.cluster_conditions import cluster_conditions
-    from heddle_dask.cli.plan_tables import plan_json, plan_lines
     from heddle_dask.cli.sweep_runs import play_jobs
     from heddle_dask.sim.clusters import cluster_of, with_choices
     from heddle_dask.sim.plan import jobs_of, played_of
@@ -100,6 +99,19 @@ def plan(
         "seeds": seeds,
         **cluster_conditions(described),
     }
+    _report(conditions, budgets, played, price_per_gpu_hour, as_json=as_json)
+
+
+def _report(
+    conditions: dict[str, object],
+    budgets: Sequence[GpuBudget],
+    played: Sequence[Sequence[PlayedCandidate]],
+    price_per_gpu_hour: float | None,
+    *,
+    as_json: bool,
+) -> None:
+    from heddle_dask.cli.plan_tables import plan_json, plan_lines
+
     for line in plan_lines(conditions, budgets, played, price_per_gpu_hour):
         click.echo(line, err=as_json)
     if as_json:

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.nouns import joined_domain
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.workloads.planned import is_replayable, plan_replay, scaled_tokens, tool_waits_s
 from heddle_dask.workloads.traces import TracedTrajectory, read_traces
@@ -122,7 +121,7 @@ class ReplayEnvironment:
                 scaled_tokens(step.observation_tokens, self._token_scale, 0) for step in trace.steps[:-1]
             ),
             prompt_tokens=prompt,
-            domain=joined_domain(trace.domain, trace.policy),
+            domain=trace.kind,
             message_tokens=scaled_tokens(trace.message_tokens, self._token_scale, 0),
             max_steps=trace.max_steps,
         )

@@ -104,9 +104,8 @@ class RunReader:
             return self._cache[name]
         rows = self._rows[table]
         if name in LATER_COLUMNS and name not in self._group:
-            values = np.zeros(
-                rows, np.dtypes.StringDType() if TABLES[table].columns[column] == STRING else np.int64
-            )
+            dtype = TABLES[table].columns[column]
+            values = np.zeros(rows, np.dtypes.StringDType() if dtype == STRING else dtype)
         else:
             values = np.asarray(open_column(self._group, table, column, rows)[:rows])
         values.flags.writeable = False

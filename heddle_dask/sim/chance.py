@@ -24,7 +24,7 @@ class Chance:
     def life_s(self, engine_id: str) -> float:
         """Seconds from an engine's start to its death; 0: it does not die."""
         mean_s = self._faults.engine_mtbf_s
-        return self._draw(engine_id).expovariate(1 / mean_s) if mean_s else 0.0
+        return self._draw(f"life of {engine_id}").expovariate(1 / mean_s) if mean_s else 0.0
 
     def _below(self, share: float, name: str) -> bool:
         return share > 0 and self._draw(name).random() < share

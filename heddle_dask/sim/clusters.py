@@ -104,14 +104,7 @@ class Cluster:
         shape = model_of(model) if isinstance(model, str) else model
         chip = gpu_of(self.gpu)
         degrees = self.degrees
-        tables = self._measured(shape)
-        for degree in degrees:
-            # A measured engine beside a formula's would be compared by where the figures come from.
-            if tables and degree not in tables:
-                raise BadInput(
-                    f"none of the measured tables is of TP degree {degree}: measure it with `heddle profile`, or use "
-                    f"{', '.join(map(str, sorted(tables)))}"
-                )
+        tables = self._measured(shape, degrees)
         costs = {
             degree: engine_cost_for(shape, chip, degree, table=tables.get(degree))
             for degree in dict.fromkeys(degrees)
@@ -143,8 +136,8 @@ class Cluster:
         ways_s = [tables[degree].fit().request_s for degree in dict.fromkeys(degrees) if degree in tables]
         return delays.with_request(max(ways_s, default=0.0))
 
-    def _measured(self, shape: ModelShape) -> Mapping[int, MeasuredTable]:
-        """The tables by their degrees; refuses those of another model, and two of one degree."""
+    def _measured(self, shape: ModelShape, degrees: Sequence[int]) -> Mapping[int, MeasuredTable]:
+        """The tables by their degrees; refuses those of another model, two of one degree, and the lack of one."""
         found: dict[int, MeasuredTable] = {}
         for name in self.tables:
             table = MeasuredTable.load(name)
@@ -152,6 +145,13 @@ class Cluster:
             if table.degree in found:
                 raise BadInput(f"{table.where} is the second of TP degree {table.degree}: give one a degree")
             found[table.degree] = table
+        # A measured engine beside a formula's would be compared by where the figures come from.
+        lacking = [degree for degree in degrees if found and degree not in found]
+        if lacking:
+            raise BadInput(
+                f"none of the measured tables is of TP degree {lacking[0]}: measure it with `heddle profile`, or use "
+                f"{', '.join(map(str, sorted(found)))}"
+            )
         return found
 
     def _believed(self, shape: ModelShape, degrees: Iterable[int]) -> Mapping[int, EngineCost]:

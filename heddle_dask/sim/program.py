@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from heddle_dask.core.ids import EngineId
+from heddle_dask.core.ids import EngineId, GroupId, TrajectoryId
+from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 
@@ -59,6 +60,20 @@ class Program:
         self.preemptions = 0
         self.engine_id: EngineId | None = None
         self.engine_changes = 0
+
+    @property
+    def spec(self) -> TrajectorySpec:
+        """As it is announced to the controller."""
+        plan = self.plan
+        return TrajectorySpec(
+            trajectory_id=TrajectoryId(plan.trajectory_id),
+            group_id=GroupId(plan.group_id),
+            sample_index=plan.sample_index,
+            domain=plan.domain,
+            prompt_tokens=plan.prompt_tokens,
+            message_tokens=plan.message_tokens,
+            max_steps=plan.max_steps,
+        )
 
     def note_engine(self, engine_id: EngineId) -> None:
         """A step goes there."""

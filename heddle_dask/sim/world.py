@@ -14,8 +14,8 @@ from typing import Any
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller, Limits
-from heddle_dask.core.ids import ActionId, EngineId, GroupId, TrajectoryId
-from heddle_dask.core.nouns import ActionRequest, EngineDescription, StepRequest, TrajectorySpec
+from heddle_dask.core.ids import ActionId, EngineId, TrajectoryId
+from heddle_dask.core.nouns import ActionRequest, EngineDescription, StepRequest
 from heddle_dask.core.view import StrategySet
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.predictors.contract import Predictor
@@ -99,7 +99,7 @@ class SimulatedWorld:
         for number, lost_s in sorted(self.fleet.faults.engines_lost.items()):
             self.time.at(lost_s, self._lose_engine, self.fleet.engines[number][0].engine_id)
         for program in self.programs.values():
-            self._tell(ev.TrajectorySubmitted(0.0, _spec(program.plan)))
+            self._tell(ev.TrajectorySubmitted(0.0, program.spec))
         walltime_s = self.fleet.faults.walltime_s
         if walltime_s:
             self.time.run(walltime_s)
@@ -393,15 +393,3 @@ class SimulatedWorld:
                 del self._jobs[key]
                 self.programs[job.trajectory_id].asked_s = self.time.now_s
         self._tell(ev.EngineLost(self.time.now_s, engine_id, "simulated fault", stranded=True))
-
-
-def _spec(plan: PlannedTrajectory) -> TrajectorySpec:
-    return TrajectorySpec(
-        trajectory_id=TrajectoryId(plan.trajectory_id),
-        group_id=GroupId(plan.group_id),
-        sample_index=plan.sample_index,
-        domain=plan.domain,
-        prompt_tokens=plan.prompt_tokens,
-        message_tokens=plan.message_tokens,
-        max_steps=plan.max_steps,
-    )

@@ -164,7 +164,7 @@ def planned_trace(
         trace.trajectory_id,
         trace.group_id,
         sample_index,
-        joined_domain(domain, trace.domain, trace.policy),
+        joined_domain(domain, trace.kind),
         plan.prompt_tokens,
         plan.steps,
         message_tokens=scaled_tokens(trace.message_tokens, token_scale, 0),

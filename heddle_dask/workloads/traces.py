@@ -83,6 +83,11 @@ class TracedTrajectory:
     message_tokens: int = 0
     max_steps: int = 0
 
+    @property
+    def kind(self) -> str:
+        """What a session that replays it tells apart: the kind of task, and who made it."""
+        return joined_domain(self.domain, self.policy)
+
 
 def read_traces(path: Path | str) -> Iterator[TracedTrajectory]:
     """Yield the trajectories of a ``.jsonl`` or ``.jsonl.gz`` file in order.
