@@ -223,9 +223,15 @@ class Stage:
         """The step gets its slot."""
         return self.feed(ev.StepStarted, *identity(step))
 
-    def finish(self, step: StartStep, new_tokens: int = 10, reason: str = "stop") -> list[Command]:
-        """The engine answers."""
-        return self.feed(ev.StepFinished, *identity(step), new_tokens, 0, reason)
+    def finish(
+        self, step: StartStep, new_tokens: int = 10, reason: str = "stop", *, cached: int | None = None
+    ) -> list[Command]:
+        """The engine answers; without `cached` it had all of the context that it has ever had."""
+        had = self.trajectory(step.trajectory_id)
+        kept = had.kept_tokens if had.kept_on == step.engine_id else 0
+        return self.feed(
+            ev.StepFinished, *identity(step), new_tokens, kept if cached is None else cached, reason
+        )
 
     def deliver(self, step: StartStep, new_tokens: int = 10, reason: str = "stop") -> list[Command]:
         """The driver has the answer before the controller has heard of it."""

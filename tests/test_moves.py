@@ -80,8 +80,10 @@ def home_and_kv(stage: Stage, name: str = "a") -> tuple[str | None, KvState]:
 def test_a_move_that_ends_during_the_tool_brings_the_next_step_to_the_target() -> None:
     stage, move = moving()
     assert home_and_kv(stage) == (E1, KvState.MOVING)
+    assert stage.trajectory("a").kept_on == E1
     assert stage.moved(move, seconds=0.25) == []
     assert home_and_kv(stage) == (E2, KvState.RESIDENT)
+    assert (stage.trajectory("a").kept_on, stage.trajectory("a").kept_tokens) == (E2, 110)
     assert (stage.engine("E1").resident_tokens, stage.engine("E2").resident_tokens) == (0, 110)
     step = stage.placed("a", 1)
     assert (step.engine_id, step.source_engine_id) == (E2, E2)

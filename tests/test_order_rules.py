@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from heddle_dask.core.commands import AdmitTrajectory, Command, StartStep
 from heddle_dask.core.entities import Engine, Trajectory
+from heddle_dask.core.events import StepFinished
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.state import State
 from heddle_dask.core.view import ClusterView
@@ -183,7 +184,7 @@ def test_group_first_prefers_the_group_that_lacks_one() -> None:
 
 # -- admission by KV pressure ----------------------------------------------------------------------------
 
-PRESSURE = "admission=kv-pressure,low=0.5,high=0.8,cut=0.5"
+PRESSURE = "admission=kv-pressure,low=0.5,high=0.8,cut=0.5,per_slot="
 
 
 def admitted(commands: list[Command]) -> list[str]:
@@ -194,8 +195,8 @@ def names(count: int, prefix: str = "t") -> list[str]:
     return [f"{prefix}{number}" for number in range(count)]
 
 
-def under_pressure(kv_tokens: int, *, slots: int = 2, more: str = "") -> Stage:
-    stage = Stage(overrides=[PRESSURE + more])
+def under_pressure(kv_tokens: int, *, slots: int = 2, per_slot: float = 1) -> Stage:
+    stage = Stage(overrides=[f"{PRESSURE}{per_slot}"])
     stage.join("E1", slots=slots, kv_tokens=kv_tokens)
     return stage
 
@@ -241,24 +242,93 @@ def test_above_high_the_limit_is_cut_and_holds_until_enough_have_ended() -> None
     assert stage.state.alive == 3
 
 
-def test_the_floor_keeps_the_slots_full_however_short_kv_is() -> None:
-    stage = under_pressure(100, slots=3)
+def test_the_floor_is_what_contexts_of_now_fill_and_one_an_engine_at_least() -> None:
+    stage = under_pressure(1000, slots=3)
     stage.submit(*names(9))
     assert stage.state.alive == 3
     for name in names(3):
-        stage.finish(stage.generating(name, context=500))
+        stage.finish(stage.generating(name, context=300))
     assert stage.state.alive == 3
-    assert admitted(stage.end("t0")) == ["t3"]
+    assert admitted(stage.end("t0")) == [], "two take 600 of 1000 already"
+    assert admitted(stage.end("t1")) == ["t3"], "the slots for two, and half of the memory holds one of 300"
+    for name in ("t2", "t3"):
+        stage.finish(stage.generating(name, int(name == "t2"), context=900))
+    assert admitted(stage.end("t2")) == [], "one engine, one trajectory, whatever it takes"
+    assert admitted(stage.end("t3")) == ["t4", "t5", "t6"], "the memory is empty"
 
 
 def test_per_slot_scales_the_floor() -> None:
-    stage = under_pressure(10_000, slots=2, more=",per_slot=1.5")
-    assert len(admitted(stage.submit(*names(9)))) == 3
+    assert len(admitted(under_pressure(10_000, slots=2, per_slot=1.5).submit(*names(9)))) == 3
+    assert len(admitted(under_pressure(10_000, slots=8, per_slot=0.25).submit(*names(9)))) == 2
+
+
+def test_contexts_that_were_thrown_out_cut_the_limit() -> None:
+    stage = under_pressure(100_000, slots=2)
+    stage.submit(*names(20))
+    for number in range(6):  # nothing is short: one more with each answer
+        assert admitted(stage.finish(stage.generating(f"t{number}", context=1000))) != [] or number == 0
+    alive = stage.state.alive
+    stage.finish(stage.generating("t0", 1, context=1200), cached=960)
+    assert (stage.state.evictions, stage.state.alive) == (0, alive)
+    assert len(admitted(stage.end("t0"))) == 1, "who ends is replaced"
+    stage.finish(stage.generating("t1", 1, context=1200), cached=0)
+    assert (stage.state.evictions, stage.state.alive) == (1, alive)
+    ended = 0
+    while not admitted(stage.end(f"t{2 + ended}")):
+        ended += 1
+    assert stage.state.alive == alive // 2 and ended == alive - alive // 2
+
+
+def test_after_the_first_shortage_the_limit_rises_by_one_an_engine_and_round() -> None:
+    stage = under_pressure(100_000, slots=4)
+    stage.submit(*names(40))
+    stage.finish(stage.generating("t0", context=1000))
+    stage.finish(stage.generating("t0", 1, context=2000), cached=0)
+    for number in range(1, 4):
+        stage.finish(stage.generating(f"t{number}", context=1000))
+    assert stage.state.evictions == 1
+    rounds = [
+        sum(len(admitted(stage.finish(stage.generating(f"t{n}", i, context=2000)))) for n in range(4))
+        for i in (2, 3)
+    ]
+    assert rounds == [1, 0], "whoever was admitted has not answered in the second round"
+
+
+def evicted(
+    engine: str = "E1", context: int = 4200, new: int = 10, cached: int = 100, policy: int = 2
+) -> bool:
+    """Whether E1, which had 4,000 tokens of a context by policy 2, has lost them, as the next answer tells."""
+    made = record()
+    made.kept_on, made.kept_tokens, made.policy_version = EngineId("E1"), 4000, 2
+    made.context_tokens = context
+    return made.was_evicted(
+        StepFinished(1.0, made.trajectory_id, 1, 0, EngineId(engine), new, cached, "stop", policy)
+    )
+
+
+def test_a_context_is_evicted_where_its_engine_computes_most_of_it_anew() -> None:
+    assert evicted()
+    assert not evicted(cached=3968)
+    assert not evicted(cached=2100), "a part of it"
+    assert not evicted("E2"), "it went elsewhere"
+    assert not evicted(new=0, cached=0), "stopped before it began"
+    assert not evicted(context=900), "another prompt, not a continuation"
+    assert not evicted(policy=3), "other weights"
+
+
+def test_a_short_context_is_never_evicted() -> None:
+    """It may be less than a block, which nobody keeps."""
+    stage = Stage()
+    stage.join("E1")
+    stage.submit("t0")
+    stage.finish(stage.generating("t0", context=100))
+    stage.finish(stage.generating("t0", 1, context=150), cached=0)
+    assert stage.state.evictions == 0
 
 
 def test_an_engine_that_joins_raises_the_floor_at_once() -> None:
     """Submitted before any engine: nobody else would ask again before the first one ends."""
-    stage = Stage(overrides=[PRESSURE])
+    stage = Stage(overrides=[f"{PRESSURE}1"])
     assert admitted(stage.submit(*names(9))) == ["t0"]
     assert admitted(stage.join("E1", slots=4, kv_tokens=1000)) == ["t1", "t2", "t3"]
     assert len(admitted(stage.join("E2", slots=3, kv_tokens=1000))) == 3
@@ -266,7 +336,7 @@ def test_an_engine_that_joins_raises_the_floor_at_once() -> None:
 
 @pytest.mark.parametrize("known", [[0], [0, 10_000]])
 def test_engines_that_do_not_tell_their_capacity_bound_nothing(known: list[int]) -> None:
-    stage = Stage(overrides=[PRESSURE])
+    stage = Stage(overrides=[f"{PRESSURE}1"])
     for number, kv_tokens in enumerate(known):
         stage.join(f"E{number}", kv_tokens=kv_tokens)
     assert len(admitted(stage.submit(*names(50)))) == 50

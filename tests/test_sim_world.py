@@ -395,3 +395,23 @@ def test_an_engine_whose_memory_holds_no_context_is_refused() -> None:
         small_fleet(1, 4000)
     with pytest.raises(BadInput, match="no engine"):
         SimulatedFleet(())
+
+
+def test_an_admission_by_kv_pressure_computes_little_twice_where_memory_is_short() -> None:
+    """Sixteen slots, and memory for three or four contexts of 1,500 tokens."""
+    steps = tuple(PlannedStep(60, 240, "t", 0.5) for _ in range(5))
+    plans = [PlannedTrajectory(f"t{n}", f"g{n}", 0, "x", 100, steps) for n in range(24)]
+    cost = EngineCost(fixed_s=0.01, prefill_token_s=1e-3, capacity_tokens=6_000)
+
+    def played(*overrides: str) -> tuple[int, float]:
+        fleet = SimulatedFleet(equal_engines(1, cost, slots=16, max_context_tokens=CONTEXT))
+        run = Run("sticky", fleet, plans, *overrides)
+        assert set(run.statuses) == {"completed"}
+        return run.world.controller.state.evictions, run.world.time.now_s
+
+    everybody, unlimited_s = played("admission=unlimited")
+    some, bounded_s = played("admission=kv-pressure")
+    assert everybody > 2 * some and bounded_s < 0.8 * unlimited_s
+    ample = replace(cost, capacity_tokens=60_000)
+    run = Run("sticky", SimulatedFleet(equal_engines(1, ample, slots=16, max_context_tokens=CONTEXT)), plans)
+    assert run.world.controller.state.evictions == 0

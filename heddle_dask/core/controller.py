@@ -210,7 +210,10 @@ class Controller:
         return [*commands, *self.placements.place_waiting(event.at), *self.admissions.admit(event.at)]
 
     def _count_answer(self, trajectory: Trajectory, event: ev.StepFinished) -> list[Command]:
+        self.state.evictions += trajectory.was_evicted(event)
         self.state.set_context(trajectory, trajectory.context_tokens + event.new_tokens)
+        if event.new_tokens:
+            trajectory.kept_on, trajectory.kept_tokens = event.engine_id, trajectory.context_tokens
         self.state.sampled_tokens += event.new_tokens
         self.state.take_version(event.policy_version)
         if event.policy_version >= 0:

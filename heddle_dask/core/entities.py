@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from heddle_dask.core.commands import AbortStep, Command
 from heddle_dask.core.errors import InvalidTransition
-from heddle_dask.core.events import PredictionMade
+from heddle_dask.core.events import PredictionMade, StepFinished
 from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
 from heddle_dask.core.nouns import (
     ActionRequest,
@@ -33,6 +33,10 @@ from heddle_dask.core.transitions import (
 
 STORY_LENGTH = 32
 
+EVICTED_SHARE = 0.5
+EVICTED_LEAST_TOKENS = 256
+"""Whoever lacks more than both has lost a context. The last block is never cached: of 16 tokens, of 128 on CPUs."""
+
 
 @dataclass(slots=True, eq=False)
 class Trajectory:
@@ -47,6 +51,8 @@ class Trajectory:
         Engine whose `inflight_tokens` counts the current step, and with how many tokens.
     context_tokens
         Tokens in front of the model at the latest request, plus what was generated since.
+    kept_on, kept_tokens
+        Engine that had its context last, by an answer or a move, and how much of it.
     losses
         How often the current step was lost together with its worker.
     preemptions, stopping
@@ -88,6 +94,8 @@ class Trajectory:
     counted_on: EngineId | None = None
     counted_tokens: int = 0
     context_tokens: int = 0
+    kept_on: EngineId | None = None
+    kept_tokens: int = 0
     generated_tokens: int = 0
     steps_finished: int = 0
     losses: int = 0
@@ -139,6 +147,23 @@ class Trajectory:
             self.steps_finished += 1
             self.step_tokens.append(self.open_step_tokens)
             self.open_step_tokens = 0
+
+    def was_evicted(self, answer: StepFinished) -> bool:
+        """Whether the engine had this context, and has computed most of it anew for `answer`.
+
+        Not where it was stopped before it began, where the prompt is not a continuation (it is shorter), or where other
+        weights have made the KV cache worthless.
+        """
+        if (
+            not answer.new_tokens
+            or answer.engine_id != self.kept_on
+            or self.context_tokens < self.kept_tokens
+        ):
+            return False
+        if answer.policy_version != self.policy_version:
+            return False
+        lost_tokens = self.kept_tokens - answer.cached_tokens
+        return lost_tokens > max(EVICTED_SHARE * self.kept_tokens, EVICTED_LEAST_TOKENS)
 
     def take_prediction(self, made: PredictionMade) -> None:
         """Keep what is predicted to remain after the last finished step."""

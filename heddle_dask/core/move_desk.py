@@ -184,6 +184,7 @@ class MoveDesk:
             trajectory.advance_kv(KvEvent.MOVE_ENDED if arrived else KvEvent.MOVE_FAILED)
             if arrived:
                 self.state.set_home(trajectory, running.target)
+                trajectory.kept_on = running.target
         return self._start()
 
     def _kv_bytes(self, move: MoveRequest, tokens: int) -> int:

@@ -48,6 +48,8 @@ class State:
         Tokens that all trajectories have generated, and that tools and templates have added between their steps.
     observed_per_token
         Tokens that tools add for each one generated, as the predictor knows from earlier trajectories; None: unknown.
+    evictions
+        Answers to contexts that their engines had had and have computed anew: the KV cache is short there.
     tool_seconds
         How long finished actions have taken, by label.
     policy_version
@@ -75,6 +77,7 @@ class State:
         self.expected_tokens = 0
         self.sampled_tokens = 0
         self.observed_tokens = 0
+        self.evictions = 0
         self.tool_seconds = ToolSeconds()
         self.observed_per_token: float | None = None
         self.policy_version = 0

@@ -101,6 +101,11 @@ class ClusterView:
         return self._state.observed_per_token
 
     @property
+    def evictions(self) -> int:
+        """Answers so far to contexts that their engines had had and have computed anew."""
+        return self._state.evictions
+
+    @property
     def tool_seconds(self) -> ToolSeconds:
         """How long the tools of all trajectories have taken, by label."""
         return self._state.tool_seconds
