@@ -259,9 +259,9 @@ class Stage:
         """A trajectory asks for an action."""
         return self.feed(ev.ActionRequested, action_of(name, trajectory, cpus=cpus, pool=pool))
 
-    def acted(self, action: RunAction) -> list[Command]:
+    def acted(self, action: RunAction, run_s: float = 0.5) -> list[Command]:
         """An action ends on its host."""
-        return self.feed(ev.ActionFinished, action.action_id, action.host_id, 0.5)
+        return self.feed(ev.ActionFinished, action.action_id, action.host_id, run_s)
 
 
 def identity(step: StartStep) -> tuple[TrajectoryId, int, int, EngineId]:

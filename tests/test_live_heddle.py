@@ -70,16 +70,23 @@ class UnevenAgent:
 
 
 def roll(
-    spec: EngineSpec, strategy: str, overrides: Sequence[str], out: Path | None, agent: Any, count: int
+    spec: EngineSpec,
+    strategy: str,
+    overrides: Sequence[str],
+    out: Path | None,
+    agent: Any,
+    count: int,
+    degrees: Sequence[int] = (),
 ) -> Batch:
     async def body() -> Batch:
-        async with cluster() as (_, client):
+        async with cluster(sum(degrees) or 2) as (_, client):
             rollout = Rollout(
                 client,
                 env=agent,
                 model=spec.model,
                 engine=spec,
-                engines=2,
+                engines=sum(degrees) or 2,
+                degrees=degrees or None,
                 strategy=strategy,
                 overrides=overrides,
                 seed=3,
@@ -98,12 +105,12 @@ BUSY = ("predictor=oracle", "preemption=hysteresis,ratio=1.0,margin_tokens=1,lea
 
 
 def roll_until_it_acts(
-    spec: EngineSpec, agent: Any, count: int, directory: Path
+    spec: EngineSpec, agent: Any, count: int, directory: Path, degrees: Sequence[int] = ()
 ) -> tuple[Batch, dict[str, int]]:
     """A batch with at least one preemption and one move: whether they come depends on timing."""
     for attempt in range(3):
         out = directory / f"run-{attempt}.zarr"
-        batch = roll(spec, "heddle-paper", BUSY, out, agent, count)
+        batch = roll(spec, "heddle-paper", BUSY, out, agent, count, degrees)
         found = kinds(control_lines(out))
         if found.get("MoveContext") and sum(step.preemptions for record in batch for step in record.steps):
             return batch, found
@@ -221,6 +228,21 @@ def test_greedy_vllm_output_is_the_same_with_preemptions_and_moves(
     plain = roll(spec, "sticky-least-loaded", (), None, agent, 12)
     busy, _ = roll_until_it_acts(spec, agent, 12, tmp_path)
     totals = busy.moves["transfer" if kv_transfer else "recompute"]
+    assert totals["started"] > totals["failed"]
+    assert batch_tokens(busy) == batch_tokens(plain)
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+@needs_nixl_cores
+def test_contexts_move_between_vllm_engines_of_unlike_degrees(model_dir: str, tmp_path: Path) -> None:
+    """Their KV caches are cut otherwise: a context is computed anew at the target, though both could hand it over."""
+    spec = EngineSpec("vllm", model_dir, slots=2, max_model_len=2048, dtype="float32", kv_transfer=True)
+    agent = UnevenAgent(tokens=20, tool_s=0.5)
+    plain = roll(spec, "sticky-least-loaded", (), None, agent, 9, degrees=(1,))
+    busy, _ = roll_until_it_acts(spec, agent, 9, tmp_path, degrees=(2, 1))
+    assert set(busy.moves) == {"recompute"}
+    totals = busy.moves["recompute"]
     assert totals["started"] > totals["failed"]
     assert batch_tokens(busy) == batch_tokens(plain)
 

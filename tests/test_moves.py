@@ -139,10 +139,28 @@ def test_a_tool_that_returns_while_the_context_moves_waits_and_is_placed_once() 
     assert isinstance(step, StartStep)
     assert (step.engine_id, step.step_index) == (E2, 1)
     totals = stage.controller.moves.totals["transfer"]
-    assert (totals.exposed, totals.exposed_s, totals.late) == (1, 10.0, 1), (
-        "0.5 s of moving in a tool call of 90"
-    )
+    assert (totals.exposed, totals.exposed_s) == (1, 10.0)
     stage.late(ev.MoveEnded, *move_facts(move))
+
+
+@pytest.mark.parametrize(("run_s", "late"), [(0.4, 0), (0.6, 1)])
+def test_an_exposed_move_is_late_if_its_tool_ran_longer(run_s: float, late: int) -> None:
+    """0.5 s of moving; what its trajectory's earlier tools took does not count, nor what it waited for a host."""
+    stage = moving_stage(Going({}))
+    settle(stage, "a", "E1")
+    (tool,) = stage.add_host("H1")
+    assert isinstance(tool, RunAction)
+    stage.acted(tool, 30.0)
+    stage.finish(stage.generating("a", 1))
+    stage.controller.moves.migration = Going({"a": "E2"})
+    (tool,) = (command for command in stage.act("second", "a") if isinstance(command, RunAction))
+    (move,) = stage.predict("a", 100.0)
+    assert isinstance(move, MoveContext)
+    stage.acted(tool, run_s)
+    assert stage.request("a", 2) == []
+    stage.moved(move)
+    totals = stage.controller.moves.totals["transfer"]
+    assert (totals.exposed, totals.late) == (1, late)
 
 
 def test_nothing_else_that_happens_places_a_step_whose_context_moves() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 DECIDING = ("core", "cost", "predictors", "strategies", "workloads", "sim")
 """The folders that decide a simulated rollout."""
 
 
-def code_digest(folders: Sequence[str] = ("",)) -> str:
-    """Twelve digits that change with any Python or JSON file of these folders of the package [default: all of it]."""
+@cache
+def code_digest(folders: tuple[str, ...] = ("",)) -> str:
+    """Twelve digits that change with any Python or JSON file of these folders of the package [default: all of it].
+
+    As they were when this process asked first.
+    """
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for folder in folders:

@@ -23,6 +23,9 @@ from heddle_dask.cli.whole_numbers import whole_numbers
 @click.group("bench", cls=OneLineGroup)
 def bench() -> None:
     """Measure this installation on this machine."""
+    from heddle_dask.benchmarks.code_digest import code_digest
+
+    code_digest()  # of the code that is loaded, not of what it has become when the measurement ends
 
 
 bench.add_command(decisions)

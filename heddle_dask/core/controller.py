@@ -275,7 +275,7 @@ class Controller:
         was_generating = trajectory.state is TrajectoryState.GENERATING
         self.state.uncount_inflight(trajectory, was_generating)
         trajectory.advance(TrajectoryEvent.STEP_ENDED, at)
-        trajectory.rested_at = at
+        trajectory.rested_at, trajectory.rested_tools_s = at, trajectory.tools_s
         if engine.state is EngineState.LOST:
             self.state.set_home(trajectory, None)
 

@@ -61,6 +61,8 @@ class Trajectory:
         Of the current step: larger runs first.
     requested_at, rested_at, admitted_at
         When the current step was asked for, when the latest one ended, and when the trajectory was admitted.
+    rested_tools_s
+        Seconds of tools that it had behind it when the latest step ended.
     predicted_tokens, predicted_tokens_q90, predicted_s, predicted_s_q90
         What it still had to do after its last finished step: medians and 0.9 quantiles; None before any prediction.
     predicted_tools_s
@@ -104,6 +106,7 @@ class Trajectory:
     priority: float = 0.0
     requested_at: float = 0.0
     rested_at: float = 0.0
+    rested_tools_s: float = 0.0
     admitted_at: float = 0.0
     predicted_tokens: float | None = None
     predicted_tokens_q90: float | None = None
