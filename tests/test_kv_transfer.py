@@ -34,6 +34,7 @@ from heddle_dask.engines.spec import EngineSpec
 
 CHECKPOINT = Path(__file__).parents[1] / "pipelines" / "tiny_agent" / "checkpoint"
 CEILING_S = 280.0
+METRIC = "vllm:kv_cache_usage_perc"
 MAX_MODEL_LEN = 2048
 
 EMULATED = EngineSpec(
@@ -420,6 +421,37 @@ def test_blocks_are_let_go_when_the_lease_ends_and_an_import_waits_no_longer(tmp
             stale = replace(handle, expires_s=time.time() + 60, digest=handle.digest)
             async with EngineClient(pair.target.base_url) as fresh:
                 assert await failure(fresh, tokens, stale) == "source"
+
+        pair.tell(story)
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@needs_nixl_cores
+def test_vllm_lets_blocks_go_when_nobody_reads_them_and_they_are_not_asked_for_then(tmp_path, monkeypatch):
+    """The lease of real blocks ends: they are used by nobody, the import is refused, and recomputing gives the same."""
+    monkeypatch.setattr("heddle_dask.engines.vllm_command.KV_LEASE_S", 4)
+    spec = spec_of("vllm")
+    with ExitStack() as stack:
+        pair = Pair(*start(stack, tmp_path, spec, spec))
+
+        async def kv_use(process: EngineProcess) -> float:
+            async with aiohttp.ClientSession() as session, session.get(f"{process.base_url}/metrics") as said:
+                lines = (await said.text()).splitlines()
+            return float(next(line for line in lines if line.startswith(METRIC)).split()[-1])
+
+        async def story(source: EngineClient, target: EngineClient) -> None:
+            tokens = context(1500)
+            handle = await export(source, tokens)
+            await greedy(source, context(20), 2)  # counts are written with each iteration
+            assert await kv_use(pair.source) > 0
+            await asyncio.sleep(max(0.0, handle.expires_s - time.time()))
+            assert await failure(target, tokens, handle) == "expired"
+            while await kv_use(pair.source) > 0:
+                await asyncio.sleep(0.5)
+                await greedy(source, context(20), 2)
+            assert (await target.warm(tokens, name())).cached_tokens == 0
+            assert (await greedy(target, tokens))[0] == (await greedy(source, tokens))[0]
 
         pair.tell(story)
 
