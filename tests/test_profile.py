@@ -1,10 +1,10 @@
-"""`heddle profile` and the operators' program: a known engine is measured as what it is."""
+"""`heddle profile`: a known engine is measured as what it is, and operators without one."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
+import sys
 
 import pytest
 from click.testing import CliRunner, Result
@@ -65,7 +65,7 @@ def test_the_emulated_engine_is_measured_as_what_it_is(tmp_path, model_dir):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--engine", "magic"), "--engine magic: use vllm or emulated"),
+        (("--engine", "magic"), "--engine magic: use vllm, emulated, operators"),
         (("--engine", "emulated", "--profile", "nope"), "cost profile 'nope' is unknown"),
         (
             ("--engine", "emulated", "--tp-degree", 3),
@@ -165,22 +165,45 @@ def test_a_real_engine_is_measured(tmp_path, model_dir):
 # -- operators with torch alone --------------------------------------------------------------------------
 
 
-def operators(*arguments: object) -> int:
+def operators(*arguments: object) -> Result:
     pytest.importorskip("torch")
-    from pipelines.profile_gpu import main
+    return invoke("--engine", "operators", "--torch-device", "cpu", *arguments)
 
-    return main([str(argument) for argument in arguments])
+
+SMALL = ("--slots", 4, "--max-context-tokens", 64, "--repeats", 3)
 
 
 @pytest.mark.parametrize("degree", [1, 2])
-def test_operators_of_a_tiny_model_on_a_cpu(tmp_path, capsys, degree):
+def test_operators_of_a_small_model_on_a_cpu(tmp_path, model_dir, degree):
     out = tmp_path / "tiny.json"
-    assert operators("--device", "cpu", "--model", "tiny", "--degree", degree, "--out", out) == 0
+    result = operators("--model", model_dir, "--tp-degree", degree, *SMALL, "--out", out, "--json")
+    assert result.exit_code == 0, result.output
     table = MeasuredTable.load(out)
     assert (table.kind, table.degree, table.device) == ("operators", degree, "CPU")
-    assert len(table.decode) == 6
+    assert (table.shape, table.model) == (read_shape(model_dir), model_name(model_dir))
+    assert [(point.batch, point.context_tokens) for point in table.decode] == [(1, 64), (4, 256)]
+    assert [point.tokens for point in table.prefill] == [64]
+    assert all(table.whole_s(point) > point.seconds for point in table.decode), "what is no kernel is added"
     assert table.fit().cost.fixed_s > 0.5e-3
-    assert "6 points" in capsys.readouterr().out
+    told = json.loads(result.stdout)
+    assert (told["points"], told["out"]) == (2, str(out))
+    assert "of kernels on one GPU" in result.stderr
+
+
+def test_a_published_name_needs_no_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = operators("--model", "qwen3-8b", "--tp-degree", 8, "--slots", 2, *SMALL[2:4], "--repeats", 1)
+    assert result.exit_code == 0, result.output
+    assert MeasuredTable.load("qwen3-8b-tp8.json").shape.layers == 36
+
+
+def test_operators_plan_reaches_the_slots_and_the_longest_context():
+    module = pytest.importorskip("heddle_dask.benchmarks.profile_operators")
+    plan = module.operators_plan()
+    assert plan.batches == (1, 8, 16, 32, 64, 128, 256)
+    assert (plan.contexts, plan.prompts) == ((512, 2048, 8192, 32_768), (128, 512, 2048))
+    plan = module.operators_plan(10, 1000)
+    assert (plan.batches, plan.contexts, plan.prompts) == ((1, 8, 10), (512, 1000), (128, 512, 1000))
 
 
 def test_operators_of_a_tiny_mixture_of_experts(tmp_path):
@@ -197,16 +220,30 @@ def test_operators_of_a_tiny_mixture_of_experts(tmp_path):
     }
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     out = tmp_path / "moe.json"
-    assert operators("--device", "cpu", "--model", tmp_path, "--quick", "--out", out) == 0
+    assert operators("--model", tmp_path, *SMALL, "--out", out).exit_code == 0
     assert MeasuredTable.load(out).shape.expert_share == 0.25
 
 
-def test_operators_refuse_bad_input_in_one_line(tmp_path: Path, capsys):
-    torch = pytest.importorskip("torch")
-    assert operators("--device", "cpu", "--model", "tiny", "--degree", 3, "--out", tmp_path / "x") == 2
-    assert capsys.readouterr().err == (
-        "profile_gpu: TP degree 3 does not divide the model's 4 attention heads: use 1, 2, 4\n"
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--tp-degree", 3), "TP degree 3 does not divide the model's 4 attention heads: use 1, 2, 4"),
+        (("--torch-device", "abacus"), "--torch-device abacus: use "),
+        (("--torch-device", "cuda:99"), "--torch-device cuda:99: use "),
+        (("--kv-transfer",), "--engine operators starts no engine: leave out --engines and --kv-transfer"),
+        (("--model", "gpt-9"), "model 'gpt-9' is unknown"),
+    ],
+)
+def test_operators_refuse_bad_input_in_one_line(arguments, message, tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    assert message in refused("--engine", "operators", "--torch-device", "cpu", *arguments)
+
+
+def test_without_torch_operators_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "heddle_dask.benchmarks.profile_operators", raising=False)
+    monkeypatch.delattr("heddle_dask.benchmarks.profile_operators", raising=False)
+    assert "--engine operators needs torch: `pip install 'heddle-dask[gpu]'`" in refused(
+        "--engine", "operators"
     )
-    if not torch.cuda.is_available():
-        assert operators("--model", "tiny", "--out", tmp_path / "x") == 2
-        assert "torch finds no GPU here" in capsys.readouterr().err

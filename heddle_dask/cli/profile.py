@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import uvloop
 
+from heddle_dask.benchmarks.profile import model_name
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
+from heddle_dask.cost.hardware import check_degree
+from heddle_dask.cost.measured import MeasuredTable
+from heddle_dask.engines.spec import EngineSpec
 
-if TYPE_CHECKING:
-    from heddle_dask.cost.measured import MeasuredTable
+ENGINES = ("vllm", "emulated", "operators")
 
 
 @click.command("profile")
-@click.option("--model", default=None, help="Model directory [default: the shipped tiny-agent].")
-@click.option("--engine", default="vllm", show_default=True, help="vllm or emulated.")
+@click.option(
+    "--model",
+    default=None,
+    help="Model directory, for operators also a name [default: the shipped tiny-agent].",
+)
+@click.option(
+    "--engine",
+    default="vllm",
+    show_default=True,
+    help="vllm, emulated, or operators: no engine, a model's kernels on one GPU with torch alone, without weights.",
+)
 @click.option(
     "--engines",
     type=click.IntRange(1),
@@ -25,16 +37,26 @@ if TYPE_CHECKING:
     show_default=True,
     help="Engines measured at once: what one takes that shares its cores with others.",
 )
-@click.option("--slots", type=click.IntRange(1), default=8, show_default=True, help="Largest batch.")
+@click.option(
+    "--slots", type=click.IntRange(1), default=None, help="Largest batch [default: 8, of operators 256]."
+)
 @click.option("--tp-degree", type=click.IntRange(1), default=1, show_default=True, help="GPUs of the engine.")
 @click.option("--dtype", default="auto", show_default=True, help="Type of the weights, for vLLM.")
-@click.option("--max-context-tokens", type=click.IntRange(2), default=None, help="Longest context measured.")
+@click.option(
+    "--max-context-tokens",
+    type=click.IntRange(2),
+    default=None,
+    help="Longest context measured [default: the model's, at most 4096; of operators 32768].",
+)
 @click.option(
     "--tokens", type=click.IntRange(2), default=128, show_default=True, help="Decoded per sequence and point."
 )
-@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Of each point.")
+@click.option(
+    "--repeats", type=click.IntRange(1), default=None, help="Of each point [default: 5, of operators 20]."
+)
 @click.option("--profile", default="tiny-cpu", show_default=True, help="Cost of the emulated engine.")
 @click.option("--kv-transfer", is_flag=True, help="Also move contexts between two such engines.")
+@click.option("--torch-device", default="cuda", show_default=True, help="operators: where torch runs.")
 @click.option("--device", default=None, help="Description of the hardware [default: asked of the machine].")
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Table to write [MODEL-tpN.json].")
 @click.option("--overwrite", is_flag=True, help="Replace an existing table.")
@@ -43,14 +65,15 @@ def profile(
     model: str | None,
     engine: str,
     engines: int,
-    slots: int,
+    slots: int | None,
     tp_degree: int,
     dtype: str,
     max_context_tokens: int | None,
     tokens: int,
-    repeats: int,
+    repeats: int | None,
     profile: str,
     kv_transfer: bool,
+    torch_device: str,
     device: str | None,
     out: Path | None,
     overwrite: bool,
@@ -58,45 +81,88 @@ def profile(
     seed: int,
 ) -> None:
     """Per-token time by batch and context, prefill rate and KV transfer rate of one engine, as a table."""
-    from heddle_dask.benchmarks.profile import model_name, plan_for, profile_engine
+    if engine not in ENGINES:
+        raise BadInput(f"--engine {engine}: use {', '.join(ENGINES)}")
+    if engine == "operators":
+        if engines > 1 or kv_transfer:
+            raise BadInput("--engine operators starts no engine: leave out --engines and --kv-transfer")
+        sizes = {"slots": slots, "max_context_tokens": max_context_tokens, "repeats": repeats}
+        chosen, measured = _operators(model, tp_degree, torch_device, sizes, seed)
+    else:
+        chosen, limit = _engine_model(model, engine, max_context_tokens, tp_degree, profile)
+        spec = EngineSpec(
+            "vllm" if engine == "vllm" else "emulated",
+            chosen,
+            slots=slots or 8,
+            max_model_len=limit,
+            dtype=dtype,
+            tp_degree=tp_degree,
+            seed=seed,
+            cost={"profile": profile} if engine == "emulated" else None,
+        )
+        measured = _of_engine(spec, tokens, repeats or 5, engines, device, kv_transfer)
+    target = out or Path(f"{model_name(chosen)}-tp{tp_degree}.json")
+    _check_target(target, overwrite)
+    table = measured()
+    table.save(target)
+    _tell(table, target, as_json)
+
+
+def _engine_model(
+    model: str | None, engine: str, max_context_tokens: int | None, tp_degree: int, profile: str
+) -> tuple[str, int]:
+    """The model's directory, and the longest context; refuses what cannot run."""
     from heddle_dask.cli.model_choice import chosen_model, context_limit
     from heddle_dask.cost.engine_cost import load_profile
-    from heddle_dask.cost.hardware import check_degree
     from heddle_dask.cost.model_config import read_shape
-    from heddle_dask.engines.spec import EngineSpec
 
-    if engine not in ("vllm", "emulated"):
-        raise BadInput(f"--engine {engine}: use vllm or emulated")
     chosen = chosen_model(model, engine)
     check_degree(read_shape(chosen), tp_degree)
     if engine == "emulated":
         load_profile(profile, tp_degree)
-    limit = context_limit(chosen, max_context_tokens)
-    plan = plan_for(slots, limit, tokens=tokens, repeats=repeats)
-    target = out or Path(f"{model_name(chosen)}-tp{tp_degree}.json")
-    _check_target(target, overwrite)
-    table = uvloop.run(
+    return chosen, context_limit(chosen, max_context_tokens)
+
+
+def _of_engine(
+    spec: EngineSpec, tokens: int, repeats: int, engines: int, device: str | None, kv_transfer: bool
+) -> Callable[[], MeasuredTable]:
+    from heddle_dask.benchmarks.profile import plan_for, profile_engine
+
+    plan = plan_for(spec.slots, spec.max_model_len, tokens=tokens, repeats=repeats)
+    return lambda: uvloop.run(
         profile_engine(
-            EngineSpec(
-                "vllm" if engine == "vllm" else "emulated",
-                chosen,
-                slots=slots,
-                max_model_len=limit,
-                dtype=dtype,
-                tp_degree=tp_degree,
-                seed=seed,
-                cost={"profile": profile} if engine == "emulated" else None,
-            ),
+            spec,
             plan,
             engines=engines,
             device=device,
             kv_contexts=plan.contexts_to_move() if kv_transfer else (),
-            seed=seed,
+            seed=spec.seed,
             on_progress=lambda message: click.echo(message, err=True),
         )
     )
-    table.save(target)
-    _tell(table, target, as_json)
+
+
+def _operators(
+    model: str | None, tp_degree: int, torch_device: str, sizes: Mapping[str, int | None], seed: int
+) -> tuple[str, Callable[[], MeasuredTable]]:
+    """The model's name or directory, and what measures its kernels."""
+    from heddle_dask.cli.model_choice import shipped_model
+    from heddle_dask.cost.model_config import shape_of_config
+    from heddle_dask.cost.published import config_of
+
+    chosen = model or str(shipped_model())
+    config = config_of(chosen)
+    check_degree(shape_of_config(config), tp_degree)
+    try:
+        from heddle_dask.benchmarks import profile_operators as operators
+    except ModuleNotFoundError as error:
+        raise BadInput(
+            f"--engine operators needs {error.name}: `pip install 'heddle-dask[gpu]'`, or [cpu] to try it"
+        ) from None
+    operators.check_device(torch_device)
+    plan = operators.operators_plan(**{name: size for name, size in sizes.items() if size is not None})
+    name = model_name(chosen)
+    return chosen, lambda: operators.measure_operators(name, config, tp_degree, torch_device, plan, seed=seed)
 
 
 def _tell(table: MeasuredTable, target: Path, as_json: bool) -> None:

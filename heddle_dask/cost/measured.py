@@ -210,10 +210,10 @@ class MeasuredTable:
         request_s, prompt_s = (beside_s, 0.0) if way_s is None else (way_s, beside_s)
         cost = replace(base, prefill_token_s=rate, prompt_s=prompt_s)
         decode = [
-            abs(cost.decode_token_s(p.batch, p.context_tokens) / self._whole_s(p) - 1) for p in self.decode
+            abs(cost.decode_token_s(p.batch, p.context_tokens) / self.whole_s(p) - 1) for p in self.decode
         ]
         prefill = [
-            abs((request_s + cost.prefill_s(p.tokens)) / self._whole_prefill_s(p) - 1) for p in self.prefill
+            abs((request_s + cost.prefill_s(p.tokens)) / self.whole_prefill_s(p) - 1) for p in self.prefill
         ]
         setup, per_token = _line(self.kv_transfer) if self.kv_transfer else (None, None)
         return TableFit(
@@ -236,7 +236,7 @@ class MeasuredTable:
         if not share:
             rows = rows[:, :3]
         # What the formula adds to operators is no unknown of the fit, but part of what an error is relative to.
-        whole = np.array([self._whole_s(p) for p in self.decode])
+        whole = np.array([self.whole_s(p) for p in self.decode])
         measured = np.array([p.seconds for p in self.decode])
         found = non_negative_least_deviations(rows / whole[:, None], measured / whole)
         spared_s = float(found[3]) if share else 0.0
@@ -256,7 +256,7 @@ class MeasuredTable:
 
     def _prefill_terms(self, base: EngineCost, way_s: float) -> tuple[float, float]:
         """Seconds per prompt token, and of a prompt beside its tokens, its iterations and `way_s`."""
-        seconds = np.array([self._whole_prefill_s(p) for p in self.prefill])
+        seconds = np.array([self.whole_prefill_s(p) for p in self.prefill])
         rest = seconds - [way_s + base.prefill_s(p.tokens) for p in self.prefill]
         # A request goes its way once, and there is an iteration for each chunk.
         chunk_tokens = math.inf if self.cached_step is None else self.chunk_tokens
@@ -270,11 +270,13 @@ class MeasuredTable:
             return 0.0
         return LAUNCH_S + self.shape.layers * (LAYER_S + 2 * all_reduce_s(self.degree))
 
-    def _whole_s(self, point: DecodePoint) -> float:
+    def whole_s(self, point: DecodePoint) -> float:
+        """Seconds of the iteration that the point is of: of operators with what the formula adds to them."""
         sequences_s = SEQUENCE_S * point.batch if self.kind == "operators" else 0.0
         return point.seconds + self._beside_kernels_s() + sequences_s
 
-    def _whole_prefill_s(self, point: TokensPoint) -> float:
+    def whole_prefill_s(self, point: TokensPoint) -> float:
+        """As `whole_s`, of a prompt."""
         return point.seconds + self._beside_kernels_s() * math.ceil(point.tokens / self.chunk_tokens)
 
     # ------------------------------------------------------------------ storage

@@ -1,6 +1,4 @@
-"""Measures the large operators of a model on one GPU with torch alone, and writes the table that the cost model reads.
-
-``python -m pipelines.profile_gpu --model qwen3-14b --degree 2 --out FILE``
+"""Measures the large operators of a model on one GPU with torch alone, and makes the table that the cost model reads.
 
 An iteration is its linear layers (by token count) and attention (by batch and context), each measured for one layer
 and multiplied by the layers, and the output head. At a TP degree above 1 one GPU's share of every operator is measured.
@@ -11,15 +9,11 @@ model outgrows.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,19 +23,6 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.hardware import check_degree
 from heddle_dask.cost.measured import DecodePoint, MeasuredTable, TokensPoint
 from heddle_dask.cost.model_config import shape_of_config
-from heddle_dask.cost.published import config_of
-
-TINY: Mapping[str, Any] = {
-    "model_type": "qwen3",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 256,
-}
-"""A model for trying this program where there is no GPU."""
 
 CHUNK_TOKENS = 2048
 # What a GPU's last-level cache holds at most; weights in turn must exceed it.
@@ -49,14 +30,29 @@ _CACHE_BYTES = 128e6
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OperatorsPlan:
     """What is measured: batches and contexts per sequence of decoding, prompt lengths, repeats of each operator."""
 
-    batches: tuple[int, ...] = (1, 8, 16, 32, 64, 128, 256)
-    contexts: tuple[int, ...] = (512, 2048, 8192, 32768)
-    prompts: tuple[int, ...] = (128, 512, 2048)
-    repeats: int = 20
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    prompts: tuple[int, ...]
+    repeats: int
     most_resident_tokens: int = 400_000
+
+
+def operators_plan(slots: int = 256, max_context_tokens: int = 32_768, repeats: int = 20) -> OperatorsPlan:
+    """Batches up to `slots` and contexts up to the longest, by factors; prompts up to an iteration's chunk."""
+    prompt = min(max_context_tokens, CHUNK_TOKENS)
+    return OperatorsPlan(
+        _up_to(slots, (1, 8, 16, 32, 64, 128, 256)),
+        _up_to(max_context_tokens, (512, 2048, 8192, 32_768)),
+        _up_to(prompt, (128, 512)),
+        repeats,
+    )
+
+
+def _up_to(most: int, steps: Sequence[int]) -> tuple[int, ...]:
+    return (*(step for step in steps if step < most), most)
 
 
 class Operators:
@@ -168,17 +164,44 @@ def _timed(operator: Callable[[int], torch.Tensor], turn: int) -> float:
     return time.perf_counter() - began_s
 
 
-def measure(name: str, config: Mapping[str, Any], degree: int, device: str, plan: Plan) -> MeasuredTable:
+def check_device(device: str) -> None:
+    """Refuse what torch cannot run on.
+
+    Raises
+    ------
+    BadInput
+        It is neither the CPU nor a GPU of this machine.
+    """
+    if device == "cpu":
+        return
+    gpus = torch.cuda.device_count()
+    known = ["cuda", *(f"cuda:{number}" for number in range(gpus))] if gpus else []
+    if device not in known:
+        have = (
+            f"{', '.join(known)} or cpu" if known else "cpu, which tries the program: torch finds no GPU here"
+        )
+        raise BadInput(f"--torch-device {device}: use {have}")
+
+
+def measure_operators(
+    name: str, config: Mapping[str, Any], degree: int, device: str, plan: OperatorsPlan, *, seed: int = 0
+) -> MeasuredTable:
     """The table of a model's operators on one GPU.
+
+    Parameters
+    ----------
+    config
+        Its parsed config.json; no weights are needed.
+    device
+        Where torch runs: ``"cuda"``, ``"cuda:1"``, or ``"cpu"``, which tries the program.
 
     Raises
     ------
     BadInput
         The degree does not divide the heads, or the device is absent.
     """
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise BadInput(f"--device {device}: torch finds no GPU here; --device cpu tries the program")
-    torch.manual_seed(0)
+    check_device(device)
+    torch.manual_seed(seed)
     with torch.inference_mode():
         operators = Operators(config, degree, device, plan.repeats)
         decode = []
@@ -211,36 +234,3 @@ def measure(name: str, config: Mapping[str, Any], degree: int, device: str, plan
         kind="operators",
         conditions=f"median of {plan.repeats} repeats of each operator of one layer, one GPU's share",
     )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pipelines.profile_gpu", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument(
-        "--model", required=True, help="published name, directory with a config.json, or tiny"
-    )
-    parser.add_argument("--degree", type=int, default=1, help="TP degree [1]")
-    parser.add_argument("--device", default="cuda", help="cuda or cpu [cuda]")
-    parser.add_argument("--out", type=Path, required=True, help="table to write")
-    parser.add_argument("--quick", action="store_true", help="few small points: to try the program")
-    given = parser.parse_args(arguments)
-    quick = Plan((1, 2, 4), (16, 64), (16, 64), 3)
-    try:
-        config = TINY if given.model == "tiny" else config_of(given.model)
-        plan = quick if given.quick or given.model == "tiny" else Plan()
-        table = measure(Path(given.model).name, config, given.degree, given.device, plan)
-        table.save(given.out)
-        fit = table.fit(capacity_tokens=1)
-    except BadInput as error:
-        print(f"profile_gpu: {error}", file=sys.stderr)
-        return 2
-    print(f"{table.model} at TP {table.degree} on {table.device}: {len(table.decode)} points, ", end="")
-    print(f"error of the fit {fit.decode_error_mean:.1%} mean, {fit.decode_error_max:.1%} worst")
-    print(json.dumps(fit.cost.to_mapping()))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
