@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from distributed import LocalCluster
 
 from heddle_dask.cli import cluster_choice
+from heddle_dask.cli.bench_paper import paper
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.cli.plan import plan as plan_command
 from heddle_dask.cli.simulate import simulate as simulate_command
@@ -48,6 +49,7 @@ def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def invoke(*arguments: object) -> Result:
     group = OneLineGroup("heddle")
+    group.add_command(paper)
     group.add_command(plan_command)
     group.add_command(simulate_command)
     return CliRunner().invoke(group, [str(argument) for argument in arguments])
@@ -91,6 +93,29 @@ def test_plan_gives_the_same_bytes_with_and_without_a_cluster(scheduler: str) ->
         assert here.exit_code == there.exit_code == 0, there.output
         assert here.stdout == there.stdout and here.stdout
         assert "4 GPUs, 2 x TP2, seed 1" in there.stderr
+
+
+def test_the_papers_tables_are_the_same_with_and_without_a_cluster(scheduler: str, tmp_path: Path) -> None:
+    """Rows that are there are not made again, wherever the others are made."""
+    cluster = tmp_path / "small.toml"
+    cluster.write_text("gpus = 4\ngpus-per-node = 4\n", encoding="utf-8")
+    arguments = [
+        *("paper", "--cells", "qwen3-8b/math", "--cluster", str(cluster), "--trajectories", "16"),
+        *("--samples", "4", "--max-context-tokens", "8192", "--seeds", "2", "--json", "--out"),
+    ]
+    arms = ("--arms", "slime,heddle,heddle-paper")
+    here = invoke(*arguments, str(tmp_path / "here.jsonl"), *arms)
+    assert here.exit_code == 0, here.output
+    part = (tmp_path / "here.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:4]
+    (tmp_path / "there.jsonl").write_text("".join(part), encoding="utf-8")
+    there = invoke(*arguments, str(tmp_path / "there.jsonl"), *arms, "--scheduler", scheduler)
+    assert there.exit_code == 0, there.output
+    assert there.stdout == here.stdout
+    lines = [
+        (tmp_path / f"{name}.jsonl").read_text(encoding="utf-8").splitlines() for name in ("here", "there")
+    ]
+    assert sorted(lines[0]) == sorted(lines[1])
+    assert "3/3: qwen3-8b/math, " in there.stderr
 
 
 def test_a_trace_file_is_read_by_the_workers_wherever_they_run(scheduler: str, trace_dir: Path) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from heddle_dask.cli.option_groups import COUNT, MAX_CONTEXT_TOKENS, SAMPLES, SEEDS
+from heddle_dask.cli.progress import duration
 from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.sweep_runs import run_on_cluster
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
     from heddle_dask.benchmarks.paper import PaperSweep
-    from heddle_dask.benchmarks.paper_store import PaperStore
+    from heddle_dask.benchmarks.paper_parts import PaperPart
+    from heddle_dask.benchmarks.paper_store import PaperStore, Row
 
 
 @click.command("paper")
@@ -43,6 +47,11 @@ if TYPE_CHECKING:
 @click.option(
     "--only-chosen", is_flag=True, help="Forms of heddle on the chosen degrees only, no uniform ones."
 )
+@click.option(
+    "--scheduler",
+    default=None,
+    help="Run on the workers of this Dask scheduler, an arm of a cell each [default: here].",
+)
 @click.option("--markdown", is_flag=True, help="Run nothing: print all tables of --out in Markdown.")
 @shared_options
 def paper(
@@ -55,6 +64,7 @@ def paper(
     max_context_tokens: int,
     out: Path | None,
     only_chosen: bool,
+    scheduler: str | None,
     markdown: bool,
     as_json: bool,
     seed: int,
@@ -62,6 +72,7 @@ def paper(
     """Baselines and forms of heddle on the paper's models and workloads, each at the paper's and its best degree."""
     from heddle_dask.benchmarks.code_digest import DECIDING, code_digest
     from heddle_dask.benchmarks.paper import PaperConditions, PaperSweep, arms_named, cells_named
+    from heddle_dask.benchmarks.paper_parts import parts_of
     from heddle_dask.benchmarks.paper_results import PaperResults
     from heddle_dask.benchmarks.paper_store import PaperStore
     from heddle_dask.benchmarks.paper_tables import all_tables, as_json_object, main_tables
@@ -73,18 +84,14 @@ def paper(
     if not markdown:
         conditions = PaperConditions(cluster, cluster_of(cluster), trajectories, samples, max_context_tokens)
         code = code_digest(DECIDING)
-        sweep = PaperSweep(
-            conditions,
-            cells_named(cells),
-            arms_named(arms),
-            range(seed, seed + seeds),
-            store,
-            code=code,
-            only_chosen=only_chosen,
-        )
+        asked = (conditions, cells_named(cells), arms_named(arms), range(seed, seed + seeds), store)
+        sweep = PaperSweep(*asked, code=code, only_chosen=only_chosen)
         store.check_writable()
         _warn_of_other_code(store, code)
-        _play(sweep)
+        if scheduler is None:
+            _play(sweep)
+        else:
+            _play_there(parts_of(*asked, code=code, only_chosen=only_chosen), store, scheduler)
     results = PaperResults(store.rows("run"), store.rows("degrees"))
     for line in (all_tables if markdown else main_tables)(results):
         click.echo(line, err=as_json)
@@ -114,3 +121,26 @@ def _play(sweep: PaperSweep) -> None:
             f"({run.cpu_s:.1f} s of CPU); at most {left_s / 60:,.0f} min left",
             err=True,
         )
+
+
+def _play_there(parts: Sequence[PaperPart], store: PaperStore, scheduler: str) -> None:
+    """Run them on a Dask cluster; the rows of each are kept as it ends, with a line that says so."""
+    from heddle_dask.benchmarks.paper_parts import run_part
+
+    began_s, done = time.monotonic(), 0
+
+    def ended(number: int, rows: list[Row]) -> None:
+        nonlocal done
+        done += 1
+        for row in rows:
+            if store.find(row) is None:  # two arms of one predictor choose the same degrees
+                store.add(row)
+        runs = sum(row["kind"] == "run" for row in rows)
+        left = len(parts) - done
+        rest = f"; about {duration((time.monotonic() - began_s) / done * left)} left" if left else ""
+        say(f"{done}/{len(parts)}: {parts[number].name}: {runs} runs{rest}")
+
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
+    run_on_cluster(run_part, parts, scheduler, say, ended)

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from heddle_dask.cli.progress import duration
 from heddle_dask.core.errors import BadInput
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from distributed import Client
 
 Say = Callable[[str], None]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def play_jobs(
@@ -56,7 +58,32 @@ def play_jobs(
             progress.ended(number, rollout)
             rollouts.append(rollout)
         return rollouts
-    return asyncio.run(_play_on_cluster(jobs, scheduler, progress))
+    # Once for every workload: what a worker reads of a file is to be what stands here.
+    pins = {workload: workload.pinned() for workload in dict.fromkeys(job.workload for job in jobs)}
+    pinned = [replace(job, workload=pins[job.workload]) for job in jobs]
+    return run_on_cluster(run_job, pinned, scheduler, say, progress.ended)
+
+
+def run_on_cluster(
+    function: Callable[[T], R],
+    arguments: Sequence[T],
+    scheduler: str,
+    say: Say,
+    ended: Callable[[int, R], None],
+) -> list[R]:
+    """A simulation for each argument as a task of a Dask cluster; what they return, in the order of the arguments.
+
+    Parameters
+    ----------
+    ended
+        Takes the number of an argument and what its task returned, as soon as it has.
+
+    Raises
+    ------
+    BadInput
+        What a task raised of that kind; no scheduler answers at the address, it goes away, or workers die of a task.
+    """
+    return asyncio.run(_run_on_cluster(function, arguments, scheduler, say, ended))
 
 
 class _Progress:
@@ -81,19 +108,23 @@ class _Progress:
         )
 
 
-async def _play_on_cluster(
-    jobs: Sequence[SimulationJob], address: str, progress: _Progress
-) -> list[SimulatedRollout]:
+async def _run_on_cluster(
+    function: Callable[[T], R],
+    arguments: Sequence[T],
+    address: str,
+    say: Say,
+    ended: Callable[[int, R], None],
+) -> list[R]:
     # Dask and what a live rollout needs: seconds of imports.
     from heddle_dask.cli.cluster_choice import CONNECT_TIMEOUT_S, remote_client
 
-    pins = {workload: workload.pinned() for workload in dict.fromkeys(job.workload for job in jobs)}
-    pinned = [replace(job, workload=pins[job.workload]) for job in jobs]
     async with remote_client(address, CONNECT_TIMEOUT_S) as client:
-        resources = await _resources(client, len(jobs), address, progress.say)
-        futures = [client.submit(run_job, job, pure=False, resources=resources) for job in pinned]
+        resources = await _resources(client, len(arguments), address, say)
+        futures = [
+            client.submit(function, argument, pure=False, resources=resources) for argument in arguments
+        ]
         waits = [
-            asyncio.ensure_future(_rollout(number, future, address, progress))
+            asyncio.ensure_future(_result(number, future, address, ended))
             for number, future in enumerate(futures)
         ]
         try:
@@ -104,13 +135,13 @@ async def _play_on_cluster(
             await asyncio.gather(*waits, return_exceptions=True)
 
 
-async def _rollout(number: int, future: Any, address: str, progress: _Progress) -> SimulatedRollout:
-    """Wait for one rollout and report it."""
+async def _result(number: int, future: Any, address: str, ended: Callable[[int, R], None]) -> R:
+    """Wait for one task and report it."""
     from distributed import KilledWorker
     from distributed.client import FutureCancelledError
 
     try:
-        rollout: SimulatedRollout = await future
+        result: R = await future
     except KilledWorker:
         raise BadInput(
             f"the Dask workers at {address} die of a simulation: give them more memory, or simulate fewer trajectories"
@@ -119,8 +150,8 @@ async def _rollout(number: int, future: Any, address: str, progress: _Progress) 
         raise BadInput(
             f"the Dask scheduler at {address} has dropped the sweep ({error.reason}): see that it stays up"
         ) from None
-    progress.ended(number, rollout)
-    return rollout
+    ended(number, result)
+    return result
 
 
 async def _resources(client: Client, jobs: int, address: str, say: Say) -> dict[str, float] | None:
