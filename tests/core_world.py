@@ -340,6 +340,7 @@ class World:
                 if (program := alive.get(told[0])) is not None and program.step is step
             ],
             "fail": held,
+            "cancel": [p.step for p in alive.values() if p.step is not None],
             "stopped": [s for s in held if s.stopping],
             "predict": self.asked,
             "move_ends": [(name, ok) for name in self.moves for ok in (True, True, False)],
@@ -511,6 +512,17 @@ class World:
         self.stale.append((ev.StepDelivered, *told, 3, 0, "stop"))
         self.tell(ev.StepDelivered, *told, 3, 0, "stop")
 
+    def _do_cancel(self, step: Step) -> None:
+        """Its program gives it up, wherever it is; the same step may be asked for again."""
+        told = (step.request.trajectory_id, step.request.step_index, step.request.attempt)
+        program = self.programs[told[0]]
+        program.retry, program.step, step.new_tokens = step, None, 0
+        if step.engine_id is not None:
+            self.stale.append((ev.StepStarted, *step.identity))
+            self.seen["cancelled on an engine"] += 1
+        self.stale.append((ev.StepCancelled, *told))
+        self.tell(ev.StepCancelled, *told)
+
     def _do_abort(self, step: Step) -> None:
         """The engine answers early, and the driver goes on from what there is."""
         self.programs[step.request.trajectory_id].retry = step
@@ -546,8 +558,11 @@ class World:
 
     def _do_fail(self, step: Step) -> None:
         self.programs[step.request.trajectory_id].retry = step
-        self._step_ended(step, (ev.StepFailed, *step.identity, "engine"))
-        self.tell(ev.StepFailed, *step.identity, "engine")
+        died = step.engine_id in self.dying
+        step.losses += died and step.started
+        cause = ev.ENGINE_LOST if died else "refused"
+        self._step_ended(step, (ev.StepFailed, *step.identity, cause))
+        self.tell(ev.StepFailed, *step.identity, cause)
 
     def _step_ended(self, step: Step, message: tuple[Any, ...]) -> None:
         self.programs[step.request.trajectory_id].step = None
@@ -663,6 +678,7 @@ WEIGHTS: Final[dict[str, float]] = {
     "deliver": 4,
     "deliver_crossed": 4,
     "fail": 2,
+    "cancel": 2,
     "stopped": 6,
     "predict": 14,
     "move_ends": 5,

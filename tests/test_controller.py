@@ -21,7 +21,7 @@ from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import InvalidTransition
 from heddle_dask.core.ids import EngineId, HostId, TrajectoryId
 from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.transitions import KvState, TrajectoryState
+from heddle_dask.core.transitions import KvEvent, KvState, TrajectoryState
 from heddle_dask.strategies.presets import build_strategies
 
 A = TrajectoryId("a")
@@ -460,7 +460,7 @@ def test_a_step_that_kills_its_engines_is_given_up_after_max_losses() -> None:
         assert isinstance(start, StartStep)
         stage.start(start)
         commands = stage.lose(f"E{number}")
-    assert commands == [GiveUpStep(A, 0, 0, "its worker died 3 times while it was generating")]
+    assert commands == [GiveUpStep(A, 0, 0, "its engine died 3 times while it was generating")]
     assert stage.join("E9") == []
     stage.end("a")
 
@@ -541,3 +541,83 @@ def test_a_host_joins_once() -> None:
         stage.feed(ev.HostJoined, host_of("H1"))
     stage.feed(ev.HostLost, HostId("H1"))
     stage.late(ev.HostLost, HostId("H1"))
+
+
+@pytest.mark.parametrize("lost_first", [True, False])
+def test_a_step_that_kills_the_engine_under_a_living_worker_is_given_up_too(lost_first: bool) -> None:
+    """Its worker reports the step and the loss, in either order; the driver asks again each time."""
+    stage = Stage(limits=Limits(max_losses=2))
+    stage.join(*(f"E{number}" for number in range(9)))
+    stage.submit("a", "b")
+    commands: list[object] = []
+    for attempt in range(4):
+        commands = [*stage.request("a", attempt=attempt)]
+        (start,) = commands
+        if not isinstance(start, StartStep):
+            break
+        stage.start(start)
+        if lost_first:
+            stage.lose(start.engine_id, stranded=False)
+        stage.feed(ev.StepFailed, *identity(start), ev.ENGINE_LOST)
+        if not lost_first:
+            stage.lose(start.engine_id, stranded=False)
+    assert commands == [GiveUpStep(A, 0, 3, "its engine died 3 times while it was generating")]
+    assert len(stage.state.ready_engines) == 6
+
+
+def test_a_step_that_was_refused_or_had_not_begun_has_killed_no_engine() -> None:
+    stage = Stage(limits=Limits(max_losses=0))
+    stage.join("E1", "E2", "E3")
+    stage.submit("a")
+    stage.fail(stage.generating("a"))
+    queued = stage.placed("a", attempt=1)
+    stage.feed(ev.StepFailed, *identity(queued), ev.ENGINE_LOST)
+    assert isinstance(stage.placed("a", attempt=2), StartStep)
+
+
+# -- steps that their programs give up -------------------------------------------------------------------
+
+
+def cancel(stage: Stage, name: str, index: int, attempt: int = 0) -> list[object]:
+    return [*stage.feed(ev.StepCancelled, TrajectoryId(name), index, attempt)]
+
+
+def test_a_running_step_that_is_cancelled_is_aborted_and_its_slot_is_for_others() -> None:
+    stage = Stage()
+    stage.join("E1", slots=1)
+    stage.submit("a", "b")
+    start = stage.generating("a")
+    assert cancel(stage, "a", 0) == [AbortStep(A, 0, 0, E1, "cancelled by its program")]
+    record = stage.trajectory("a")
+    assert (record.state, record.counted_on) == (TrajectoryState.THINKING, None)
+    assert stage.engine("E1").inflight_tokens == 0
+    stage.late(ev.StepFinished, *identity(start), 3, 0, "abort")
+    stage.late(ev.StepCancelled, A, 0, 0)
+    again = stage.placed("a", attempt=1, context=120)
+    stage.late(ev.StepCancelled, A, 0, 0)
+    stage.finish(again)
+    assert record.steps_finished == 1
+
+
+def test_a_step_that_waits_for_an_engine_can_be_cancelled() -> None:
+    stage = Stage()
+    stage.submit("a")
+    assert stage.request("a") == []
+    assert cancel(stage, "a", 0) == []
+    assert stage.join("E1") == []
+    assert stage.trajectory("a").state is TrajectoryState.THINKING
+    stage.end("a")
+
+
+def test_a_step_whose_context_moves_can_be_cancelled() -> None:
+    """The move ends as it would have, and the next step goes to its target."""
+    stage = two_engines()
+    stage.submit("a")
+    stage.finish(stage.generating("a"))
+    record = stage.trajectory("a")
+    record.advance_kv(KvEvent.MOVE_STARTED)
+    assert stage.request("a", 1) == []
+    assert cancel(stage, "a", 1) == []
+    assert (record.state, record.kv) == (TrajectoryState.THINKING, KvState.MOVING)
+    record.advance_kv(KvEvent.MOVE_ENDED)
+    assert isinstance(stage.placed("a", 1, attempt=1), StartStep)

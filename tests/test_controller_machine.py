@@ -22,7 +22,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "engines": ("join_engine", "drain_engine", "lose_engine", "engine_dies"),
     "hosts": ("join_host", "lose_host"),
     "trajectories": ("submit", "end"),
-    "steps": ("start", "finish", "abort", "stopped", "deliver", "deliver_crossed", "fail"),
+    "steps": ("start", "finish", "abort", "stopped", "deliver", "deliver_crossed", "fail", "cancel"),
     "predictions": ("predict",),
     "moves": ("move_ends",),
     "regroups": ("regroup_ends_engines", "regroup_ends"),

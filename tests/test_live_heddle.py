@@ -139,7 +139,7 @@ def test_heddle_loses_nothing_and_its_journal_replays(
     told = {
         record.trajectory_id: (record.domain, record.message_tokens, record.max_steps) for record in batch
     }
-    assert {spec[0]: (spec[3], *spec[5:]) for spec in submitted} == told
+    assert {spec[0]: (spec[3], *spec[5:7]) for spec in submitted} == told
     assert told["t2/0"] == ("tool-agent/size 3", submitted[2][4], 4)
     found = kinds(lines)
     # At the start, at the end of every step, and when its tool is called.

@@ -341,6 +341,29 @@ def test_a_newer_prediction_replaces_a_move_that_waits() -> None:
     assert stage.moved(first) == []
 
 
+def test_tools_side_by_side_count_once_and_a_move_that_failed_is_not_late() -> None:
+    """Three of 0.4 s at once are no 0.6 s in which a move of 0.5 s could have hidden."""
+    stage = moving_stage(Going({}), "E1", "E2")
+    settle(stage, "a", "E1")
+    (tool,) = stage.add_host("H1")
+    assert isinstance(tool, RunAction)
+    stage.acted(tool, 0.0)
+    record = stage.trajectory("a")
+    record.take_action("x", 0.4, True, 200.0)
+    record.take_action("x", 0.4, True, 200.05)
+    record.take_action("x", 0.4, True, 200.1)
+    assert record.resting_tools_s == pytest.approx(0.5)
+    assert record.tools_s == pytest.approx(1.2)
+    stage, move = moving()
+    record = stage.trajectory("a")
+    record.take_action("x", 30.0, True, 40.0)
+    stage.request("a", 1)
+    stage.lose("E2", stranded=False)
+    totals = stage.controller.moves.totals["transfer"]
+    assert (totals.exposed, totals.failed, totals.late) == (1, 1, 0)
+    stage.late(ev.MoveEnded, *move_facts(move))
+
+
 def test_totals_are_kept_by_kind() -> None:
     plan = Going({"a": "E2", "b": "E2"})
     stage = moving_stage(plan)

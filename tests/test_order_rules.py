@@ -279,6 +279,21 @@ def test_contexts_that_were_thrown_out_cut_the_limit() -> None:
     assert stage.state.alive == alive // 2 and ended == alive - alive // 2
 
 
+def test_what_was_thrown_out_at_the_end_of_a_batch_is_not_held_against_the_next() -> None:
+    """In its tail nobody waits, so that admission is not asked."""
+    stage = under_pressure(100_000, slots=4)
+    stage.submit(*names(4))
+    for name in names(4):
+        stage.finish(stage.generating(name, context=1000))
+    stage.finish(stage.generating("t0", 1, context=2000), cached=0)
+    assert stage.state.evictions == 1
+    for name in names(4):
+        stage.end(name)
+    assert len(admitted(stage.submit(*names(9, "n")))) == 4
+    rounds = [len(admitted(stage.finish(stage.generating(f"n{n}", context=1000)))) for n in range(5)]
+    assert rounds == [0, 0, 0, 1, 1], "with every answer, once all that are alive hold a context"
+
+
 def test_after_the_first_shortage_the_limit_rises_by_one_an_engine_and_round() -> None:
     stage = under_pressure(100_000, slots=4)
     stage.submit(*names(40))

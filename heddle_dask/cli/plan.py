@@ -95,8 +95,9 @@ def plan(
         "samples": samples,
         "slots": described.slots or "100 per GPU",
         "max_context_tokens": max_context_tokens,
-        "predictor": "warm" if warm else "cold",
+        "predictor": work.warmth(seed) if warm else "cold",
         "seeds": seeds,
+        **work.scales(),
         **cluster_conditions(described),
     }
     _report(conditions, budgets, played, price_per_gpu_hour, as_json=as_json)
@@ -150,15 +151,30 @@ def _feasible_budgets(
         told_apart=knows_lengths(arm.preset, arm.overrides),
     )
     budgets = [budget(number) for number in numbers]
-    _check_feasible(budgets, model)
+    _check_feasible(budgets, model, described.gpus_per_node)
     return budgets
 
 
-def _check_feasible(budgets: Sequence[GpuBudget], model: str) -> None:
-    """Refuse when no budget has a candidate: say why of the degree that came nearest, the largest of the last."""
+def _shapes_allow(degree: int, model: str, gpus_per_node: int) -> bool:
+    from heddle_dask.cost.hardware import check_degree
+    from heddle_dask.cost.published import model_of
+
+    try:
+        check_degree(model_of(model), degree)
+    except BadInput:
+        return False
+    return gpus_per_node % degree == 0
+
+
+def _check_feasible(budgets: Sequence[GpuBudget], model: str, gpus_per_node: int) -> None:
+    """Refuse when no budget has a candidate: say why of the degree that came nearest.
+
+    That is the largest of the last budget that shapes allow, where any does.
+    """
     if any(budget.candidates for budget in budgets):
         return
     last = budgets[-1]
-    degree = max(degree for degree in last.refused if degree <= last.gpus)
+    mine = [degree for degree in last.refused if degree <= last.gpus]
+    degree = max([degree for degree in mine if _shapes_allow(degree, model, gpus_per_node)] or mine)
     name = Path(model).name or model
     raise BadInput(f"{name} fits no engine that {last.gpus} GPUs can form: {last.refused[degree]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from heddle_dask.sim.plan import GpuBudget, PlayedCandidate, ranked, ratios_by_seed
@@ -109,7 +110,9 @@ def _budgets(best: Sequence[PlayedCandidate], price: float | None) -> list[str]:
         "of proportional  longest alone"
     ]
     for one in best:
-        speed_up = best[0].makespan_s / one.makespan_s
+        # By what was completed: a run that is cut off is as long as another, and has done less.
+        first = best[0].trajectories_per_h
+        speed_up = one.trajectories_per_h / first if first else math.nan
         share = speed_up * best[0].gpus / one.gpus
         lines.append(
             f"  {one.gpus:>4}  {one.candidate.engines:{wide}}  {one.makespan_s:10,.1f}  {_rates(one, price)}  "

@@ -80,7 +80,8 @@ def simulate(
         "slots": fleet.engines[0][0].slots,
         "trajectories": count,
         "samples": samples,
-        "predictor": "warm" if warm else "cold",
+        "predictor": work.warmth(seed) if warm else "cold",
+        **work.scales(),
         **cluster_conditions(described),
     }
     for line in _table(conditions, rollouts):
@@ -102,8 +103,12 @@ def _check_writable(html: Path) -> None:
         raise BadInput(f"--html {html}: {error.strerror}; give a file that can be written") from None
 
 
+def _rank(mine: Sequence[SimulatedRollout]) -> tuple[int, float]:
+    return -sum(one.completed for one in mine), statistics.median(one.makespan_s for one in mine)
+
+
 def _table(conditions: dict[str, object], rollouts: Sequence[SimulatedRollout]) -> list[str]:
-    """Best strategy first; medians over seeds."""
+    """Best strategy first, those that complete most before all; medians over seeds."""
     names = list(dict.fromkeys(one.strategy for one in rollouts))
     by_name = {name: [one for one in rollouts if one.strategy == name] for name in names}
     wide = max(len("strategy"), *(len(name) for name in names))
@@ -112,27 +117,22 @@ def _table(conditions: dict[str, object], rollouts: Sequence[SimulatedRollout]) 
         f"{'strategy':{wide}}  makespan s median (least-most)  tokens/s  of bound  median end s  queued s mean/p99  "
         "preempted/KV  prefilled/sampled  moves",
     ]
-    ordered = sorted(names, key=lambda name: statistics.median(one.makespan_s for one in by_name[name]))
+    ordered = sorted(names, key=lambda name: _rank(by_name[name]))
     for name in ordered:
         mine = by_name[name]
         spans = [one.makespan_s for one in mine]
         spread = f"{statistics.median(spans):,.1f} ({min(spans):,.1f}-{max(spans):,.1f})"
         queued = f"{_middle(mine, 'queue_mean_s'):,.1f}/{_middle(mine, 'queue_p99_s'):,.1f}"
         stopped = f"{_middle(mine, 'preemptions'):,.0f}/{_middle(mine, 'kv_preemptions'):,.0f}"
-        prefilled = statistics.median(one.prefilled_tokens / one.tokens for one in mine)
+        prefilled = statistics.median(one.prefilled_tokens / max(1, one.tokens) for one in mine)
         moves = statistics.median(sum(kind["started"] for kind in one.moves.values()) for one in mine)
-        ends = statistics.median(statistics.median(one.finished_s) for one in mine)
+        ends = statistics.median(one.median_finish_s for one in mine)
         lines.append(
             f"{name:{wide}}  {spread:>30}  {_middle(mine, 'tokens_per_s'):8,.0f}  "
             f"{_middle(mine, 'bound_share'):8.1%}  {ends:12,.1f}  {queued:>17}  {stopped:>12}  {prefilled:17.2f}  "
             f"{moves:5,.0f}"
         )
-    cut = [one for one in rollouts if one.completed < one.trajectories]
-    lines += [
-        f"{one.strategy}, seed {one.seed}: only {one.completed:,d} of {one.trajectories:,d} trajectories completed; "
-        "the bound is of all"
-        for one in cut
-    ]
+    lines += [one.shortfall for one in rollouts if one.shortfall]
     return [*lines, *(_regroups(name, by_name[name]) for name in ordered if _merges(by_name[name]))]
 
 

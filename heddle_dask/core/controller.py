@@ -80,6 +80,7 @@ class Controller:
             ev.StepFinished: self._step_finished,
             ev.StepDelivered: self._step_delivered,
             ev.StepFailed: self._step_failed,
+            ev.StepCancelled: self._step_cancelled,
             ev.PredictionMade: self._prediction_made,
             ev.MoveEnded: self._move_ended,
             ev.ActionRequested: self._action_requested,
@@ -173,7 +174,9 @@ class Controller:
         self.moves.step_requested(trajectory)
         self.state.set_context(trajectory, step.context_tokens)
         self.state.waiting_steps[step.trajectory_id] = None
-        return self.placements.place(trajectory, event.at)
+        return self.engines.give_up_if_hopeless(trajectory, event.at) or self.placements.place(
+            trajectory, event.at
+        )
 
     def _current(
         self, event: ev.StepStarted | ev.StepFinished | ev.StepFailed
@@ -248,34 +251,56 @@ class Controller:
         return commands
 
     def _step_delivered(self, event: ev.StepDelivered) -> list[Command]:
-        trajectory = self.state.trajectories.get(event.trajectory_id)
-        step = None if trajectory is None else trajectory.step
-        if trajectory is None or step is None or trajectory.state not in STEP_STATES:
-            return self.state.late()
-        if (step.step_index, step.attempt) != (event.step_index, event.attempt):
+        trajectory = self._open(event)
+        if trajectory is None:
             return self.state.late()
         if trajectory.counted_on == event.engine_id:
             return self._step_finished(event)
         # The engine that answered was lost: the step waits again, or runs a second time for nobody.
-        commands = trajectory.abort_step("answered before")
-        if trajectory.counted_on is None:
-            self.placements.withdraw(trajectory, event.at)
-        else:
-            self._end_step(trajectory, self.state.engines[trajectory.counted_on], event.at)
+        commands = self._call_off(trajectory, "answered before", event.at)
         return [*commands, *self._after_answer(trajectory, event)]
+
+    def _step_cancelled(self, event: ev.StepCancelled) -> list[Command]:
+        trajectory = self._open(event)
+        if trajectory is None:
+            return self.state.late()
+        commands = self._call_off(trajectory, "cancelled by its program", event.at)
+        return [*commands, *self.placements.place_waiting(event.at), *self.admissions.admit(event.at)]
+
+    def _open(self, event: ev.StepDelivered | ev.StepCancelled) -> Trajectory | None:
+        """The trajectory whose step this is, wherever that waits or runs; None when it has ended."""
+        trajectory = self.state.trajectories.get(event.trajectory_id)
+        step = None if trajectory is None else trajectory.step
+        if trajectory is None or step is None or trajectory.state not in STEP_STATES:
+            return None
+        same = (step.step_index, step.attempt) == (event.step_index, event.attempt)
+        return trajectory if same else None
+
+    def _call_off(self, trajectory: Trajectory, reason: str, at: float) -> list[Command]:
+        """Nobody waits for its step any more."""
+        commands = trajectory.abort_step(reason)
+        if trajectory.counted_on is None:
+            self.placements.withdraw(trajectory, at)
+        else:
+            self._end_step(trajectory, self.state.engines[trajectory.counted_on], at)
+        return commands
 
     def _step_failed(self, event: ev.StepFailed) -> list[Command]:
         current = self._current(event)
         if current is None:
             return self.state.late()
-        self._end_step(*current, event.at)
+        trajectory, engine = current
+        # Its engine died under a living worker. Only one that held a slot can have killed it.
+        died = event.cause == ev.ENGINE_LOST and trajectory.state is TrajectoryState.GENERATING
+        trajectory.losses += died
+        self._end_step(trajectory, engine, event.at)
         return self.placements.place_waiting(event.at)
 
     def _end_step(self, trajectory: Trajectory, engine: Engine, at: float) -> None:
         was_generating = trajectory.state is TrajectoryState.GENERATING
         self.state.uncount_inflight(trajectory, was_generating)
         trajectory.advance(TrajectoryEvent.STEP_ENDED, at)
-        trajectory.rested_at, trajectory.rested_tools_s = at, trajectory.tools_s
+        trajectory.rested_at, trajectory.resting_tools_s = at, 0.0
         if engine.state is EngineState.LOST:
             self.state.set_home(trajectory, None)
 

@@ -84,8 +84,12 @@ class EngineDesk:
     def _give_up_hopeless(self, at: float) -> list[Command]:
         commands: list[Command] = []
         for trajectory_id in list(self.state.waiting_steps):
-            trajectory = self.state.trajectories[trajectory_id]
-            if trajectory.losses > self.max_losses:
-                cause = f"its worker died {trajectory.losses} times while it was generating"
-                commands += self.placements.give_up(trajectory, at, cause)
+            commands += self.give_up_if_hopeless(self.state.trajectories[trajectory_id], at)
         return commands
+
+    def give_up_if_hopeless(self, trajectory: Trajectory, at: float) -> list[Command]:
+        """A waiting step that kills its engine must not kill every engine in turn."""
+        if trajectory.losses <= self.max_losses:
+            return []
+        cause = f"its engine died {trajectory.losses} times while it was generating"
+        return self.placements.give_up(trajectory, at, cause)

@@ -61,8 +61,9 @@ class Trajectory:
         Of the current step: larger runs first.
     requested_at, rested_at, admitted_at
         When the current step was asked for, when the latest one ended, and when the trajectory was admitted.
-    rested_tools_s
-        Seconds of tools that it had behind it when the latest step ended.
+    resting_tools_s, tools_until
+        Seconds in which tools have run since the latest step ended, those side by side counted once; when the last of
+        all ended.
     predicted_tokens, predicted_tokens_q90, predicted_s, predicted_s_q90
         What it still had to do after its last finished step: medians and 0.9 quantiles; None before any prediction.
     predicted_tools_s
@@ -106,7 +107,8 @@ class Trajectory:
     priority: float = 0.0
     requested_at: float = 0.0
     rested_at: float = 0.0
-    rested_tools_s: float = 0.0
+    resting_tools_s: float = 0.0
+    tools_until: float = 0.0
     admitted_at: float = 0.0
     predicted_tokens: float | None = None
     predicted_tokens_q90: float | None = None
@@ -177,10 +179,12 @@ class Trajectory:
         self.predicted_tools_s = made.remaining_tools_s
         self.predicted_observed_tokens = made.remaining_observed_tokens
 
-    def take_action(self, label: str, seconds: float, ok: bool) -> None:
+    def take_action(self, label: str, seconds: float, ok: bool, at: float) -> None:
         """One of its actions has ended."""
         self.actions_done.append((label, seconds, ok))
         self.tools_s += seconds
+        self.resting_tools_s += max(0.0, at - max(self.tools_until, at - seconds))
+        self.tools_until = at
 
     def abort_step(self, reason: str) -> list[Command]:
         """The order to stop its current step, where one is queued or generating; changes nothing."""

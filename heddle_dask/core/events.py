@@ -77,6 +77,10 @@ class StepDelivered(StepFinished):
     """
 
 
+ENGINE_LOST = "engine-lost"
+"""Cause of a step whose engine died, or was not there."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepFailed:
     """The step ended without an answer; `cause` says at which boundary. The driver decides what next."""
@@ -87,6 +91,16 @@ class StepFailed:
     attempt: int
     engine_id: EngineId
     cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepCancelled:
+    """The program waits for this step no more: it goes on without, asks for another, or ends."""
+
+    at: float
+    trajectory_id: TrajectoryId
+    step_index: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +229,7 @@ Event = (
     | StepFinished
     | StepDelivered
     | StepFailed
+    | StepCancelled
     | PredictionMade
     | MoveEnded
     | ActionRequested

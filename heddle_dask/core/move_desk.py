@@ -30,7 +30,7 @@ class MoveTotals:
     exposed, exposed_s
         Moves that a step waited for, and how many seconds.
     late
-        Those of them that took no longer than the tools ran: begun with these, they would have been hidden.
+        Those of them that arrived and took no longer than the tools ran: begun with these, they would have been hidden.
     """
 
     started: int = 0
@@ -177,7 +177,7 @@ class MoveDesk:
         if trajectory is not None and trajectory.state is TrajectoryState.WAITING:
             totals.exposed += 1
             totals.exposed_s += event.at - trajectory.requested_at
-            totals.late += event.seconds <= trajectory.tools_s - trajectory.rested_tools_s
+            totals.late += event.ok and event.seconds <= trajectory.resting_tools_s
         if trajectory is not None and trajectory.kv is KvState.MOVING:
             engine = self.state.engines.get(running.target)
             arrived = event.ok and engine is not None and engine.state is EngineState.READY

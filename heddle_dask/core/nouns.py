@@ -28,6 +28,8 @@ class TrajectorySpec:
         Length of the task itself, without what stands before every task; 0 when unknown.
     max_steps
         Limit of its LLM steps; 0 when there is none that the task names.
+    resumed_tokens
+        Tokens that it generated before this session, which a journal holds: what is seen of it is not the whole.
     """
 
     trajectory_id: TrajectoryId
@@ -37,6 +39,7 @@ class TrajectorySpec:
     prompt_tokens: int = 0
     message_tokens: int = 0
     max_steps: int = 0
+    resumed_tokens: int = 0
 
 
 def joined_domain(*parts: str) -> str:

@@ -115,6 +115,8 @@ def _attention_weights(
 def _sparse_layers(config: Mapping[str, Any], layers: int, where: str) -> int:
     step = _whole(config, "decoder_sparse_step", where, 1)
     dense = config.get("mlp_only_layers") or ()
+    if not isinstance(dense, list | tuple):
+        raise BadInput(f"{where}: mlp_only_layers is {dense!r}: give a list of layer numbers")
     return sum(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))
 
 

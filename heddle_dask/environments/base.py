@@ -124,7 +124,10 @@ class Context(Protocol):
         temperature: float | None = None,
         ignore_eos: bool = False,
     ) -> Reply:
-        """Run one LLM step over everything appended so far and keep what it sampled."""
+        """Run one LLM step over everything appended so far and keep what it sampled.
+
+        One after the other; one that is cancelled (`asyncio.timeout`) leaves nothing behind, and another may follow.
+        """
 
     async def call(
         self,

@@ -7,6 +7,7 @@ again up to where it was.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -69,6 +70,9 @@ class LiveContext:
         self._sent_crc: int | None = None
         self._ended_turn = True
         self._told_done = False
+        self._step_open = False
+        # Attempts at the step that is next which its program has cancelled.
+        self._cancelled = 0
         self.record = TokenRecord()
         self.steps: list[StepRecord] = []
         self.actions: list[ActionRecord] = []
@@ -133,7 +137,14 @@ class LiveContext:
             No further step is allowed; `done` says so before.
         StepLost
             The engine refuses the step, or it was lost too often.
+        RuntimeError
+            The step before is still awaited: a context is one conversation.
+
+        A step that is cancelled (by ``asyncio.timeout``, for instance) leaves nothing behind: the engine stops, and the
+        next one starts from the same messages.
         """
+        if self._step_open:
+            raise RuntimeError("generate() while the step before is awaited: await one step after the other")
         self._render()
         if self._exhausted():
             self._told_done = True
@@ -148,9 +159,21 @@ class LiveContext:
             ignore_eos=ignore_eos,
             submitted_s=self._services.clock(),
             came_from=self.steps[-1].engine_id if self.steps else "",
+            attempt=self._cancelled,
+            send_all=self._cancelled > 0,
         )
-        while not step.finished:
-            step = self._take(step, await self._operation(step))
+        self._step_open = True
+        try:
+            while not step.finished:
+                step = self._take(step, await self._operation(step))
+        except asyncio.CancelledError:
+            self._cancelled = step.attempt + 1
+            self.record = self.record.fork(step.start)
+            self.generated_tokens -= step.generated
+            raise
+        finally:
+            self._step_open = False
+        self._cancelled = 0
         return self._close(step)
 
     async def call(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from distributed import Scheduler
@@ -16,12 +16,21 @@ from heddle_dask.live.session import Session
 
 
 class Dispatcher:
-    """The hands of one session."""
+    """The hands of one session.
 
-    def __init__(self, scheduler: Scheduler, session: Session, places: Places) -> None:
+    Parameters
+    ----------
+    action_ended
+        Takes the end of an action that nobody waits for any more, as a tool worker would tell it.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, session: Session, places: Places, action_ended: Callable[..., None]
+    ) -> None:
         self._scheduler = scheduler
         self._session = session
         self._places = places
+        self._action_ended = action_ended
 
     def forget_context(self, trajectory_id: TrajectoryId) -> None:
         """The trajectory has ended: whoever holds its context drops it."""
@@ -93,13 +102,13 @@ class Dispatcher:
     def _run_action(self, command: cmd.RunAction) -> None:
         key = action_key(self._session.session_id, command.action_id)
         address, _ = self._places.hosts[command.host_id]
-        self._dispatch(
-            key,
-            address,
-            {TOOL_RESOURCE: command.cpus},
-            dask.dask_priority(0.0, 0),
-            {"host": command.host_id, "cpus": command.cpus},
-        )
+        given = {"host": command.host_id, "cpus": command.cpus}
+        there = self._dispatch(key, address, {TOOL_RESOURCE: command.cpus}, dask.dask_priority(0.0, 0), given)
+        if (
+            not there
+        ):  # its program has stopped waiting: the CPUs are free again, told at the next turn of the loop
+            ended = (address, self._session.session_id, command.action_id, command.host_id, 0.0, False)
+            self._scheduler.loop.add_callback(self._action_ended, *ended)
 
     def _dispatch(
         self,
@@ -108,17 +117,19 @@ class Dispatcher:
         resources: Mapping[str, float],
         priority: tuple[float, int, int],
         annotation: Mapping[str, Any],
-    ) -> None:
+    ) -> bool:
+        """False: there is no such task any more."""
         ts = self._scheduler.tasks.get(key)
         self._session.held.pop(key, None)
         if ts is None:
-            return  # the driver cancelled it meanwhile; it tells the controller by TrajectoryEnded
+            return False  # the driver cancelled it meanwhile, and says so of a step
         dask.pin(ts, address, resources, priority, annotation)
         if ts.state == "no-worker":
             # Never from inside a transition or another submission: the next turn of the loop does it.
             self._scheduler.loop.add_callback(
                 dask.release, self._scheduler, (key,), f"heddle-release-{key[2]}"
             )
+        return True
 
     def _move(self, command: cmd.MoveContext) -> None:
         """Tell the target's worker; one whose worker is gone is reported by the loss of its engine."""

@@ -171,7 +171,7 @@ class Driver:
             self.ended.set()
 
     async def _announce(self, attempts: Sequence[Attempt]) -> None:
-        rows = [[*astuple(attempt.spec), *_known(attempt.task)] for attempt in attempts]
+        rows = [[*astuple(attempt.spec), *_known(attempt)] for attempt in attempts]
         session = self._services.session
         for start in range(0, len(rows), 1000):
             chunk = rows[start : start + 1000]
@@ -265,9 +265,12 @@ class Driver:
         )
 
 
-def _known(task: Task) -> list[Any]:
-    """What oracles are told of it."""
-    return [task.known_tokens, task.known_tools_s, task.known_observed_tokens]
+def _known(attempt: Attempt) -> list[Any]:
+    """What oracles are told of it: tokens, tool seconds and observed tokens that are left to this session."""
+    task, done = attempt.task, attempt.recorded or Recorded()
+    known = (task.known_tokens, task.known_tools_s, task.known_observed_tokens)
+    before = (done.generated_tokens, done.tools_s, done.observed_tokens)
+    return [max(whole - part, 0) for whole, part in zip(known, before, strict=True)]
 
 
 def _number(reward: Any) -> float | None:

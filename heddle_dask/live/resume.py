@@ -23,8 +23,12 @@ def unfinished(attempts: Sequence[Attempt], writer: RunWriter) -> list[Attempt]:
         elif kind == "action":
             mine = recorded.setdefault(body["trajectory_id"], Recorded())
             mine.actions[body["action_index"]] = body
-    return [
-        replace(attempt, recorded=recorded.get(attempt.spec.trajectory_id))
-        for attempt in attempts
-        if attempt.spec.trajectory_id not in writer
-    ]
+    missing = [attempt for attempt in attempts if attempt.spec.trajectory_id not in writer]
+    return [_continued(attempt, recorded.get(attempt.spec.trajectory_id)) for attempt in missing]
+
+
+def _continued(attempt: Attempt, recorded: Recorded | None) -> Attempt:
+    if recorded is None:
+        return attempt
+    spec = replace(attempt.spec, resumed_tokens=recorded.generated_tokens)
+    return replace(attempt, spec=spec, recorded=recorded)

@@ -27,7 +27,7 @@ from heddle_dask.live.rollout_inputs import Tasks, engine_spec_of, environment_o
 from heddle_dask.live.run_writer import RunWriter, WriteMode
 from heddle_dask.live.services import Budget, Sampling, Services
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.strategies.presets import knows_lengths, refuse_simulated_only
+from heddle_dask.strategies.presets import build_strategies, knows_lengths, refuse_simulated_only
 
 
 class Rollout:
@@ -133,6 +133,8 @@ class Rollout:
         self._engine_degrees = None if degrees is None else self._degrees_of(specs)
         self._session: OpenSession | None = None
         self._writer: RunWriter | None = None
+        self._lines_to: RunWriter | None = None
+        self._early_lines: list[Any] = []
         self._driver: Driver | None = None
         self._moves: Mapping[str, Mapping[str, float]] = {}
         self._batches = 0
@@ -290,11 +292,41 @@ class Rollout:
         )
 
     async def _open(self) -> OpenSession:
-        """Files first (they fail fastest), then plugins, engines, session."""
+        """Files first (they fail fastest), then session, plugins, engines; an older run is overwritten last."""
         self._started_s = time.monotonic()
+        build_strategies(self._strategy, overrides=self._overrides, seed=self.seed)
+        self._lines_to, self._early_lines = None, []
+        if self._mode != "overwrite":
+            self._open_writer()
+        try:
+            session = await self._stand_up()
+        except BaseException:
+            if self._mode == "create" and self._writer is not None:
+                self._writer.discard()  # nothing has begun: the same order, mended, may be given again
+                self._writer = self._lines_to = None
+            await self._close()
+            raise
+        if self._mode == "overwrite":
+            self._open_writer()
+        return session
+
+    def _open_writer(self) -> None:
         if self.out is not None:
             self._writer = RunWriter(self.out, self._mode, self._describe())
             self._writer.journal("session", self._describe())
+            self._lines_to = self._writer
+            if self._early_lines:
+                self._keep_lines(self._early_lines)
+                self._early_lines = []
+
+    def _keep_lines(self, lines: list[Any]) -> None:
+        """Lines of the control channel: to the journal once there is one, the last ones after `_close` began too."""
+        if self._lines_to is not None:
+            self._lines_to.journal("control", {"lines": lines})
+        elif self.out is not None:
+            self._early_lines += lines
+
+    async def _stand_up(self) -> OpenSession:
         self._session = await OpenSession.claim(
             self.client,
             strategy=self._strategy,
@@ -302,7 +334,7 @@ class Rollout:
             seed=self.seed,
             cost=self._cost,
             on_notice=self._on_notice,
-            on_lines=_journal_of(self._writer),
+            on_lines=self._keep_lines,
         )
         await self._session.provide_workers(self.spec, self._engine_degrees)
         if self._engine_degrees is None:
@@ -378,16 +410,6 @@ class Rollout:
         finally:
             if writer is not None:
                 await writer.close()
-
-
-def _journal_of(writer: RunWriter | None) -> Callable[[list[Any]], None]:
-    """Where the lines of the control channel go, the last ones after the rollout has let go of its writer too."""
-
-    def write(lines: list[Any]) -> None:
-        if writer is not None:
-            writer.journal("control", {"lines": lines})
-
-    return write
 
 
 async def _next_or_none(stream: AsyncIterator[TrajectoryRecord]) -> TrajectoryRecord | None:

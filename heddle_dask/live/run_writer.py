@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -156,6 +157,13 @@ class RunWriter:
             except OSError:
                 self._unstored = [*batch, *self._unstored]
                 raise
+
+    def discard(self) -> None:
+        """Close both files and remove them: they were made by this writer, and nothing has begun."""
+        self._journal.close()
+        self._store.close()
+        shutil.rmtree(self.out)
+        self._journal.path.unlink(missing_ok=True)
 
     async def close(self) -> None:
         """Store the rest and close both files."""

@@ -108,6 +108,7 @@ class HeddleScheduler(SchedulerPlugin):
             },
             stream={
                 "heddle-ended": self.on_trajectories_ended,
+                "heddle-step-cancelled": self.on_step_cancelled,
                 "heddle-seat": self._seating.on_seat,
                 "heddle-engine-ready": self.on_engine_ready,
                 "heddle-engine-lost": self.on_engine_lost,
@@ -157,7 +158,7 @@ class HeddleScheduler(SchedulerPlugin):
             self.session.predictions = Predictions(
                 predictor, known, answer, self.session.latch, self.session.now
             )
-        self._dispatcher = Dispatcher(self.scheduler, self.session, self._places)
+        self._dispatcher = Dispatcher(self.scheduler, self.session, self._places, self.on_action_ended)
         dask.shorten_client_report_interval(self.scheduler, client_id, STREAM_INTERVAL_S)
         for _, engine in self._places.engines.values():
             self._feed(ev.EngineJoined(self.session.now(), engine))
@@ -413,6 +414,13 @@ class HeddleScheduler(SchedulerPlugin):
         for idle in (source, engine_id):
             if ok and idle != home:
                 self._dispatcher.forget_at(idle, trajectory)
+
+    @guarded
+    def on_step_cancelled(self, client: str, session: str, step: Sequence[Any]) -> None:
+        """(trajectory, step index, attempt): its program waits for it no more."""
+        if self._session_is(session):
+            assert self.session is not None
+            self._feed(ev.StepCancelled(self.session.now(), *step))
 
     @guarded
     def on_trajectories_ended(

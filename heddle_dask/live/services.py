@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from heddle_dask.chat.template import ChatTemplate
+from heddle_dask.live.result_codec import step_from_body
 from heddle_dask.live.submission import Submitter
+
+_ID_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +72,24 @@ class Recorded:
 
     steps: deque[Mapping[str, Any]] = field(default_factory=deque)
     actions: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that its steps sampled."""
+        return sum(_sampled(body) for body in self.steps)
+
+    @property
+    def observed_tokens(self) -> int:
+        """Tokens that were added to its context between its steps."""
+        ends = [body["context_tokens"] + _sampled(body) for body in self.steps]
+        begins = [body["context_tokens"] for body in self.steps]
+        return sum(begin - end for end, begin in zip(ends, begins[1:], strict=False))
+
+    @property
+    def tools_s(self) -> float:
+        """Seconds that its actions ran."""
+        return float(sum(body["run_s"] for body in self.actions.values()))
+
+
+def _sampled(body: Mapping[str, Any]) -> int:
+    return len(step_from_body(body).token_ids) // _ID_BYTES

@@ -16,7 +16,7 @@ import dask
 from distributed import Client, Future
 from distributed.client import FutureCancelledError
 
-from heddle_dask.live._dask_internals import HOLD_RESOURCE, settled
+from heddle_dask.live._dask_internals import HOLD_RESOURCE, send_from_client, settled
 from heddle_dask.live.messages import (
     ACTION_PREFIX,
     ACTION_RESULTS,
@@ -75,7 +75,12 @@ class Submitter:
         Interrupted
             The controller gave it up, or its result was lost.
         """
-        result: StepResult = await self._run(run_step, call, request, call.trajectory_id)
+        try:
+            result: StepResult = await self._run(run_step, call, request, call.trajectory_id)
+        except asyncio.CancelledError:
+            # After what was submitted in this turn of the loop: the scheduler must know the step before.
+            asyncio.get_running_loop().call_soon(self._tell_cancelled, call)
+            raise
         self._inbox.listen(result.address, STEP_RESULTS)
         if call.key in self._early:
             self._news[call.trajectory_id] = call.key, step_end(call, result)
@@ -167,6 +172,11 @@ class Submitter:
             return arrival.result()
         # A gather that is cancelled while it waits leaves noise behind: this one has nothing to wait for.
         return await self._client.gather(future, direct=True, asynchronous=True)
+
+    def _tell_cancelled(self, call: StepCall) -> None:
+        step = [call.trajectory_id, call.step_index, call.attempt]
+        message = {"op": "heddle-step-cancelled", "session": call.session, "step": step}
+        send_from_client(self._client, message)
 
     def _release_early(self, key: Key) -> None:
         """The scheduler has told of this result, or will never."""

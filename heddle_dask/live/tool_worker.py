@@ -137,10 +137,18 @@ class ToolWorker(WorkerPlugin):
         return pickled
 
     def on_abort(self, key: list[Any]) -> None:
-        """Cancel a running action; a sandbox kills its whole tree then."""
+        """Cancel a running action; a sandbox kills its whole tree then.
+
+        One that is not here was called off before it could start, or has just ended: in the former case nobody else
+        tells the controller that its CPUs are free, in the latter the word comes too late and does nothing.
+        """
         task = self._running.get(tuple(key))
         if task is not None:
             task.cancel()
+        elif self.worker is not None and tuple(key) not in self._reports:
+            _, session, action_id, *_ = key
+            report = {"op": "heddle-action-ended", "session": session, "action_id": action_id}
+            dask.send_from_worker(self.worker, {**report, "host_id": self.host_id, "run_s": 0.0, "ok": False})
 
 
 def _parameters(function: Callable[..., Any]) -> frozenset[str]:

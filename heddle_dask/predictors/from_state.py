@@ -60,7 +60,7 @@ def prediction_made(row: Progress, made: Prediction, at: float) -> PredictionMad
 
 
 def finished_of(trajectory: Trajectory, status: str, at: float) -> Finished:
-    """The trajectory at its end; one that did not end by itself is censored."""
+    """The trajectory at its end; one that did not end by itself, or began in an earlier session, is censored."""
     prompt_tokens = trajectory.spec.prompt_tokens or trajectory.first_context_tokens
     return Finished(
         trajectory_id=trajectory.trajectory_id,
@@ -74,7 +74,7 @@ def finished_of(trajectory: Trajectory, status: str, at: float) -> Finished:
         observed_tokens=max(0, trajectory.context_tokens - prompt_tokens - trajectory.generated_tokens),
         tools_s=trajectory.tools_s,
         duration_s=_elapsed_s(trajectory, at),
-        censored=status != "completed",
+        censored=status != "completed" or trajectory.spec.resumed_tokens > 0,
         started_at_s=at - _elapsed_s(trajectory, at),
         ended_at_s=at,
     )

@@ -58,7 +58,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.cost.iteration import BLOCK_TOKENS
 from heddle_dask.sim.bound_work import PlannedWork, measure_work
-from heddle_dask.sim.fleet import ControlDelays, SimulatedFleet
+from heddle_dask.sim.fleet import FAILED_TOOL_SHARE, ControlDelays, SimulatedFleet
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 Floats = NDArray[np.float64]
@@ -111,8 +111,10 @@ def makespan_bound(trajectories: Sequence[PlannedTrajectory], fleet: SimulatedFl
         raise BadInput("the bound of no trajectories: give at least one")
     kinds = _kinds(fleet)
     work = measure_work(trajectories)
-    tools_s = float(work.tools_s.sum()) / fleet.tool_cpus if fleet.tool_cpus else 0.0
-    rest_s = work.tools_s + _control_s(work, fleet.delays)
+    # Which calls will fail is not known here: any of them may.
+    ran_s = work.tools_s * (FAILED_TOOL_SHARE if fleet.faults.tool_failure_share else 1.0)
+    tools_s = float(ran_s.sum()) / fleet.tool_cpus if fleet.tool_cpus else 0.0
+    rest_s = ran_s + _control_s(work, fleet.delays)
     path = _path_s(work, [kind for kind, _ in kinds]) + rest_s
     work_s = _work_s(work, kinds)
     combined_s = 0.0

@@ -68,6 +68,10 @@ class Link:
     token_s: float = 5e-6
 
 
+FAILED_TOOL_SHARE = 0.5
+"""Of its time, after which a tool call that fails ends."""
+
+
 @dataclass(frozen=True, slots=True)
 class Faults:
     """What goes wrong, by virtual time.

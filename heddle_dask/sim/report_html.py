@@ -79,7 +79,7 @@ def _table(rollouts: Sequence[SimulatedRollout]) -> str:
             f"{one.makespan_s:,.1f}",
             f"{one.tokens_per_s:,.0f}",
             f"{one.bound_share:.1%}",
-            f"{statistics.median(one.finished_s):,.1f}",
+            f"{one.median_finish_s:,.1f}",
             f"{one.queue_mean_s:,.2f}",
             f"{one.preemptions:,}",
             f"{one.kv_preemptions:,}",
@@ -88,7 +88,8 @@ def _table(rollouts: Sequence[SimulatedRollout]) -> str:
     ]
     lines = ["".join(f"<th>{name}</th>" for name in head)]
     lines += ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
-    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+    short = "".join(f"<p>{escape(one.shortfall)}</p>" for one in rollouts if one.shortfall)
+    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + f"</table>{short}"
 
 
 def _bounds(rollouts: Sequence[SimulatedRollout]) -> str:
@@ -118,9 +119,10 @@ def _active(rollouts: Sequence[SimulatedRollout]) -> list[Line]:
 def _completed(rollouts: Sequence[SimulatedRollout]) -> list[Line]:
     lines = []
     for one in rollouts:
-        ends = sorted(one.finished_s)
-        picked = sorted({round(i * (len(ends) - 1) / _POINTS) for i in range(_POINTS + 1)})
-        lines.append(Line(one.strategy, [(0.0, 0.0), *((ends[i], (i + 1) / len(ends)) for i in picked)]))
+        ends = sorted(one.completed_s)
+        picked = sorted({round(i * (len(ends) - 1) / _POINTS) for i in range(_POINTS + 1)}) if ends else []
+        steps = ((ends[i], (i + 1) / one.trajectories) for i in picked)
+        lines.append(Line(one.strategy, [(0.0, 0.0), *steps]))
     return lines
 
 

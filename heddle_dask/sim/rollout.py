@@ -56,7 +56,8 @@ class SimulatedRollout:
     preemptions, kv_preemptions
         Steps stopped by the strategy, and jobs that an engine threw out because KV ran out.
     prefilled_tokens, cached_tokens
-        Prompt tokens computed and found in a cache.
+        Prompt tokens computed and found in a cache, when a job was admitted first: what an engine computes again after
+        it has thrown a job out is in its seconds only.
     moves
         By kind: started, failed, seconds, tokens, exposed_s, bytes (`core.move_desk.MoveTotals`).
     regroups
@@ -65,7 +66,9 @@ class SimulatedRollout:
     busy_shares
         Share of the makespan with a running job, by engine.
     finished_s
-        When each trajectory ended, in order of submission.
+        When each trajectory ended or was cut off, in order of submission.
+    completed_s
+        When those ended that completed, in the same order.
     waited_s
         Its queue seconds, in the same order.
     cpu_s
@@ -92,6 +95,7 @@ class SimulatedRollout:
     regroups: Mapping[str, float]
     busy_shares: Mapping[str, float]
     finished_s: tuple[float, ...]
+    completed_s: tuple[float, ...]
     waited_s: tuple[float, ...]
     cpu_s: float = field(compare=False)
     timeline: Timeline | None = None
@@ -105,6 +109,21 @@ class SimulatedRollout:
     def bound_share(self) -> float:
         """Lower bound over makespan: at most 1, if all completed."""
         return self.bound.seconds / self.makespan_s
+
+    @property
+    def median_finish_s(self) -> float:
+        """When half of those that completed had ended; the makespan where none did."""
+        return statistics.median(self.completed_s or (self.makespan_s,))
+
+    @property
+    def shortfall(self) -> str:
+        """What a reader must know of a rollout in which trajectories were cut off; empty if none was."""
+        if self.completed == self.trajectories:
+            return ""
+        return (
+            f"{self.strategy}, seed {self.seed}: only {self.completed:,d} of {self.trajectories:,d} trajectories "
+            "completed; the bound is of all"
+        )
 
     def figures(self) -> dict[str, object]:
         """A JSON-able row: equal inputs give equal rows, in every process."""
@@ -120,7 +139,7 @@ class SimulatedRollout:
             "bound_share": round(self.bound_share, 4),
             "bound_binding": self.bound.binding,
             "bounds_s": {name: round(seconds, 3) for name, seconds in asdict(self.bound).items()},
-            "median_finish_s": round(statistics.median(self.finished_s), 3),
+            "median_finish_s": round(self.median_finish_s, 3),
             "queue_mean_s": round(self.queue_mean_s, 3),
             "queue_p99_s": round(self.queue_p99_s, 3),
             "queue_longest_s": round(self.queue_longest_s, 3),
@@ -273,6 +292,7 @@ def _figures(
         regroups=asdict(world.controller.regroups.totals),
         busy_shares={name: engine.busy_s / makespan_s for name, engine in engines.items()},
         finished_s=tuple(program.finished_s for program in programs),
+        completed_s=tuple(program.finished_s for program in completed),
         waited_s=tuple(waited_s),
         cpu_s=cpu_s,
         timeline=timeline,

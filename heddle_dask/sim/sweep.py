@@ -82,6 +82,17 @@ class SimulatedWorkload:
             for plan in found
         ]
 
+    def warmth(self, seed: int) -> str:
+        """In words, whether predictors learn from anything before the draw of that seed."""
+        if self.name in WORKLOADS or self.others(seed):
+            return "warm"
+        return "warm, but every group was drawn: nothing is left to learn from"
+
+    def scales(self) -> dict[str, object]:
+        """The factors on its lengths and tools, where they are not 1."""
+        factors = {"token scale": self.token_scale, "tool scale": self.tool_scale}
+        return {name: factor for name, factor in factors.items() if factor != 1.0}
+
     def pinned(self) -> SimulatedWorkload:
         """The same workload for another process: a trace file by its whole path, and with the digest it has now.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from heddle_dask.core.events import ActionFinished
 from heddle_dask.core.ids import ActionId, HostId
+from heddle_dask.sim.fleet import FAILED_TOOL_SHARE
 from heddle_dask.sim.loop import VirtualTime
 from heddle_dask.sim.program import Program
 
@@ -50,7 +51,7 @@ class SimulatedTools:
         """Run the tool of the step that the program has just finished."""
         tool_s = program.plan.steps[program.step_index - 1].tool_s
         ok = not self._fails(action_id)
-        tool = _Tool(program, action_id, tool_s if ok else tool_s / 2, ok)
+        tool = _Tool(program, action_id, tool_s if ok else FAILED_TOOL_SHARE * tool_s, ok)
         self._running[action_id] = tool
         self._time.after(tool.tool_s, self._end, tool)
 

@@ -64,6 +64,8 @@ class KvPressure:
             self._sum_up(engines)
         if not self._known:
             return list(view.unadmitted)
+        if not view.alive:
+            self._evictions = view.evictions  # those of a batch that has ended
         used = sum([engine.resident_tokens for engine in engines])
         residents = sum([len(engine.residents) for engine in engines])
         if used > self.high * self._capacity_tokens or view.evictions > self._evictions:
