@@ -258,6 +258,13 @@ def test_killed_rollout_leaves_no_process_and_resumes(heddle):
         assert_equal(record, after[name])
     assert all(len(after[f"t{i}/0"].steps) == 12 for i in range(2, 6))
     assert sessions_that_replay(heddle.path()) == [True, True], "that of the killed driver, too"
+    first, second = (
+        [event[2] for event, _ in session.lines if event[0] == "TrajectorySubmitted"]
+        for session in recorded_sessions(heddle.path())
+    )
+    assert {spec[7] for spec in first} == {0}
+    assert {spec[0] for spec in second} == set(after) - set(before)
+    assert any(spec[7] > 0 for spec in second), "what the journal held of those that had begun"
 
 
 def test_engine_that_does_not_start_is_one_line_with_the_end_of_its_log(heddle):

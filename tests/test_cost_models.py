@@ -237,6 +237,11 @@ def test_configurations_that_cannot_be_modelled_are_named(tmp_path, change, mess
     assert "\n" not in str(refused.value)
 
 
+def test_dense_layers_that_are_no_list_are_named(tmp_path):
+    with pytest.raises(BadInput, match="mlp_only_layers is 3: give a list of layer numbers"):
+        read_shape(model_in(tmp_path, {**MOE, "mlp_only_layers": 3}))
+
+
 def test_directories_without_a_configuration_are_named(tmp_path):
     with pytest.raises(BadInput, match=r"no readable config\.json"):
         read_shape(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -296,6 +297,14 @@ def test_a_resumed_program_is_fed_its_journal_and_asks_only_beyond_it(model_dir:
         assert plane.script == []
         assert ctx.record.token_ids.tolist() == whole.record.token_ids.tolist()
         assert len(plane.action_ids) == sum(line >= frontier for line in (2, 3, 5))
+    recorded = Recorded(
+        deque(body for kind, body in journal if kind == "step"),
+        {body["action_index"]: body for kind, body in journal if kind == "action"},
+    )
+    assert recorded.generated_tokens == whole.generated_tokens == 3
+    first_context = journal[0][1]["context_tokens"]
+    assert recorded.observed_tokens == journal[4][1]["context_tokens"] - first_context - 2
+    assert recorded.tools_s == sum(action.run_s for action in whole.actions)
 
 
 def test_a_resumed_program_that_asks_for_something_else_is_told(model_dir: str) -> None:

@@ -277,6 +277,44 @@ def test_bad_input_is_one_line(arguments: tuple[str, ...], said: str) -> None:
     assert said in line
 
 
+def test_why_nothing_fits_is_said_of_a_degree_that_the_shapes_allow() -> None:
+    """28 heads do not divide by 8, but it is the context that is too long for each degree."""
+    config = {
+        "model_type": "qwen2",
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+    }
+    Path("odd").mkdir()
+    Path("odd", "config.json").write_text(json.dumps(config))
+    Path("node.toml").write_text("gpus = 8\ngpus-per-node = 8\n")
+    chosen = ["--cluster", "node.toml", "--model", "odd", "--max-context-tokens", "9000000"]
+    result = invoke("plan", *SMALL, *chosen)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert "odd fits no engine that 8 GPUs can form: " in line
+    assert "heads" not in line and "TP 4" in line
+
+
+def test_more_gpus_help_by_what_is_completed_where_a_walltime_cuts_off() -> None:
+    Path("small.toml").write_text("gpus = 4\ngpus-per-node = 4\nslots = 8\n[faults]\nwalltime-s = 40\n")
+    result = invoke("plan", *SMALL, "--seeds", "1", "--gpus", "1,4", "--strategy", "slime")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    head = next(i for i, line in enumerate(lines) if "of proportional" in line)
+    names = [name for name in lines[head].split("  ") if name]
+    few, many = ([cell for cell in line.split("  ") if cell] for line in lines[head + 1 : head + 3])
+    at, rate = (
+        next(i for i, name in enumerate(names) if part in name) for part in ("speed-up", "trajectories/h")
+    )
+    rates = [float(row[rate].replace(",", "")) for row in (few, many)]
+    assert rates[1] > 1.2 * rates[0]
+    assert float(many[at]) == pytest.approx(rates[1] / rates[0], abs=0.01)
+
+
 def test_an_empty_budget_is_refused() -> None:
     with pytest.raises(BadInput, match="0 GPUs"):
         budget_of(NODE, 0, "qwen3-8b", works_of(WORK.foreseen(0)), max_context_tokens=20_000, seed=0)

@@ -10,7 +10,7 @@ from core_builders import Stage, action_of, engine_of, identity
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import PredictRemaining, RunAction
 from heddle_dask.core.entities import Trajectory
-from heddle_dask.core.ids import TrajectoryId
+from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.predictors.features import RECENT
 from heddle_dask.predictors.from_state import finished_of, prediction_made, progress_of
@@ -95,6 +95,14 @@ def test_what_tools_added_is_no_part_of_prompt_or_answers() -> None:
     for index, context in enumerate((100, 160)):  # 10 generated, 50 added by a tool
         stage.finish(stage.placed("a", index, context=context), 10)
     assert finished_of(stage.trajectory("a"), "completed", 50.0).observed_tokens == 50
+
+
+def test_a_trajectory_that_began_in_an_earlier_session_is_no_whole_example() -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.feed(ev.TrajectorySubmitted, TrajectorySpec(TrajectoryId("a"), GroupId("g"), resumed_tokens=300))
+    stage.finish(stage.generating("a", context=900), 10)
+    assert finished_of(stage.trajectory("a"), "completed", 50.0).censored
 
 
 def test_what_nobody_knows_is_told_without_nan() -> None:

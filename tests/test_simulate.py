@@ -236,6 +236,77 @@ def test_faults_of_a_cluster_file_are_played_and_said() -> None:
     assert f"seed 0: only {row['completed']} of 32 trajectories completed" in result.stderr
 
 
+def test_a_rollout_that_nobody_completes_is_reported() -> None:
+    Path("no-time.toml").write_text(Path("small.toml").read_text() + "[faults]\nwalltime-s = 0.5\n")
+    chosen = [
+        "--workload",
+        "coding",
+        *SMALL,
+        "--model",
+        "qwen3-8b",
+        "--strategy",
+        "slime,verl",
+        "--seeds",
+        "1",
+    ]
+    chosen[chosen.index("small.toml")] = "no-time.toml"
+    result = invoke(*chosen, "--html", "page.html", "--json")
+    assert result.exit_code == 0, (result.output, result.exception)
+    rows = json.loads(result.stdout.splitlines()[-1])["rows"]
+    assert [(row["completed"], row["tokens"], row["median_finish_s"]) for row in rows] == [(0, 0, 0.5)] * 2
+    page = Path("page.html").read_text()
+    for name in ("slime", "verl"):
+        said = f"{name}, seed 0: only 0 of 32 trajectories completed; the bound is of all"
+        assert said in result.stderr and said in page
+
+
+def test_who_completes_more_comes_before_who_ends_earlier() -> None:
+    """And the page's curve ends where the share of completed ones does."""
+    faults = "[faults]\nengine-mtbf-s = 25\nengine-restart-s = 30\n"
+    Path("bad-day.toml").write_text('gpus = 8\ngpus-per-node = 8\ntp = 4\nslots = 8\ngpu = "H100"\n' + faults)
+    presets = ["slime", "verl", "round-robin", "least-load"]
+    chosen = ["--workload", "math", *SMALL, "--model", "qwen3-8b", "--strategy", ",".join(presets)]
+    chosen[chosen.index("small.toml")] = "bad-day.toml"
+    result = invoke(*chosen, "--seeds", "3", "--json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout.splitlines()[-1])["rows"]
+    completed = {name: sum(row["completed"] for row in rows if row["strategy"] == name) for name in presets}
+    assert len(set(completed.values())) > 1, "a test of nothing"
+    table = [line.split()[0] for line in result.stderr.splitlines() if line.split()[0] in presets]
+    assert [completed[name] for name in table] == sorted(completed.values(), reverse=True)
+
+
+def test_conditions_name_what_scales_the_workload() -> None:
+    chosen = [
+        "--workload",
+        "math",
+        *SMALL,
+        "--model",
+        "qwen3-8b",
+        "--strategy",
+        "slime",
+        "--seeds",
+        "1",
+        "--json",
+    ]
+    told = json.loads(invoke(*chosen, "--token-scale", "0.5", "--tool-scale", "2").stdout)["conditions"]
+    assert (told["token scale"], told["tool scale"], told["max_context_tokens"]) == (0.5, 2.0, 20_000)
+    assert not {"token scale", "tool scale"} & set(json.loads(invoke(*chosen).stdout)["conditions"])
+
+
+def test_a_predictor_that_nothing_is_left_for_is_not_called_warm() -> None:
+    step = {"gen_tokens": 20, "obs_tokens": 5, "tool": "t", "tool_s": 1.0}
+    lines = [
+        {"id": f"{group}{n}", "group": group, "complete": True, "prompt_tokens": 50, "steps": [step, step]}
+        for group in "abc"
+        for n in range(3)
+    ]
+    Path("few.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    work = SimulatedWorkload("few.jsonl", 60, 1, 20_000)
+    assert work.warmth(0) == "warm, but every group was drawn: nothing is left to learn from"
+    assert WORK.warmth(0) == "warm"
+
+
 def test_bad_degrees() -> None:
     with pytest.raises(BadInput, match="does not divide a node"):
         Cluster(gpus=8, tp=3).fleet("qwen3-14b", max_context_tokens=1000)

@@ -80,6 +80,7 @@ def simulate(
         "slots": fleet.engines[0][0].slots,
         "trajectories": count,
         "samples": samples,
+        "max_context_tokens": max_context_tokens,
         "predictor": work.warmth(seed) if warm else "cold",
         **work.scales(),
         **cluster_conditions(described),
