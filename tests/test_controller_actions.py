@@ -224,3 +224,15 @@ def test_a_host_that_dies_with_actions_of_an_ended_trajectory_leaves_nothing() -
     assert not stage.state.actions
     assert not stage.state.trajectories
     assert stage.add_host("H2") == []
+
+
+def test_an_action_that_never_ran_says_nothing_of_how_long_such_a_tool_takes() -> None:
+    stage = Stage()
+    stage.add_host("H1")
+    stage.submit("a")
+    (first,) = stage.act("x", "a")
+    assert isinstance(first, RunAction)
+    stage.feed(ev.ActionFinished, first.action_id, first.host_id, 0.0, False, False)
+    record = stage.trajectory("a")
+    assert (record.actions_done, record.tools_s, record.actions_open) == ([], 0.0, 0)
+    assert stage.state.hosts[first.host_id].free_cpus == 4

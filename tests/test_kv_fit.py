@@ -272,9 +272,9 @@ def test_what_of_the_tools_has_run_is_no_longer_ahead() -> None:
     trajectory = stage.trajectory("a")
     assert tools_left(trajectory, pace_s=0.1) == pytest.approx(80.0)
     assert stay_of(trajectory, 4, 0.1) == Stay(100.0, (100.0,), pytest.approx(1.8), 10.0, 1.0, 8.0)
-    trajectory.take_action("test", 6.0, True)
+    trajectory.take_action("test", 6.0, True, 6.0)
     assert tools_left(trajectory, pace_s=0.1) == pytest.approx(20.0)
-    trajectory.take_action("test", 6.0, True)
+    trajectory.take_action("test", 6.0, True, 12.0)
     assert stay_of(trajectory, 4, 0.1) == stay_of(trajectory, 4, None) == Stay(100.0, (100.0,), 1.0, 10.0)
 
 

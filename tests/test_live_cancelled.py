@@ -112,11 +112,14 @@ class GivesUpTools(Impatient):
         return 1.0
 
 
-def test_a_queued_tool_that_its_program_gives_up_takes_no_cpus(model_dir: str) -> None:
-    batch = roll(GivesUpTools(), model_dir)
+def test_a_queued_tool_that_its_program_gives_up_takes_no_cpus(model_dir: str, tmp_path: Path) -> None:
+    out = tmp_path / "run.zarr"
+    batch = roll(GivesUpTools(), model_dir, out=out)
     assert batch.counts == {"completed": 4}
     (first,) = (record for record in batch if record.task_id == "t0")
     assert [action.status for action in first.actions].count("ok") == 2
+    ends = [event for event, _ in control_lines(out) if event[0] == "ActionFinished"]
+    assert len(ends) == 6 and [event[6] for event in ends].count(False) == 1, "one never ran"
 
 
 def test_details_say_what_went_wrong(model_dir: str) -> None:

@@ -22,6 +22,9 @@ from heddle_dask.live.services import Budget, Recorded, Sampling, Services
 from heddle_dask.live.submission import Interrupted
 from heddle_dask.records.token_record import Attribution
 
+NEVER: Any = object()
+"""The answer that does not come."""
+
 
 class ScriptedPlane:
     """Answers steps by a script, and holds the context that a worker would have rebuilt."""
@@ -45,6 +48,8 @@ class ScriptedPlane:
         answer = self.script.pop(0)
         if isinstance(answer, Exception):
             raise answer
+        if answer is NEVER:
+            await asyncio.Event().wait()
         result = answer(call, context)
         self.held = context + np.frombuffer(result.token_ids, dtype="<i4").tolist()
         return result
@@ -260,6 +265,81 @@ def test_an_action_whose_result_was_lost_runs_again_under_another_id(model_dir: 
     plane.outcomes = [Interrupted("given-up", "it needs 9 CPUs")]
     with pytest.raises(ActionFailed, match="action max lost: it needs 9 CPUs"):
         asyncio.run(ctx.call(max, 1, 2))
+
+
+async def impatient(ctx: LiveContext) -> list[Any]:
+    ctx.append("user", "hello")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await ctx.generate(max_tokens=4)
+    ctx.append("user", "shorter")
+    first = await ctx.generate(max_tokens=2)
+    value = await ctx.call(abs, -3)
+    second = await ctx.generate(max_tokens=1)
+    return [first.token_ids, value, second.token_ids]
+
+
+def test_a_step_that_is_given_up_leaves_no_token_and_a_prompt_that_is_well_formed(model_dir: str) -> None:
+    """It was preempted once, then no answer came; a resumed program gives up again what it gave up then."""
+    script = (sampled(65, status="aborted", reason="abort"), NEVER, sampled(66, 67), sampled(68))
+    journal: list[Any] = []
+    plane = ScriptedPlane(*script)
+    whole = context_on(plane, model_dir, journal=journal)
+    expected = asyncio.run(impatient(whole))
+    assert [kind for kind, _ in journal] == ["step", "step-cancelled", "step", "action", "step"]
+    assert whole.record.token_ids[whole.record.loss_mask].tolist() == [66, 67, 68]
+    assert whole.generated_tokens == 3
+    assert [(call.step_index, call.attempt) for call in plane.calls] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    prompt = whole._services.template.decode(plane.seen[2])
+    assert prompt.count("<|im_start|>") == prompt.count("<|im_end|>") + 1, "only the policy's turn is open"
+    for frontier in range(len(journal) + 1):
+        recorded = Recorded()
+        for kind, body in journal[:frontier]:
+            if kind == "step":
+                recorded.steps.append(body)
+            elif kind == "step-cancelled":
+                recorded.cancel(body["step_index"])
+            else:
+                recorded.actions[body["action_index"]] = body
+        rest = [answer for answer, line in zip(script, (0, 1, 2, 4), strict=True) if line >= frontier]
+        again: list[Any] = []
+        plane = ScriptedPlane(*rest)
+        ctx = context_on(plane, model_dir, recorded=recorded, journal=again)
+        assert asyncio.run(impatient(ctx)) == expected
+        assert plane.script == []
+        assert again == journal[frontier:], "what the journal holds is not written twice"
+        assert ctx.record.token_ids.tolist() == whole.record.token_ids.tolist()
+
+
+def test_a_step_whose_run_is_interrupted_was_not_given_up(model_dir: str) -> None:
+    journal: list[Any] = []
+    ctx = context_on(ScriptedPlane(NEVER), model_dir, journal=journal)
+
+    async def body() -> None:
+        ctx.append("user", "hello")
+        step = asyncio.ensure_future(ctx.generate())
+        await asyncio.sleep(0)
+        ctx.interrupted = True
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+
+    asyncio.run(body())
+    assert journal == []
+
+
+def test_steps_that_were_given_up_are_not_counted_as_lost(model_dir: str) -> None:
+    ctx = context_on(ScriptedPlane(*[NEVER] * 40, lost("engine-lost"), sampled(65)), model_dir)
+
+    async def body() -> None:
+        ctx.append("user", "hello")
+        for _ in range(40):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.001):
+                    await ctx.generate(max_tokens=1)
+        assert (await ctx.generate(max_tokens=1)).token_ids == (65,)
+
+    asyncio.run(body())
 
 
 async def program(ctx: LiveContext) -> list[Any]:

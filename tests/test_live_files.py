@@ -13,6 +13,7 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.story import replay
 from heddle_dask.live.rollout import Rollout
+from heddle_dask.live.run_writer import RunWriter
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import strategies_of_run
 
@@ -53,4 +54,27 @@ def test_an_order_that_cannot_be_leaves_files_as_they_were(
     assert {"HostJoined", "EngineJoined"} <= {event[0] for event, _ in lines}, (
         "from before the journal was there, too"
     )
+    assert list(replay(Controller(strategies_of_run(RunReader(out).metadata)), lines)) == []
+
+
+def test_a_run_that_somebody_writes_is_not_overwritten_and_later_nothing_is_lost(
+    model_dir: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "run.zarr"
+
+    async def body() -> None:
+        async with cluster(engines=1) as (_, client):
+            spec = emulated(model_dir)
+            chosen: dict[str, Any] = {"env": ToolAgent(steps=1), "model": model_dir, "engine": spec}
+            async with Rollout(client, **chosen, out=out, mode="overwrite") as rollout:
+                other = RunWriter(out, "create", {})
+                with pytest.raises(BadInput, match="another process"):
+                    await rollout.run(2)
+                await other.close()
+                assert (await rollout.run(3)).counts == {"completed": 3}
+                await rollout.run(2)
+
+    run(body(), 100)
+    assert len(RunReader(out)) == 5
+    lines = control_lines(out)
     assert list(replay(Controller(strategies_of_run(RunReader(out).metadata)), lines)) == []

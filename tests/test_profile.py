@@ -230,7 +230,10 @@ def test_operators_of_a_tiny_mixture_of_experts(tmp_path):
         (("--tp-degree", 3), "TP degree 3 does not divide the model's 4 attention heads: use 1, 2, 4"),
         (("--torch-device", "abacus"), "--torch-device abacus: use "),
         (("--torch-device", "cuda:99"), "--torch-device cuda:99: use "),
-        (("--kv-transfer",), "--engine operators starts no engine: leave out --engines and --kv-transfer"),
+        (
+            ("--kv-transfer",),
+            "--engine operators starts no engine: leave out --engines, --kv-transfer and --dtype",
+        ),
         (("--model", "gpt-9"), "model 'gpt-9' is unknown"),
     ],
 )

@@ -9,6 +9,7 @@ model outgrows.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -184,7 +185,14 @@ def check_device(device: str) -> None:
 
 
 def measure_operators(
-    name: str, config: Mapping[str, Any], degree: int, device: str, plan: OperatorsPlan, *, seed: int = 0
+    name: str,
+    config: Mapping[str, Any],
+    degree: int,
+    device: str,
+    plan: OperatorsPlan,
+    *,
+    described: str | None = None,
+    seed: int = 0,
 ) -> MeasuredTable:
     """The table of a model's operators on one GPU.
 
@@ -194,6 +202,8 @@ def measure_operators(
         Its parsed config.json; no weights are needed.
     device
         Where torch runs: ``"cuda"``, ``"cuda:1"``, or ``"cpu"``, which tries the program.
+    described
+        What the table calls it; None: as torch does.
 
     Raises
     ------
@@ -202,7 +212,9 @@ def measure_operators(
     """
     check_device(device)
     torch.manual_seed(seed)
-    with torch.inference_mode():
+    # Events and streams are of the current device.
+    here = torch.cuda.device(device) if device != "cpu" else contextlib.nullcontext()
+    with torch.inference_mode(), here:
         operators = Operators(config, degree, device, plan.repeats)
         decode = []
         for batch in plan.batches:
@@ -224,7 +236,7 @@ def measure_operators(
         model=name,
         shape=shape_of_config(config),
         degree=degree,
-        device=torch.cuda.get_device_name(device) if device.startswith("cuda") else "CPU",
+        device=described or (torch.cuda.get_device_name(device) if device != "cpu" else "CPU"),
         engine=f"operators, torch {torch.__version__}",
         date=datetime.now(UTC).date().isoformat(),
         slots=max(plan.batches),

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from heddle_dask.cli.option_groups import COUNT, MAX_CONTEXT_TOKENS, SAMPLES, SEEDS
-from heddle_dask.cli.progress import duration
 from heddle_dask.cli.shared_options import print_json, shared_options
-from heddle_dask.cli.sweep_runs import run_on_cluster
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -126,6 +124,8 @@ def _play(sweep: PaperSweep) -> None:
 def _play_there(parts: Sequence[PaperPart], store: PaperStore, scheduler: str) -> None:
     """Run them on a Dask cluster; the rows of each are kept as it ends, with a line that says so."""
     from heddle_dask.benchmarks.paper_parts import run_part
+    from heddle_dask.cli.progress import duration
+    from heddle_dask.cli.sweep_runs import run_on_cluster
 
     began_s, done = time.monotonic(), 0
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import uvloop
 
-from heddle_dask.benchmarks.profile import model_name
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
-from heddle_dask.cost.hardware import check_degree
-from heddle_dask.cost.measured import MeasuredTable
-from heddle_dask.engines.spec import EngineSpec
+
+if TYPE_CHECKING:
+    from heddle_dask.cost.measured import MeasuredTable
+    from heddle_dask.engines.spec import EngineSpec
 
 ENGINES = ("vllm", "emulated", "operators")
 
@@ -81,13 +82,18 @@ def profile(
     seed: int,
 ) -> None:
     """Per-token time by batch and context, prefill rate and KV transfer rate of one engine, as a table."""
+    from heddle_dask.benchmarks.profile import model_name
+    from heddle_dask.engines.spec import EngineSpec
+
     if engine not in ENGINES:
         raise BadInput(f"--engine {engine}: use {', '.join(ENGINES)}")
     if engine == "operators":
-        if engines > 1 or kv_transfer:
-            raise BadInput("--engine operators starts no engine: leave out --engines and --kv-transfer")
+        if engines > 1 or kv_transfer or dtype != "auto":
+            raise BadInput(
+                "--engine operators starts no engine: leave out --engines, --kv-transfer and --dtype"
+            )
         sizes = {"slots": slots, "max_context_tokens": max_context_tokens, "repeats": repeats}
-        chosen, measured = _operators(model, tp_degree, torch_device, sizes, seed)
+        chosen, measured = _operators(model, tp_degree, torch_device, device, sizes, seed)
     else:
         chosen, limit = _engine_model(model, engine, max_context_tokens, tp_degree, profile)
         spec = EngineSpec(
@@ -114,6 +120,7 @@ def _engine_model(
     """The model's directory, and the longest context; refuses what cannot run."""
     from heddle_dask.cli.model_choice import chosen_model, context_limit
     from heddle_dask.cost.engine_cost import load_profile
+    from heddle_dask.cost.hardware import check_degree
     from heddle_dask.cost.model_config import read_shape
 
     chosen = chosen_model(model, engine)
@@ -143,10 +150,17 @@ def _of_engine(
 
 
 def _operators(
-    model: str | None, tp_degree: int, torch_device: str, sizes: Mapping[str, int | None], seed: int
+    model: str | None,
+    tp_degree: int,
+    torch_device: str,
+    device: str | None,
+    sizes: Mapping[str, int | None],
+    seed: int,
 ) -> tuple[str, Callable[[], MeasuredTable]]:
     """The model's name or directory, and what measures its kernels."""
+    from heddle_dask.benchmarks.profile import model_name
     from heddle_dask.cli.model_choice import shipped_model
+    from heddle_dask.cost.hardware import check_degree
     from heddle_dask.cost.model_config import shape_of_config
     from heddle_dask.cost.published import config_of
 

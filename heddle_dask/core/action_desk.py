@@ -81,8 +81,9 @@ class ActionDesk:
         self._release(action)
         action.advance(ActionEvent.FINISHED)
         owner = self.state.trajectories[action.spec.trajectory_id]
-        owner.take_action(action.spec.label, event.run_s, event.ok, event.at)
-        self.state.tool_seconds.took(action.spec.label, event.run_s)
+        if event.ran:
+            owner.take_action(action.spec.label, event.run_s, event.ok, event.at)
+            self.state.tool_seconds.took(action.spec.label, event.run_s)
         self._close_action(action, event.at)
         return self.allocate()
 

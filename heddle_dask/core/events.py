@@ -154,13 +154,17 @@ class ActionRequested:
 
 @dataclass(frozen=True, slots=True)
 class ActionFinished:
-    """The action ended on its host; a tool that failed has finished too (`ok` is False)."""
+    """The action ended on its host; a tool that failed has finished too (`ok` is False).
+
+    `ran` is False of one that was called off before it could start: it says nothing of how long such a tool takes.
+    """
 
     at: float
     action_id: ActionId
     host_id: HostId
     run_s: float
     ok: bool = True
+    ran: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class Context(Protocol):
     ) -> Reply:
         """Run one LLM step over everything appended so far and keep what it sampled.
 
-        One after the other; one that is cancelled (`asyncio.timeout`) leaves nothing behind, and another may follow.
+        One after the other; one that is cancelled (`asyncio.timeout`) leaves no token behind, and another may follow.
         """
 
     async def call(

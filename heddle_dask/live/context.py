@@ -73,6 +73,8 @@ class LiveContext:
         self._step_open = False
         # Attempts at the step that is next which its program has cancelled.
         self._cancelled = 0
+        self._replayed_cancel = False
+        self.interrupted = False
         self.record = TokenRecord()
         self.steps: list[StepRecord] = []
         self.actions: list[ActionRecord] = []
@@ -140,8 +142,8 @@ class LiveContext:
         RuntimeError
             The step before is still awaited: a context is one conversation.
 
-        A step that is cancelled (by ``asyncio.timeout``, for instance) leaves nothing behind: the engine stops, and the
-        next one starts from the same messages.
+        A step that is cancelled (by ``asyncio.timeout``, for instance) leaves no token behind: the engine stops, and
+        the next one starts from the same messages. What is appended in between follows an empty answer.
         """
         if self._step_open:
             raise RuntimeError("generate() while the step before is awaited: await one step after the other")
@@ -167,14 +169,23 @@ class LiveContext:
             while not step.finished:
                 step = self._take(step, await self._operation(step))
         except asyncio.CancelledError:
-            self._cancelled = step.attempt + 1
-            self.record = self.record.fork(step.start)
-            self.generated_tokens -= step.generated
+            self._give_up(step)
             raise
         finally:
             self._step_open = False
         self._cancelled = 0
         return self._close(step)
+
+    def _give_up(self, step: OpenStep) -> None:
+        """The program has cancelled it, or the run is interrupted; what it had sampled is dropped."""
+        self._cancelled = step.attempt + 1
+        self.record = self.record.fork(step.start)
+        self.generated_tokens -= step.generated
+        # The turn of the policy has begun in the prompt, and what is appended next has to end it.
+        self._ended_turn = False
+        if not (self.interrupted or self._replayed_cancel):
+            self._journal("step-cancelled", {"step_index": step.index})
+        self._replayed_cancel = False
 
     async def call(
         self,
@@ -222,11 +233,16 @@ class LiveContext:
         """The next journalled result of this step, or one from an engine."""
         if self._recorded.steps:
             body = self._recorded.steps.popleft()
+            if "cancelled" in body and body["step_index"] == step.index:
+                # As it did then, its program will not wait for this one.
+                self._replayed_cancel = True
+                await asyncio.Event().wait()
             self._sent_crc = None  # no worker has seen it: the first real step brings everything
-            if (body["step_index"], body["context_tokens"]) != (step.index, len(self.record)):
+            if (body["step_index"], body.get("context_tokens")) != (step.index, len(self.record)):
+                held = "that was given up" if "cancelled" in body else f"over {body['context_tokens']}"
                 raise ReplayDiverged(
                     f"step {step.index} over {len(self.record)} tokens; the journal holds step "
-                    f"{body['step_index']} over {body['context_tokens']}"
+                    f"{body['step_index']} {held}"
                 )
             return step_from_body(body)
         asked_s = self._services.clock()
@@ -285,8 +301,9 @@ class LiveContext:
             raise StepLost(f"step {step.index}: {result.message}")
         attempt = step.attempt + 1
         if result.status in ("engine-lost", "context-missing"):
-            if attempt >= MAX_STEP_ATTEMPTS:
-                raise StepLost(f"step {step.index} was lost {attempt} times: {result.message}")
+            lost = attempt - self._cancelled
+            if lost >= MAX_STEP_ATTEMPTS:
+                raise StepLost(f"step {step.index} was lost {lost} times: {result.message}")
             # With the engine, the worker's copy of the context may be gone: send everything.
             return step.asked_again()
         ids = np.frombuffer(result.token_ids, dtype="<i4")

@@ -107,7 +107,7 @@ class Dispatcher:
         if (
             not there
         ):  # its program has stopped waiting: the CPUs are free again, told at the next turn of the loop
-            ended = (address, self._session.session_id, command.action_id, command.host_id, 0.0, False)
+            ended = (address, self._session.session_id, command.action_id, command.host_id, 0.0, False, False)
             self._scheduler.loop.add_callback(self._action_ended, *ended)
 
     def _dispatch(

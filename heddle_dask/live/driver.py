@@ -133,8 +133,7 @@ class Driver:
         """Stop admitting and abort what runs; every trajectory still yields its record."""
         self._interrupted = True
         if self._begun:
-            for task in self._running:
-                task.cancel()
+            self._cancel_running()
 
     async def run(self, attempts: Sequence[Attempt]) -> AsyncIterator[TrajectoryRecord]:
         """Run all attempts; yields each record when it is journalled, in order of completion.
@@ -177,9 +176,14 @@ class Driver:
             chunk = rows[start : start + 1000]
             await dask.call_scheduler(self._client, "heddle_submit", session=session, trajectories=chunk)
 
-    async def _cancel_all(self) -> None:
+    def _cancel_running(self) -> None:
+        for context in self._contexts.values():
+            context.interrupted = True  # it is not its program that gives a step up
         for task in self._running:
             task.cancel()
+
+    async def _cancel_all(self) -> None:
+        self._cancel_running()
         if self._running:
             await asyncio.wait(self._running)
             for task in self._running:

@@ -20,6 +20,8 @@ def unfinished(attempts: Sequence[Attempt], writer: RunWriter) -> list[Attempt]:
     for kind, body in writer.recorded():
         if kind == "step":
             recorded.setdefault(body["trajectory_id"], Recorded()).steps.append(body)
+        elif kind == "step-cancelled":
+            recorded.setdefault(body["trajectory_id"], Recorded()).cancel(body["step_index"])
         elif kind == "action":
             mine = recorded.setdefault(body["trajectory_id"], Recorded())
             mine.actions[body["action_index"]] = body

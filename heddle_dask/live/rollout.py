@@ -300,14 +300,14 @@ class Rollout:
             self._open_writer()
         try:
             session = await self._stand_up()
+            if self._mode == "overwrite":
+                self._open_writer()
         except BaseException:
             if self._mode == "create" and self._writer is not None:
                 self._writer.discard()  # nothing has begun: the same order, mended, may be given again
                 self._writer = self._lines_to = None
             await self._close()
             raise
-        if self._mode == "overwrite":
-            self._open_writer()
         return session
 
     def _open_writer(self) -> None:

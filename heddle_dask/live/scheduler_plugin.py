@@ -384,12 +384,19 @@ class HeddleScheduler(SchedulerPlugin):
 
     @guarded
     def on_action_ended(
-        self, worker: str, session: str, action_id: ActionId, host_id: HostId, run_s: float, ok: bool
+        self,
+        worker: str,
+        session: str,
+        action_id: ActionId,
+        host_id: HostId,
+        run_s: float,
+        ok: bool,
+        ran: bool = True,
     ) -> None:
-        """An action ended on its host, well or not."""
+        """An action ended on its host, well or not, or was called off before it could start."""
         if self._session_is(session):
             assert self.session is not None
-            self._feed(ev.ActionFinished(self.session.now(), action_id, host_id, run_s, ok))
+            self._feed(ev.ActionFinished(self.session.now(), action_id, host_id, run_s, ok, ran))
 
     @guarded
     def on_prediction(self, session: str, event: ev.PredictionMade) -> None:
@@ -420,6 +427,7 @@ class HeddleScheduler(SchedulerPlugin):
         """(trajectory, step index, attempt): its program waits for it no more."""
         if self._session_is(session):
             assert self.session is not None
+            self.session.held.pop(step_key(session, *step), None)
             self._feed(ev.StepCancelled(self.session.now(), *step))
 
     @guarded

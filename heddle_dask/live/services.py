@@ -73,17 +73,27 @@ class Recorded:
     steps: deque[Mapping[str, Any]] = field(default_factory=deque)
     actions: dict[int, Mapping[str, Any]] = field(default_factory=dict)
 
+    def cancel(self, step_index: int) -> None:
+        """The program gave that step up: parts of it that were sampled do not count, but that it asked does."""
+        while self.steps and self.steps[-1]["step_index"] == step_index and "cancelled" not in self.steps[-1]:
+            self.steps.pop()
+        self.steps.append({"step_index": step_index, "cancelled": True})
+
     @property
     def generated_tokens(self) -> int:
         """Tokens that its steps sampled."""
-        return sum(_sampled(body) for body in self.steps)
+        return sum(_sampled(body) for body in self._whole)
 
     @property
     def observed_tokens(self) -> int:
         """Tokens that were added to its context between its steps."""
-        ends = [body["context_tokens"] + _sampled(body) for body in self.steps]
-        begins = [body["context_tokens"] for body in self.steps]
+        ends = [body["context_tokens"] + _sampled(body) for body in self._whole]
+        begins = [body["context_tokens"] for body in self._whole]
         return sum(begin - end for end, begin in zip(ends, begins[1:], strict=False))
+
+    @property
+    def _whole(self) -> list[Mapping[str, Any]]:
+        return [body for body in self.steps if "cancelled" not in body]
 
     @property
     def tools_s(self) -> float:

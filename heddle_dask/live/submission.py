@@ -176,7 +176,8 @@ class Submitter:
     def _tell_cancelled(self, call: StepCall) -> None:
         step = [call.trajectory_id, call.step_index, call.attempt]
         message = {"op": "heddle-step-cancelled", "session": call.session, "step": step}
-        send_from_client(self._client, message)
+        if self._client.status == "running":
+            send_from_client(self._client, message)
 
     def _release_early(self, key: Key) -> None:
         """The scheduler has told of this result, or will never."""

@@ -28,6 +28,8 @@ from heddle_dask.live.scheduler_plugin import STREAM_INTERVAL_S
 PLUGIN_NAME = "heddle-tool-worker"
 # Plain functions get a thread each; more than this many at once wait for one another.
 MAX_THREADS = 64
+# Ended actions that are remembered: an order to abort one may be on its way.
+ENDED_KEPT = 10_000
 
 
 async def run_action(call: ActionCall) -> ActionOutcome:
@@ -47,6 +49,7 @@ class ToolWorker(WorkerPlugin):
     def __init__(self) -> None:
         self.worker: Worker | None = None
         self._reports: dict[Any, dict[str, Any]] = {}
+        self._ended: dict[Any, None] = {}
 
     def setup(self, worker: Worker) -> None:
         """Announce the host to the scheduler plugin."""
@@ -83,6 +86,7 @@ class ToolWorker(WorkerPlugin):
             status, value, message, detail = await self._outcome(task, call.timeout_s)
         finally:
             del self._running[call.key]
+            self._note_ended(call.key)
         run_s = time.perf_counter() - started_s
         address = self.worker.address
         outcome = ActionOutcome(status, value, message, detail, self.host_id, cpus, run_s, address)
@@ -96,6 +100,11 @@ class ToolWorker(WorkerPlugin):
         }
         self._outbox.put(call.session, call.key, outcome)
         return outcome
+
+    def _note_ended(self, key: Any) -> None:
+        self._ended[key] = None
+        if len(self._ended) > ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         """Report an action that has ended in the same message as Dask's own report, and before it."""
@@ -139,16 +148,17 @@ class ToolWorker(WorkerPlugin):
     def on_abort(self, key: list[Any]) -> None:
         """Cancel a running action; a sandbox kills its whole tree then.
 
-        One that is not here was called off before it could start, or has just ended: in the former case nobody else
-        tells the controller that its CPUs are free, in the latter the word comes too late and does nothing.
+        One that never came here was called off before it could start: nobody else tells the controller that its CPUs
+        are free.
         """
         task = self._running.get(tuple(key))
         if task is not None:
             task.cancel()
-        elif self.worker is not None and tuple(key) not in self._reports:
+        elif self.worker is not None and tuple(key) not in self._ended:
             _, session, action_id, *_ = key
             report = {"op": "heddle-action-ended", "session": session, "action_id": action_id}
-            dask.send_from_worker(self.worker, {**report, "host_id": self.host_id, "run_s": 0.0, "ok": False})
+            never = {"host_id": self.host_id, "run_s": 0.0, "ok": False, "ran": False}
+            dask.send_from_worker(self.worker, {**report, **never})
 
 
 def _parameters(function: Callable[..., Any]) -> frozenset[str]:
