@@ -45,14 +45,7 @@ def parts_of(
     code: str,
     only_chosen: bool = False,
 ) -> list[PaperPart]:
-    """The parts of a `PaperSweep` of the same arguments, each with the rows of its cell and arm that `store` has.
-
-    Raises
-    ------
-    BadInput
-        As `PaperSweep`.
-    """
-    PaperSweep(conditions, cells, arms, seeds, store, code=code, only_chosen=only_chosen)
+    """The parts of a `PaperSweep` of these arguments, which has checked them, each with its rows in `store`."""
     rows = [row for kind in _KINDS for row in store.rows(kind)]
     return [
         PaperPart(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -115,6 +115,11 @@ class Operators:
             )
         )
 
+    def prefill_s(self, tokens: int) -> float:
+        """Seconds of all layers and the output head for a prompt."""
+        layer_s = self.linear_s(tokens) + self.prefill_attention_s(tokens)
+        return self.layers * layer_s + self.head_s(1)
+
     def _experts_s(self, tokens: int) -> float:
         # The expected number of experts is visited, each by as many tokens: as many bytes and operations as real
         # routing with equally likely experts; one batched product each way.
@@ -184,6 +189,15 @@ def check_device(device: str) -> None:
         raise BadInput(f"--torch-device {device}: use {have}")
 
 
+def _decode_points(operators: Operators, plan: OperatorsPlan) -> Iterator[DecodePoint]:
+    for batch in plan.batches:
+        beside_s = operators.layers * operators.linear_s(batch) + operators.head_s(batch)
+        for context in plan.contexts:
+            if batch * context <= plan.most_resident_tokens:
+                attention_s = operators.layers * operators.decode_attention_s(batch, context)
+                yield DecodePoint(batch, batch * context, beside_s + attention_s)
+
+
 def measure_operators(
     name: str,
     config: Mapping[str, Any],
@@ -216,22 +230,8 @@ def measure_operators(
     here = torch.cuda.device(device) if device != "cpu" else contextlib.nullcontext()
     with torch.inference_mode(), here:
         operators = Operators(config, degree, device, plan.repeats)
-        decode = []
-        for batch in plan.batches:
-            beside_s = operators.layers * operators.linear_s(batch) + operators.head_s(batch)
-            for context in plan.contexts:
-                if batch * context > plan.most_resident_tokens:
-                    continue
-                seconds = beside_s + operators.layers * operators.decode_attention_s(batch, context)
-                decode.append(DecodePoint(batch, batch * context, seconds))
-        prefill = [
-            TokensPoint(
-                tokens,
-                operators.layers * (operators.linear_s(tokens) + operators.prefill_attention_s(tokens))
-                + operators.head_s(1),
-            )
-            for tokens in plan.prompts
-        ]
+        decode = tuple(_decode_points(operators, plan))
+        prefill = tuple(TokensPoint(tokens, operators.prefill_s(tokens)) for tokens in plan.prompts)
     return MeasuredTable(
         model=name,
         shape=shape_of_config(config),
@@ -241,8 +241,8 @@ def measure_operators(
         date=datetime.now(UTC).date().isoformat(),
         slots=max(plan.batches),
         chunk_tokens=CHUNK_TOKENS,
-        decode=tuple(decode),
-        prefill=tuple(prefill),
+        decode=decode,
+        prefill=prefill,
         kind="operators",
         conditions=f"median of {plan.repeats} repeats of each operator of one layer, one GPU's share",
     )
