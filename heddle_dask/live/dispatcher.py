@@ -104,9 +104,8 @@ class Dispatcher:
         address, _ = self._places.hosts[command.host_id]
         given = {"host": command.host_id, "cpus": command.cpus}
         there = self._dispatch(key, address, {TOOL_RESOURCE: command.cpus}, dask.dask_priority(0.0, 0), given)
-        if (
-            not there
-        ):  # its program has stopped waiting: the CPUs are free again, told at the next turn of the loop
+        if not there:
+            # Its program has stopped waiting: the CPUs are free again, told at the next turn of the loop.
             ended = (address, self._session.session_id, command.action_id, command.host_id, 0.0, False, False)
             self._scheduler.loop.add_callback(self._action_ended, *ended)
 
