@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from heddle_dask.core.errors import BadInput
     from heddle_dask.engines.spec import EngineSpec
     from heddle_dask.environments.base import ActionFailed, Context, Environment, Reply, Task
-    from heddle_dask.live.batch import Batch
-    from heddle_dask.live.local_cluster import LocalRolloutCluster
-    from heddle_dask.live.rollout import Rollout
-    from heddle_dask.live.services import Budget, Sampling
+    from heddle_dask.live.clusters.local import LocalRolloutCluster
+    from heddle_dask.live.driver.batch import Batch
+    from heddle_dask.live.driver.rollout import Rollout
+    from heddle_dask.live.driver.services import Budget, Sampling
     from heddle_dask.records.store import RunReader
 
 _PLACES = {
     "ActionFailed": "heddle_dask.environments.base",
     "BadInput": "heddle_dask.core.errors",
-    "Batch": "heddle_dask.live.batch",
-    "Budget": "heddle_dask.live.services",
+    "Batch": "heddle_dask.live.driver.batch",
+    "Budget": "heddle_dask.live.driver.services",
     "Context": "heddle_dask.environments.base",
     "EngineSpec": "heddle_dask.engines.spec",
     "Environment": "heddle_dask.environments.base",
-    "LocalRolloutCluster": "heddle_dask.live.local_cluster",
+    "LocalRolloutCluster": "heddle_dask.live.clusters.local",
     "Reply": "heddle_dask.environments.base",
-    "Rollout": "heddle_dask.live.rollout",
+    "Rollout": "heddle_dask.live.driver.rollout",
     "RunReader": "heddle_dask.records.store",
-    "Sampling": "heddle_dask.live.services",
+    "Sampling": "heddle_dask.live.driver.services",
     "Task": "heddle_dask.environments.base",
 }
 

@@ -8,9 +8,9 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from core_builders import trajectory_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds.core_builders import trajectory_spec
 
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.events import PredictionMade

@@ -13,7 +13,7 @@ import click
 from distributed import Worker
 
 from heddle_dask.engines.spec import ENGINE_KINDS, EngineSpec
-from heddle_dask.live.rollout_worker import RolloutWorker
+from heddle_dask.live.worker.rollout_worker import RolloutWorker
 
 
 @click.command()

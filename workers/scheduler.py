@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from distributed import Scheduler
 
-from heddle_dask.live.scheduler_plugin import PLUGIN_NAME, HeddleScheduler
+from heddle_dask.live.scheduler.plugin import PLUGIN_NAME, HeddleScheduler
 
 
 async def dask_setup(scheduler: Scheduler) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from distributed import Worker
 
-from heddle_dask.live.tool_worker import ToolWorker
+from heddle_dask.live.worker.tool_worker import ToolWorker
 
 
 async def dask_setup(worker: Worker) -> None:

@@ -19,12 +19,12 @@ from heddle_dask.benchmarks.placement import SLOTS, synthetic_works
 from heddle_dask.benchmarks.predictor_scores import ranks
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import load_profile
-from heddle_dask.strategies.parallelism.annealing import sorted_start
-from heddle_dask.strategies.parallelism.choice import choose_degrees
-from heddle_dask.strategies.parallelism.degrees import Budget, DegreeChoice, SearchSettings, State
-from heddle_dask.strategies.parallelism.packing import Packing
 from heddle_dask.strategies.partition.work import Work
 from heddle_dask.strategies.partition.work_plan import WorkEngine, plan_by_work
+from heddle_dask.strategies.tp_degrees.annealing import sorted_start
+from heddle_dask.strategies.tp_degrees.choice import choose_degrees
+from heddle_dask.strategies.tp_degrees.degrees import Budget, DegreeChoice, SearchSettings, State
+from heddle_dask.strategies.tp_degrees.packing import Packing
 
 DEGREES = (8, 4, 2, 1)
 MOST_TOKENS = 40_000.0

@@ -20,15 +20,15 @@ from distributed import Client
 
 from heddle_dask.benchmarks.live_setup import ARM_PREFIX, Fleet, LiveRow, Workload, lower_bound_s
 from heddle_dask.benchmarks.router import route
-from heddle_dask.live.batch import Batch
-from heddle_dask.live.capacity import Patience, wait_for_capacity
-from heddle_dask.live.local_cluster import LocalRolloutCluster
-from heddle_dask.live.rollout import Rollout
-from heddle_dask.live.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
-from heddle_dask.live.rollout_worker import RolloutWorker
-from heddle_dask.live.scheduler_plugin import HeddleScheduler
-from heddle_dask.live.services import Budget
-from heddle_dask.live.tool_worker import ToolWorker
+from heddle_dask.live.clusters.local import LocalRolloutCluster
+from heddle_dask.live.driver.batch import Batch
+from heddle_dask.live.driver.capacity import Patience, wait_for_capacity
+from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.services import Budget
+from heddle_dask.live.scheduler.plugin import HeddleScheduler
+from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
+from heddle_dask.live.worker.rollout_worker import RolloutWorker
+from heddle_dask.live.worker.tool_worker import ToolWorker
 from heddle_dask.sim.rollout import Arm
 from heddle_dask.strategies.presets import build_strategies
 from heddle_dask.workloads.planned import (

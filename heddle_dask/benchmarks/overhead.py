@@ -23,11 +23,11 @@ from distributed import Client
 
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
-from heddle_dask.live import _dask_internals as dask
-from heddle_dask.live.local_cluster import LocalRolloutCluster
-from heddle_dask.live.rollout import Rollout
-from heddle_dask.live.scheduler_plugin import STREAM_INTERVAL_S
-from heddle_dask.live.services import Budget
+from heddle_dask.live.clusters.local import LocalRolloutCluster
+from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.services import Budget
+from heddle_dask.live.wire import _dask_internals as dask
+from heddle_dask.live.wire.messages import STREAM_INTERVAL_S
 
 STEP_S = 1.0
 STEP_TOKENS = 100

@@ -18,12 +18,12 @@ from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.contract import Predictor
 from heddle_dask.predictors.from_steps import finished_from_steps, known_work, past_of
 from heddle_dask.sim.clusters import SLOTS_PER_GPU, Cluster
-from heddle_dask.strategies.parallelism.choice import choose_degrees
-from heddle_dask.strategies.parallelism.degrees import Budget, DegreeChoice, allowed_degrees
-from heddle_dask.strategies.parallelism.forecast import Guess, level_of
 from heddle_dask.strategies.partition.work import Work
 from heddle_dask.strategies.partition.work_plan import WorkEngine
 from heddle_dask.strategies.presets import build_strategies, is_exact
+from heddle_dask.strategies.tp_degrees.choice import choose_degrees
+from heddle_dask.strategies.tp_degrees.degrees import Budget, DegreeChoice, allowed_degrees
+from heddle_dask.strategies.tp_degrees.forecast import Guess, level_of
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 

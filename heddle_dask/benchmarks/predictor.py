@@ -22,7 +22,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.predictors.features import NAN, NO_SIBLINGS, Finished, Floats, GroupFacts, Progress
 from heddle_dask.predictors.from_steps import finished_from_steps
 from heddle_dask.predictors.groups import facts_then
-from heddle_dask.predictors.laws import ResidualLaw
+from heddle_dask.predictors.length_distributions import ResidualLaw
 from heddle_dask.predictors.model import Model, fit_model
 from heddle_dask.predictors.samples import fold_numbers
 from heddle_dask.predictors.trees import TreeSettings
@@ -137,7 +137,7 @@ def measure_predictor(
 
 
 def _as_asked(path: Path) -> list[Finished]:
-    from heddle_dask.live.warm_start import past_of_trace
+    from heddle_dask.live.scheduler.warm_start import past_of_trace
 
     return [finished_from_steps(one) for one in past_of_trace(path, 1.0, 1.0)]
 

@@ -23,8 +23,8 @@ from heddle_dask.core.errors import HeddleError
 from heddle_dask.engines import wire
 from heddle_dask.engines.contract import EngineUnreachable, GenerateRequest, GenerateResult, SamplingParams
 from heddle_dask.environments.base import ActionKind, Environment, Reply, Role, Task
-from heddle_dask.live.driver import trajectory_seed
-from heddle_dask.live.services import Sampling
+from heddle_dask.live.driver.runner import trajectory_seed
+from heddle_dask.live.driver.services import Sampling
 
 _CONNECT_TIMEOUT_S = 10.0
 

@@ -209,7 +209,7 @@ def _slurm() -> Check:
 async def _scheduler(address: str) -> Check:
     # Seconds of imports, and only here.
     from heddle_dask.cli.cluster_choice import CONNECT_TIMEOUT_S, remote_client
-    from heddle_dask.live.messages import ENGINE_RESOURCE, SLOT_RESOURCE, TOOL_RESOURCE
+    from heddle_dask.live.wire.messages import ENGINE_RESOURCE, SLOT_RESOURCE, TOOL_RESOURCE
 
     try:
         async with remote_client(address, CONNECT_TIMEOUT_S) as client:

@@ -17,7 +17,7 @@ from distributed.comm import parse_address, parse_host_port
 
 from heddle_dask.cli.shared_options import read_toml, unknown_key
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.local_cluster import LocalRolloutCluster
+from heddle_dask.live.clusters.local import LocalRolloutCluster
 
 CONNECT_TIMEOUT_S = 10.0
 JOIN_TIMEOUT_S = 60.0

@@ -13,7 +13,7 @@ from heddle_dask.cost.measured import MeasuredTable, table_names
 from heddle_dask.cost.published import model_of
 
 if TYPE_CHECKING:
-    from heddle_dask.live.degree_specs import DegreeSpecs
+    from heddle_dask.live.driver.degree_specs import DegreeSpecs
 
 
 def check_cost(cost: Mapping[str, Any] | None, model: str, engine: str) -> None:

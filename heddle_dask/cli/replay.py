@@ -19,7 +19,7 @@ def replay(run: Path, as_json: bool, seed: int) -> None:
 
     Exit code 1 where they differ.
     """
-    from heddle_dask.live.recorded_sessions import recorded_sessions
+    from heddle_dask.live.driver.recorded_sessions import recorded_sessions
 
     sessions = recorded_sessions(run)
     rows: list[dict[str, Any]] = []

@@ -13,7 +13,7 @@ from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from heddle_dask.live.run_writer import WriteMode
+    from heddle_dask.live.driver.run_writer import WriteMode
 
 
 _POSITIVE = click.FloatRange(min=0, min_open=True)

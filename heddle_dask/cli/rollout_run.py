@@ -38,13 +38,13 @@ from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.vllm_command import installed_vllm_build
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
-from heddle_dask.live.capacity import Patience
-from heddle_dask.live.degree_specs import DegreeSpecs
-from heddle_dask.live.rollout import Rollout
-from heddle_dask.live.rollout_inputs import engine_spec_of
-from heddle_dask.live.run_writer import WriteMode
-from heddle_dask.live.services import Budget, Sampling
-from heddle_dask.live.warm_start import check_warm
+from heddle_dask.live.driver.capacity import Patience
+from heddle_dask.live.driver.degree_specs import DegreeSpecs
+from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.rollout_inputs import engine_spec_of
+from heddle_dask.live.driver.run_writer import WriteMode
+from heddle_dask.live.driver.services import Budget, Sampling
+from heddle_dask.live.scheduler.warm_start import check_warm
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.strategies.presets import build_strategies
 

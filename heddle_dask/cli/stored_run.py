@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.run_writer import journal_path
+from heddle_dask.live.driver.run_writer import journal_path
 from heddle_dask.records.journal import read_journal
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, TrajectoryRecord, trajectory_from_body

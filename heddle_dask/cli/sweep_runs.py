@@ -160,7 +160,7 @@ async def _resources(client: Client, jobs: int, address: str, say: Say) -> dict[
     The workers of a rollout have thousands of threads for coroutines: without the tag all simulations would start at
     once, beside the engines.
     """
-    from heddle_dask.live.messages import TOOL_RESOURCE
+    from heddle_dask.live.wire.messages import TOOL_RESOURCE
 
     scheduler: Any = client.scheduler
     workers = (await scheduler.identity(n_workers=-1))["workers"].values()

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from heddle_dask.core import events as ev
-from heddle_dask.core.action_desk import ActionDesk
-from heddle_dask.core.admission_desk import AdmissionDesk
+from heddle_dask.core.actions import ActionDesk
+from heddle_dask.core.admissions import AdmissionDesk
 from heddle_dask.core.commands import Command, PredictRemaining
-from heddle_dask.core.engine_desk import EngineDesk
+from heddle_dask.core.engines import EngineDesk
 from heddle_dask.core.entities import Engine, Trajectory
-from heddle_dask.core.move_desk import MoveDesk
-from heddle_dask.core.placement_desk import PlacementDesk
+from heddle_dask.core.migrations import MoveDesk
+from heddle_dask.core.placements import PlacementDesk
 from heddle_dask.core.regroup_desk import RegroupDesk
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import (

@@ -21,7 +21,7 @@ from heddle_dask.core import guards
 from heddle_dask.core.commands import Command, RegroupEngines
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId, TrajectoryId
-from heddle_dask.core.move_desk import MoveDesk
+from heddle_dask.core.migrations import MoveDesk
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import EngineEvent, EngineState, TrajectoryState
 from heddle_dask.core.view import ClusterView, Merge, Regrouping

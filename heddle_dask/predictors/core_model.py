@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle_dask.predictors.features import Finished, Floats, GroupFacts, Progress, facts_array, matrix
-from heddle_dask.predictors.laws import Location, ResidualLaw, history_trust, label_effects
+from heddle_dask.predictors.length_distributions import Location, ResidualLaw, history_trust, label_effects
 from heddle_dask.predictors.samples import Samples, has_seconds
 from heddle_dask.predictors.trees import QUANTILES, TreeRows, Trees, TreeSettings, grow_trees
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from heddle_dask.predictors.contract import Prediction
 from heddle_dask.predictors.core_model import CoreModel, Seen, fit_core
 from heddle_dask.predictors.features import NAN, Finished, Floats, GroupFacts, Progress
-from heddle_dask.predictors.laws import ResidualLaw
+from heddle_dask.predictors.length_distributions import ResidualLaw
 from heddle_dask.predictors.samples import Samples, has_seconds, make_samples
 from heddle_dask.predictors.trees import TreeSettings
 

@@ -20,8 +20,8 @@ import xgboost as xgb
 from heddle_dask.core.errors import BadInput
 from heddle_dask.predictors.core_model import CoreModel, Laws
 from heddle_dask.predictors.features import FEATURES, Finished, Floats, Progress
-from heddle_dask.predictors.laws import Location, ResidualLaw
 from heddle_dask.predictors.learned import LearnedPredictor, LearningSettings
+from heddle_dask.predictors.length_distributions import Location, ResidualLaw
 from heddle_dask.predictors.model import Calibration, Model
 from heddle_dask.predictors.trees import Trees, TreeSettings
 

@@ -18,8 +18,8 @@ from heddle_dask.cost.measured import MeasuredTable, table_names
 from heddle_dask.cost.published import gpu_of, model_of
 from heddle_dask.cost.transfers import SETUP_S, transfer_s
 from heddle_dask.sim.fleet import ControlDelays, Faults, Link, Merging, SimulatedFleet, equal_engines
-from heddle_dask.strategies.parallelism.degrees import allowed_degrees
 from heddle_dask.strategies.regrouping.merge_idle import RESTART_S
+from heddle_dask.strategies.tp_degrees.degrees import allowed_degrees
 
 SeatedEngines = tuple[tuple[EngineDescription, EngineCost], ...]
 

@@ -20,10 +20,10 @@ from heddle_dask.sim.clusters import Cluster
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.rollout import Arm, SimulatedRollout
 from heddle_dask.sim.sweep import SimulatedWorkload, SimulationJob
-from heddle_dask.strategies.parallelism.choice import choose_degrees
-from heddle_dask.strategies.parallelism.degrees import Budget, SearchSettings
 from heddle_dask.strategies.partition.work import Work
 from heddle_dask.strategies.partition.work_plan import WorkEngine
+from heddle_dask.strategies.tp_degrees.choice import choose_degrees
+from heddle_dask.strategies.tp_degrees.degrees import Budget, SearchSettings
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 HOUR_S = 3600.0

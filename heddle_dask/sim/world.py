@@ -19,8 +19,8 @@ from heddle_dask.core.nouns import ActionRequest, EngineDescription, StepRequest
 from heddle_dask.core.view import StrategySet
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.predictors.contract import Predictor
-from heddle_dask.sim.chance import Chance
 from heddle_dask.sim.engine import SimulatedEngine
+from heddle_dask.sim.fault_draws import Chance
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.kv_cache import SimulatedJob
 from heddle_dask.sim.loop import VirtualTime

@@ -13,26 +13,26 @@ from typing import Any
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.view import PredictorChoice, StrategySet
 from heddle_dask.cost.engine_cost import EngineCost, cost_from_mapping
-from heddle_dask.strategies.admission import AtMost, Unlimited
-from heddle_dask.strategies.cache_aware import CacheAware
+from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
+from heddle_dask.strategies.admission.kv_fit import KvFit
+from heddle_dask.strategies.admission.kv_watermark import KvPressure
 from heddle_dask.strategies.engine_costs import UsesCosts
-from heddle_dask.strategies.first_come import FirstComeFirstServed, FirstComeMinimum
-from heddle_dask.strategies.group_first import GroupFirst
-from heddle_dask.strategies.kv_fit import KvFit
-from heddle_dask.strategies.kv_pressure import KvPressure
-from heddle_dask.strategies.least_attained import LeastAttained
-from heddle_dask.strategies.least_load import LeastLoad
-from heddle_dask.strategies.longest_first import LongestFirst
-from heddle_dask.strategies.moves import Priced, RankRule
-from heddle_dask.strategies.planned import Planned
-from heddle_dask.strategies.predictor_choice import LearnedPredictor, Oracle
-from heddle_dask.strategies.preemption import Hysteresis
-from heddle_dask.strategies.presorted_plan import PresortedPlan
+from heddle_dask.strategies.migration.moves import Priced, RankRule
+from heddle_dask.strategies.placement.cache_aware import CacheAware
+from heddle_dask.strategies.placement.least_load import LeastLoad
+from heddle_dask.strategies.placement.least_work import Roomiest
+from heddle_dask.strategies.placement.planned import Planned
+from heddle_dask.strategies.placement.presorted import PresortedPlan
+from heddle_dask.strategies.placement.round_robin import RoundRobin
+from heddle_dask.strategies.placement.sticky import Sticky
+from heddle_dask.strategies.placement.sticky_least_loaded import StickyLeastLoaded
+from heddle_dask.strategies.predictor.choice import LearnedPredictor, Oracle
+from heddle_dask.strategies.preemption.hysteresis import Hysteresis
 from heddle_dask.strategies.regrouping.merge_idle import MergeIdle
-from heddle_dask.strategies.roomiest import Roomiest
-from heddle_dask.strategies.round_robin import RoundRobin
-from heddle_dask.strategies.sticky import Sticky
-from heddle_dask.strategies.sticky_least_loaded import StickyLeastLoaded
+from heddle_dask.strategies.scheduling.first_come import FirstComeFirstServed, FirstComeMinimum
+from heddle_dask.strategies.scheduling.group_first import GroupFirst
+from heddle_dask.strategies.scheduling.least_attained import LeastAttained
+from heddle_dask.strategies.scheduling.longest_first import LongestFirst
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.core.view import ClusterView, Regroup
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
-from heddle_dask.strategies.observed_tokens import observed_per_token
+from heddle_dask.strategies.observation_tokens import observed_per_token
 from heddle_dask.strategies.regrouping.foreseen import TailEngine, TailTrajectory
 from heddle_dask.strategies.regrouping.merging import (
     Foreseen,

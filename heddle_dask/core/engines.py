@@ -1,0 +1,95 @@
+"""Engines: who joins, drains or is lost, and what becomes of the steps and contexts that were there."""
+
+from __future__ import annotations
+
+from heddle_dask.core import events as ev
+from heddle_dask.core.commands import Command
+from heddle_dask.core.entities import Engine, Trajectory
+from heddle_dask.core.ids import EngineId
+from heddle_dask.core.migrations import MoveDesk
+from heddle_dask.core.placements import PlacementDesk
+from heddle_dask.core.state import State
+from heddle_dask.core.transitions import EngineEvent, KvEvent, TrajectoryEvent, TrajectoryState
+
+
+class EngineDesk:
+    """The controller's part that deals with engines.
+
+    Parameters
+    ----------
+    max_losses
+        How often a step may die with its worker before it is given up.
+    """
+
+    def __init__(self, state: State, placements: PlacementDesk, moves: MoveDesk, max_losses: int) -> None:
+        self.state = state
+        self.placements = placements
+        self.moves = moves
+        self.max_losses = max_losses
+
+    def joined(self, event: ev.EngineJoined) -> list[Command]:
+        """An engine takes steps."""
+        spec = event.engine
+        if spec.engine_id in self.state.engines:
+            raise KeyError(f"engine {spec.engine_id} joined before; a restart needs a new id")
+        self.state.engines[spec.engine_id] = Engine(spec=spec, number=self.state.next_number())
+        self.state.refresh_ready()
+        self.placements.engine_joined()
+        return self.placements.place_waiting(event.at)
+
+    def draining(self, event: ev.EngineDraining) -> list[Command]:
+        """An engine takes no step any more; what is there goes on."""
+        engine = self.state.engines[event.engine_id]
+        if not engine.advance(EngineEvent.DRAIN_ORDERED):
+            return self.state.late()
+        self.state.refresh_ready()
+        self.moves.forget_target(engine.engine_id)
+        return []
+
+    def lost(self, event: ev.EngineLost) -> list[Command]:
+        """An engine is gone, and with it what its worker still held if that is gone too."""
+        engine = self.state.engines.get(event.engine_id)
+        if engine is None:
+            return self.state.late()
+        if engine.advance(EngineEvent.LOST):
+            self.state.refresh_ready()
+        elif not (event.stranded and engine.inflight):  # else: now its worker died too
+            return self.state.late()
+        if event.stranded:
+            self._strand(engine, event.at)
+        for trajectory_id in list(engine.residents):
+            self._evict(self.state.trajectories[trajectory_id], engine.engine_id)
+        moves = self.moves.engine_lost(engine.engine_id, event.at)
+        return [*moves, *self._give_up_hopeless(event.at), *self.placements.place_waiting(event.at)]
+
+    def _evict(self, trajectory: Trajectory, engine_id: EngineId) -> None:
+        """The engine is gone: its KV is lost, and a trajectory with no step there has no home."""
+        trajectory.advance_kv(KvEvent.ENGINE_LOST)
+        if trajectory.counted_on != engine_id:
+            self.state.set_home(trajectory, None)
+
+    def _strand(self, engine: Engine, at: float) -> None:
+        """The steps there died with their worker and wait again."""
+        stranded = list(engine.inflight)
+        for trajectory_id in stranded:
+            trajectory = self.state.trajectories[trajectory_id]
+            was_generating = trajectory.state is TrajectoryState.GENERATING
+            self.state.uncount_inflight(trajectory, was_generating)
+            trajectory.advance(TrajectoryEvent.STRANDED, at)
+            # Only those that held a slot can have killed the worker; the queued ones are innocent.
+            trajectory.losses += was_generating
+        # They had been placed before those that wait were asked for: they come first.
+        self.state.waiting_steps = {**dict.fromkeys(stranded), **self.state.waiting_steps}
+
+    def _give_up_hopeless(self, at: float) -> list[Command]:
+        commands: list[Command] = []
+        for trajectory_id in list(self.state.waiting_steps):
+            commands += self.give_up_if_hopeless(self.state.trajectories[trajectory_id], at)
+        return commands
+
+    def give_up_if_hopeless(self, trajectory: Trajectory, at: float) -> list[Command]:
+        """A waiting step that kills its engine must not kill every engine in turn."""
+        if trajectory.losses <= self.max_losses:
+            return []
+        cause = f"its engine died {trajectory.losses} times while it was generating"
+        return self.placements.give_up(trajectory, at, cause)

@@ -1,0 +1,1 @@
+"""Clusters that start all processes of a rollout."""

@@ -1,0 +1,244 @@
+"""A cluster on this machine: the scheduler, rollout workers and tool workers, each in a process of its own.
+
+Every process is held on a leash: when the process that made the cluster dies, by whatever death, so do they, with
+the engines they host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from distributed.core import rpc
+from distributed.deploy.spec import ProcessInterface, SpecCluster
+
+from heddle_dask.core.errors import HeddleError
+from heddle_dask.engines.leashed import LeashedProcess
+from heddle_dask.live.wire.messages import ENGINE_RESOURCE, TOOL_RESOURCE
+
+# Coroutine tasks take a slot each and no thread: slots must never be what limits.
+WORKER_SLOTS = 4096
+START_TIMEOUT_S = 60.0
+
+# uvloop takes a quarter off the latency of a hop. Dask's profiler samples threads, where none of our tasks run, 100
+# times a second in every process.
+_QUICK_LOOP = {
+    "DASK_DISTRIBUTED__ADMIN__EVENT_LOOP": "uvloop",
+    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
+}
+_SCHEDULER_ENV = {
+    **_QUICK_LOOP,
+    "DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING": "False",
+    # Dask blames every task of a dead worker; the controller counts losses itself.
+    "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "100",
+    "DASK_DISTRIBUTED__SCHEDULER__ACTIVE_MEMORY_MANAGER__START": "False",
+}
+
+
+class ClusterProcessFailed(HeddleError):
+    """A scheduler or worker process of the local cluster ended while it was starting."""
+
+
+class LeashedDask(ProcessInterface):
+    """A Dask command-line program on a leash."""
+
+    def __init__(self, arguments: Sequence[str], directory: str, name: str, env: Mapping[str, str]) -> None:
+        argv = [sys.executable, "-m", "dask", *arguments]
+        self._process = LeashedProcess(argv, Path(directory), name, env=env, grace_s=8.0)
+        super().__init__()
+
+    async def start(self) -> None:
+        """Launch the program."""
+        self._process.launch()
+        await self.wait_until_up()
+        await super().start()
+
+    async def wait_until_up(self) -> None:
+        """For subclasses: wait until the program answers."""
+
+    async def close(self) -> None:
+        """Ask it to end; after its grace everything it started is killed."""
+        await self._process.stop()
+        await super().close()
+
+    def failed(self) -> str | None:
+        """One line with the end of its log when it has ended, else None."""
+        if self._process.returncode is None:
+            return None
+        tail = " | ".join(self._process.log_tail(3))
+        return f"{self._process.name} ended with exit code {self._process.returncode}: {tail}"
+
+
+class LocalScheduler(LeashedDask):
+    """The scheduler, alone in its process: nothing else delays its loop."""
+
+    def __init__(self, directory: str, dashboard: bool) -> None:
+        self._file = Path(directory) / "scheduler.json"
+        # Without a dashboard there still is an HTTP server, which would take Dask's fixed port.
+        shown = ["--dashboard-address", "127.0.0.1:0", "--dashboard" if dashboard else "--no-dashboard"]
+        super().__init__(
+            [
+                "scheduler",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                "0",
+                *shown,
+                "--scheduler-file",
+                str(self._file),
+                "--preload",
+                "workers.scheduler",
+            ],
+            directory,
+            "scheduler",
+            _SCHEDULER_ENV,
+        )
+
+    async def wait_until_up(self) -> None:
+        """Read the address that the scheduler writes when it listens."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            failure = self.failed()
+            if failure is not None:
+                raise ClusterProcessFailed(failure)
+            try:
+                self.address = json.loads(self._file.read_text())["address"]
+                return
+            except (FileNotFoundError, json.JSONDecodeError):
+                await asyncio.sleep(0.05)  # not there, or half written
+        raise ClusterProcessFailed(f"the scheduler does not listen after {START_TIMEOUT_S:.0f} s")
+
+
+class LocalWorker(LeashedDask):
+    """A worker with resource tags; with a nanny, which restarts it when it dies."""
+
+    def __init__(
+        self, scheduler: str, name: str, resources: Mapping[str, float], directory: str, preload: str
+    ) -> None:
+        tags = ",".join(f"{key}={value:g}" for key, value in resources.items())
+        super().__init__(
+            [
+                "worker",
+                scheduler,
+                "--name",
+                name,
+                "--nthreads",
+                str(WORKER_SLOTS),
+                "--resources",
+                tags,
+                "--memory-limit",
+                "0",
+                "--no-dashboard",
+                "--host",
+                "127.0.0.1",
+                "--local-directory",
+                str(Path(directory) / name),
+                "--preload",
+                preload,
+            ],
+            directory,
+            name,
+            _QUICK_LOOP,
+        )
+        self._scheduler_address = scheduler
+        self._name = name
+
+    async def wait_until_up(self) -> None:
+        """Wait until the worker has joined: a run must not begin with half of its engines."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        async with rpc(self._scheduler_address) as scheduler:
+            while time.monotonic() < deadline:
+                workers = (await scheduler.identity(n_workers=-1))["workers"]
+                if any(str(worker["name"]) == self._name for worker in workers.values()):
+                    return
+                failure = self.failed()
+                if failure is not None:
+                    raise ClusterProcessFailed(failure)
+                await asyncio.sleep(0.05)
+        raise ClusterProcessFailed(f"worker {self._name} has not joined after {START_TIMEOUT_S:.0f} s")
+
+
+class LocalRolloutCluster(SpecCluster):
+    """Scheduler, `engines` rollout workers and `tool_workers` tool workers on this machine.
+
+    Parameters
+    ----------
+    engines
+        Rollout workers; each may host one engine.
+    tool_cpus
+        CPUs that actions may use, all tool workers together; None: those of the machine.
+    dashboard
+        Serve the Dask dashboard on a free loopback port.
+    directory
+        For logs and scratch; None: a temporary one that goes with the cluster.
+
+    Examples
+    --------
+    >>> with LocalRolloutCluster(engines=2) as cluster, Client(cluster) as client:  # doctest: +SKIP
+    ...     Rollout(client, env="math", model="my-model").run(8)
+    """
+
+    def __init__(
+        self,
+        engines: int = 1,
+        *,
+        tool_workers: int = 1,
+        tool_cpus: int | None = None,
+        dashboard: bool = True,
+        directory: str | Path | None = None,
+        asynchronous: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self._temporary = directory is None
+        self.directory = Path(directory or tempfile.mkdtemp(prefix="heddle-cluster-"))
+        self.directory.mkdir(parents=True, exist_ok=True)
+        cpus = tool_cpus or os.cpu_count() or 1
+        share = max(1, cpus // max(1, tool_workers))
+        workers = {
+            **{f"rollout-{i}": self._spec(f"rollout-{i}", {ENGINE_RESOURCE: 1}) for i in range(engines)},
+            **{f"tool-{i}": self._spec(f"tool-{i}", {TOOL_RESOURCE: share}) for i in range(tool_workers)},
+        }
+        scheduler = {
+            "cls": LocalScheduler,
+            "options": {"directory": str(self.directory), "dashboard": dashboard},
+        }
+        super().__init__(
+            workers=workers,
+            scheduler=scheduler,
+            asynchronous=asynchronous,
+            name="heddle-local",
+            **kwargs,
+        )
+
+    def _spec(self, name: str, resources: Mapping[str, float]) -> dict[str, Any]:
+        kind = "workers.rollout_worker" if ENGINE_RESOURCE in resources else "workers.tool_worker"
+        options = {
+            "name": name,
+            "resources": dict(resources),
+            "directory": str(self.directory),
+            "preload": kind,
+        }
+        return {"cls": LocalWorker, "options": options}
+
+    async def _close(self) -> None:
+        if isinstance(self.scheduler, LeashedDask) and self.scheduler.failed():
+            await self._close_without_scheduler()
+        await super()._close()
+        if self._temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    async def _close_without_scheduler(self) -> None:
+        """Dask's own way asks the scheduler to retire the workers, for half a minute: it is dead."""
+        await asyncio.gather(*(worker.close() for worker in self.workers.values()))
+        self.workers.clear()
+        self.shutdown_scheduler = False
+        assert self.scheduler is not None
+        await self.scheduler.close()

@@ -1,0 +1,102 @@
+"""Waits for engines and tool workers, within bounds, and says what is missing instead of hanging."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from distributed import Client
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.live.wire import _dask_internals as dask
+from heddle_dask.live.wire.messages import ENGINE_RESOURCE, TOOL_RESOURCE
+
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait.
+
+    Attributes
+    ----------
+    workers_s
+        For workers with the right resource tags to join.
+    engines_s
+        For engines to answer, once their workers are there.
+    """
+
+    workers_s: float = 30.0
+    engines_s: float = 600.0
+
+
+async def wait_for_capacity(
+    client: Client,
+    engines: int | None,
+    patience: Patience,
+    on_wait: Callable[[str], None] = lambda message: None,
+) -> Mapping[str, Any]:
+    """Wait until the cluster can run steps and actions.
+
+    Parameters
+    ----------
+    engines
+        How many engines must answer; None: one on every worker that is tagged for it.
+    on_wait
+        Told, once each, what is being waited for.
+
+    Returns
+    -------
+    Mapping
+        The plugin's capacity report.
+
+    Raises
+    ------
+    BadInput
+        No worker carries the tags in time, an engine does not start (with its reason), or engines take longer
+        than `patience` allows.
+    """
+    began_s = time.monotonic()
+    told = ""
+    while True:
+        capacity: Mapping[str, Any] = await dask.call_scheduler(client, "heddle_capacity")
+        waited_s = time.monotonic() - began_s
+        missing = missing_workers(capacity, engines)
+        if missing:
+            if waited_s > patience.workers_s:
+                raise BadInput(f"{missing}; waited {waited_s:.0f} s")
+        else:
+            wanted = engines or capacity["engine_workers"]
+            ready = len(capacity["engines"])
+            if ready >= wanted:
+                return capacity
+            if capacity["trouble"]:
+                address, reason = next(iter(capacity["trouble"].items()))
+                raise BadInput(f"an engine does not start on worker {address}: {reason}")
+            if waited_s > patience.engines_s:
+                raise BadInput(f"{ready} of {wanted} engines answer after {waited_s:.0f} s; see their logs")
+            missing = f"{ready} of {wanted} engines ready"
+        if missing != told:
+            told = missing
+            on_wait(missing)
+        await asyncio.sleep(_POLL_S)
+
+
+def missing_workers(capacity: Mapping[str, Any], engines: int | None) -> str:
+    """One line that says which workers are missing; empty when there are enough."""
+    total, tagged = capacity["workers"], capacity["engine_workers"]
+    if tagged < (engines or 1):
+        wanted = f"{engines or 1} worker(s) that can host the model"
+        return (
+            f"the cluster has {tagged} of {wanted} ({total} workers in all): "
+            f"start workers with --resources {ENGINE_RESOURCE}=1"
+        )
+    if capacity["tool_workers"] < 1:
+        return (
+            f"the cluster has no worker for tool calls ({total} workers in all): "
+            f"start one with --resources {TOOL_RESOURCE}=<cpus>"
+        )
+    return ""

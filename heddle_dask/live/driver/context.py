@@ -1,0 +1,412 @@
+"""The context that an agent program is given: its door to the model and to tools.
+
+It owns the token record. What the engine sampled is kept as sampled; messages are rendered once, as a masked
+delta, and never again. Results of steps and actions are journalled when they arrive, so that a program can be run
+again up to where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from heddle_dask.core.nouns import StepRequest, TrajectorySpec
+from heddle_dask.environments.base import ActionFailed, ActionKind, Reply, Role
+from heddle_dask.live.driver.open_step import OpenStep
+from heddle_dask.live.driver.services import Recorded, Services
+from heddle_dask.live.driver.submission import Interrupted
+from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult
+from heddle_dask.live.wire.result_codec import action_body, action_from_body, step_body, step_from_body
+from heddle_dask.records.token_record import Attribution, TokenRecord
+from heddle_dask.records.trajectory import ActionRecord, StepRecord
+
+# A step whose engine or context was lost is asked for again so often before the trajectory is given up.
+MAX_STEP_ATTEMPTS = 32
+MAX_ACTION_ATTEMPTS = 4
+
+_ATTRIBUTION: Mapping[Role, Attribution] = {
+    "system": Attribution.PROMPT,
+    "user": Attribution.PROMPT,
+    "tool": Attribution.TOOL,
+}
+
+
+class BudgetExhausted(Exception):
+    """The program asked for a step although its step, token or context budget is used up."""
+
+
+class StepLost(Exception):
+    """A step cannot be had: the engine refuses it, or it was lost too often. The message says why."""
+
+
+class ReplayDiverged(Exception):
+    """On resuming, the program asked for something else than the journal holds."""
+
+
+class LiveContext:
+    """One trajectory's context; implements `heddle_dask.environments.base.Context`."""
+
+    def __init__(
+        self,
+        services: Services,
+        spec: TrajectorySpec,
+        seed: int,
+        recorded: Recorded | None = None,
+    ) -> None:
+        self._services = services
+        self._spec = spec
+        self._seed = seed
+        self._recorded = recorded or Recorded()
+        self._messages: list[dict[str, str]] = []
+        self._raw: list[int] = []
+        self._held: tuple[int, int] = (0, 0)
+        self._sent_crc: int | None = None
+        self._ended_turn = True
+        self._told_done = False
+        self._step_open = False
+        # Attempts at the step that is next which its program has cancelled.
+        self._cancelled = 0
+        self._replayed_cancel = False
+        self.interrupted = False
+        self.record = TokenRecord()
+        self.steps: list[StepRecord] = []
+        self.actions: list[ActionRecord] = []
+        self.generated_tokens = 0
+
+    # -- what the program may ask ------------------------------------------------------------------
+
+    @property
+    def seed(self) -> int:
+        """A seed of this trajectory's own."""
+        return self._seed
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Longest context, prompt and generated tokens together."""
+        return self._services.budget.max_context_tokens
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens in the record; those waiting to be sent are rendered and counted."""
+        self._render()
+        return len(self.record)
+
+    @property
+    def done(self) -> bool:
+        """True when no further step is allowed."""
+        if self._exhausted():
+            self._told_done = True
+        return self._told_done
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the program was told that its budget is used up."""
+        return self._told_done
+
+    def append(self, role: Role, text: str) -> None:
+        """Add a message for the next step."""
+        if role not in _ATTRIBUTION:
+            raise ValueError(f"role {role!r} cannot be appended; use {', '.join(_ATTRIBUTION)}")
+        if self._raw:
+            self._render()
+        self._messages.append({"role": role, "content": text})
+
+    def append_tokens(self, token_ids: Sequence[int]) -> None:
+        """Add raw token ids for the next step, masked."""
+        if self._messages:
+            self._render()
+        self._raw.extend(int(token) for token in token_ids)
+
+    async def generate(
+        self,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        ignore_eos: bool = False,
+    ) -> Reply:
+        """Run one LLM step over everything appended so far.
+
+        Raises
+        ------
+        BudgetExhausted
+            No further step is allowed; `done` says so before.
+        StepLost
+            The engine refuses the step, or it was lost too often.
+        RuntimeError
+            The step before is still awaited: a context is one conversation.
+
+        A step that is cancelled (by ``asyncio.timeout``, for instance) leaves no token behind: the engine stops, and
+        the next one starts from the same messages. What is appended in between follows an empty answer.
+        """
+        if self._step_open:
+            raise RuntimeError("generate() while the step before is awaited: await one step after the other")
+        self._render()
+        if self._exhausted():
+            self._told_done = True
+            raise BudgetExhausted(self._why_exhausted())
+        budget = self._services.budget
+        room = budget.max_context_tokens - len(self.record)
+        step = OpenStep(
+            index=len(self.steps),
+            start=len(self.record),
+            max_tokens=min(max_tokens or budget.max_step_tokens, room),
+            temperature=self._services.sampling.temperature if temperature is None else temperature,
+            ignore_eos=ignore_eos,
+            submitted_s=self._services.clock(),
+            came_from=self.steps[-1].engine_id if self.steps else "",
+            attempt=self._cancelled,
+            send_all=self._cancelled > 0,
+        )
+        self._step_open = True
+        try:
+            while not step.finished:
+                step = self._take(step, await self._operation(step))
+        except asyncio.CancelledError:
+            self._give_up(step)
+            raise
+        finally:
+            self._step_open = False
+        self._cancelled = 0
+        return self._close(step)
+
+    def _give_up(self, step: OpenStep) -> None:
+        """The program has cancelled it, or the run is interrupted; what it had sampled is dropped."""
+        self._cancelled = step.attempt + 1
+        self.record = self.record.fork(step.start)
+        self.generated_tokens -= step.generated
+        # The turn of the policy has begun in the prompt, and what is appended next has to end it.
+        self._ended_turn = False
+        if not (self.interrupted or self._replayed_cancel):
+            self._journal("step-cancelled", {"step_index": step.index})
+        self._replayed_cancel = False
+
+    async def call(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        cpus: tuple[int, int] = (1, 1),
+        kind: ActionKind = "tool",
+        label: str | None = None,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run a function as an action on the tool pool and return its value.
+
+        Raises
+        ------
+        ActionFailed
+        """
+        least, most = cpus
+        if not 0 <= least <= most:
+            raise ValueError(f"cpus=({least}, {most}): use (least, most) with 0 <= least <= most")
+        name = str(label or getattr(function, "__name__", type(function).__name__))
+        index = len(self.actions)
+        submitted_s = self._services.clock()
+        # The place in the list is taken now: actions of one trajectory may run side by side.
+        self.actions.append(_pending_action(index, len(self.steps) - 1, kind, name, submitted_s))
+        body = self._recorded.actions.pop(index, None)
+        if body is not None:
+            if body["label"] != name:
+                raise ReplayDiverged(f"action {index} is {name}; the journal holds {body['label']}")
+            outcome = action_from_body(body)
+        else:
+            payload = cloudpickle.dumps((function, args, kwargs))
+            outcome = await self._run_action(index, payload, kind, name, (least, most), timeout_s)
+            self._journal("action", {"action_index": index, "label": name, **action_body(outcome)})
+        self._close_action(index, outcome)
+        if outcome.status != "ok":
+            raise ActionFailed(
+                outcome.status, f"action {name} {outcome.status}: {outcome.message}", outcome.detail
+            )
+        return cloudpickle.loads(outcome.value)
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    async def _operation(self, step: OpenStep) -> StepResult:
+        """The next journalled result of this step, or one from an engine."""
+        if self._recorded.steps:
+            body = self._recorded.steps.popleft()
+            if "cancelled" in body and body["step_index"] == step.index:
+                # As it did then, its program will not wait for this one.
+                self._replayed_cancel = True
+                await asyncio.Event().wait()
+            self._sent_crc = None  # no worker has seen it: the first real step brings everything
+            if (body["step_index"], body.get("context_tokens")) != (step.index, len(self.record)):
+                held = "that was given up" if "cancelled" in body else f"over {body['context_tokens']}"
+                raise ReplayDiverged(
+                    f"step {step.index} over {len(self.record)} tokens; the journal holds step "
+                    f"{body['step_index']} {held}"
+                )
+            return step_from_body(body)
+        asked_s = self._services.clock()
+        result = await self._ask(step)
+        if result.status in ("ok", "aborted"):
+            # Waiting for an engine and for a slot, and the control plane; a wait inside the engine comes on top.
+            outside_s = max(0.0, self._services.clock() - asked_s - result.run_s)
+            inside_s = 0.0 if math.isnan(result.queue_s) else result.queue_s
+            result = replace(result, queue_s=outside_s + inside_s)
+            self._journal("step", step_body(step.index, len(self.record), result))
+        return result
+
+    async def _ask(self, step: OpenStep) -> StepResult:
+        request = StepRequest(
+            self._spec.trajectory_id,
+            step.index,
+            step.attempt,
+            len(self.record),
+            step.max_tokens - step.generated,
+        )
+        base, crc = (0, 0) if step.send_all else self._held
+        delta = np.ascontiguousarray(self.record.token_ids[base:], dtype="<i4").tobytes()
+        self._sent_crc = zlib.crc32(delta, crc)
+        call = StepCall(
+            session=self._services.session,
+            trajectory_id=self._spec.trajectory_id,
+            step_index=step.index,
+            attempt=step.attempt,
+            base_tokens=base,
+            base_crc=crc,
+            delta=delta,
+            max_tokens=request.max_new_tokens,
+            temperature=step.temperature,
+            top_p=self._services.sampling.top_p,
+            seed=(self._seed * 1_000_003 + step.index * 1_009 + step.parts) % 2**31,
+            ignore_eos=step.ignore_eos,
+            stop_token_ids=self._services.template.end_token_ids,
+        )
+        fields = (
+            request.trajectory_id,
+            request.step_index,
+            request.attempt,
+            request.context_tokens,
+            request.max_new_tokens,
+        )
+        try:
+            return await self._services.submitter.step(call, fields)
+        except Interrupted as interrupt:
+            if interrupt.kind == "result-lost":
+                return StepResult(status="engine-lost", message="its worker died with the result")
+            return StepResult(status="refused", message=interrupt.cause)
+
+    def _take(self, step: OpenStep, result: StepResult) -> OpenStep:
+        """Fold one answer into the record and the open step."""
+        if result.status == "refused":
+            raise StepLost(f"step {step.index}: {result.message}")
+        attempt = step.attempt + 1
+        if result.status in ("engine-lost", "context-missing"):
+            lost = attempt - self._cancelled
+            if lost >= MAX_STEP_ATTEMPTS:
+                raise StepLost(f"step {step.index} was lost {lost} times: {result.message}")
+            # With the engine, the worker's copy of the context may be gone: send everything.
+            return step.asked_again()
+        ids = np.frombuffer(result.token_ids, dtype="<i4")
+        self._append_sampled(ids, result)
+        if self._sent_crc is None:
+            self._held = (0, 0)
+        else:
+            self._held = (len(self.record), zlib.crc32(result.token_ids, self._sent_crc))
+        self.generated_tokens += len(ids)
+        step = step.with_part(result, len(ids))
+        if result.status == "aborted" and step.generated >= step.max_tokens:
+            return replace(step, last=replace(result, status="ok", finish_reason="length"))
+        return step
+
+    def _append_sampled(self, ids: Any, result: StepResult) -> None:
+        if not len(ids):
+            return  # stopped before its first token: no policy has sampled anything
+        logprobs = np.frombuffer(result.logprobs, dtype="<f4")
+        spans = result.version_spans or ((result.policy_version, 0, len(ids)),)
+        for version, start, stop in spans:
+            self.record.append_sampled(ids[start:stop], logprobs[start:stop], version)
+
+    def _close(self, step: OpenStep) -> Reply:
+        last = step.last
+        assert last is not None, step
+        self.steps.append(step.as_record(len(self.record), self._services.clock()))
+        ids = self.record.token_ids[step.start :]
+        self._ended_turn = len(ids) > 0 and int(ids[-1]) in self._services.template.end_token_ids
+        return Reply(
+            text=self._services.template.decode(ids.tolist()),
+            token_ids=tuple(ids.tolist()),
+            logprobs=tuple(self.record.logprobs[step.start :].tolist()),
+            finish_reason="stop" if last.finish_reason == "stop" else "length",
+            engine_s=step.engine_s,
+        )
+
+    def _exhausted(self) -> bool:
+        budget = self._services.budget
+        return len(self.steps) >= budget.max_steps or self.context_tokens >= budget.max_context_tokens
+
+    def _why_exhausted(self) -> str:
+        budget = self._services.budget
+        if len(self.steps) >= budget.max_steps:
+            return f"it used its {budget.max_steps} steps"
+        return f"its context of {len(self.record)} tokens fills the limit of {budget.max_context_tokens}"
+
+    def _render(self) -> None:
+        """Turn what was appended into tokens of the record; each message is rendered once."""
+        if self._raw:
+            self.record.append(self._raw, Attribution.TOOL if self.steps else Attribution.PROMPT)
+            self._raw = []
+        if not self._messages:
+            return
+        template = self._services.template
+        messages, self._messages = self._messages, []
+        attribution = _ATTRIBUTION[messages[-1]["role"]]  # type: ignore[index]
+        if len(self.record) == 0:
+            self.record.append(template.render(messages), attribution)
+        else:
+            self.record.append(template.bridge(messages, ended=self._ended_turn), attribution)
+
+    # -- actions -----------------------------------------------------------------------------------
+
+    async def _run_action(
+        self,
+        index: int,
+        payload: bytes,
+        kind: ActionKind,
+        name: str,
+        cpus: tuple[int, int],
+        timeout_s: float | None,
+    ) -> ActionOutcome:
+        for attempt in range(MAX_ACTION_ATTEMPTS):
+            # The same id in a second attempt would meet the first one's task; the tool sees one key for both.
+            suffix = f"~{attempt}" if attempt else ""
+            action_id = f"{self._spec.trajectory_id}/a{index}{suffix}"
+            request = (action_id, self._spec.trajectory_id, kind, name, *cpus, "cpu")
+            call = ActionCall(self._services.session, action_id, payload, timeout_s)
+            try:
+                return await self._services.submitter.action(call, request)
+            except Interrupted as interrupt:
+                if interrupt.kind != "result-lost":
+                    return ActionOutcome("lost", message=interrupt.cause)
+        return ActionOutcome("lost", message="its worker died with the result every time")
+
+    def _close_action(self, index: int, outcome: ActionOutcome) -> None:
+        finished_s = self._services.clock()
+        pending = self.actions[index]
+        self.actions[index] = replace(
+            pending,
+            cpus=outcome.cpus,
+            status=outcome.status,
+            finished_s=finished_s,
+            queue_s=max(0.0, finished_s - pending.submitted_s - outcome.run_s),
+            run_s=outcome.run_s,
+        )
+
+    # -- the journal -------------------------------------------------------------------------------
+
+    def _journal(self, kind: str, body: dict[str, Any]) -> None:
+        self._services.journal(kind, {"trajectory_id": self._spec.trajectory_id, **body})
+
+
+def _pending_action(index: int, after: int, kind: str, label: str, at: float) -> ActionRecord:
+    nan = float("nan")
+    return ActionRecord(index, after, kind, label, 0, "pending", at, nan, nan, nan)

@@ -1,0 +1,112 @@
+"""A session of ours on a cluster, from the claim to its last word."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from distributed import Client
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.live.driver.control_channel import ControlChannel
+from heddle_dask.live.driver.degrees import EngineDegrees
+from heddle_dask.live.driver.submission import Submitter
+from heddle_dask.live.scheduler.plugin import HeddleScheduler
+from heddle_dask.live.wire import _dask_internals as dask
+from heddle_dask.live.wire.messages import STREAM_INTERVAL_S
+from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
+from heddle_dask.live.worker.rollout_worker import RolloutWorker
+from heddle_dask.live.worker.tool_worker import PLUGIN_NAME as TOOL_PLUGIN
+from heddle_dask.live.worker.tool_worker import ToolWorker
+
+
+class OpenSession:
+    """The driver's side of a session: what submits to it, and what listens to it.
+
+    Belongs to the client's event loop.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        session_id: str,
+        on_notice: Callable[[Sequence[Any]], None],
+        on_lines: Callable[[list[Any]], None],
+    ) -> None:
+        self.session_id = session_id
+        self.submitter = Submitter(client, session_id)
+        self.channel = ControlChannel(client, session_id, on_notice, on_lines)
+        self._client = client
+        self._owns_engines = False
+
+    @classmethod
+    async def claim(
+        cls,
+        client: Client,
+        *,
+        strategy: str,
+        overrides: Sequence[str],
+        seed: int,
+        cost: Mapping[str, Any] | None,
+        on_notice: Callable[[Sequence[Any]], None],
+        on_lines: Callable[[list[Any]], None],
+    ) -> OpenSession:
+        """Claim the cluster, before anything on it is changed but the scheduler's plugin.
+
+        Parameters
+        ----------
+        on_notice, on_lines
+            Hear what the controller says to trajectories, and the lines of its journal, as long as the session is open.
+
+        Raises
+        ------
+        BadInput
+            Somebody else has a session there, or no such strategy can be built.
+        """
+        await client.register_plugin(HeddleScheduler())
+        dask.shorten_own_interval(client, STREAM_INTERVAL_S)
+        session_id = uuid.uuid4().hex[:8]
+        answer = await dask.call_scheduler(
+            client,
+            "heddle_open",
+            session=session_id,
+            client_id=client.id,
+            preset=strategy,
+            overrides=list(overrides),
+            seed=seed,
+            cost=cost,
+        )
+        if "error" in answer:
+            raise BadInput(answer["error"])
+        claimed = cls(client, session_id, on_notice, on_lines)
+        claimed.channel.start()
+        return claimed
+
+    async def provide_workers(self, spec: EngineSpec, degrees: EngineDegrees | None) -> None:
+        """Register what the workers lack; engines that run our model already are used as they are."""
+        capacity = await dask.call_scheduler(self._client, "heddle_capacity")
+        if TOOL_PLUGIN not in capacity["plugins"]:
+            await self._client.register_plugin(ToolWorker())
+        models = {(kind, model) for _, _, _, kind, model in capacity["engines"]}
+        self._owns_engines = models != {(spec.kind, spec.model)}
+        if degrees is not None:
+            await degrees.open(self.session_id, self._owns_engines)
+        elif self._owns_engines:
+            await self._client.register_plugin(RolloutWorker(spec))
+
+    async def close(self) -> None:
+        """End the session and the engines that it started; its last journal lines are heard first."""
+        await self.submitter.close()
+        last: Mapping[str, Any] = {}
+        self.channel.stop()
+        connected = self._client.status == "running"
+        try:
+            if connected:
+                last = await dask.call_scheduler(self._client, "heddle_close", session=self.session_id)
+        finally:
+            await self.channel.close()
+        self.channel.take(last)
+        if connected and self._owns_engines:
+            await dask.remove_worker_plugin(self._client, ENGINE_PLUGIN)

@@ -1,0 +1,87 @@
+"""One LLM step while it is asked for: lost attempts, preempted parts and moves fold into one record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from heddle_dask.live.wire.messages import StepResult
+from heddle_dask.records.trajectory import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStep:
+    """A step that is being asked for; preempted or lost parts fold into it."""
+
+    index: int
+    start: int
+    max_tokens: int
+    temperature: float
+    ignore_eos: bool
+    submitted_s: float
+    attempt: int = 0
+    parts: int = 0
+    send_all: bool = False
+    generated: int = 0
+    came_from: str = ""
+    preemptions: int = 0
+    migrations: int = 0
+    cached_tokens: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    engine_s: float = 0.0
+    last: StepResult | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether an answer has ended it."""
+        return self.last is not None and self.last.status == "ok"
+
+    def asked_again(self) -> OpenStep:
+        """After an attempt without an answer. With the engine, the worker's copy of the context may be gone."""
+        return replace(self, attempt=self.attempt + 1, send_all=True)
+
+    def with_part(self, result: StepResult, tokens: int) -> OpenStep:
+        """After an answer of `tokens` tokens, the whole step or a preempted part of it.
+
+        A time is NaN as soon as one part's is unknown: a sum over the known ones would be too small.
+        """
+        before = self.came_from if self.last is None else self.last.engine_id
+        moved = before not in ("", result.engine_id)
+        return replace(
+            self,
+            attempt=self.attempt + 1,
+            send_all=False,
+            parts=self.parts + 1,
+            generated=self.generated + tokens,
+            preemptions=self.preemptions + (result.status == "aborted"),
+            migrations=self.migrations + moved,
+            cached_tokens=self.cached_tokens + result.cached_tokens,
+            queue_s=self.queue_s + result.queue_s,
+            prefill_s=self.prefill_s + result.prefill_s,
+            decode_s=self.decode_s + result.decode_s,
+            engine_s=self.engine_s + result.engine_s,
+            last=result,
+        )
+
+    def as_record(self, token_stop: int, finished_s: float) -> StepRecord:
+        """The step as it is stored, once it is finished."""
+        assert self.last is not None, self
+        return StepRecord(
+            step_index=self.index,
+            branch=0,
+            token_start=self.start,
+            token_stop=token_stop,
+            engine_id=self.last.engine_id,
+            finish_reason=self.last.finish_reason,
+            prompt_tokens=self.start,
+            generated_tokens=self.generated,
+            cached_tokens=self.cached_tokens,
+            preemptions=self.preemptions,
+            migrations=self.migrations,
+            submitted_s=self.submitted_s,
+            finished_s=finished_s,
+            queue_s=self.queue_s,
+            prefill_s=self.prefill_s,
+            decode_s=self.decode_s,
+        )

@@ -1,0 +1,36 @@
+"""Which attempts a resumed run still has to make, and what the journal holds of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from heddle_dask.live.driver.run_writer import RunWriter
+from heddle_dask.live.driver.runner import Attempt
+from heddle_dask.live.driver.services import Recorded
+
+
+def unfinished(attempts: Sequence[Attempt], writer: RunWriter) -> list[Attempt]:
+    """Attempts that the store lacks, each with its journalled results.
+
+    A program is run again from its beginning with those results until it reaches the frontier; only then does it
+    ask engines and tools for more.
+    """
+    recorded: dict[str, Recorded] = {}
+    for kind, body in writer.recorded():
+        if kind == "step":
+            recorded.setdefault(body["trajectory_id"], Recorded()).steps.append(body)
+        elif kind == "step-cancelled":
+            recorded.setdefault(body["trajectory_id"], Recorded()).cancel(body["step_index"])
+        elif kind == "action":
+            mine = recorded.setdefault(body["trajectory_id"], Recorded())
+            mine.actions[body["action_index"]] = body
+    missing = [attempt for attempt in attempts if attempt.spec.trajectory_id not in writer]
+    return [_continued(attempt, recorded.get(attempt.spec.trajectory_id)) for attempt in missing]
+
+
+def _continued(attempt: Attempt, recorded: Recorded | None) -> Attempt:
+    if recorded is None:
+        return attempt
+    spec = replace(attempt.spec, resumed_tokens=recorded.generated_tokens)
+    return replace(attempt, spec=spec, recorded=recorded)

@@ -1,0 +1,282 @@
+"""The driver: runs the agent programs of a batch and turns every one of them into exactly one record.
+
+A program that raises, is stopped, or loses its engine is data with a status and a cause; it never ends the run.
+What ends the run is a failure of our own: the control plane, the journal, the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import astuple, dataclass
+from hashlib import blake2b
+from typing import Any
+
+from distributed import Client
+
+from heddle_dask.core.ids import GroupId, TrajectoryId
+from heddle_dask.core.nouns import TrajectorySpec, joined_domain
+from heddle_dask.environments.base import ActionFailed, Environment, Task
+from heddle_dask.live.driver.context import BudgetExhausted, LiveContext, ReplayDiverged, StepLost
+from heddle_dask.live.driver.run_writer import RunWriter
+from heddle_dask.live.driver.services import Recorded, Services
+from heddle_dask.live.wire import _dask_internals as dask
+from heddle_dask.live.wire.messages import StepEnd, action_key, step_key
+from heddle_dask.records.trajectory import Cause, Status, TrajectoryRecord
+
+# An estimate: what a rendered prompt takes is known when its first step is asked for.
+CHARACTERS_PER_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One trajectory to run: a task, its identity, and what the journal holds of it."""
+
+    task: Task
+    spec: TrajectorySpec
+    seed: int
+    recorded: Recorded | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a program ended."""
+
+    status: Status
+    cause: Cause = ""
+    detail: str = ""
+    reward: float | None = None
+
+
+def trajectory_seed(run_seed: int, task_id: str, sample_index: int) -> int:
+    """A seed of the trajectory's own; the same in every process."""
+    digest = blake2b(f"{run_seed}/{task_id}/{sample_index}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def attempts_of(
+    environment: str, tasks: Sequence[Task], samples: int, seed: int, batch: str
+) -> list[Attempt]:
+    """`samples` attempts per task; `batch` prefixes the ids of later batches of one session."""
+    attempts = []
+    for task in tasks:
+        estimated_tokens = len(task.prompt) // CHARACTERS_PER_TOKEN
+        for sample in range(samples):
+            spec = TrajectorySpec(
+                trajectory_id=TrajectoryId(f"{batch}{task.task_id}/{sample}"),
+                group_id=GroupId(f"{batch}{task.group or task.task_id}"),
+                sample_index=sample,
+                domain=joined_domain(environment, task.domain),
+                prompt_tokens=task.prompt_tokens or estimated_tokens,
+                message_tokens=task.message_tokens or estimated_tokens,
+                max_steps=task.max_steps,
+            )
+            attempts.append(Attempt(task, spec, trajectory_seed(seed, task.task_id, sample)))
+    return attempts
+
+
+class Driver:
+    """Runs attempts of one environment through one session.
+
+    Parameters
+    ----------
+    failed
+        Becomes done with an exception when the control plane has failed.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        services: Services,
+        environment: Environment,
+        writer: RunWriter | None,
+        failed: asyncio.Future[None],
+    ) -> None:
+        self._client = client
+        self._services = services
+        self._environment = environment
+        self._writer = writer
+        self._failed = failed
+        self._admitted: dict[str, asyncio.Event] = {}
+        self._contexts: dict[str, LiveContext] = {}
+        self._running: dict[asyncio.Task[TrajectoryRecord], None] = {}
+        self._ended: list[tuple[str, str, StepEnd | None]] = []
+        self._interrupted = False
+        self._begun = False
+        self.ended = asyncio.Event()
+        self.finished = 0
+        self.generated_tokens = 0
+
+    @property
+    def live_tokens(self) -> int:
+        """Tokens generated so far, unfinished trajectories included."""
+        return self.generated_tokens + sum(c.generated_tokens for c in self._contexts.values())
+
+    def on_notice(self, notice: Sequence[Any]) -> None:
+        """Take one notice of the scheduler plugin."""
+        kind, *fields = notice
+        submitter, session = self._services.submitter, self._services.session
+        if kind == "admitted":
+            event = self._admitted.get(fields[0])
+            if event is not None:
+                event.set()
+        elif kind == "step-given-up":
+            submitter.interrupt(step_key(session, *fields[:3]), "given-up", fields[3])
+        elif kind == "action-given-up":
+            submitter.interrupt(action_key(session, fields[0]), "given-up", fields[1])
+        elif kind == "result-lost":
+            key: Any = tuple(fields[0])
+            submitter.interrupt(key, "result-lost", "its worker died with the result")
+
+    def interrupt(self) -> None:
+        """Stop admitting and abort what runs; every trajectory still yields its record."""
+        self._interrupted = True
+        if self._begun:
+            self._cancel_running()
+
+    async def run(self, attempts: Sequence[Attempt]) -> AsyncIterator[TrajectoryRecord]:
+        """Run all attempts; yields each record when it is journalled, in order of completion.
+
+        Raises
+        ------
+        ControlPlaneFailed
+            The scheduler plugin failed or is gone. Records yielded before are safe.
+        """
+        ended: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()
+        for attempt in attempts:
+            self._admitted[attempt.spec.trajectory_id] = asyncio.Event()
+        for attempt in attempts:
+            task = asyncio.create_task(self._run_one(attempt))
+            task.add_done_callback(ended.put_nowait)
+            self._running[task] = None
+        self._failed.add_done_callback(ended.put_nowait)
+        # A task that is cancelled before its first step never runs at all, and would yield no record.
+        await asyncio.sleep(0)
+        self._begun = True
+        if self._interrupted:
+            self.interrupt()
+        try:
+            await self._announce(attempts)
+            while self._running:
+                first = await ended.get()
+                if first is self._failed:
+                    await self._failed
+                self._running.pop(first, None)  # type: ignore[call-overload]
+                yield self._keep(first.result())
+        finally:
+            self._failed.remove_done_callback(ended.put_nowait)
+            await self._cancel_all()
+            self.ended.set()
+
+    async def _announce(self, attempts: Sequence[Attempt]) -> None:
+        rows = [[*astuple(attempt.spec), *_known(attempt)] for attempt in attempts]
+        session = self._services.session
+        for start in range(0, len(rows), 1000):
+            chunk = rows[start : start + 1000]
+            await dask.call_scheduler(self._client, "heddle_submit", session=session, trajectories=chunk)
+
+    def _cancel_running(self) -> None:
+        for context in self._contexts.values():
+            context.interrupted = True  # it is not its program that gives a step up
+        for task in self._running:
+            task.cancel()
+
+    async def _cancel_all(self) -> None:
+        self._cancel_running()
+        if self._running:
+            await asyncio.wait(self._running)
+            for task in self._running:
+                task.exception()  # our own failure is raised by `run`; theirs follow from it
+            self._running.clear()
+
+    def _keep(self, record: TrajectoryRecord) -> TrajectoryRecord:
+        self.finished += 1
+        if self._writer is not None:
+            self._writer.finish(record)
+        return record
+
+    async def _run_one(self, attempt: Attempt) -> TrajectoryRecord:
+        trajectory_id = attempt.spec.trajectory_id
+        context = LiveContext(self._services, attempt.spec, attempt.seed, attempt.recorded)
+        started_s = self._services.clock()
+        try:
+            if self._interrupted:
+                raise asyncio.CancelledError
+            await self._admitted[trajectory_id].wait()
+            started_s = self._services.clock()
+            self._contexts[trajectory_id] = context
+            reward = await self._environment.solve(attempt.task, context)
+            ending = Ending("truncated" if context.was_stopped else "completed", reward=_number(reward))
+        except (Exception, asyncio.CancelledError) as error:
+            ending = self._ending_of(error)
+        self._contexts.pop(trajectory_id, None)
+        self._admitted.pop(trajectory_id, None)
+        self.generated_tokens += context.generated_tokens
+        self._tell_ended(trajectory_id, ending.status)
+        return self._record(attempt, context, ending, started_s)
+
+    def _ending_of(self, error: BaseException) -> Ending:
+        story = "".join(traceback.format_exception(error))
+        match error:
+            case BudgetExhausted():
+                return Ending("truncated", "context", str(error))
+            case StepLost():
+                return Ending("failed", "engine", str(error))
+            case ActionFailed():
+                return Ending("failed", "action", f"{story}\n{error.detail}".rstrip())
+            case asyncio.CancelledError():
+                return Ending("aborted", "user", "interrupted")
+            case ReplayDiverged():
+                return Ending("failed", "driver", story)
+            case _:
+                return Ending("failed", "agent", story)
+
+    def _tell_ended(self, trajectory_id: str, status: str) -> None:
+        """Tell the controller, batched per turn of the loop."""
+        if not self._ended:
+            asyncio.get_running_loop().call_soon(self._send_ended)
+        self._ended.append((trajectory_id, status, self._services.submitter.news_of(trajectory_id)))
+
+    def _send_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        message = {"op": "heddle-ended", "session": self._services.session, "ended": ended}
+        if self._client.status == "running":
+            dask.send_from_client(self._client, message)
+
+    def _record(
+        self, attempt: Attempt, context: LiveContext, ending: Ending, started_s: float
+    ) -> TrajectoryRecord:
+        return TrajectoryRecord(
+            trajectory_id=attempt.spec.trajectory_id,
+            group_id=attempt.spec.group_id,
+            task_id=attempt.task.task_id,
+            environment=self._environment.name,
+            sample_index=attempt.spec.sample_index,
+            seed=attempt.seed,
+            status=ending.status,
+            cause=ending.cause,
+            detail=ending.detail,
+            reward=ending.reward,
+            branches=(context.record,),
+            steps=tuple(context.steps),
+            actions=tuple(context.actions),
+            started_s=started_s,
+            finished_s=self._services.clock(),
+            domain=attempt.spec.domain,
+            message_tokens=attempt.spec.message_tokens,
+            max_steps=attempt.spec.max_steps,
+        )
+
+
+def _known(attempt: Attempt) -> list[Any]:
+    """What oracles are told of it: tokens, tool seconds and observed tokens that are left to this session."""
+    task, done = attempt.task, attempt.recorded or Recorded()
+    known = (task.known_tokens, task.known_tools_s, task.known_observed_tokens)
+    before = (done.generated_tokens, done.tools_s, done.observed_tokens)
+    return [max(whole - part, 0) for whole, part in zip(known, before, strict=True)]
+
+
+def _number(reward: Any) -> float | None:
+    """The reward as a float; anything that is neither a number nor None is the program's error."""
+    return None if reward is None else float(reward)

@@ -1,0 +1,105 @@
+"""What the contexts of a run share, and the bounds that every trajectory is under."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from heddle_dask.chat.template import ChatTemplate
+from heddle_dask.live.driver.submission import Submitter
+from heddle_dask.live.wire.result_codec import step_from_body
+
+_ID_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bounds of one trajectory.
+
+    Attributes
+    ----------
+    max_steps
+        LLM steps.
+    max_step_tokens
+        Generated tokens of one step, unless the program asks for another limit.
+    max_context_tokens
+        Prompt and generated tokens together; never more than the engine takes.
+    """
+
+    max_steps: int = 512
+    max_step_tokens: int = 512
+    max_context_tokens: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How steps sample, unless the program says otherwise."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+class Clock(Protocol):
+    """Seconds since the run began."""
+
+    def __call__(self) -> float: ...
+
+
+class JournalSink(Protocol):
+    """Where results are journalled when they arrive."""
+
+    def __call__(self, kind: str, body: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What all contexts of a run share."""
+
+    session: str
+    submitter: Submitter
+    template: ChatTemplate
+    budget: Budget
+    sampling: Sampling
+    clock: Clock
+    journal: JournalSink
+
+
+@dataclass(slots=True)
+class Recorded:
+    """Journalled results of a trajectory that is run again: steps in order, actions by their number."""
+
+    steps: deque[Mapping[str, Any]] = field(default_factory=deque)
+    actions: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+
+    def cancel(self, step_index: int) -> None:
+        """The program gave that step up: parts of it that were sampled do not count, but that it asked does."""
+        while self.steps and self.steps[-1]["step_index"] == step_index and "cancelled" not in self.steps[-1]:
+            self.steps.pop()
+        self.steps.append({"step_index": step_index, "cancelled": True})
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that its steps sampled."""
+        return sum(_sampled(body) for body in self._whole)
+
+    @property
+    def observed_tokens(self) -> int:
+        """Tokens that were added to its context between its steps."""
+        ends = [body["context_tokens"] + _sampled(body) for body in self._whole]
+        begins = [body["context_tokens"] for body in self._whole]
+        return sum(begin - end for end, begin in zip(ends, begins[1:], strict=False))
+
+    @property
+    def _whole(self) -> list[Mapping[str, Any]]:
+        return [body for body in self.steps if "cancelled" not in body]
+
+    @property
+    def tools_s(self) -> float:
+        """Seconds that its actions ran."""
+        return float(sum(body["run_s"] for body in self.actions.values()))
+
+
+def _sampled(body: Mapping[str, Any]) -> int:
+    return len(step_from_body(body).token_ids) // _ID_BYTES

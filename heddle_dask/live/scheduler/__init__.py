@@ -1,0 +1,1 @@
+"""Scheduler side: the plugin, its session, predictions, and the deployment of engines."""

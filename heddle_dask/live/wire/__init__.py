@@ -1,0 +1,1 @@
+"""What crosses processes: typed messages, results, and the undocumented parts of `distributed`."""

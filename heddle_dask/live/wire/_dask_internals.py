@@ -1,0 +1,205 @@
+"""Everything we use of `distributed` that is not documented, and the conversion to Dask's priorities.
+
+`tests/live/test_dask_internals.py` has a test per assumption made here: when a new release of `distributed` breaks
+one, that test says which. Nothing else in the package touches an undocumented attribute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from distributed import Client, Future, Scheduler, Worker
+from distributed.protocol import to_serialize
+from distributed.scheduler import TaskState
+
+# A resource that no worker has: a task that needs it waits in state "no-worker" until we release it.
+HOLD_RESOURCE = "HEDDLE-HOLD"
+
+
+def dask_priority(priority: float, order: int) -> tuple[float, int, int]:
+    """Dask's form of our priority: smaller runs first, a tuple of three numbers like Dask's own.
+
+    `order` makes it distinct: equal priorities would run last-in-first-out on a worker.
+    """
+    return (-priority, order, 0)
+
+
+def hold(ts: TaskState) -> None:
+    """Keep a task that was not dispatched yet from running anywhere."""
+    ts.resource_restrictions = {HOLD_RESOURCE: 1}
+    ts.worker_restrictions = None
+
+
+def pin(
+    ts: TaskState,
+    address: str,
+    resources: Mapping[str, float],
+    priority: tuple[float, int, int],
+    annotation: Mapping[str, Any],
+) -> None:
+    """Bind a task that was not dispatched yet to one worker, before its next transition.
+
+    `annotation` travels with the task to the worker, where the task reads it.
+    """
+    ts.worker_restrictions = {address}
+    ts.host_restrictions = None
+    ts.loose_restrictions = False
+    ts.resource_restrictions = dict(resources)
+    ts.priority = priority
+    ts.annotations = {**(ts.annotations or {}), "heddle": dict(annotation)}
+
+
+def is_dispatchable(ts: TaskState) -> bool:
+    """Whether `pin` and `release` may still change where the task runs."""
+    return ts.state in ("released", "waiting", "no-worker")
+
+
+def release(scheduler: Scheduler, keys: Iterable[Any], stimulus_id: str) -> None:
+    """Dispatch held tasks that were pinned since. Must not be called inside a transition."""
+    held = {}
+    for key in keys:
+        ts = scheduler.tasks.get(key)
+        if ts is not None and ts.state == "no-worker":
+            held[key] = "processing"
+    if held:
+        scheduler.transitions(held, stimulus_id)  # type: ignore[arg-type]
+
+
+def forgive(ts: TaskState) -> None:
+    """Forget that a worker died with this task: the controller counts losses itself.
+
+    Dask blames every task assigned to a dead worker, started or not, and fails them at the fourth death.
+    """
+    ts.suspicious = 0
+
+
+def add_handlers(
+    scheduler: Scheduler,
+    rpc: Mapping[str, Callable[..., Any]],
+    stream: Mapping[str, Callable[..., Any]],
+) -> None:
+    """Add RPC handlers (request, answer) and stream handlers (no answer) to a running scheduler."""
+    scheduler.handlers.update(rpc)
+    scheduler.stream_handlers.update(stream)
+
+
+def add_worker_handlers(
+    worker: Worker,
+    rpc: Mapping[str, Callable[..., Any]],
+    stream: Mapping[str, Callable[..., Any]],
+) -> None:
+    """The same for a worker; its stream carries what the scheduler sends with `send_to_worker`."""
+    worker.handlers.update(rpc)
+    worker.stream_handlers.update(stream)
+
+
+def send_to_worker(scheduler: Scheduler, address: str, message: dict[str, Any]) -> None:
+    """Send to a worker in order with task messages; a worker that has left is ignored."""
+    stream = scheduler.stream_comms.get(address)
+    if stream is not None and not stream.closed():
+        stream.send(message)
+
+
+def send_from_worker(worker: Worker, message: dict[str, Any]) -> None:
+    """Send to the scheduler in order with this worker's task messages; dropped once disconnected."""
+    stream = worker.batched_stream
+    if not stream.closed():  # before the connection stands, messages wait in the stream
+        stream.send(message)
+
+
+def send_from_client(client: Client, message: dict[str, Any]) -> None:
+    """Send to the scheduler in order with this client's submissions."""
+    client._send_to_scheduler(message)
+
+
+async def settled(future: Future) -> None:
+    """Wait until the future is finished, failed or cancelled; being cancelled itself is harmless."""
+    state = future._state
+    if state is not None:
+        await state.wait()
+
+
+async def call_worker(client: Client, address: str, handler: str, **arguments: Any) -> Any:
+    """Call an RPC handler of a worker and return its answer.
+
+    Raises
+    ------
+    OSError
+        The worker does not answer, or has no such handler.
+    """
+    answer = await getattr(client.rpc(address), handler)(**arguments)
+    if answer is None:
+        raise ConnectionError(f"the worker at {address} has no handler {handler}")
+    return answer
+
+
+def serialized(value: Any) -> Any:
+    """Wrap a value of any type as a part of an RPC answer; it arrives unwrapped."""
+    return to_serialize(value)
+
+
+async def call_scheduler(client: Client, handler: str, **arguments: Any) -> Any:
+    """Call an RPC handler of the scheduler (0.3 ms) and return its answer.
+
+    Raises
+    ------
+    OSError
+        There is no connection, or it broke.
+    RuntimeError
+        The handler is unknown: the plugin is not registered.
+    """
+    if client.scheduler is None:
+        raise ConnectionError("the client has no connection to its scheduler")
+    answer = await getattr(client.scheduler, handler)(**arguments)
+    if answer is None:  # Dask's answer to an operation that it does not know; ours never answer None
+        raise RuntimeError(f"the scheduler has no handler {handler}: is the heddle plugin registered?")
+    return answer
+
+
+async def remove_worker_plugin(client: Client, name: str) -> None:
+    """Take a worker plugin from all workers, and wait until each has torn it down; one that dies meanwhile is left out.
+
+    Dask's own call tells all workers and stops at the first failure: when one of them is dying, the teardown of the
+    others is cancelled, and the scheduler drops the client's connection without an answer.
+    """
+    await client.run_on_scheduler(_forget_plugin, name)  # those that join from now on do not get it
+    await client.run(_remove_plugin, name, on_error="ignore")
+
+
+def _forget_plugin(name: str, dask_scheduler: Scheduler) -> None:
+    dask_scheduler.worker_plugins.pop(name, None)
+
+
+async def _remove_plugin(name: str, dask_worker: Worker) -> None:
+    if name in dask_worker.plugins:
+        await dask_worker.plugin_remove(name=name)
+
+
+def shorten_worker_interval(scheduler: Scheduler, address: str, interval_s: float) -> None:
+    """Let messages to this worker wait at most `interval_s` for company (Dask's default: 5 ms)."""
+    stream = scheduler.stream_comms.get(address)
+    if stream is not None:
+        stream.interval = interval_s
+
+
+def shorten_client_report_interval(scheduler: Scheduler, client_id: str, interval_s: float) -> None:
+    """Let messages to this client wait at most `interval_s` (Dask's default: 2 ms)."""
+    stream = scheduler.client_comms.get(client_id)
+    if stream is not None:
+        stream.interval = interval_s
+
+
+def shorten_own_interval(peer: Worker | Client, interval_s: float) -> None:
+    """Let messages of this worker or client to the scheduler wait at most `interval_s`."""
+    stream = peer.batched_stream if isinstance(peer, Worker) else peer.scheduler_comm
+    if stream is not None:
+        stream.interval = interval_s
+
+
+def task_annotation(worker: Worker, key: Any) -> Mapping[str, Any]:
+    """What `pin` attached to the task of this key, read on the worker that runs it."""
+    ts = worker.state.tasks.get(key)
+    annotations = ts.annotations if ts is not None else None
+    found: Mapping[str, Any] = (annotations or {}).get("heddle", {})
+    return found

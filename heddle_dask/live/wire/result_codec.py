@@ -1,0 +1,47 @@
+"""Results of steps and actions in the journal: JSON-able, exact, read again when a run is resumed."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from heddle_dask.live.wire.messages import ActionOutcome, StepResult
+
+_STEP_FIELDS = ("status", "engine_id", "finish_reason", "cached_tokens", "policy_version")
+_STEP_TIMES = ("queue_s", "prefill_s", "decode_s", "run_s")
+
+
+def step_body(step_index: int, context_tokens: int, result: StepResult) -> dict[str, Any]:
+    """A step's result for the journal; `context_tokens` is what the engine saw."""
+    body: dict[str, Any] = {name: getattr(result, name) for name in (*_STEP_FIELDS, *_STEP_TIMES)}
+    body |= {"step_index": step_index, "context_tokens": context_tokens}
+    body["version_spans"] = [list(span) for span in result.version_spans]
+    body["token_ids"] = base64.b64encode(result.token_ids).decode("ascii")
+    body["logprobs"] = base64.b64encode(result.logprobs).decode("ascii")
+    return body
+
+
+def step_from_body(body: Mapping[str, Any]) -> StepResult:
+    """Read what `step_body` made."""
+    return StepResult(
+        **{name: body[name] for name in (*_STEP_FIELDS, *_STEP_TIMES)},
+        version_spans=tuple((v, a, b) for v, a, b in body["version_spans"]),
+        token_ids=base64.b64decode(body["token_ids"]),
+        logprobs=base64.b64decode(body["logprobs"]),
+    )
+
+
+_ACTION_FIELDS = ("status", "message", "detail", "host_id", "cpus", "run_s")
+
+
+def action_body(outcome: ActionOutcome) -> dict[str, Any]:
+    """An action's outcome for the journal."""
+    body: dict[str, Any] = {name: getattr(outcome, name) for name in _ACTION_FIELDS}
+    return {**body, "value": base64.b64encode(outcome.value).decode("ascii")}
+
+
+def action_from_body(body: Mapping[str, Any]) -> ActionOutcome:
+    """Read what `action_body` made."""
+    fields = {name: body[name] for name in _ACTION_FIELDS}
+    return ActionOutcome(value=base64.b64decode(body["value"]), **fields)

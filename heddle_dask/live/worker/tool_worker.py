@@ -1,0 +1,178 @@
+"""The tool worker: a Dask worker that runs actions, many at a time, on its event loop.
+
+The plugin takes effect on workers that carry the resource ``TOOL`` (one unit per CPU). The controller grants
+CPUs and a host before an action is dispatched, so nothing waits here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import cloudpickle
+from distributed import Worker, get_worker
+from distributed.diagnostics.plugin import WorkerPlugin
+
+from heddle_dask.engines.collector import collect_seldom
+from heddle_dask.live.wire import _dask_internals as dask
+from heddle_dask.live.wire.messages import (
+    ACTION_RESULTS,
+    STREAM_INTERVAL_S,
+    TOOL_RESOURCE,
+    ActionCall,
+    ActionOutcome,
+)
+from heddle_dask.live.wire.result_push import Outbox
+
+PLUGIN_NAME = "heddle-tool-worker"
+# Plain functions get a thread each; more than this many at once wait for one another.
+MAX_THREADS = 64
+# Ended actions that are remembered: an order to abort one may be on its way.
+ENDED_KEPT = 10_000
+
+
+async def run_action(call: ActionCall) -> ActionOutcome:
+    """The Dask task of one action."""
+    worker = get_worker()
+    plugin = worker.plugins.get(PLUGIN_NAME)
+    if not isinstance(plugin, ToolWorker):
+        raise RuntimeError(f"worker {worker.address} has no {PLUGIN_NAME} plugin")
+    return await plugin.run_action(call)
+
+
+class ToolWorker(WorkerPlugin):
+    """Runs actions on every worker tagged ``TOOL``."""
+
+    name = PLUGIN_NAME
+
+    def __init__(self) -> None:
+        self.worker: Worker | None = None
+        self._reports: dict[Any, dict[str, Any]] = {}
+        self._ended: dict[Any, None] = {}
+
+    def setup(self, worker: Worker) -> None:
+        """Announce the host to the scheduler plugin."""
+        cpus = int(worker.state.total_resources.get(TOOL_RESOURCE, 0))
+        if cpus < 1:
+            return
+        self.worker = worker
+        collect_seldom()
+        self.host_id = f"{worker.name}/{os.getpid()}"
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="heddle-action")
+        self._running: dict[Any, asyncio.Task[Any]] = {}
+        self._outbox = Outbox()
+        dask.add_worker_handlers(
+            worker, rpc={ACTION_RESULTS: self._outbox.take}, stream={"heddle-abort": self.on_abort}
+        )
+        dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
+        dask.send_from_worker(worker, {"op": "heddle-host-ready", "host": [self.host_id, cpus]})
+
+    def teardown(self, worker: Worker) -> None:
+        """Let running threads end by themselves; nothing waits for them."""
+        if self.worker is not None:
+            dask.send_from_worker(worker, {"op": "heddle-host-lost", "host_id": self.host_id})
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def run_action(self, call: ActionCall) -> ActionOutcome:
+        """Run the function; whatever it does is an `ActionOutcome`."""
+        assert self.worker is not None
+        granted = dask.task_annotation(self.worker, call.key)
+        cpus = int(granted.get("cpus", 1))
+        started_s = time.perf_counter()
+        task = asyncio.ensure_future(self._call(call, cpus))
+        self._running[call.key] = task
+        try:
+            status, value, message, detail = await self._outcome(task, call.timeout_s)
+        finally:
+            del self._running[call.key]
+            self._note_ended(call.key)
+        run_s = time.perf_counter() - started_s
+        address = self.worker.address
+        outcome = ActionOutcome(status, value, message, detail, self.host_id, cpus, run_s, address)
+        self._reports[call.key] = {
+            "op": "heddle-action-ended",
+            "session": call.session,
+            "action_id": call.action_id,
+            "host_id": granted.get("host", self.host_id),
+            "run_s": run_s,
+            "ok": status == "ok",
+        }
+        self._outbox.put(call.session, call.key, outcome)
+        return outcome
+
+    def _note_ended(self, key: Any) -> None:
+        self._ended[key] = None
+        if len(self._ended) > ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        """Report an action that has ended in the same message as Dask's own report, and before it."""
+        report = self._reports.pop(key, None)
+        if report is not None and self.worker is not None:
+            dask.send_from_worker(self.worker, report)
+
+    async def _outcome(
+        self, task: asyncio.Task[bytes], timeout_s: float | None
+    ) -> tuple[Any, bytes, str, str]:
+        try:
+            return "ok", await asyncio.wait_for(task, timeout_s), "", ""
+        except TimeoutError as error:
+            if task.cancelled():
+                return "timeout", b"", f"it ran past its limit of {timeout_s} s", ""
+            return "raised", b"", _one_line(error), traceback.format_exc()
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise
+            return "aborted", b"", "its trajectory ended", ""
+        except Exception as error:
+            return "raised", b"", _one_line(error), traceback.format_exc()
+
+    async def _call(self, call: ActionCall, cpus: int) -> bytes:
+        function, args, kwargs = cloudpickle.loads(call.payload)
+        accepted = _parameters(function)
+        if "cpus" in accepted:
+            kwargs["cpus"] = cpus
+        if "idempotency_key" in accepted:
+            kwargs["idempotency_key"] = f"{call.session}/{call.action_id}"
+        if inspect.iscoroutinefunction(function):
+            value = await function(*args, **kwargs)
+        else:
+            loop = asyncio.get_running_loop()
+            value = await loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))
+            if inspect.isawaitable(value):
+                value = await value
+        pickled: bytes = cloudpickle.dumps(value)
+        return pickled
+
+    def on_abort(self, key: list[Any]) -> None:
+        """Cancel a running action; a sandbox kills its whole tree then.
+
+        One that never came here was called off before it could start: nobody else tells the controller that its CPUs
+        are free.
+        """
+        task = self._running.get(tuple(key))
+        if task is not None:
+            task.cancel()
+        elif self.worker is not None and tuple(key) not in self._ended:
+            _, session, action_id, *_ = key
+            report = {"op": "heddle-action-ended", "session": session, "action_id": action_id}
+            never = {"host_id": self.host_id, "run_s": 0.0, "ok": False, "ran": False}
+            dask.send_from_worker(self.worker, {**report, **never})
+
+
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    try:
+        return frozenset(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return frozenset()  # a builtin without a signature takes neither
+
+
+def _one_line(error: BaseException) -> str:
+    first = str(error).splitlines()[0] if str(error) else ""
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

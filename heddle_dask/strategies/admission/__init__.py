@@ -1,0 +1,1 @@
+"""Admission: which waiting trajectories start, and on which engine."""

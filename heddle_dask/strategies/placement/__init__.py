@@ -1,0 +1,1 @@
+"""Placement: the engine of a step."""

@@ -1,0 +1,165 @@
+"""Placement as the paper prints it: presorted partition of the batch, long trajectories on the engines of high degree.
+
+Engines are sorted by TP degree, descending, and run i of the presorted trajectories goes to engine i (Heddle,
+section 6). For equal engines this is the value of Eq. 3; for unlike ones the fixed order may be worse than the best
+by some 10 %.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import neg
+
+from heddle_dask.core.entities import Engine, Trajectory
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.ids import EngineId, TrajectoryId
+from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.transitions import TrajectoryState
+from heddle_dask.cost.engine_cost import EngineCost
+from heddle_dask.strategies.engine_costs import EngineCosts
+from heddle_dask.strategies.migration.rank_rule import rank_target
+from heddle_dask.strategies.partition.interference import worker_of
+from heddle_dask.strategies.partition.makespan import partition_in_order
+from heddle_dask.strategies.partition.runs import Presorted, Worker
+from heddle_dask.strategies.placement.least_load import resident_load
+from heddle_dask.strategies.placement.planned import QUANTILES, remaining_tokens
+from heddle_dask.strategies.placement.sticky import home_among
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who goes where, and what the rank rule needs to know.
+
+    Attributes
+    ----------
+    engine_of
+        The engine of each trajectory planned.
+    engines, sizes
+        Engines in the order of their runs, longest trajectories first, and how many each took.
+    seconds
+        Makespan by Eq. 2.
+    lengths
+        Predicted tokens, longest first.
+    """
+
+    engine_of: Mapping[TrajectoryId, EngineId]
+    engines: tuple[EngineId, ...]
+    sizes: tuple[int, ...]
+    seconds: float
+    lengths: tuple[float, ...]
+
+    def engine_by_rank(self, tokens: float) -> EngineId:
+        """The engine whose run one more trajectory of that predicted length would be in."""
+        rank = bisect_left(self.lengths, -tokens, key=neg)
+        return self.engines[rank_target(min(rank, len(self.lengths) - 1), len(self.lengths), self.sizes)]
+
+
+def presorted_plan(
+    trajectories: Sequence[Trajectory],
+    engines: Sequence[Engine],
+    costs: EngineCosts,
+    quantile: str = "median",
+) -> Plan:
+    """Partition the trajectories by Eq. 2 in the paper's order of engines."""
+    by_length = sorted(trajectories, key=lambda t: (-remaining_tokens(t, quantile), t.number))
+    lengths = [remaining_tokens(t, quantile) for t in by_length]
+    ordered = sorted(engines, key=lambda e: (-e.spec.tp_degree, e.number))
+    contexts = [max(t.context_tokens, t.spec.prompt_tokens) for t in by_length]
+    mean_context = (sum(contexts) + sum(lengths) / 2) / max(1, len(lengths))
+    kinds: dict[tuple[EngineCost, int], Worker] = {}
+    for engine in ordered:
+        kind = (costs.of(engine), engine.spec.slots)
+        if kind not in kinds:
+            kinds[kind] = worker_of(*kind, context_tokens=mean_context, most=max(1, len(lengths)))
+    workers = [kinds[costs.of(engine), engine.spec.slots] for engine in ordered]
+    partition = partition_in_order(Presorted(lengths), workers)
+    assert partition is not None  # tables for all, no capacities
+    engine_of = {
+        by_length[i].trajectory_id: ordered[run.worker].engine_id
+        for run in partition.runs
+        for i in range(run.start, run.stop)
+    }
+    sizes = tuple(partition.sizes(len(ordered)))
+    return Plan(engine_of, tuple(e.engine_id for e in ordered), sizes, partition.seconds, tuple(lengths))
+
+
+@dataclass(slots=True)
+class PresortedPlan:
+    """Keep the home; without one, the planned engine; without a plan, the least resident load.
+
+    Attributes
+    ----------
+    profile, quantile
+        As in `planned.Planned`.
+    latest
+        The plan of the last batch, for the rank rule.
+
+    Notes
+    -----
+    The paper plans one batch for empty engines. Here a batch is planned together with the trajectories that still run:
+    they take their part of every engine's range, keep their homes (moving them is the rank rule's business), and only
+    newcomers go where the plan says. A batch that is smaller than the number of engines is not worth sorting all anew:
+    each of it goes by its rank in the latest plan, as the rank rule would have it, until half as many have come as were
+    planned.
+    """
+
+    profile: str = "tiny-cpu"
+    quantile: str = "median"
+    latest: Plan | None = field(init=False, default=None)
+    _costs: EngineCosts = field(init=False)
+    _open: dict[TrajectoryId, tuple[Trajectory, EngineId]] = field(init=False, default_factory=dict)
+    _active: dict[TrajectoryId, Trajectory] = field(init=False, default_factory=dict)
+    _by_rank: int = field(init=False, default=0)  # placed by rank since the latest plan
+
+    def __post_init__(self) -> None:
+        if self.quantile not in QUANTILES:
+            raise BadInput(f"presorted: quantile is {self.quantile!r}; use {' or '.join(QUANTILES)}")
+        self._costs = EngineCosts(self.profile)
+
+    def use_costs(self, known: Mapping[int, EngineCost]) -> None:
+        """Plan with these costs by TP degree in place of the profile."""
+        self._costs = EngineCosts(self.profile, known)
+
+    def plan(self, trajectories: Sequence[Trajectory], engines: Sequence[Engine]) -> None:
+        """Partition a batch that has no homes yet, and what still runs; without trajectories or engines, nothing."""
+        if not trajectories or not engines:
+            return
+        latest = self.latest
+        if latest is not None and self._stands(latest, trajectories, engines):
+            self._by_rank += len(trajectories)
+            for trajectory in trajectories:
+                self._expect(trajectory, latest.engine_by_rank(remaining_tokens(trajectory, self.quantile)))
+            return
+        ended = TrajectoryState.ENDED
+        self._open = {i: entry for i, entry in self._open.items() if entry[0].state is not ended}
+        self._active = {i: one for i, one in self._active.items() if one.state is not ended}
+        self._active.update((one.trajectory_id, one) for one in trajectories)
+        self._by_rank = 0
+        self.latest = presorted_plan(list(self._active.values()), engines, self._costs, self.quantile)
+        for trajectory in trajectories:
+            self._expect(trajectory, self.latest.engine_of[trajectory.trajectory_id])
+
+    def _stands(self, latest: Plan, trajectories: Sequence[Trajectory], engines: Sequence[Engine]) -> bool:
+        """Few have come since, to the same engines."""
+        few = len(trajectories) < len(engines) and 2 * (self._by_rank + len(trajectories)) <= len(
+            latest.lengths
+        )
+        return few and {engine.engine_id for engine in engines} == set(latest.engines)
+
+    def _expect(self, trajectory: Trajectory, engine_id: EngineId) -> None:
+        self._active[trajectory.trajectory_id] = trajectory
+        self._open[trajectory.trajectory_id] = (trajectory, engine_id)
+
+    def choose_engine(
+        self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
+    ) -> Engine:
+        """The home, else the planned engine, else the first of least resident load."""
+        home = home_among(trajectory, candidates)
+        if home is not None:
+            return home
+        _, planned = self._open.pop(trajectory.trajectory_id, (None, None))
+        return next((e for e in candidates if e.engine_id == planned), None) or min(
+            candidates, key=lambda engine: (*resident_load(engine), engine.number)
+        )

@@ -1,0 +1,36 @@
+"""Placement: start on the least loaded engine, then stay."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from heddle_dask.core.entities import Engine, Trajectory
+from heddle_dask.core.nouns import StepRequest
+from heddle_dask.strategies.placement.least_load import pick_least, resident_load
+from heddle_dask.strategies.placement.sticky import home_among
+
+
+@dataclass(slots=True)
+class StickyLeastLoaded:
+    """Keep the home; without one, the engine whose resident trajectories hold the fewest tokens.
+
+    Resident and not in-flight tokens: a trajectory inside a tool still holds its KV cache and comes back.
+    """
+
+    seed: int = 0
+    _rng: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(self.seed)
+
+    def choose_engine(
+        self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
+    ) -> Engine:
+        """The home, else the candidate with the least resident load."""
+        home = home_among(trajectory, candidates)
+        if home is not None:
+            return home
+        tokens = [engine.resident_tokens / engine.spec.slots for engine in candidates]
+        return pick_least(candidates, tokens, resident_load, self._rng)

@@ -1,0 +1,1 @@
+"""Predictor: which predictor a session runs."""

@@ -1,0 +1,1 @@
+"""Preemption: which running step makes room for a waiting one."""

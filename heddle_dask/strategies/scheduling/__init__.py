@@ -1,0 +1,1 @@
+"""Scheduling: the order of the steps of one engine."""

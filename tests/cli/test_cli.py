@@ -1,0 +1,485 @@
+"""The command line without a cluster: parsing, configuration, bad input, what is shown of a stored run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from worlds.core_builders import Stage
+from worlds.record_builders import plain_trajectory
+
+from heddle_dask.cli.cluster_choice import LocalShape
+from heddle_dask.cli.main import heddle
+from heddle_dask.cli.out_path import remove_if_empty
+from heddle_dask.cli.progress import Meter, duration
+from heddle_dask.cli.stored_run import StoredRun
+from heddle_dask.cli.summary import Tally
+from heddle_dask.cli.whole_numbers import whole_numbers
+from heddle_dask.core.errors import BadInput
+from heddle_dask.cost.measured import MeasuredTable
+from heddle_dask.live.driver.run_writer import journal_path
+from heddle_dask.records.journal import Journal
+from heddle_dask.records.store import RunStore
+from heddle_dask.records.trajectory import (
+    TRAJECTORY_FINISHED,
+    ActionRecord,
+    TrajectoryRecord,
+    trajectory_to_body,
+)
+
+JSON_KEYS = [
+    *("trajectories", "completed", "truncated", "aborted", "failed", "lost", "steps", "actions", "tokens"),
+    *("makespan_s", "tokens_per_s", "reward_mean", "preemptions", "migrations", "bound_s", "bound_share"),
+    "out",
+]
+
+
+@pytest.fixture(autouse=True)
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(heddle, [str(argument) for argument in arguments])
+
+
+def refused(*arguments: object) -> str:
+    """The one line that refuses these arguments."""
+    result = invoke(*arguments)
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def config(text: str) -> Path:
+    path = Path("heddle.toml")
+    path.write_text(text)
+    return path
+
+
+def stored(path: str, *records: TrajectoryRecord, **metadata: object) -> Path:
+    with RunStore.create(path, {"environment": "math", "seed": 0, "samples": 1, **metadata}) as store:
+        store.append(records)
+    return Path(path)
+
+
+def named(name: str) -> TrajectoryRecord:
+    return replace(plain_trajectory(0), trajectory_id=name)
+
+
+def timed(name: str, start: float, steps: list[tuple[float, float]], run: float = 0.0) -> TrajectoryRecord:
+    """Steps as (end, seconds on the engine), then one action of `run` seconds."""
+    record = named(name)
+    some = record.steps[0]
+    made = [
+        replace(some, step_index=i, submitted_s=start, finished_s=end, prefill_s=0.0, decode_s=seconds)
+        for i, (end, seconds) in enumerate(steps)
+    ]
+    end_s = steps[-1][0] + run
+    action = ActionRecord(0, 0, "tool", "python", 2, "ok", steps[-1][0], end_s, 0.0, run)
+    return replace(record, steps=tuple(made), actions=(action,), started_s=start, finished_s=end_s)
+
+
+# -- parsing ---------------------------------------------------------------------------------------
+
+
+def test_unknown_command_is_refused_with_a_close_match():
+    line = refused("rolout")
+    assert "rolout" in line and "rollout" in line and "doctor" in line
+
+
+def test_unknown_option_is_refused_with_a_close_match_and_what_is_allowed():
+    line = refused("rollout", "--task", "3")
+    assert "--tasks" in line and "--strategy" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--samples", 0], "--samples"),
+        (["--tasks", "many"], "many"),
+        (["--tasks"], "--tasks"),
+        (["--engine", "sglang"], "emulated"),
+        (["--top-p", 1.5], "--top-p"),
+        (["stray"], "stray"),
+        (["--env", "nope"], "package.module:function"),
+        (["--env", "math:medium"], "easy"),
+        (["--env", "no_such_module:solve"], "no_such_module"),
+        (["--env", "replay:missing.jsonl"], "missing.jsonl"),
+        (["--strategy", "best"], "sticky-least-loaded"),
+        (["--set", "placement=best"], "round-robin"),
+        (["--set", "speed=high"], "placement"),
+        (["--set", "admission=at-most,alife=3"], "alife"),
+        (["--env", "math", "--token-scale", 2], "token_scale"),
+        (["--append"], "--out"),
+        (["--append", "--overwrite", "--out", "x.zarr"], "exclude"),
+        (["--resume", "--out", "x.zarr"], "x.zarr"),
+        (["--scheduler", "tcp://127.0.0.1:9", "--cluster", "c.toml"], "exclude"),
+        (["--cluster", "missing.toml"], "missing.toml"),
+        (["--model", "no/such/dir"], "no/such/dir"),
+        (["--config", "missing.toml"], "missing.toml"),
+        (["--degrees", "3,x"], "whole numbers"),
+        (["--engines", 2, "--degrees", "2,2"], "--engines 4"),
+    ],
+)
+def test_rollout_refuses_in_one_line(arguments, said):
+    assert said in refused("rollout", "--engine", "emulated", *arguments)
+
+
+def test_rollout_refuses_degrees_of_a_real_model_before_a_cluster_starts():
+    line = refused("rollout", "--engine", "vllm", "--engines", 4, "--degrees", "3,1")
+    assert "degree 3 does not divide the 4 attention heads" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("absent.json.gz", None, "absent.json.gz"),
+        ("other.json.gz", b"no predictor", "other.json.gz"),
+        ("old.json.gz", gzip.compress(b'{"format": "heddle predictor", "version": 1}'), "version"),
+        ("trace.jsonl", b"{}", "line 1"),
+    ],
+)
+def test_rollout_refuses_a_predictor_that_it_cannot_read_before_it_starts_anything(name, content, said):
+    if content is not None:
+        Path(name).write_bytes(content)
+    arguments = ("--engine", "emulated", "--strategy", "heddle", "--set", f"predictor=xgboost,warm={name}")
+    assert said in refused("rollout", *arguments)
+
+
+def test_rollout_refuses_a_table_of_another_model_than_its_real_engines(model_dir):
+    table = MeasuredTable.load("tiny-agent-cpu").to_mapping()
+    table["shape"]["layers"] += 1
+    Path("other.json").write_text(json.dumps(table))
+    assert "another model" in refused("rollout", "--model", model_dir, "--cost", "other.json")
+    Path("broken.json").write_text("{}")
+    assert "broken.json" in refused("rollout", "--engine", "emulated", "--cost", "broken.json")
+
+
+def test_rollout_refuses_a_model_directory_that_is_no_model():
+    Path("empty").mkdir()
+    assert "config.json" in refused("rollout", "--model", "empty")
+    assert "tokenizer" in refused("rollout", "--engine", "emulated", "--model", "empty")
+
+
+def test_rollout_refuses_an_out_path_that_exists_and_says_what_to_do():
+    stored("x.zarr")
+    line = refused("rollout", "--engine", "emulated", "--out", "x.zarr")
+    assert "--append" in line and "--overwrite" in line and "--resume" in line
+
+
+def test_rollout_refuses_an_out_path_that_cannot_be_written():
+    Path("file").write_text("")
+    assert "not a directory" in refused("rollout", "--engine", "emulated", "--out", "file/x.zarr")
+    assert "/proc" in refused("rollout", "--engine", "emulated", "--out", "/proc/x/y.zarr")
+
+
+def test_rollout_refuses_to_resume_with_other_options(model_dir):
+    stored("x.zarr", samples=4, seed=3)
+    resume = ("rollout", "--engine", "emulated", "--model", model_dir, "--env", "math", "--resume")
+    assert "samples 4, not 8" in refused(*resume, "--out", "x.zarr", "--samples", 8, "--seed", 3)
+    assert "seed 3, not 0" in refused(*resume, "--out", "x.zarr", "--samples", 4)
+
+
+def test_rollout_refuses_an_address_that_is_none(model_dir):
+    line = refused("rollout", "--engine", "emulated", "--model", model_dir, "--scheduler", "somewhere")
+    assert "somewhere" in line and "tcp://" in line
+
+
+def test_rollout_refuses_a_scheduler_that_does_not_answer(model_dir, monkeypatch):
+    monkeypatch.setattr("heddle_dask.cli.rollout_run.CONNECT_TIMEOUT_S", 1.0)
+    line = refused("rollout", "--engine", "emulated", "--model", model_dir, "--scheduler", "127.0.0.1:9")
+    assert "127.0.0.1:9" in line
+
+
+# -- configuration ---------------------------------------------------------------------------------
+
+
+def test_config_with_an_unknown_key_names_it_and_the_allowed_ones():
+    line = refused("rollout", "--config", config("max-stepz = 8"))
+    assert "max-stepz" in line and "'max-steps'" in line and "temperature" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("samples = 0", "0"),
+        ("samples = 1.5", "1.5"),
+        ("samples = true", "samples"),
+        ("append = 1", "true or false"),
+        ("env = ['math']", "env"),
+        ("samples = ", "TOML"),
+        ("config = 'other.toml'", "config"),
+        ("[rollout]\nsamples = 2", "rollout"),
+    ],
+)
+def test_config_values_are_checked_like_options(text, said):
+    assert said in refused("rollout", "--config", config(text))
+
+
+def test_options_win_over_the_config():
+    path = config("strategy = 'nope'\nenv = 'nope-too'\nappend = true\nset = ['placement=sticky']")
+    assert "'nope-too'" in refused("rollout", "--overwrite", "--out", "x.zarr", "--strategy", "sticky",
+                                   "--config", path)  # fmt: skip
+    assert "'nope'" in refused("rollout", "--config", path, "--env", "math", "--out", stored("y.zarr"))
+
+
+def test_cluster_file_is_overlaid_except_by_what_was_given():
+    shape = LocalShape(engines=1, slots=16, tool_workers=1, tool_cpus=None)
+    path = config("engines = 3\nslots = 4\ntool-cpus = 5")
+    assert shape.overlaid(path, frozenset({"slots"})) == LocalShape(3, 16, 1, 5)
+    with pytest.raises(BadInput, match=r"'gpus'.*allowed: engines, slots, tool-workers, tool-cpus"):
+        shape.overlaid(config("gpus = 3"), frozenset())
+    with pytest.raises(BadInput, match="engines is 0"):
+        shape.overlaid(config("engines = 0"), frozenset())
+
+
+# -- the same as `dask heddle`; quick ----------------------------------------------------------------
+
+
+@pytest.mark.cluster
+def test_dask_heddle_answers_like_heddle():
+    command = [sys.executable, "-m", "dask", "heddle", "rollout", "--sampels", "3"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 2 and answer.stdout == ""
+    assert answer.stderr.splitlines() == [refused("rollout", "--sampels", "3")]
+
+
+def test_help_imports_nothing_heavy():
+    heavy = ["distributed", "zarr", "numpy", "transformers", "rich", "aiohttp"]
+    code = (
+        "import sys; from heddle_dask.cli.main import heddle; "
+        f"sys.exit(sum(name in sys.modules for name in {heavy}))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert "rollout" in invoke().output and "rollout" in invoke("--help").output
+
+
+# -- counting --------------------------------------------------------------------------------------
+
+
+def test_tally_of_nothing_has_every_key_and_no_invented_number():
+    result = Tally().result("x.zarr")
+    assert list(result) == JSON_KEYS
+    assert result["reward_mean"] is None and result["bound_s"] is None and result["tokens_per_s"] is None
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+
+
+def test_bound_is_the_longest_trajectory_without_queueing():
+    tally = Tally(slots=8, tool_cpus=8)
+    tally.add(timed("a", 0.0, [(2.0, 1.0), (5.0, 2.0)], run=0.5))
+    tally.add(timed("b", 0.0, [(6.0, 1.0)], run=1.0))
+    result = tally.result(None)
+    assert result["bound_s"] == pytest.approx(3.5)
+    assert result["makespan_s"] == pytest.approx(7.0)
+    assert result["bound_share"] == pytest.approx(0.5)
+
+
+def test_bound_is_work_over_capacity_when_that_is_larger():
+    tally = Tally(slots=1, tool_cpus=2)
+    for name in "abc":
+        tally.add(timed(name, 0.0, [(9.0, 3.0)]))
+    assert tally.bound_s == pytest.approx(9.0)
+    tally.tool_cpus, tally.slots = 1, 8
+    tally.add(timed("d", 0.0, [(1.0, 1.0)], run=7.0))
+    assert tally.bound_s == pytest.approx(14.0)  # 7 s on 2 CPUs, one CPU there is
+
+
+def test_bound_counts_actions_side_by_side_once():
+    record = timed("a", 0.0, [(1.0, 1.0)], run=2.0)
+    twice = replace(record, actions=(record.actions[0], replace(record.actions[0], action_index=1)))
+    tally = Tally(slots=8, tool_cpus=8)
+    tally.add(twice)
+    assert tally.critical_s == pytest.approx(3.0)
+
+
+def test_bound_counts_decoding_alone_where_the_engine_queues_before_the_first_token():
+    queued = timed("a", 0.0, [(4.0, 1.0)])
+    step = replace(queued.steps[0], prefill_s=3.0)
+    tally = Tally(slots=1, queued_inside=True)
+    tally.add(replace(queued, steps=(step,)))
+    told = Tally(slots=1)
+    told.add(replace(queued, steps=(step,)))
+    assert (tally.bound_s, told.bound_s) == (step.decode_s, 3.0 + step.decode_s)
+
+
+def test_bound_leaves_out_what_the_engine_does_not_say():
+    nan = float("nan")
+    tally = Tally()
+    tally.add(timed("a", 0.0, [(4.0, nan)]))
+    assert tally.bound_s is None
+    tally.add(timed("b", 0.0, [(4.0, 1.0)]))
+    assert tally.bound_s == pytest.approx(1.0)
+
+
+def test_times_of_an_earlier_session_are_left_out():
+    tally = Tally()
+    tally.add(timed("a", 100.0, [(400.0, 1.0)]), timed=False)
+    tally.add(timed("b", 0.0, [(4.0, 1.0)]))
+    assert tally.trajectories == 2 and tally.makespan_s == pytest.approx(4.0)
+
+
+# -- progress --------------------------------------------------------------------------------------
+
+
+def test_meter_tells_rate_and_time_left():
+    clock = iter([10.0, 12.0, 20.0])
+    counts: dict[str, object] = {}
+    meter = Meter(4, Tally(), lambda: counts, lambda: next(clock))
+    assert meter.snapshot().left_s is None
+    counts.update(alive=4, finished=0, tokens=100, generating=3, queued=1, acting=1, actions_waiting=1)
+    first = meter.snapshot()
+    assert (first.generating, first.queued, first.in_tools) == (3, 1, 2)
+    assert first.tokens_per_s == pytest.approx(50.0)
+    counts.update(finished=1, tokens=500)
+    second = meter.snapshot()
+    assert second.left_s == pytest.approx(24.0)  # one in 8 s, three to go
+    assert "done 1/4" in second.line() and "24 s left" in second.line()
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (190, "3 min 10 s"), (7500, "2 h 05 min")])
+def test_duration_is_for_people(seconds, text):
+    assert duration(seconds) == text
+
+
+# -- show ------------------------------------------------------------------------------------------
+
+
+def test_show_counts_what_only_the_journal_has_and_changes_nothing():
+    path = stored("x.zarr", named("a"))
+    with Journal.create(journal_path(path)) as journal:
+        for name in "ab":
+            journal.append(TRAJECTORY_FINISHED, trajectory_to_body(named(name)))
+        journal.append("step", {"trajectory_id": "c"})
+    with journal_path(path).open("ab") as file:
+        file.write(b"torn")
+    before = {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in Path().rglob("*") if p.is_file()}
+    result = invoke("show", path, "--json")
+    shown = json.loads(result.stdout.splitlines()[-1])
+    assert (shown["trajectories"], shown["stored"], shown["recovered"], shown["unfinished"]) == (2, 1, 1, 1)
+    assert shown["dropped_bytes"] == 4 and [key for key in shown if key in JSON_KEYS] == JSON_KEYS
+    assert "killed" in result.stderr
+    assert before == {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in Path().rglob("*") if p.is_file()}
+
+
+def test_replay_compares_session_by_session():
+    """Two sessions of one run have a controller each; of one whose commands are others the first event is named."""
+    stages = [Stage("round-robin"), Stage("sticky-least-loaded")]
+    for stage in stages:
+        stage.join("E1")
+        stage.submit("a")
+        stage.finish(stage.placed("a"))
+    path = Path("run.zarr")
+    with Journal.create(journal_path(path)) as journal:
+        for stage, strategy in zip(stages, ("round-robin", "sticky-least-loaded"), strict=True):
+            journal.append("session", {"strategy": strategy, "overrides": [], "seed": 0, "cost": None})
+            for line in stage.journal:
+                journal.append("control", {"lines": [line]})
+    result = invoke("replay", path, "--json")
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert (result.exit_code, told["same"]) == (0, True)
+    assert [row["strategy"] for row in told["sessions"]] == ["round-robin", "sticky-least-loaded"]
+    assert all(row["events"] >= 4 for row in told["sessions"])
+
+    event, _ = stages[1].journal[-1]
+    with Journal.open_append(journal_path(path)) as journal:
+        journal.append("session", {"strategy": "round-robin", "overrides": [], "seed": 0, "cost": None})
+        for line in [*stages[1].journal[:-1], (event, [["GiveUpAction", "x", "never"]])]:
+            journal.append("control", {"lines": [line]})
+    result = invoke("replay", path)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1].endswith(
+        f"other commands at event {len(stages[1].journal)}, {event[0]}"
+    )
+
+
+def test_replay_without_a_journal_is_refused():
+    assert "run.zarr" not in refused("replay", "nowhere.zarr") and "nowhere.journal" in refused(
+        "replay", "nowhere.zarr"
+    )
+
+
+def test_show_of_one_trajectory_is_a_transcript(model_dir):
+    record = named("a/0")
+    path = stored("x.zarr", record, model=model_dir)
+    by_id = invoke("show", path, "--trajectory", "a/0", "--json")
+    by_index = invoke("show", path, "--trajectory", "0", "--json")
+    shown = json.loads(by_id.stdout.splitlines()[-1])
+    assert shown == json.loads(by_index.stdout.splitlines()[-1])
+    assert shown["trajectory_id"] == "a/0" and shown["steps"] == len(record.steps)
+    authors = [passage["author"] for passage in shown["passages"] if passage["author"]]
+    assert "policy" in authors and sum(p["tokens"] for p in shown["passages"]) == len(record.branches[0])
+    assert "step 0" in by_id.stderr
+
+
+def test_show_without_the_model_counts_tokens():
+    path = stored("x.zarr", named("a"), model="gone")
+    result = invoke("show", path, "--trajectory", "a")
+    assert result.exit_code == 0 and "tokens]" in result.stdout
+
+
+def test_show_refuses_what_is_not_there():
+    assert "nope" in refused("show", "nope.zarr")
+    Path("dir").mkdir()
+    assert "dir" in refused("show", "dir")
+    path = stored("x.zarr", named("a"))
+    assert "'z'" in refused("show", path, "--trajectory", "z")
+    assert "below 1" in refused("show", path, "--trajectory", "1")
+    assert "RUN" in refused("show")
+
+
+# -- leftovers -------------------------------------------------------------------------------------
+
+
+def test_a_new_run_is_removed_only_when_nothing_has_begun():
+    assert not remove_if_empty(Path("none.zarr"))
+    full = stored("full.zarr", named("a"))
+    assert not remove_if_empty(full) and len(StoredRun(full)) == 1
+    begun = stored("begun.zarr")
+    with Journal.create(journal_path(begun)) as journal:
+        journal.append("step", {"trajectory_id": "c"})
+    assert not remove_if_empty(begun) and begun.exists()
+    empty = stored("empty.zarr")
+    with Journal.create(journal_path(empty)) as journal:
+        journal.append("session", {})
+    with RunStore.append_to(empty):
+        assert not remove_if_empty(empty)  # somebody writes it
+    assert remove_if_empty(empty) and not empty.exists() and not journal_path(empty).exists()
+
+
+# -- doctor ----------------------------------------------------------------------------------------
+
+
+def test_doctor_checks_and_says_so_in_one_line_each():
+    result = invoke("doctor", "--json")
+    answer = json.loads(result.stdout.splitlines()[-1])
+    assert result.exit_code == (0 if answer["ok"] else 1)
+    assert len(result.stderr.splitlines()) == len(answer["checks"])
+    verdicts = {check["name"]: check["verdict"] for check in answer["checks"]}
+    assert verdicts["python"] == "ok" and verdicts["packages"] == "ok" and verdicts["loopback"] == "ok"
+    assert set(verdicts.values()) <= {"ok", "warn", "fail"}
+
+
+def test_doctor_fails_when_the_scheduler_does_not_answer():
+    result = invoke("doctor", "--json", "--scheduler", "not-an-address")
+    answer = json.loads(result.stdout.splitlines()[-1])
+    assert result.exit_code == 1 and answer["failed"] >= 1
+    assert answer["checks"][-1]["name"] == "scheduler" and answer["checks"][-1]["verdict"] == "fail"
+
+
+def test_whole_numbers_keep_their_order_and_refuse_what_is_none() -> None:
+    assert whole_numbers("--engines", "16, 4,16", "16,64") == [16, 4, 16]
+    for text in ("", "0,4", "4,many", "1.5"):
+        with pytest.raises(
+            BadInput, match=r"^--engines .*: use whole numbers of at least 1, for example 16,64$"
+        ):
+            whole_numbers("--engines", text, "16,64")

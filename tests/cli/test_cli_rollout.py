@@ -1,0 +1,311 @@
+"""``heddle rollout`` as its users run it: a process of its own, a real cluster, emulated engines, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heddle_dask.cli.stored_run import StoredRun
+from heddle_dask.core.errors import BadInput
+from heddle_dask.live.clusters.local import LocalRolloutCluster
+from heddle_dask.live.driver.recorded_sessions import recorded_sessions
+from heddle_dask.records.reader import RunReader
+from heddle_dask.records.trajectory import TrajectoryRecord
+
+pytestmark = pytest.mark.cluster
+
+HANG_S = 120.0
+MARK = "HEDDLE_TEST_MARK"
+AGENTS = '''
+import asyncio
+
+from heddle_dask.environments.base import Task
+
+
+def tasks(count, seed):
+    return [Task(f"t{number}", f"Task {number}.") for number in range(count)]
+
+
+async def tool(text):
+    await asyncio.sleep(0.02)
+    return f"tool: {text}"
+
+
+async def solve(task, ctx):
+    ctx.append("user", task.prompt)
+    for step in range(3):
+        await ctx.generate(max_tokens=16, ignore_eos=True)
+        ctx.append("tool", await ctx.call(tool, step))
+    if task.task_id == "t1":
+        raise RuntimeError("this agent is broken")
+    return 1.0
+
+
+async def slow(task, ctx):
+    """The first tasks end soon, the others hardly ever."""
+    ctx.append("user", task.prompt)
+    steps = 1 if int(task.task_id[1:]) < 2 else STEPS
+    for step in range(steps):
+        await ctx.generate(max_tokens=16, ignore_eos=True)
+        ctx.append("tool", await ctx.call(tool, step))
+    return 1.0
+
+
+STEPS = 60
+'''
+
+
+class Heddle:
+    """Runs the command line in one directory, with a mark that all its processes inherit."""
+
+    def __init__(self, directory: Path, model: str) -> None:
+        self.directory = directory
+        self.model = model
+        self.mark = uuid.uuid4().hex
+        self.running: list[subprocess.Popen[str]] = []
+
+    def start(
+        self, *arguments: object, env: str = "agents:solve", out: str = "run.zarr"
+    ) -> subprocess.Popen[str]:
+        given = ["--engine", "emulated", "--model", self.model, "--env", env, "--out", out, "--json"]
+        given += ["--no-dashboard", "--tool-cpus", "4", *map(str, arguments)]
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from heddle_dask.cli.main import main; main()", "rollout", *given],
+            cwd=self.directory,
+            env={**os.environ, MARK: self.mark, "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.running.append(process)
+        return process
+
+    def run(self, *arguments: object, code: int = 0, **options: str) -> dict[str, Any]:
+        """To its end; returns the JSON object of the last line of stdout."""
+        return result_of(self.start(*arguments, **options), code)
+
+    def path(self, name: str = "run.zarr") -> Path:
+        return self.directory / name
+
+    def processes(self) -> list[int]:
+        """Living processes that inherited the mark, the command itself included."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                environment = (entry / "environ").read_bytes()
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue  # it has just ended
+            if f"{MARK}={self.mark}".encode() in environment and state not in "ZX":
+                found.append(int(entry.name))
+        return found
+
+    def assert_nothing_left(self) -> None:
+        until(lambda: not self.processes(), "processes are left")
+
+
+@pytest.fixture
+def heddle(tmp_path: Path, model_dir: str) -> Iterator[Heddle]:
+    (tmp_path / "agents.py").write_text(AGENTS)
+    made = Heddle(tmp_path, model_dir)
+    yield made
+    for process in made.running:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=HANG_S)
+    for pid in made.processes():
+        os.kill(pid, signal.SIGKILL)
+
+
+def result_of(process: subprocess.Popen[str], code: int) -> dict[str, Any]:
+    out, err = process.communicate(timeout=HANG_S)
+    assert process.returncode == code, err
+    assert "Traceback" not in err, err
+    result: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return result
+
+
+def until(condition: Callable[[], Any], failure: str) -> None:
+    deadline = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < deadline, failure
+        time.sleep(0.05)
+
+
+def finished(path: Path) -> int:
+    """Trajectories that the journal or the store holds, 0 while there is no run."""
+    try:
+        return len(StoredRun(path))
+    except BadInput:
+        return 0  # not there, or being made
+
+
+def by_id(path: Path) -> dict[str, TrajectoryRecord]:
+    return {record.trajectory_id: record for record in StoredRun(path)}
+
+
+def sessions_that_replay(path: Path) -> list[bool]:
+    """For each session of the run, whether a fresh controller commands the same."""
+    sessions = recorded_sessions(path)
+    assert all(session.lines for session in sessions)
+    return [session.first_mismatch() is None for session in sessions]
+
+
+def assert_equal(one: TrajectoryRecord, other: TrajectoryRecord) -> None:
+    assert one.branches == other.branches and one.status == other.status and one.reward == other.reward
+
+
+def test_rollout_stores_and_reports_and_a_broken_agent_is_data(heddle):
+    result = heddle.run("--tasks", 4, "--samples", 2, "--engines", 2)
+    assert (result["trajectories"], result["completed"], result["failed"]) == (8, 6, 2)
+    assert result["steps"] == 24 and result["actions"] == 24 and result["tokens"] == 24 * 16
+    assert result["reward_mean"] == 1.0 and 0 < result["bound_s"] <= result["makespan_s"]
+    assert result["out"] == "run.zarr"
+    reader = RunReader(heddle.path())
+    assert reader.summary().trajectories == 8 and reader.metadata["tasks"] == 4
+    broken = [record for record in reader if record.status == "failed"]
+    assert {record.task_id for record in broken} == {"t1"}
+    for record in broken:
+        assert record.cause == "agent" and record.reward is None and len(record.steps) == 3
+        assert "RuntimeError: this agent is broken" in record.detail and "agents.py" in record.detail
+    heddle.assert_nothing_left()
+
+    again = heddle.start("--tasks", 4)
+    out, err = again.communicate(timeout=HANG_S)
+    assert (again.returncode, out, len(err.splitlines())) == (2, "", 1) and "run.zarr exists" in err
+
+    more = heddle.run("--tasks", 2, "--samples", 1, "--append")
+    assert more["trajectories"] == 2
+    assert RunReader(heddle.path()).summary().trajectories == 10
+    assert sessions_that_replay(heddle.path()) == [True, True]
+
+    fresh = heddle.run("--tasks", 1, "--samples", 1, "--overwrite")
+    assert fresh["trajectories"] == 1
+    assert RunReader(heddle.path()).summary().trajectories == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_first_signal_keeps_what_is_finished_and_ends_every_process(heddle, number, code):
+    process = heddle.start("--tasks", 6, "--samples", 1, env="agents:slow")
+    until(lambda: finished(heddle.path()) >= 2, "nothing finishes")
+    process.send_signal(number)
+    result = result_of(process, code)
+    assert not heddle.processes()
+    assert (result["trajectories"], result["completed"], result["aborted"]) == (6, 2, 4)
+    records = by_id(heddle.path())
+    assert RunReader(heddle.path()).summary().by_status == {"aborted": 4, "completed": 2}
+    assert {name for name, record in records.items() if record.status == "completed"} == {"t0/0", "t1/0"}
+    assert all(record.cause == "user" for record in records.values() if record.status == "aborted")
+
+
+def test_second_ctrl_c_ends_at_once_and_leaves_no_process(heddle):
+    process = heddle.start("--tasks", 6, "--samples", 1, env="agents:slow")
+    until(lambda: finished(heddle.path()) >= 2, "nothing finishes")
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "stopping" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=HANG_S)
+    assert process.returncode == 130
+    heddle.assert_nothing_left()
+    assert finished(heddle.path()) >= 2
+
+
+@pytest.mark.parametrize("moment", ["starting a local cluster", "engines ready"])
+def test_ctrl_c_during_the_start_ends_every_process_and_leaves_no_empty_run(heddle, moment):
+    process = heddle.start("--tasks", 2, "--engines", 2)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if moment in line:
+            break
+    process.send_signal(signal.SIGINT)
+    result = result_of(process, 130)
+    assert not heddle.processes()
+    if result["trajectories"] == 0:
+        assert result["out"] is None and not heddle.path().exists()
+
+
+def test_killed_rollout_leaves_no_process_and_resumes(heddle):
+    arguments = ("--tasks", 6, "--samples", 1)
+    (heddle.directory / "agents.py").write_text(AGENTS.replace("STEPS = 60", "STEPS = 12"))
+    process = heddle.start(*arguments, env="agents:slow")
+    until(lambda: finished(heddle.path()) >= 2, "nothing finishes")
+    process.kill()
+    process.communicate(timeout=HANG_S)
+    heddle.assert_nothing_left()
+    before = by_id(heddle.path())
+    assert 2 <= len(before) < 6
+    result = heddle.run(*arguments, "--resume", env="agents:slow")
+    assert (result["trajectories"], result["completed"]) == (6, 6)
+    after = by_id(heddle.path())
+    assert len(after) == 6 and RunReader(heddle.path()).summary().trajectories == 6
+    for name, record in before.items():
+        assert_equal(record, after[name])
+    assert all(len(after[f"t{i}/0"].steps) == 12 for i in range(2, 6))
+    assert sessions_that_replay(heddle.path()) == [True, True], "that of the killed driver, too"
+    first, second = (
+        [event[2] for event, _ in session.lines if event[0] == "TrajectorySubmitted"]
+        for session in recorded_sessions(heddle.path())
+    )
+    assert {spec[7] for spec in first} == {0}
+    assert {spec[0] for spec in second} == set(after) - set(before)
+    assert any(spec[7] > 0 for spec in second), "what the journal held of those that had begun"
+
+
+def test_engine_that_does_not_start_is_one_line_with_the_end_of_its_log(heddle):
+    # No KV cache of the emulated engine holds so long a context.
+    process = heddle.start("--tasks", 1, "--max-context-tokens", 10**9)
+    out, err = process.communicate(timeout=HANG_S)
+    assert process.returncode == 2 and out == ""
+    last = err.splitlines()[-1]
+    assert "engine" in last and "max_model_len" in last
+    assert not heddle.path().exists()
+    heddle.assert_nothing_left()
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_vllm_that_does_not_start_is_one_line_with_the_end_of_its_log(heddle):
+    broken = heddle.directory / "broken"
+    shutil.copytree(heddle.model, broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    process = heddle.start("--engine", "vllm", "--model", broken, "--tasks", 1)
+    out, err = process.communicate(timeout=2 * HANG_S)
+    assert process.returncode == 2 and out == ""
+    last = err.splitlines()[-1]
+    assert "vllm engine" in last and "last lines of its log: " in last
+    assert not heddle.path().exists()
+    heddle.assert_nothing_left()
+
+
+def test_cluster_without_a_worker_for_the_model_is_refused_after_a_bounded_wait(heddle):
+    with LocalRolloutCluster(engines=0, dashboard=False) as cluster:
+        process = heddle.start("--scheduler", cluster.scheduler_address, "--worker-timeout", 1)
+        out, err = process.communicate(timeout=HANG_S)
+    assert process.returncode == 2 and out == ""
+    assert "ENGINE=1" in err.splitlines()[-1]
+    assert not heddle.path().exists()
+
+
+def test_rollout_on_somebody_elses_cluster_leaves_it_as_it_was(heddle):
+    with LocalRolloutCluster(engines=2, dashboard=False) as cluster:
+        for _ in range(2):
+            result = heddle.run("--scheduler", cluster.scheduler_address, "--tasks", 2, "--overwrite")
+            assert (result["trajectories"], result["failed"]) == (8, 4)
+            heddle.assert_nothing_left()

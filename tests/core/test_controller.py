@@ -1,0 +1,623 @@
+"""Lists of events in, lists of commands out: trajectories, steps and engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import get_args
+
+import pytest
+from worlds.core_builders import Stage, engine_of, host_of, identity, step_of
+
+from heddle_dask.core import events as ev
+from heddle_dask.core.commands import (
+    AbortStep,
+    AdmitTrajectory,
+    GiveUpStep,
+    StartStep,
+)
+from heddle_dask.core.controller import Limits
+from heddle_dask.core.entities import Engine, Trajectory
+from heddle_dask.core.errors import InvalidTransition
+from heddle_dask.core.ids import EngineId, HostId, TrajectoryId
+from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.transitions import KvEvent, KvState, TrajectoryState
+from heddle_dask.strategies.presets import build_strategies
+
+A = TrajectoryId("a")
+E1, E2 = EngineId("E1"), EngineId("E2")
+
+
+def two_engines(**options: object) -> Stage:
+    stage = Stage(**options)  # type: ignore[arg-type]
+    stage.join("E1", "E2")
+    return stage
+
+
+# -- trajectories ----------------------------------------------------------------------------------------
+
+
+def test_a_submitted_trajectory_is_admitted_at_once_by_default() -> None:
+    stage = Stage()
+    assert stage.submit("a") == [AdmitTrajectory(A)]
+    assert stage.state.alive == 1
+    assert stage.trajectory("a").state is TrajectoryState.THINKING
+
+
+def test_a_trajectory_is_submitted_once() -> None:
+    stage = Stage()
+    stage.submit("a")
+    with pytest.raises(KeyError, match="a was submitted before"):
+        stage.submit("a")
+
+
+def test_one_trajectory_from_submission_to_its_end() -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.submit("a")
+    start = stage.placed("a", context=100)
+    assert start == StartStep(A, 0, 0, E1, priority=-start.order, order=start.order, source_engine_id=None)
+    engine = stage.engine("E1")
+    assert (engine.inflight_tokens, engine.resident_tokens, engine.generating) == (100, 100, 0)
+    assert stage.start(start) == []
+    assert engine.generating == 1
+    assert stage.finish(start, new_tokens=25) == []
+    record = stage.trajectory("a")
+    assert (record.context_tokens, record.generated_tokens, record.steps_finished) == (125, 25, 1)
+    assert (engine.inflight_tokens, engine.resident_tokens, engine.generating) == (0, 125, 0)
+    again = stage.placed("a", 1, context=140)
+    assert again.source_engine_id == E1
+    assert stage.finish(again) == []
+    assert stage.end("a") == []
+    assert stage.state.alive == 0
+    assert not stage.state.trajectories
+    assert (engine.resident_tokens, engine.placed) == (0, 2)
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_the_end_of_a_trajectory_aborts_its_open_step(started: bool) -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.submit("a")
+    start = stage.placed("a")
+    if started:
+        stage.start(start)
+    assert stage.end("a") == [AbortStep(*identity(start), reason="trajectory ended")]
+    assert (stage.engine("E1").inflight_tokens, stage.engine("E1").generating) == (0, 0)
+    stage.late(ev.StepStarted, *identity(start))
+    stage.late(ev.StepFinished, *identity(start), 3, 0, "abort")
+
+
+def test_the_end_of_a_trajectory_takes_its_waiting_step_back() -> None:
+    stage = Stage()
+    stage.submit("a")
+    assert stage.request("a") == []
+    assert stage.end("a") == []
+    assert stage.join("E1") == []
+
+
+def test_a_trajectory_ends_once_and_an_unknown_one_never() -> None:
+    stage = Stage()
+    stage.submit("a")
+    stage.end("a")
+    stage.late(ev.TrajectoryEnded, A, "completed")
+    stage.late(ev.TrajectoryEnded, TrajectoryId("z"), "completed")
+    stage.late(ev.StepRequested, step_of("a"))
+    stage.late(ev.StepRequested, step_of("z"))
+
+
+def test_nothing_of_an_ended_trajectory_is_kept() -> None:
+    stage = Stage()
+    stage.join("E1")
+    for number in range(20):
+        stage.submit(f"t{number}")
+        stage.finish(stage.placed(f"t{number}"))
+        stage.end(f"t{number}")
+    assert not stage.state.trajectories
+    assert not stage.engine("E1").residents
+
+
+# -- answers that reach the driver before the controller ------------------------------------------------
+
+
+def test_an_answer_that_the_driver_has_first_ends_the_step_once() -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.submit("a")
+    start = stage.placed("a")
+    stage.start(start)
+    assert stage.deliver(start, 10) == []
+    record = stage.trajectory("a")
+    assert (record.state, record.generated_tokens, record.context_tokens) == (
+        TrajectoryState.THINKING,
+        10,
+        110,
+    )
+    assert (stage.engine("E1").generating, stage.engine("E1").inflight_tokens) == (0, 0)
+    stage.late(ev.StepFinished, *identity(start), 10, 0, "stop")
+    stage.late(ev.StepDelivered, *identity(start), 10, 0, "stop")
+    assert stage.placed("a", 1).engine_id == "E1"
+
+
+def test_an_answer_of_a_lost_engine_takes_the_waiting_step_back() -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.submit("a")
+    start = stage.placed("a")
+    stage.lose("E1")
+    assert stage.deliver(start, 10) == []
+    assert stage.trajectory("a").generated_tokens == 10
+    assert stage.join("E2") == []
+    assert stage.placed("a", 1).source_engine_id is None
+
+
+def test_an_answer_of_a_lost_engine_aborts_the_second_run() -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.submit("a")
+    start = stage.placed("a")
+    stage.start(start)
+    stage.join("E2")
+    (again,) = stage.lose("E1")
+    assert isinstance(again, StartStep)
+    assert stage.deliver(start, 10) == [AbortStep(*identity(again), reason="answered before")]
+    assert (stage.trajectory("a").state, stage.engine("E2").inflight_tokens) == (TrajectoryState.THINKING, 0)
+    stage.late(ev.StepFinished, *identity(again), 3, 0, "abort")
+
+
+# -- admission -------------------------------------------------------------------------------------------
+
+
+def test_at_most_admits_the_oldest_as_others_end() -> None:
+    stage = Stage(overrides=["admission=at-most,alive=2"])
+    assert stage.submit("a", "b", "c", "d") == [AdmitTrajectory(A), AdmitTrajectory(TrajectoryId("b"))]
+    assert stage.end("b") == [AdmitTrajectory(TrajectoryId("c"))]
+    assert stage.state.alive == 2
+
+
+def test_a_trajectory_that_ends_before_its_admission_frees_no_place() -> None:
+    stage = Stage(overrides=["admission=at-most,alive=1"])
+    stage.submit("a", "b", "c")
+    assert stage.end("b") == []
+    assert stage.state.alive == 1
+    assert stage.end("a") == [AdmitTrajectory(TrajectoryId("c"))]
+
+
+def test_a_step_of_a_trajectory_that_is_not_admitted_is_our_bug() -> None:
+    stage = Stage(overrides=["admission=at-most,alive=1"])
+    stage.submit("a", "b")
+    with pytest.raises(InvalidTransition, match="'step requested' cannot happen in state 'submitted'"):
+        stage.request("b")
+
+
+# -- steps -----------------------------------------------------------------------------------------------
+
+
+def test_a_second_request_while_a_step_is_open_is_our_bug_and_tells_the_story() -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.submit("a")
+    stage.placed("a")
+    with pytest.raises(
+        InvalidTransition, match=r"admitted: submitted -> thinking.*placed: waiting -> queued"
+    ):
+        stage.request("a", 1)
+
+
+def test_steps_wait_for_the_first_engine_in_order_of_request() -> None:
+    stage = Stage()
+    stage.submit("a", "b", "c")
+    assert stage.request("b") == stage.request("a") == stage.request("c") == []
+    commands = stage.join("E1")
+    assert [c.trajectory_id for c in commands if isinstance(c, StartStep)] == ["b", "a", "c"]
+    orders = [c.order for c in commands if isinstance(c, StartStep)]
+    priorities = [c.priority for c in commands if isinstance(c, StartStep)]
+    assert orders == sorted(set(orders))
+    assert priorities == sorted(set(priorities), reverse=True), "distinct, and the first runs first"
+
+
+def test_a_step_may_finish_before_its_start_was_told() -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.submit("a")
+    start = stage.placed("a")
+    stage.finish(start)
+    assert stage.engine("E1").generating == 0
+    stage.late(ev.StepStarted, *identity(start))
+
+
+def test_a_message_told_twice_counts_once() -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.submit("a")
+    start = stage.placed("a")
+    stage.start(start)
+    stage.late(ev.StepStarted, *identity(start))
+    stage.finish(start)
+    stage.late(ev.StepFinished, *identity(start), 10, 0, "stop")
+    stage.late(ev.StepFailed, *identity(start), "engine")
+
+
+def test_a_step_that_failed_is_the_drivers_to_ask_again() -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.submit("a")
+    first = stage.placed("a")
+    stage.start(first)
+    assert stage.fail(first) == []
+    assert stage.trajectory("a").state is TrajectoryState.THINKING
+    second = stage.placed("a", attempt=1)
+    assert (second.step_index, second.attempt) == (0, 1)
+    stage.late(ev.StepStarted, *identity(first))
+    stage.late(ev.StepFinished, *identity(first), 10, 0, "stop")
+    stage.late(ev.StepFailed, *identity(first), "engine")
+    stage.finish(second)
+
+
+def test_messages_of_another_engine_are_late() -> None:
+    stage = two_engines(preset="round-robin")
+    stage.submit("a")
+    start = stage.placed("a")
+    other = replace(start, engine_id=E2 if start.engine_id == E1 else E1)
+    stage.late(ev.StepStarted, *identity(other))
+    stage.late(ev.StepFinished, *identity(other), 10, 0, "stop")
+    stage.late(ev.StepFailed, *identity(other), "engine")
+    stage.late(ev.StepFinished, *identity(replace(start, step_index=1)), 10, 0, "stop")
+    stage.late(ev.StepStarted, TrajectoryId("z"), 0, 0, E1)
+
+
+def test_an_aborted_step_keeps_its_tokens_and_is_no_finished_step() -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.submit("a")
+    stage.finish(stage.placed("a", context=100), new_tokens=7, reason="abort")
+    record = stage.trajectory("a")
+    assert (record.context_tokens, record.generated_tokens, record.steps_finished) == (107, 7, 0)
+    assert record.kv is KvState.RESIDENT
+
+
+def test_the_context_of_a_waiting_step_is_counted_once_it_is_placed() -> None:
+    stage = Stage()
+    stage.submit("a")
+    stage.request("a", context=321)
+    stage.join("E1")
+    assert stage.engine("E1").inflight_tokens == 321
+
+
+def test_a_context_that_fits_no_engine_is_given_up_once() -> None:
+    stage = Stage()
+    stage.join("E1", max_context_tokens=128)
+    stage.join("E2", max_context_tokens=256)
+    stage.submit("a")
+    assert stage.request("a", context=256) == [
+        GiveUpStep(A, 0, 0, "context of 256 tokens, engines take 256"),
+    ]
+    assert stage.join("E3", max_context_tokens=1024) == []
+    assert stage.end("a") == []
+
+
+def test_a_long_context_waits_for_an_engine_and_is_then_given_up() -> None:
+    stage = Stage()
+    stage.submit("a")
+    assert stage.request("a", context=5000) == []
+    (command,) = stage.join("E1", max_context_tokens=4096)
+    assert isinstance(command, GiveUpStep)
+
+
+def test_a_long_context_leaves_its_home_for_an_engine_that_takes_it() -> None:
+    stage = Stage()
+    stage.join("E1", max_context_tokens=128)
+    stage.submit("a")
+    stage.finish(stage.placed("a"))
+    stage.join("E2", max_context_tokens=1024)
+    moved = stage.placed("a", 1, context=500)
+    assert (moved.engine_id, moved.source_engine_id) == ("E2", "E1")
+    assert stage.trajectory("a").home == E2
+
+
+@dataclass
+class OneAtATime:
+    """Waits while every candidate has a step."""
+
+    def choose_engine(
+        self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
+    ) -> Engine | None:
+        return next((engine for engine in candidates if not engine.inflight), None)
+
+
+@pytest.mark.parametrize("how", ["finish", "fail", "end"])
+def test_a_placement_that_waits_is_asked_again_when_a_step_ends(how: str) -> None:
+    stage = Stage(strategies=replace(build_strategies("sticky"), placement=OneAtATime()))
+    stage.join("E1")
+    stage.submit("a", "b", "c")
+    first = stage.placed("a")
+    assert stage.request("b") == stage.request("c") == []
+    commands = {"finish": stage.finish, "fail": stage.fail}[how](first) if how != "end" else stage.end("a")
+    started = [c.trajectory_id for c in commands if isinstance(c, StartStep)]
+    assert started == ["b"]
+    assert stage.end("b")[-1].trajectory_id == "c"  # type: ignore[union-attr]
+
+
+# -- engines lost ----------------------------------------------------------------------------------------
+
+
+def test_a_stranded_step_is_commanded_again_elsewhere_with_the_same_attempt() -> None:
+    stage = two_engines()
+    stage.submit("a")
+    start = stage.placed("a")
+    stage.start(start)
+    other = E2 if start.engine_id == E1 else E1
+    (again,) = stage.lose(start.engine_id)
+    assert isinstance(again, StartStep)
+    assert (again.step_index, again.attempt, again.engine_id) == (0, 0, other)
+    assert again.source_engine_id is None, "its context died with the worker"
+    assert again.order > start.order
+    stage.late(ev.StepFinished, *identity(start), 10, 0, "stop")
+    stage.start(again)
+    stage.finish(again)
+
+
+def test_stranded_steps_wait_before_those_that_came_later() -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.submit("a", "b")
+    stage.placed("a")
+    stage.feed(ev.EngineDraining, E1)
+    assert stage.request("b") == []
+    assert stage.lose("E1") == []
+    assert [c.trajectory_id for c in stage.join("E2") if isinstance(c, StartStep)] == ["a", "b"]
+
+
+def test_steps_of_an_engine_that_died_under_a_living_worker_report_by_themselves() -> None:
+    stage = two_engines()
+    stage.submit("a", "b")
+    stage.finish(stage.placed("a"))
+    start = stage.placed("a", 1)
+    stage.start(start)
+    assert stage.lose(start.engine_id, stranded=False) == []
+    record = stage.trajectory("a")
+    assert record.state is TrajectoryState.GENERATING
+    assert record.kv is KvState.LOST
+    assert stage.fail(start) == []
+    assert record.home is None, "its engine is gone"
+    assert not stage.engine(start.engine_id).residents
+    again = stage.placed("a", 1, attempt=1)
+    assert again.engine_id != start.engine_id
+
+
+def test_an_answer_that_a_lost_engine_still_gave_counts_and_leaves_no_kv() -> None:
+    stage = two_engines()
+    stage.submit("a")
+    stage.finish(stage.placed("a"), new_tokens=1)
+    start = stage.placed("a", 1)
+    stage.lose(start.engine_id, stranded=False)
+    stage.finish(start, new_tokens=9)
+    record = stage.trajectory("a")
+    assert (record.generated_tokens, record.steps_finished) == (10, 2)
+    assert (record.kv, record.home) == (KvState.LOST, None)
+
+
+def test_a_worker_that_dies_after_its_engine_strands_what_had_not_reported() -> None:
+    stage = two_engines()
+    stage.submit("a")
+    start = stage.placed("a")
+    stage.lose(start.engine_id, stranded=False)
+    (again,) = stage.lose(start.engine_id, stranded=True)
+    assert isinstance(again, StartStep)
+    assert again.engine_id != start.engine_id
+
+
+@pytest.mark.parametrize("preset", ["heddle", "heddle-paper"])
+def test_an_engine_that_joins_gets_its_share_of_what_was_planned_and_has_not_begun(preset: str) -> None:
+    stage = Stage(preset, overrides=["admission=unlimited"])
+    stage.join("E1", "E2", slots=8)
+    names = [f"t{number}" for number in range(24)]
+    for name in names:
+        stage.submit(name, prompt_tokens=100)
+        stage.predict(name, 1000)
+    begun = [stage.placed(name).engine_id for name in names[:3]]
+    assert "E3" not in begun
+    stage.join("E3", slots=8)
+    homes = [*begun, *(stage.placed(name).engine_id for name in names[3:])]
+    assert [homes.count(EngineId(name)) for name in ("E1", "E2", "E3")] == [8, 8, 8]
+
+
+def test_an_engine_is_lost_once_and_an_unknown_one_never() -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.lose("E1")
+    stage.late(ev.EngineLost, E1, "test", True)
+    stage.late(ev.EngineLost, E1, "test", False)
+    stage.late(ev.EngineLost, EngineId("E9"), "test", True)
+
+
+def test_an_engine_that_comes_back_needs_a_new_id() -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.lose("E1")
+    with pytest.raises(KeyError, match="needs a new id"):
+        stage.feed(ev.EngineJoined, engine_of("E1"))
+
+
+def test_a_trajectory_between_steps_loses_its_home_with_the_engine() -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.submit("a")
+    stage.finish(stage.placed("a"))
+    stage.lose("E1")
+    record = stage.trajectory("a")
+    assert (record.home, record.kv) == (None, KvState.LOST)
+    stage.join("E2")
+    assert stage.placed("a", 1).source_engine_id is None
+
+
+def test_a_step_that_kills_its_engines_is_given_up_after_max_losses() -> None:
+    stage = Stage(limits=Limits(max_losses=2))
+    stage.submit("a", "b")
+    stage.request("a")
+    for number in range(3):
+        (start,) = stage.join(f"E{number}")
+        assert isinstance(start, StartStep)
+        stage.start(start)
+        commands = stage.lose(f"E{number}")
+    assert commands == [GiveUpStep(A, 0, 0, "its engine died 3 times while it was generating")]
+    assert stage.join("E9") == []
+    stage.end("a")
+
+
+def test_a_queued_step_is_innocent_of_its_engines_death() -> None:
+    stage = Stage(limits=Limits(max_losses=1))
+    stage.submit("a")
+    stage.request("a")
+    for number in range(6):
+        (start,) = stage.join(f"E{number}")
+        assert isinstance(start, StartStep)
+        assert stage.lose(f"E{number}") == []
+
+
+def test_losses_count_per_step_and_survive_a_new_attempt() -> None:
+    stage = Stage(limits=Limits(max_losses=1))
+    stage.submit("a")
+    stage.request("a")
+    (start,) = stage.join("E1")
+    assert isinstance(start, StartStep)
+    stage.start(start)
+    stage.lose("E1")
+    (start,) = stage.join("E2")
+    assert isinstance(start, StartStep)
+    stage.fail(start)
+    again = stage.placed("a", attempt=1)
+    assert stage.trajectory("a").losses == 1
+    stage.finish(again)
+    stage.placed("a", 1)
+    assert stage.trajectory("a").losses == 0
+
+
+# -- engines that drain ----------------------------------------------------------------------------------
+
+
+def test_a_draining_engine_finishes_what_it_has_and_takes_nothing_new() -> None:
+    stage = two_engines()
+    stage.submit("a", "b")
+    start = stage.placed("a")
+    other = E2 if start.engine_id == E1 else E1
+    assert stage.feed(ev.EngineDraining, start.engine_id) == []
+    stage.start(start)
+    stage.finish(start)
+    moved = stage.placed("a", 1)
+    assert (moved.engine_id, moved.source_engine_id) == (other, start.engine_id)
+    assert stage.placed("b").engine_id == other
+
+
+def test_steps_wait_while_the_only_engine_drains() -> None:
+    stage = Stage()
+    stage.join("E1")
+    stage.submit("a")
+    stage.feed(ev.EngineDraining, E1)
+    assert stage.request("a") == []
+    (command,) = stage.join("E2")
+    assert isinstance(command, StartStep)
+    assert command.engine_id == E2
+
+
+def test_an_order_to_drain_comes_once_and_not_after_the_loss() -> None:
+    stage = two_engines()
+    stage.feed(ev.EngineDraining, E1)
+    stage.late(ev.EngineDraining, E1)
+    stage.lose("E2")
+    stage.late(ev.EngineDraining, E2)
+
+
+def test_every_event_has_a_handler() -> None:
+    stage = Stage()
+    for kind in get_args(ev.Event):
+        assert kind in stage.controller._handlers
+
+
+def test_a_host_joins_once() -> None:
+    stage = Stage()
+    stage.add_host("H1")
+    with pytest.raises(KeyError, match="needs a new id"):
+        stage.feed(ev.HostJoined, host_of("H1"))
+    stage.feed(ev.HostLost, HostId("H1"))
+    stage.late(ev.HostLost, HostId("H1"))
+
+
+@pytest.mark.parametrize("lost_first", [True, False])
+def test_a_step_that_kills_the_engine_under_a_living_worker_is_given_up_too(lost_first: bool) -> None:
+    """Its worker reports the step and the loss, in either order; the driver asks again each time."""
+    stage = Stage(limits=Limits(max_losses=2))
+    stage.join(*(f"E{number}" for number in range(9)))
+    stage.submit("a", "b")
+    commands: list[object] = []
+    for attempt in range(4):
+        commands = [*stage.request("a", attempt=attempt)]
+        (start,) = commands
+        if not isinstance(start, StartStep):
+            break
+        stage.start(start)
+        if lost_first:
+            stage.lose(start.engine_id, stranded=False)
+        stage.feed(ev.StepFailed, *identity(start), ev.ENGINE_LOST)
+        if not lost_first:
+            stage.lose(start.engine_id, stranded=False)
+    assert commands == [GiveUpStep(A, 0, 3, "its engine died 3 times while it was generating")]
+    assert len(stage.state.ready_engines) == 6
+
+
+def test_a_step_that_was_refused_or_had_not_begun_has_killed_no_engine() -> None:
+    stage = Stage(limits=Limits(max_losses=0))
+    stage.join("E1", "E2", "E3")
+    stage.submit("a")
+    stage.fail(stage.generating("a"))
+    queued = stage.placed("a", attempt=1)
+    stage.feed(ev.StepFailed, *identity(queued), ev.ENGINE_LOST)
+    assert isinstance(stage.placed("a", attempt=2), StartStep)
+
+
+# -- steps that their programs give up -------------------------------------------------------------------
+
+
+def cancel(stage: Stage, name: str, index: int, attempt: int = 0) -> list[object]:
+    return [*stage.feed(ev.StepCancelled, TrajectoryId(name), index, attempt)]
+
+
+def test_a_running_step_that_is_cancelled_is_aborted_and_its_slot_is_for_others() -> None:
+    stage = Stage()
+    stage.join("E1", slots=1)
+    stage.submit("a", "b")
+    start = stage.generating("a")
+    assert cancel(stage, "a", 0) == [AbortStep(A, 0, 0, E1, "cancelled by its program")]
+    record = stage.trajectory("a")
+    assert (record.state, record.counted_on) == (TrajectoryState.THINKING, None)
+    assert stage.engine("E1").inflight_tokens == 0
+    stage.late(ev.StepFinished, *identity(start), 3, 0, "abort")
+    stage.late(ev.StepCancelled, A, 0, 0)
+    again = stage.placed("a", attempt=1, context=120)
+    stage.late(ev.StepCancelled, A, 0, 0)
+    stage.finish(again)
+    assert record.steps_finished == 1
+
+
+def test_a_step_that_waits_for_an_engine_can_be_cancelled() -> None:
+    stage = Stage()
+    stage.submit("a")
+    assert stage.request("a") == []
+    assert cancel(stage, "a", 0) == []
+    assert stage.join("E1") == []
+    assert stage.trajectory("a").state is TrajectoryState.THINKING
+    stage.end("a")
+
+
+def test_a_step_whose_context_moves_can_be_cancelled() -> None:
+    """The move ends as it would have, and the next step goes to its target."""
+    stage = two_engines()
+    stage.submit("a")
+    stage.finish(stage.generating("a"))
+    record = stage.trajectory("a")
+    record.advance_kv(KvEvent.MOVE_STARTED)
+    assert stage.request("a", 1) == []
+    assert cancel(stage, "a", 1) == []
+    assert (record.state, record.kv) == (TrajectoryState.THINKING, KvState.MOVING)
+    record.advance_kv(KvEvent.MOVE_ENDED)
+    assert isinstance(stage.placed("a", 1, attempt=1), StartStep)

@@ -1,0 +1,139 @@
+"""Events and commands as lists, there and back, and the replay that compares."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import MISSING, fields
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds.core_builders import Stage
+from worlds.core_world import WORLDS, play, strategies_of
+
+from heddle_dask.core import events as ev
+from heddle_dask.core import nouns
+from heddle_dask.core.commands import Command, StartStep
+from heddle_dask.core.controller import Controller
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.events import Event
+from heddle_dask.core.ids import EngineId, TrajectoryId
+from heddle_dask.core.journal_codec import decode, encode, replay
+from heddle_dask.strategies.presets import build_strategies
+
+KINDS = (*get_args(Event), *get_args(Command))
+finite = st.floats(allow_nan=False)
+
+
+def anything_of(kind: type) -> st.SearchStrategy[Any]:
+    """Every value of a type that events and commands are made of."""
+    if kind.__module__ in (ev.__name__, nouns.__name__, StartStep.__module__):
+        hints = get_type_hints(kind)
+        return st.builds(kind, **{f.name: anything_of(hints[f.name]) for f in fields(kind)})
+    simple = {float: finite, int: st.integers(), bool: st.booleans(), str: st.text()}
+    if kind in simple:
+        return simple[kind]
+    if get_origin(kind) is tuple:
+        return st.lists(st.text()).map(tuple)
+    if hasattr(kind, "__supertype__"):
+        return st.text()
+    return st.one_of(st.none(), st.text())  # EngineId | None
+
+
+@settings(deadline=None)
+@given(st.one_of([anything_of(kind) for kind in KINDS]))
+def test_decode_is_the_inverse_of_encode_through_json(item: Event | Command) -> None:
+    row = json.loads(json.dumps(encode(item)))
+    assert row[0] == type(item).__name__
+    assert decode(row) == item
+    assert encode(decode(row)) == row
+
+
+def test_every_kind_of_event_and_command_is_known() -> None:
+    assert len({kind.__name__ for kind in KINDS}) == len(KINDS)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        [],
+        [None],
+        [["EngineLost"]],
+        ["EngineFound", 1.0],
+        ["EngineLost", 1.0, "E1"],
+        ["EngineLost", 1.0, "E1", "reason", True, "more"],
+        ["EngineJoined", 1.0, ["E1", 4]],
+        ["EngineJoined", 1.0, ["E1", 4, 4096, 1, 0, 0, False, 0.0, "", "more"]],
+        [
+            "EngineJoined",
+            1.0,
+            ["E1", 4, 4096, 1, 0, 0, False, 0.0],
+        ],  # before they told on which node they are,
+        ["EngineJoined", 1.0, ["E1", 4, 4096, 1, 0, 0]],  # before engines told whether they transfer KV,
+    ],
+)
+def test_a_row_of_another_version_is_bad_input(row: list[Any]) -> None:
+    with pytest.raises(BadInput, match="is not of this version"):
+        decode(row)
+
+
+def test_no_field_of_an_event_defaults_to_a_mutable() -> None:
+    for kind in KINDS:
+        assert all(f.default_factory is MISSING for f in fields(kind))
+
+
+def test_a_start_without_a_source_survives() -> None:
+    start = StartStep(TrajectoryId("a"), 1, 2, EngineId("E1"), priority=-3.0, order=3)
+    assert decode(json.loads(json.dumps(encode(start)))) == start
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), preset=st.sampled_from(sorted(WORLDS)))
+def test_a_replay_of_a_random_world_gives_the_same_commands(seed: int, preset: str) -> None:
+    overrides = ["admission=at-most,alive=5"] if seed % 2 else []
+    world = play(preset, seed=seed, moves=150, overrides=overrides)
+    lines = json.loads(json.dumps(world.stage.journal))
+    fresh = Controller(strategies_of(preset, seed=seed, overrides=overrides), world.limits)
+    assert list(replay(fresh, lines)) == []
+    assert fresh.moves.totals == world.stage.controller.moves.totals
+    fresh.state.check_integrity()
+    assert fresh.state.late_arrivals == world.stage.state.late_arrivals
+
+
+@pytest.mark.parametrize("preset", ["heddle", "heddle-paper"])
+def test_a_replay_of_what_is_new_in_heddle_gives_the_same_commands(preset: str) -> None:
+    """Predictions, plans, preemptions and moves are in the journal, and nothing else is needed."""
+    seen: Counter[str] = Counter()
+    for seed in range(1, 40, 2):
+        world = play(preset, seed=seed, moves=300)
+        seen += world.seen
+        fresh = Controller(build_strategies(preset, seed=seed), world.limits)
+        assert list(replay(fresh, json.loads(json.dumps(world.stage.journal)))) == []
+    assert seen["preempted"] and seen["prediction came late"]
+    assert seen["move by recompute"] + seen["move by transfer"]
+
+
+def test_a_replay_tells_where_it_differs() -> None:
+    stage = Stage("round-robin")
+    stage.join("E1", "E2")
+    stage.submit("a", "b")
+    stage.placed("a")
+    stage.placed("b")
+    lines = json.loads(json.dumps(stage.journal))
+    lines[5][1][0][4] = "E1"
+    (mismatch,) = replay(Controller(build_strategies("round-robin")), lines)
+    assert mismatch.line == 6
+    assert mismatch.event[0] == "StepRequested"
+    assert mismatch.recorded[0][4] == "E1"
+    assert mismatch.replayed[0][4] == "E2"
+
+
+def test_a_replay_with_another_strategy_is_told() -> None:
+    told = []
+    for seed in range(6):
+        world = play("round-robin", seed=seed, moves=200)
+        fresh = Controller(build_strategies("sticky"), world.limits)
+        told += [next(replay(fresh, world.stage.journal), None)]
+    assert any(mismatch is not None and mismatch.replayed[0][0] == "StartStep" for mismatch in told)

@@ -1,0 +1,472 @@
+"""KV moves between two engines, and what comes out when it does not: one suite for every kind of engine.
+
+The emulated engines run always; vLLM (marked `vllm`, `slow`) where it is installed and has cores enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from importlib import util
+from pathlib import Path
+
+import aiohttp
+import pytest
+from worlds.live_world import needs_nixl_cores
+
+from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.contract import (
+    EngineRefused,
+    GenerateRequest,
+    KvHandle,
+    KvTransferFailed,
+    SamplingParams,
+)
+from heddle_dask.engines.process import EngineProcess
+from heddle_dask.engines.spec import EngineSpec
+
+CHECKPOINT = Path(__file__).parents[2] / "pipelines" / "tiny_agent" / "checkpoint"
+CEILING_S = 280.0
+METRIC = "vllm:kv_cache_usage_perc"
+MAX_MODEL_LEN = 2048
+
+EMULATED = EngineSpec(
+    "emulated",
+    "emulated-model",
+    slots=4,
+    max_model_len=MAX_MODEL_LEN,
+    cost={"fixed_s": 0.001, "prefill_token_s": 1e-4},
+    emulation={"kv_bytes_per_token": 1000, "transfer_bytes_per_s": 1e9, "transfer_fixed_s": 0.001},
+    kv_transfer=True,
+)
+VLLM = EngineSpec(
+    "vllm", str(CHECKPOINT), slots=4, max_model_len=MAX_MODEL_LEN, dtype="float32", kv_transfer=True
+)
+
+Story = Callable[[EngineClient, EngineClient], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two running engines: where KV comes from, and where it goes."""
+
+    source: EngineProcess
+    target: EngineProcess
+
+    @property
+    def block_tokens(self) -> int:
+        return 16 if self.source.spec.kind == "emulated" else 128
+
+    def tell(self, story: Story) -> None:
+        """Run one test's story, bounded, with clients of its own."""
+
+        async def bounded() -> None:
+            async with (
+                EngineClient(self.source.base_url) as source,
+                EngineClient(self.target.base_url) as target,
+            ):
+                await asyncio.wait_for(story(source, target), CEILING_S)
+
+        asyncio.run(bounded())
+
+
+def start(stack: ExitStack, directory: Path, *specs: EngineSpec) -> list[EngineProcess]:
+    """Start engines, which end with the stack."""
+    processes = []
+    for index, spec in enumerate(specs):
+        processes.append(EngineProcess(spec, directory / str(index)))
+        stack.callback(lambda process=processes[-1]: asyncio.run(process.stop()))
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(process.start(240.0) for process in processes))
+
+    asyncio.run(all_of_them())
+    return processes
+
+
+KINDS = ["emulated", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.slow, needs_nixl_cores])]
+
+
+def spec_of(kind: str) -> EngineSpec:
+    if kind == "vllm" and (util.find_spec("vllm") is None or util.find_spec("nixl") is None):
+        pytest.skip("vLLM or NIXL is not installed")
+    return EMULATED if kind == "emulated" else VLLM
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    spec = spec_of(request.param)
+    with ExitStack() as stack:
+        yield Pair(*start(stack, tmp_path_factory.mktemp("pair"), spec, spec))
+
+
+_count = 0
+
+
+def name() -> str:
+    global _count
+    _count += 1
+    return f"r{_count}"
+
+
+def context(length: int) -> list[int]:
+    """A context that no other test has."""
+    rng = random.Random(f"{name()}:{length}")
+    return [rng.randrange(40, 120) for _ in range(length)]
+
+
+async def greedy(client: EngineClient, token_ids: list[int], count: int = 24) -> tuple[tuple[int, ...], int]:
+    sampling = SamplingParams(count, 0.0, ignore_eos=True)
+    result = await client.generate(GenerateRequest(name(), token_ids, sampling))
+    return result.token_ids, result.cached_tokens
+
+
+async def export(client: EngineClient, token_ids: list[int]) -> KvHandle:
+    return await client.export_kv(name(), token_ids)
+
+
+async def failure(client: EngineClient, token_ids: list[int], handle: KvHandle) -> str:
+    with pytest.raises(KvTransferFailed) as caught:
+        await client.import_kv(name(), token_ids, handle)
+    assert "\n" not in str(caught.value)
+    return caught.value.cause
+
+
+@pytest.mark.parametrize("length", [1, 10, 100, 128, 129, 700, 1500])
+def test_the_target_goes_on_as_the_source_would(pair, length):
+    async def story(source: EngineClient, target: EngineClient) -> None:
+        tokens = context(length)
+        expected, _ = await greedy(source, tokens)
+        handle = await export(source, tokens)
+        assert handle.tokens == length
+        done = await target.import_kv(name(), tokens, handle)
+        full = (length - 1) // pair.block_tokens * pair.block_tokens
+        assert done.seconds > 0
+        assert done.cached_tokens == length
+        got, cached = await greedy(target, tokens)
+        assert got == expected
+        assert cached == full
+
+    pair.tell(story)
+
+
+def test_a_trajectory_that_moves_back_and_forth_gets_the_tokens_of_one_that_stays(pair):
+    async def story(source: EngineClient, target: EngineClient) -> None:
+        tokens = context(400)
+        stayed, _ = await greedy(source, tokens, 120)
+        moved: tuple[int, ...] = ()
+        here, there = source, target
+        for _ in range(4):
+            part, _ = await greedy(here, [*tokens, *moved], 30)
+            moved += part
+            whole = [*tokens, *moved]
+            handle = await export(here, whole)
+            await there.import_kv(name(), whole, handle)
+            here, there = there, here
+        assert moved == stayed
+
+    pair.tell(story)
+
+
+def test_warming_is_recomputing(pair):
+    async def story(source: EngineClient, target: EngineClient) -> None:
+        tokens = context(500)
+        expected, _ = await greedy(source, tokens)
+        first = await target.warm(tokens, name())
+        second = await target.warm(tokens, name())
+        assert first.cached_tokens == 0
+        assert second.cached_tokens == 499 // pair.block_tokens * pair.block_tokens
+        assert (await greedy(target, tokens))[0] == expected
+
+    pair.tell(story)
+
+
+def test_a_handle_travels_as_json(pair):
+    async def story(source: EngineClient, target: EngineClient) -> None:
+        tokens = context(300)
+        handle = await export(source, tokens)
+        again = KvHandle.from_mapping(json.loads(json.dumps(handle.to_mapping())))
+        assert again == handle
+        await target.import_kv(name(), tokens, again)
+
+    pair.tell(story)
+
+
+def test_misuse_is_refused_before_it_can_do_harm(pair):
+    async def story(source: EngineClient, target: EngineClient) -> None:
+        tokens = context(300)
+        handle = await export(source, tokens)
+        assert await failure(target, context(300), handle) == "mismatch"
+        assert await failure(target, [*tokens, 50], handle) == "mismatch"
+        other_blocks = replace(handle, block_tokens=handle.block_tokens // 2)
+        assert await failure(target, tokens, other_blocks) == "mismatch"
+        other_degree = replace(handle, tp_degree=handle.tp_degree + 1)
+        assert await failure(target, tokens, other_degree) == "mismatch"
+        late = replace(handle, expires_s=time.time() - 1)
+        assert await failure(target, tokens, late) == "expired"
+        await target.import_kv(name(), tokens, handle)
+        assert await failure(target, tokens, handle) == "used"
+        with pytest.raises(EngineRefused):
+            await export(source, context(MAX_MODEL_LEN))
+        assert await source.healthy() and await target.healthy()
+
+    pair.tell(story)
+
+
+def test_an_export_on_a_cold_engine_computes_first(pair):
+    async def story(source: EngineClient, target: EngineClient) -> None:
+        tokens = context(600)
+        handle = await export(source, tokens)
+        await target.import_kv(name(), tokens, handle)
+        assert (await greedy(target, tokens))[0] == (await greedy(source, tokens))[0]
+
+    pair.tell(story)
+
+
+def test_exports_and_imports_among_other_work(pair):
+    async def story(source: EngineClient, target: EngineClient) -> None:
+        async def move(tokens: list[int]) -> None:
+            expected, _ = await greedy(source, tokens, 12)
+            handle = await export(source, tokens)
+            await target.import_kv(name(), tokens, handle)
+            assert (await greedy(target, tokens, 12))[0] == expected
+
+        await asyncio.gather(*(move(context(130 + 90 * index)) for index in range(8)))
+
+    pair.tell(story)
+
+
+def test_a_move_goes_before_the_steps_that_wait_in_a_full_engine(pair):
+    """Its trajectory waits for it, and would for as long as the engine has anything more urgent than 0."""
+
+    async def story(source: EngineClient, target: EngineClient) -> None:
+        async def step(client: EngineClient) -> None:
+            sampling = SamplingParams(250, 0.0, ignore_eos=True)
+            await client.generate(GenerateRequest(name(), context(60), sampling, priority=-100_000))
+
+        async def behind(client: EngineClient, *moves: Callable[[], Awaitable[object]]) -> None:
+            steps = [asyncio.create_task(step(client)) for _ in range(4 + 8)]
+            await asyncio.sleep(0.1)
+            await asyncio.gather(*(move() for move in moves))
+            # Four steps run at a time: the moves found slots when the first of them ended.
+            assert sum(task.done() for task in steps) <= 8
+            await asyncio.gather(*steps)
+
+        # The first transfer between two engines connects them, which takes as long as steps do on a busy machine.
+        first = context(300)
+        await target.import_kv(name(), first, await export(source, first))
+        tokens = context(300)
+        handles: list[KvHandle] = []
+
+        async def exported() -> None:
+            handles.append(await export(source, tokens))
+
+        await behind(source, exported)
+        await behind(
+            target,
+            lambda: target.warm(context(200), name()),
+            lambda: target.import_kv(name(), tokens, handles[0]),
+        )
+
+    pair.tell(story)
+
+
+@pytest.mark.parametrize("attempt", range(4))
+def test_an_interrupted_step_goes_on_with_the_tokens_of_an_uninterrupted_one(pair, attempt):
+    """float32 and temperature 0: preemption must not change what a trajectory says."""
+
+    async def story(source: EngineClient, target: EngineClient) -> None:
+        tokens = context(200 + 61 * attempt)
+        length = 300
+        whole, _ = await greedy(source, tokens, length)
+        for tries in range(24):
+            sampling = SamplingParams(length, 0.0, ignore_eos=True)
+            request = GenerateRequest(name(), tokens, sampling)
+            running = asyncio.ensure_future(source.generate(request))
+            # How far a step is after a while is the machine's affair: from 0.04 to 0.7 s.
+            await asyncio.sleep(0.04 * 1.5 ** ((attempt + tries) % 8))
+            await source.abort([request.request_id])
+            part = (await running).token_ids
+            if 0 < len(part) < length:
+                break
+        else:
+            raise AssertionError("no step was caught midway")
+        assert part == whole[: len(part)]
+        rest, cached = await greedy(source, [*tokens, *part], length - len(part))
+        assert (*part, *rest) == whole
+        assert cached >= (len(tokens) - 1) // pair.block_tokens * pair.block_tokens
+
+    pair.tell(story)
+
+
+# ------------------------------------------------------------------ engines that die
+
+
+def test_a_source_that_died_fails_the_import_and_the_target_recomputes(pair):
+    """Last of those on this pair: neither engine comes back."""
+
+    async def story(source: EngineClient, target: EngineClient) -> None:
+        first, second, third = context(300), context(400), context(350)
+        await target.import_kv(name(), first, await export(source, first))
+        handle, other = await export(source, second), await export(source, third)
+        expected, _ = await greedy(source, second)
+        os.kill(pair.source.engine_pid, signal.SIGKILL)
+        await pair.source.wait()
+        assert await failure(target, second, handle) in ("source", "expired")
+        assert await target.healthy()
+        warmed = await target.warm(second, name())
+        assert warmed.cached_tokens == 0
+        assert (await greedy(target, second))[0] == expected
+        with pytest.raises(KvTransferFailed) as caught:
+            await export(source, first)
+        assert caught.value.cause == "source"
+        os.kill(pair.target.engine_pid, signal.SIGKILL)
+        await pair.target.wait()
+        assert await failure(target, third, other) == "target"
+
+    pair.tell(story)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_engine_without_transfers_says_so(kind, tmp_path):
+    spec = spec_of(kind)
+    with ExitStack() as stack:
+        (process,) = start(stack, tmp_path, replace(spec, kv_transfer=False))
+
+        async def story() -> None:
+            async with EngineClient(process.base_url) as client:
+                with pytest.raises(KvTransferFailed) as caught:
+                    await export(client, context(100))
+                assert caught.value.cause == "unsupported"
+                assert (await client.warm(context(100), name())).cached_tokens == 0
+
+        asyncio.run(story())
+
+
+# ------------------------------------------------------------------ what only an emulated engine does on request
+
+
+@pytest.fixture
+def emulated(tmp_path: Path) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        yield Pair(*start(stack, tmp_path, EMULATED, EMULATED))
+
+
+async def set_faults(engine: EngineProcess, **faults: object) -> None:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{engine.base_url}/faults", json=faults) as response,
+    ):
+        assert response.status == 200
+
+
+@pytest.mark.parametrize("fault", ["kv_source_lost", "kv_blocks_expired"])
+def test_faults_of_the_source_fail_the_import(emulated, fault):
+    async def story(source: EngineClient, target: EngineClient) -> None:
+        tokens = context(300)
+        await set_faults(emulated.source, **{fault: True})
+        handle = await export(source, tokens)
+        assert await failure(target, tokens, handle) == "source"
+        assert (await target.warm(tokens, name())).cached_tokens == 0
+        await set_faults(emulated.source)
+        other = context(300)
+        await target.import_kv(name(), other, await export(source, other))
+
+    emulated.tell(story)
+
+
+def test_a_transfer_takes_the_time_of_its_bytes(tmp_path):
+    slow = replace(EMULATED, emulation={"kv_bytes_per_token": 1000, "transfer_bytes_per_s": 1e6})
+    with ExitStack() as stack:
+        pair = Pair(*start(stack, tmp_path, slow, slow))
+
+        async def story(source: EngineClient, target: EngineClient) -> None:
+            tokens = context(500)
+            handle = await export(source, tokens)
+            assert handle.params["kv_bytes"] == 500_000
+            done = await target.import_kv(name(), tokens, handle)
+            assert done.seconds >= 0.5
+            # What the target has already is not sent again.
+            longer = [*tokens, *context(32)]
+            handle = await export(source, longer)
+            done = await target.import_kv(name(), longer, handle)
+            assert 0.03 <= done.seconds < 0.5
+
+        pair.tell(story)
+
+
+def test_blocks_are_let_go_when_the_lease_ends_and_an_import_waits_no_longer(tmp_path):
+    brief = {"kv_bytes_per_token": 1000, "transfer_bytes_per_s": 1e4, "kv_lease_s": 0.6}
+    spec = replace(EMULATED, emulation={**brief, "kv_capacity_tokens": MAX_MODEL_LEN + 16})
+    with ExitStack() as stack:
+        pair = Pair(*start(stack, tmp_path, spec, spec))
+
+        async def story(source: EngineClient, target: EngineClient) -> None:
+            tokens = context(1500)
+            handle = await export(source, tokens)
+            assert handle.expires_s - time.time() < 0.6
+            # The transfer would take 150 s.
+            assert await failure(target, tokens, handle) == "expired"
+            assert (await target.warm(tokens, name())).cached_tokens == 0
+            await asyncio.sleep(0.7)
+            # With blocks still pinned there would be no room for this.
+            await greedy(source, context(1900), 2)
+            stale = replace(handle, expires_s=time.time() + 60, digest=handle.digest)
+            async with EngineClient(pair.target.base_url) as fresh:
+                assert await failure(fresh, tokens, stale) == "source"
+
+        pair.tell(story)
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@needs_nixl_cores
+def test_vllm_lets_blocks_go_when_nobody_reads_them_and_they_are_not_asked_for_then(tmp_path, monkeypatch):
+    """The lease of real blocks ends: they are used by nobody, the import is refused, and recomputing gives the same."""
+    monkeypatch.setattr("heddle_dask.engines.vllm_command.KV_LEASE_S", 4)
+    spec = spec_of("vllm")
+    with ExitStack() as stack:
+        pair = Pair(*start(stack, tmp_path, spec, spec))
+
+        async def kv_use(process: EngineProcess) -> float:
+            async with aiohttp.ClientSession() as session, session.get(f"{process.base_url}/metrics") as said:
+                lines = (await said.text()).splitlines()
+            return float(next(line for line in lines if line.startswith(METRIC)).split()[-1])
+
+        async def story(source: EngineClient, target: EngineClient) -> None:
+            tokens = context(1500)
+            handle = await export(source, tokens)
+            await greedy(source, context(20), 2)  # counts are written with each iteration
+            assert await kv_use(pair.source) > 0
+            await asyncio.sleep(max(0.0, handle.expires_s - time.time()))
+            assert await failure(target, tokens, handle) == "expired"
+            while await kv_use(pair.source) > 0:
+                await asyncio.sleep(0.5)
+                await greedy(source, context(20), 2)
+            assert (await target.warm(tokens, name())).cached_tokens == 0
+            assert (await greedy(target, tokens))[0] == (await greedy(source, tokens))[0]
+
+        pair.tell(story)
+
+
+def test_an_engine_that_was_started_again_does_not_know_old_handles(emulated, tmp_path):
+    async def story(source: EngineClient, target: EngineClient) -> None:
+        tokens = context(200)
+        handle = await export(source, tokens)
+        os.kill(emulated.source.engine_pid, signal.SIGKILL)
+        await emulated.source.wait()
+        again = EngineProcess(EMULATED, tmp_path / "again", emulated.source.port)
+        await again.start(60.0)
+        try:
+            assert await failure(target, tokens, handle) == "source"
+        finally:
+            await again.stop()
+
+    emulated.tell(story)

@@ -1,0 +1,340 @@
+"""One test per assumption that `live._dask_internals` makes about `distributed`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+from distributed import Client, LocalCluster, Scheduler, Worker, get_worker
+from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
+from worlds.dask_cluster import with_cluster
+
+from heddle_dask.live.wire import _dask_internals as internals
+from heddle_dask.live.wire.messages import PerKey
+
+pytestmark = pytest.mark.cluster
+
+
+class Recorder(SchedulerPlugin):
+    """Runs a callback in `update_graph`, and notes transitions."""
+
+    def __init__(self, on_graph: Callable[..., None] = lambda *a, **k: None) -> None:
+        self.on_graph = on_graph
+        self.log: list[tuple[Any, str]] = []
+
+    def update_graph(self, scheduler: Scheduler, **kwargs: Any) -> None:
+        self.on_graph(scheduler, **kwargs)
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        self.log.append((key, finish))
+
+
+def submit(client: Client, task: Callable[..., Any], values: list[Any], **annotations: Any) -> list[Any]:
+    keys = [("step", value) for value in values]
+    with dask.annotate(**annotations):
+        return client.map(task, values, key=keys, pure=False, resources={internals.HOLD_RESOURCE: 1})
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("condition not met within 10 s")
+
+
+async def note_order(value: int) -> int:
+    worker = get_worker()
+    if not hasattr(worker, "order"):
+        worker.order = []
+    worker.order.append(value)
+    await asyncio.sleep(0.01)
+    return value
+
+
+def test_a_held_task_waits_until_it_is_pinned_and_released() -> None:
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        (future,) = submit(client, note_order, [1])
+        await until(lambda: ("step", 1) in scheduler.tasks)
+        ts = scheduler.tasks["step", 1]
+        await until(lambda: ts.state == "no-worker")
+        await asyncio.sleep(0.1)
+        assert ts.state == "no-worker"
+        assert internals.is_dispatchable(ts)
+        internals.pin(ts, workers[0].address, {"LLM": 1}, internals.dask_priority(1.0, 1), {})
+        internals.release(scheduler, [("step", 1)], "test")
+        assert await future == 1
+        assert not internals.is_dispatchable(ts)
+
+    with_cluster(body)
+
+
+def test_pinned_in_update_graph_tasks_queue_by_our_priority_and_ties_in_order() -> None:
+    """A free worker takes the first that arrives; those that must wait then go by priority."""
+
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        priorities = {1: 5.0, 2: 9.0, 3: 7.0, 4: 7.0, 5: -3.0, 6: 100.0}
+
+        def on_graph(scheduler: Scheduler, *, keys: set[Any], **kwargs: Any) -> None:
+            for key in keys:
+                rank = internals.dask_priority(priorities[key[1]], key[1])
+                internals.pin(scheduler.tasks[key], workers[0].address, {"LLM": 1}, rank, {})
+
+        scheduler.add_plugin(Recorder(on_graph), name="test")
+        futures = submit(client, note_order, list(priorities))
+        await client.gather(futures)
+        assert workers[0].order == [1, 6, 2, 3, 4, 5]  # type: ignore[attr-defined]
+
+    with_cluster(body)
+
+
+def test_dask_priority_reverses_our_sign_and_keeps_the_order_of_ties() -> None:
+    ours = [(3.0, 1), (8.0, 2), (8.0, 3), (-1.0, 4)]
+    dask_order = sorted(ours, key=lambda pair: internals.dask_priority(*pair))
+    assert dask_order == [(8.0, 2), (8.0, 3), (3.0, 1), (-1.0, 4)]
+
+
+def test_a_callable_annotation_is_evaluated_per_key_and_reaches_plugin_and_worker() -> None:
+    seen: dict[Any, Any] = {}
+
+    async def read(value: int) -> Any:
+        return dict(internals.task_annotation(get_worker(), ("step", value)))
+
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        def on_graph(scheduler: Scheduler, *, annotations: Any, **kwargs: Any) -> None:
+            seen.update(annotations["heddle"])
+            for key, value in annotations["heddle"].items():
+                rank = internals.dask_priority(0.0, key[1])
+                ts = scheduler.tasks[key]
+                internals.pin(ts, workers[0].address, {"LLM": 1}, rank, {"engine": value})
+
+        scheduler.add_plugin(Recorder(on_graph), name="test")
+        values = PerKey({("step", 1): "one", ("step", 2): "two"})
+        futures = submit(client, read, [1, 2], heddle=values)
+        assert await client.gather(futures) == [{"engine": "one"}, {"engine": "two"}]
+        assert seen == {("step", 1): "one", ("step", 2): "two"}
+
+    with_cluster(body)
+
+
+def test_a_workers_message_arrives_before_its_task_is_done() -> None:
+    events: list[str] = []
+
+    async def tell(value: int) -> int:
+        internals.send_from_worker(get_worker(), {"op": "test-ended", "value": value})
+        return value
+
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        recorder = Recorder()
+        scheduler.add_plugin(recorder, name="test")
+        internals.add_handlers(
+            scheduler,
+            rpc={},
+            stream={"test-ended": lambda worker, value: recorder.log.append((value, "told"))},
+        )
+        futures = client.map(tell, range(20), key=[("tell", i) for i in range(20)], pure=False)
+        await client.gather(futures)
+        for i in range(20):
+            told = recorder.log.index((i, "told"))
+            assert told < recorder.log.index((("tell", i), "memory"))
+        events.append("checked")
+
+    with_cluster(body)
+    assert events == ["checked"]
+
+
+def test_rpc_and_stream_handlers_can_be_added_to_a_running_scheduler_and_worker() -> None:
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        heard: list[Any] = []
+
+        async def answer(value: int) -> int:
+            return value + 1
+
+        internals.add_handlers(
+            scheduler,
+            rpc={"test_answer": answer},
+            stream={"test-heard": lambda client, value: heard.append((client, value))},
+        )
+        assert await internals.call_scheduler(client, "test_answer", value=4) == 5
+        internals.send_from_client(client, {"op": "test-heard", "value": 6})
+        await until(lambda: heard)
+        assert heard == [(client.id, 6)]
+        on_worker: list[int] = []
+        internals.add_worker_handlers(
+            workers[0], rpc={"test_answer": answer}, stream={"test-heard": on_worker.append}
+        )
+        workers[0].stream_handlers["test-heard"] = lambda value: on_worker.append(value)
+        assert await scheduler.rpc(workers[0].address).test_answer(value=7) == 8
+        internals.send_to_worker(scheduler, workers[0].address, {"op": "test-heard", "value": 9})
+        await until(lambda: on_worker)
+        assert on_worker == [9]
+        internals.send_to_worker(scheduler, "tcp://127.0.0.1:1", {"op": "test-heard", "value": 9})
+
+    with_cluster(body)
+
+
+def test_an_unknown_handler_is_a_runtime_error() -> None:
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        with pytest.raises(RuntimeError, match="no handler heddle_nonsense"):
+            await internals.call_scheduler(client, "heddle_nonsense")
+
+    with_cluster(body)
+
+
+def test_work_stealing_does_not_touch_a_pinned_task() -> None:
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        target = workers[0].address
+
+        def on_graph(scheduler: Scheduler, *, keys: set[Any], **kwargs: Any) -> None:
+            for key in keys:
+                rank = internals.dask_priority(0.0, key[1])
+                internals.pin(scheduler.tasks[key], target, {"LLM": 1}, rank, {})
+
+        scheduler.add_plugin(Recorder(on_graph), name="test")
+        assert scheduler.extensions["stealing"] is not None
+        futures = submit(client, note_order, list(range(60)))
+        await client.gather(futures)
+        assert len(workers[0].order) == 60  # type: ignore[attr-defined]
+        assert not hasattr(workers[1], "order")
+
+    with_cluster(body, workers=2)
+
+
+def test_tasks_of_a_dead_worker_wait_without_worker_when_the_hook_runs() -> None:
+    async def forever(value: int) -> None:
+        await asyncio.sleep(60)
+
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        target = workers[0].address
+        states: list[str] = []
+
+        class Watcher(Recorder):
+            def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+                states.extend(ts.state for key, ts in scheduler.tasks.items() if key[0] == "step")
+
+        def on_graph(scheduler: Scheduler, *, keys: set[Any], **kwargs: Any) -> None:
+            for key in keys:
+                internals.pin(
+                    scheduler.tasks[key], target, {"LLM": 1}, internals.dask_priority(0.0, key[1]), {}
+                )
+
+        scheduler.add_plugin(Watcher(on_graph), name="test")
+        futures = submit(client, forever, [1, 2])
+        await until(lambda: scheduler.tasks.get(("step", 2)) is not None)
+        await until(lambda: scheduler.tasks["step", 2].state == "processing")
+        await scheduler.remove_worker(target, stimulus_id="test", expected=False)
+        assert states == ["no-worker", "no-worker"]
+        for i in (1, 2):
+            ts = scheduler.tasks["step", i]
+            assert ts.suspicious == 1
+            internals.forgive(ts)
+            assert ts.suspicious == 0
+            internals.hold(ts)
+        del futures
+
+    with_cluster(body, workers=2)
+
+
+def test_a_client_calls_handlers_of_a_worker_and_gets_values_of_any_type() -> None:
+    async def answer(number: int) -> Any:
+        return {"value": internals.serialized({"x": {number}})}
+
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        (worker,) = workers
+        internals.add_worker_handlers(worker, rpc={"probe": answer}, stream={})
+        got = await internals.call_worker(client, worker.address, "probe", number=3)
+        assert dict(got) == {"value": {"x": {3}}}
+        with pytest.raises(OSError, match="no handler absent"):
+            await internals.call_worker(client, worker.address, "absent")
+        with dask.config.set({"distributed.comm.timeouts.connect": "200ms"}), pytest.raises(OSError):
+            await internals.call_worker(client, "tcp://127.0.0.1:1", "probe", number=1)
+
+    with_cluster(body)
+
+
+def test_a_worker_plugin_hears_of_an_end_before_the_scheduler_does() -> None:
+    """What a plugin sends from `transition` reaches the scheduler before Dask's own report."""
+    heard: list[str] = []
+
+    class Ends(WorkerPlugin):
+        name = "ends"
+
+        def setup(self, worker: Worker) -> None:
+            self.worker = worker
+
+        def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+            if start == "executing":
+                internals.send_from_worker(self.worker, {"op": "probe-ended", "finish": finish})
+
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        class Notes(SchedulerPlugin):
+            def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+                if finish == "memory":
+                    heard.append("dask")
+
+        internals.add_handlers(
+            scheduler, rpc={}, stream={"probe-ended": lambda worker, finish: heard.append(finish)}
+        )
+        scheduler.add_plugin(Notes(), name="notes")
+        await client.register_plugin(Ends())
+        for value in range(5):
+            future = client.submit(note_order, value, pure=False)
+            await future
+        assert heard == ["memory", "dask"] * 5
+
+    with_cluster(body)
+
+
+def test_stream_intervals_can_be_shortened() -> None:
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        internals.shorten_worker_interval(scheduler, workers[0].address, 0.001)
+        internals.shorten_client_report_interval(scheduler, client.id, 0.001)
+        internals.shorten_own_interval(workers[0], 0.001)
+        internals.shorten_own_interval(client, 0.001)
+        assert scheduler.stream_comms[workers[0].address].interval == 0.001
+        assert scheduler.client_comms[client.id].interval == 0.001
+        assert workers[0].batched_stream.interval == 0.001
+        assert client.scheduler_comm is not None
+        assert client.scheduler_comm.interval == 0.001
+        assert await client.submit(lambda: 7) == 7
+
+    with_cluster(body)
+
+
+class _DiesAtTheEnd(WorkerPlugin):
+    """Takes its process with it on one worker; tells in a file that it was removed from another."""
+
+    def __init__(self, notes: Path) -> None:
+        self.notes = notes
+
+    async def teardown(self, worker: Worker) -> None:
+        if worker.name == 0:
+            os._exit(1)
+        await asyncio.sleep(0.5)  # the other has died by then
+        (self.notes / "removed").touch()
+
+
+def test_a_plugin_is_removed_from_all_workers_though_one_dies_meanwhile(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with (
+            LocalCluster(
+                n_workers=2,
+                threads_per_worker=1,
+                dashboard_address="127.0.0.1:0",
+                asynchronous=True,
+            ) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            await client.register_plugin(_DiesAtTheEnd(tmp_path), name="ends")
+            await internals.remove_worker_plugin(client, "ends")
+            there = await client.run(lambda dask_worker: "ends" in dask_worker.plugins, on_error="ignore")
+            assert there and not any(there.values())
+            assert "ends" not in cluster.scheduler.worker_plugins
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert (tmp_path / "removed").exists()

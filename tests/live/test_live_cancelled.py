@@ -1,0 +1,137 @@
+"""Programs that stop waiting: for a step, for a tool, for two steps at once. Nobody else may pay for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds.live_world import cluster, control_lines, emulated, run
+
+from heddle_dask.core.controller import Controller
+from heddle_dask.core.journal_codec import replay
+from heddle_dask.environments.base import Context, Task
+from heddle_dask.live.driver.batch import Batch
+from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.records.store import RunReader
+from heddle_dask.strategies.presets import strategies_of_run
+
+pytestmark = [pytest.mark.cluster]
+
+
+class Impatient:
+    """The first trajectory is `solve_first`, the others take one short step and one short tool."""
+
+    name = "impatient"
+
+    def tasks(self, count: int, seed: int) -> Sequence[Task]:
+        return [Task(f"t{i}", f"Task {i}") for i in range(count)]
+
+    async def solve(self, task: Task, ctx: Context) -> float | None:
+        ctx.append("user", task.prompt)
+        if task.task_id == "t0":
+            return await self.solve_first(ctx)
+        await ctx.generate(max_tokens=5, ignore_eos=True)
+        await ctx.call(time.sleep, 0.01)
+        return 1.0
+
+    async def solve_first(self, ctx: Context) -> float | None:
+        raise NotImplementedError
+
+
+def roll(agent: Impatient, model: str, count: int = 4, out: Path | None = None, slots: int = 1) -> Batch:
+    async def body() -> Batch:
+        async with cluster(engines=1) as (_, client):
+            spec = emulated(model, seconds_per_token=0.01, slots=slots)
+            rollout = Rollout(client, env=agent, model=model, engine=spec, out=out)
+            return await rollout.run(count)
+
+    batch: Batch = run(body(), 100)
+    assert len(batch) == count
+    return batch
+
+
+class GivesUpSteps(Impatient):
+    """Its first step would take ten seconds."""
+
+    async def solve_first(self, ctx: Context) -> float | None:
+        before = ctx.context_tokens
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await ctx.generate(max_tokens=1000, ignore_eos=True)
+        assert ctx.context_tokens == before
+        ctx.append("user", "Shorter, please.")
+        await ctx.generate(max_tokens=8, ignore_eos=True)
+        await ctx.generate(max_tokens=4, ignore_eos=True)
+        return 0.5
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_step_that_its_program_gives_up_frees_the_engine_and_the_next_one_runs(
+    slots: int, model_dir: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "run.zarr"
+    batch = roll(GivesUpSteps(), model_dir, out=out, slots=slots)
+    assert batch.counts == {"completed": 4}
+    (first,) = (record for record in batch if record.task_id == "t0")
+    assert [step.token_stop - step.token_start for step in first.steps] == [8, 4]
+    assert int(first.branches[0].loss_mask.sum()) == 12, "nothing of what was given up is trained on"
+    lines = control_lines(out)
+    cancelled = [event for event, _ in lines if event[0] == "StepCancelled"]
+    assert [event[2:] for event in cancelled] == [["t0/0", 0, 0], ["t0/0", 0, 1]]
+    assert list(replay(Controller(strategies_of_run(RunReader(out).metadata)), lines)) == []
+
+
+class TwoAtOnce(Impatient):
+    async def solve_first(self, ctx: Context) -> float | None:
+        await asyncio.gather(ctx.generate(max_tokens=5), ctx.generate(max_tokens=5))
+        return 1.0
+
+
+def test_two_steps_at_once_fail_their_trajectory_and_no_other(model_dir: str) -> None:
+    batch = roll(TwoAtOnce(), model_dir)
+    assert batch.counts == {"failed": 1, "completed": 3}
+    (first,) = (record for record in batch if record.task_id == "t0")
+    assert "await one step after the other" in first.detail
+
+
+class GivesUpTools(Impatient):
+    """Its second call asks for all CPUs while others have them."""
+
+    async def solve_first(self, ctx: Context) -> float | None:
+        holding = asyncio.ensure_future(ctx.call(time.sleep, 1.0, cpus=(8, 8)))
+        await asyncio.sleep(0.2)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(ctx.call(time.sleep, 0.01, cpus=(8, 8)), 0.2)
+        await holding
+        await ctx.call(time.sleep, 0.01, cpus=(8, 8))
+        return 1.0
+
+
+def test_a_queued_tool_that_its_program_gives_up_takes_no_cpus(model_dir: str, tmp_path: Path) -> None:
+    out = tmp_path / "run.zarr"
+    batch = roll(GivesUpTools(), model_dir, out=out)
+    assert batch.counts == {"completed": 4}
+    (first,) = (record for record in batch if record.task_id == "t0")
+    assert [action.status for action in first.actions].count("ok") == 2
+    ends = [event for event, _ in control_lines(out) if event[0] == "ActionFinished"]
+    assert len(ends) == 6 and [event[6] for event in ends].count(False) == 1, "one never ran"
+
+
+def test_details_say_what_went_wrong(model_dir: str) -> None:
+    """A program that leaves by its own timeout is a failed trajectory, and the engine is free for the others."""
+
+    class Leaves(Impatient):
+        async def solve_first(self, ctx: Context) -> float | None:
+            async with asyncio.timeout(0.2):
+                await ctx.generate(max_tokens=1000, ignore_eos=True)
+            return 1.0
+
+    batch = roll(Leaves(), model_dir)
+    assert batch.counts == {"failed": 1, "completed": 3}
+    cause: Any = next(record for record in batch if record.task_id == "t0")
+    assert "TimeoutError" in cause.detail

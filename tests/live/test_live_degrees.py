@@ -1,0 +1,582 @@
+"""Degrees of live engines: seats and forecasts as lists, orders to workers, and clusters whose engines change."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds.live_agents import ToolAgent
+from worlds.live_world import cluster, control_lines, descendants, kill, run, until
+
+from heddle_dask.cli.degree_options import parsed_cost, parsed_degrees
+from heddle_dask.core.controller import Controller
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.ids import GroupId, TrajectoryId
+from heddle_dask.core.journal_codec import replay
+from heddle_dask.cost.engine_cost import cost_from_mapping
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.vllm_command import vllm_command
+from heddle_dask.environments.base import Context, Task
+from heddle_dask.live.clusters.local import LocalRolloutCluster
+from heddle_dask.live.driver.capacity import Patience
+from heddle_dask.live.driver.degree_specs import DegreeSpecs, cost_at
+from heddle_dask.live.driver.degrees import checked_degrees
+from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.run_writer import journal_path
+from heddle_dask.live.scheduler.deployment import Seating
+from heddle_dask.live.scheduler.forecast import forecast
+from heddle_dask.live.wire import _dask_internals as dask
+from heddle_dask.live.worker.rollout_worker import visible_gpus
+from heddle_dask.predictors.features import Finished
+from heddle_dask.predictors.known import KnownWork, Oracle
+from heddle_dask.predictors.learned import LearnedPredictor
+from heddle_dask.records.journal import read_journal
+from heddle_dask.records.store import RunReader
+from heddle_dask.strategies.presets import strategies_of_run
+from heddle_dask.strategies.tp_degrees.forecast import Coming, Guess, Past, works_of
+from heddle_dask.strategies.tp_degrees.seats import EngineWorker, Seat, budget_of, nodes_of, seat_engines
+
+PROFILE = {"profile": "qwen3-8b-h100"}
+ENGINE = "heddle_dask.engines.emulated"
+
+
+def four(node: str = "n") -> list[EngineWorker]:
+    return [EngineWorker(f"{node}-{i}", node) for i in range(4)]
+
+
+def by_worker(seats: Sequence[Seat]) -> dict[str, tuple[int, tuple[str, ...]]]:
+    return {seat.worker: (seat.degree, seat.gpus) for seat in seats}
+
+
+# -- seats -----------------------------------------------------------------------------------------
+
+
+def test_the_gpus_of_a_node_are_shared_and_a_larger_engine_leaves_a_worker_idle() -> None:
+    nodes = nodes_of(four())
+    ones = seat_engines(nodes, [1, 1, 1, 1])
+    assert by_worker(ones) == {f"n-{i}": (1, (str(i),)) for i in range(4)}
+    mixed = seat_engines(nodes, [1, 2, 1], ones)
+    assert by_worker(mixed) == {"n-0": (2, ("0", "1")), "n-2": (1, ("2",)), "n-3": (1, ("3",))}
+    back = seat_engines(nodes, [1, 1, 1, 1], mixed)
+    assert by_worker(back) == by_worker(ones)
+    assert [seat for seat in back if seat in mixed] == [Seat("n-2", 1, ("2",)), Seat("n-3", 1, ("3",))]
+
+
+def test_workers_that_see_the_same_gpus_share_them_and_names_are_kept() -> None:
+    each = [EngineWorker(f"w{i}", "n", gpus=(name,)) for i, name in enumerate(("5", "GPU-a", "2"))]
+    assert nodes_of(each)[0].gpus == ("5", "GPU-a", "2")
+    same = [EngineWorker(f"w{i}", "n", gpus=("4", "5")) for i in range(3)]
+    assert by_worker(seat_engines(nodes_of(same), [1, 1])) == {"w0": (1, ("4",)), "w1": (1, ("5",))}
+    assert by_worker(seat_engines(nodes_of(same), [2])) == {"w0": (2, ("4", "5"))}
+
+
+def test_workers_are_in_the_order_of_their_numbers() -> None:
+    workers = [EngineWorker(f"rollout-{i}", "n") for i in (10, 2, 1)]
+    assert nodes_of(workers)[0].workers == ("rollout-1", "rollout-2", "rollout-10")
+
+
+def test_a_node_where_only_some_say_what_they_see_is_refused() -> None:
+    with pytest.raises(BadInput, match="worker b on node n does not say which GPUs it sees, worker a does"):
+        nodes_of([EngineWorker("a", "n", gpus=("0",)), EngineWorker("b", "n")])
+
+
+def test_an_engine_stays_on_the_node_where_it_runs() -> None:
+    nodes = nodes_of([*four("a"), *four("b")])
+    now = seat_engines(nodes, [4, 1, 1, 1, 1])
+    assert {seat.worker[0] for seat in now if seat.degree == 1} == {"b"}
+    changed = seat_engines(nodes, [2, 2, 1, 1, 1, 1], now)
+    assert [s for s in changed if s.degree == 1] == [s for s in now if s.degree == 1]
+
+
+@pytest.mark.parametrize(
+    ("degrees", "message"),
+    [
+        ([2, 2, 1], "degrees 2,2,1 need 5 GPUs and 3 workers, .* engine of degree 1: the nodes have 4 GPUs"),
+        ([8], "no node has room left for an engine of degree 8"),
+    ],
+)
+def test_degrees_that_do_not_fit_are_refused(degrees: list[int], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        seat_engines(nodes_of(four()), degrees)
+
+
+def test_more_engines_than_workers_are_refused() -> None:
+    with pytest.raises(BadInput, match="4 GPUs and 1 workers"):
+        seat_engines(nodes_of([EngineWorker("w", "n", units=4)]), [2, 2])
+
+
+powers = st.sampled_from([1, 2, 4])
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    sizes=st.lists(st.integers(1, 8), min_size=1, max_size=3),
+    batches=st.lists(st.lists(powers, min_size=1, max_size=12), min_size=1, max_size=4),
+)
+def test_seats_never_share_a_gpu_or_worker_and_what_need_not_change_does_not(
+    sizes: list[int], batches: list[list[int]]
+) -> None:
+    workers = [EngineWorker(f"{n}-{i}", f"{n}") for n, size in enumerate(sizes) for i in range(size)]
+    nodes = nodes_of(workers)
+    now: list[Seat] = []
+    for degrees in batches:
+        if _fits(sizes, degrees):
+            seats = seat_engines(nodes, degrees, now)
+        else:
+            with pytest.raises(BadInput):
+                seat_engines(nodes, degrees, now)
+            continue
+        assert sorted(seat.degree for seat in seats) == sorted(degrees)
+        assert len({seat.worker for seat in seats}) == len(seats)
+        taken = [(seat.worker.partition("-")[0], gpu) for seat in seats for gpu in seat.gpus]
+        assert len(set(taken)) == len(taken) == sum(degrees)
+        assert all(len(seat.gpus) == seat.degree for seat in seats)
+        assert sorted(seat_engines(nodes, degrees, seats), key=str) == sorted(seats, key=str)
+        if len(nodes) == 1:
+            was, wants = [s.degree for s in now], list(degrees)
+            stay = sum(min(was.count(d), wants.count(d)) for d in (1, 2, 4))
+            assert sum(seat in now for seat in seats) == stay
+        now = seats
+
+
+def _fits(sizes: Sequence[int], degrees: Sequence[int]) -> bool:
+    """Degrees that divide one another fit if the largest first, anywhere, find room."""
+    left = list(sizes)
+    for degree in sorted(degrees, reverse=True):
+        at = next((i for i, room in enumerate(left) if room >= degree), None)
+        if at is None:
+            return False
+        left[at] -= degree
+    return True
+
+
+def test_the_budget_holds_no_degree_that_would_need_more_workers() -> None:
+    assert budget_of(nodes_of(four()), [1, 2, 4]).degrees == (4, 2, 1)
+    two = nodes_of([EngineWorker("a", "n", units=2), EngineWorker("b", "n", units=2)])
+    assert budget_of(two, [1, 2, 4]).degrees == (4, 2)
+    smaller = nodes_of([*four("a"), *four("b"), EngineWorker("c", "c")])
+    budget = budget_of(smaller, [1, 2])
+    assert (budget.gpus, budget.gpus_per_node) == (9, 4)
+    with pytest.raises(BadInput, match="nodes of 4, 1, 1 GPUs"):
+        budget_of(nodes_of([*four("a"), EngineWorker("b", "b"), EngineWorker("c", "c")]), [1])
+    with pytest.raises(BadInput, match="start a worker for each GPU"):
+        budget_of(nodes_of([EngineWorker("a", "n", units=4)]), [1, 2])
+
+
+# -- forecasts -------------------------------------------------------------------------------------
+
+
+def test_known_tokens_come_first_then_earlier_trajectories_then_the_predictor() -> None:
+    past = [Past(10, 4, 0.5), Past(30, 4, 0.5), Past(20, 4, 0.5)]
+    works, source = works_of([Coming("g", 7, 50), Coming("g", 7, 60)], past, [], 4096)
+    assert ([work.decode_tokens for work in works], source) == ([50, 60], "known")
+    works, source = works_of([Coming("g", 7)] * 6, past, [Guess(1, 2)] * 6, 4096)
+    assert source == "earlier trajectories"
+    assert sorted(work.decode_tokens for work in works) == [10, 10, 20, 20, 30, 30]
+    assert {(w.shared_tokens, w.prefill_tokens, w.context_tokens, w.tool_s) for w in works} == {
+        (7, 4, 9, 0.5)
+    }
+    works, source = works_of([Coming("g", 7)] * 101, [], [Guess(100, 400)] * 101, 4096)
+    assert source == "predictor"
+    lengths = sorted(work.decode_tokens for work in works)
+    assert abs(lengths[50] - 100) <= 3 and abs(lengths[91] - 400) <= 40
+    assert works_of([Coming("g", 7)], [], [], 4096) == ([], "")
+
+
+def test_no_forecast_is_longer_than_the_context() -> None:
+    (work,), _ = works_of([Coming("g", 100)], [Past(900, 900)], [], 400)
+    assert work.shared_tokens + work.decode_tokens + work.prefill_tokens <= 400
+
+
+def test_the_predictor_is_asked_for_prompts_only_once_it_has_learnt() -> None:
+    spec = [TrajectoryId("t"), GroupId("g"), 0, "d", 40]
+    assert asyncio.run(forecast(None, [spec])) == []
+    assert asyncio.run(forecast(Oracle(KnownWork()), [spec])) == []
+    predictor = LearnedPredictor()
+    assert asyncio.run(forecast(predictor, [spec])) == [], "it would answer with a constant"
+    predictor.warm_start(
+        Finished(f"t{i}", f"g{i}", "d", prompt_tokens=40, generated_tokens=100 + i) for i in range(20)
+    )
+    ((median, q90),) = asyncio.run(forecast(predictor, [spec]))
+    assert 80 < median <= q90 < 200
+
+
+# -- specs and costs -------------------------------------------------------------------------------
+
+
+def test_an_engine_of_another_degree_has_its_slots_cost_and_gpus(model_dir: str) -> None:
+    spec = EngineSpec("emulated", model_dir, 4, 4096, cost=PROFILE)
+    pair = DegreeSpecs(spec).at(2, ("0", "3"))
+    assert (pair.tp_degree, pair.slots, pair.devices, pair.cost) == (2, 8, ("0", "3"), PROFILE)
+    assert EngineSpec.from_mapping(pair.to_mapping()) == pair
+    engines = DegreeSpecs(spec).engines()
+    assert sorted(engines) == [1, 2, 4, 8, 16]
+    assert engines[2].cost.fixed_s < engines[1].cost.fixed_s
+    by_degree = {"1": {"seconds_per_token": 0.004}, "2": {"seconds_per_token": 0.003}}
+    given = DegreeSpecs(EngineSpec("emulated", model_dir, 4, 4096, cost=by_degree, time_scale=2.0))
+    assert given.at(2).cost == {"seconds_per_token": 0.003}
+    assert {d: engine.cost.decode_token_s(1, 0) for d, engine in given.engines().items()} == {
+        1: pytest.approx(0.008),
+        2: pytest.approx(0.006),
+    }
+    told = given.described((1, 2, 4))
+    assert told is not None and (told["tp_degree"], sorted(told["by_degree"])) == (1, ["1", "2"])
+    assert told["of"] == told["by_degree"]["1"], "in real seconds, as tools and transfers are"
+    assert [cost_from_mapping(told["by_degree"][d]).fixed_s for d in "12"] == [0.008, 0.006]
+    given = DegreeSpecs(EngineSpec("emulated", model_dir, 4, 4096, cost=by_degree))
+    assert given.described((1, 2, 4)) == {
+        "of": {"seconds_per_token": 0.004},
+        "tp_degree": 1,
+        "by_degree": by_degree,
+    }
+
+
+@pytest.mark.parametrize(
+    ("cost", "message"),
+    [
+        ({"seconds_per_token": 0.002}, "degree 2 is not known, only that of degree 1: give a profile"),
+        (None, "degree 2 is not known"),
+        ({"1": {"seconds_per_token": 0.002}}, "degree 2 is not given, only of 1"),
+        ({"table": "tiny-agent-cpu"}, "of TP degree 1, asked for 2"),
+    ],
+)
+def test_a_cost_that_is_not_known_at_a_degree_is_refused(
+    model_dir: str, cost: Mapping[str, Any] | None, message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        DegreeSpecs(EngineSpec("emulated", model_dir, 4, 4096, cost=cost)).at(2)
+
+
+def test_a_real_engine_needs_a_cost_for_auto_and_heads_that_divide(model_dir: str) -> None:
+    specs = DegreeSpecs(EngineSpec("vllm", model_dir, 4, 2048))
+    assert specs.at(2).slots == 8
+    with pytest.raises(BadInput, match="degrees 'auto' need to know what an engine costs"):
+        specs.engines()
+    with pytest.raises(BadInput, match="degree 3 does not divide the 4 attention heads"):
+        specs.at(3)
+    assert sorted(DegreeSpecs(specs.spec, PROFILE).engines()) == [1, 2, 4]
+
+
+def test_without_degrees_the_cost_is_described_as_ever(model_dir: str) -> None:
+    cost = {"seconds_per_token": 0.002}
+    spec = EngineSpec("emulated", model_dir, 4, 4096, cost=cost)
+    assert DegreeSpecs(spec).described(()) == {"of": cost, "tp_degree": 1}
+    assert DegreeSpecs(EngineSpec("vllm", model_dir, 4, 4096)).described(()) is None
+    assert cost_at(cost, 1, 1) is cost
+
+
+def test_gpus_are_named_by_gpu_engines_only(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sees = {"CUDA_VISIBLE_DEVICES": "0, GPU-7"}
+    assert visible_gpus(EngineSpec("emulated", model_dir, 4, 4096), sees) == []
+    monkeypatch.setattr("heddle_dask.live.worker.rollout_worker.installed_vllm_build", lambda: "gpu")
+    assert visible_gpus(EngineSpec("vllm", model_dir, 4, 4096), sees) == ["0", "GPU-7"]
+    assert visible_gpus(EngineSpec("vllm", model_dir, 4, 4096), {}) == []
+
+
+def test_a_gpu_engine_sees_its_gpus_only(model_dir: str) -> None:
+    pair = DegreeSpecs(EngineSpec("vllm", model_dir, 4, 2048)).at(2, ("3", "GPU-7"))
+    command = vllm_command(pair, 8123, "gpu")
+    assert command.env["CUDA_VISIBLE_DEVICES"] == "3,GPU-7"
+    assert " --tensor-parallel-size 2 " in " ".join(command.argv)
+    assert "CUDA_VISIBLE_DEVICES" not in vllm_command(pair, 8123, "cpu").env
+    with pytest.raises(BadInput, match="engine devices are 3, GPU-7: name 1, one for each"):
+        EngineSpec("vllm", model_dir, 4, 2048, devices=("3", "GPU-7"))
+
+
+@pytest.mark.parametrize("asked", ["2,1", [], [0], [1.5], [True], "automatic"])
+def test_degrees_that_are_none_are_refused(asked: Any) -> None:
+    with pytest.raises(BadInput, match="use 'auto' or a list of whole numbers of at least 1"):
+        checked_degrees(asked)
+
+
+def test_the_options_are_read(tmp_path: Path) -> None:
+    assert [parsed_degrees(text) for text in (None, "auto", "2, 1,1")] == [None, "auto", (2, 1, 1)]
+    for text in ("2;1", "0", "", "2,"):
+        with pytest.raises(BadInput, match="--degrees"):
+            parsed_degrees(text)
+    file = tmp_path / "cost.toml"
+    file.write_text("[1]\nseconds_per_token = 0.004\n")
+    assert parsed_cost(str(file)) == {"1": {"seconds_per_token": 0.004}}
+    assert parsed_cost("qwen3-8b-h100") == PROFILE
+    assert parsed_cost("tiny-agent-cpu") == {"table": "tiny-agent-cpu"}
+    with pytest.raises(BadInput, match=r"--cost 'qwen' is unknown: give a profile \(qwen3-14b-h100"):
+        parsed_cost("qwen")
+
+
+# -- orders ----------------------------------------------------------------------------------------
+
+
+class Told:
+    """What a seating does to workers, in order."""
+
+    def __init__(self, gone: Sequence[str] = ()) -> None:
+        self.log: list[Any] = []
+        self.seating = Seating(self.tell, lambda worker: self.log.append(("retire", worker)))
+        self.gone = gone
+
+    async def tell(self, worker: str, spec: Mapping[str, Any] | None) -> None:
+        await asyncio.sleep(0.01 if worker == "tcp://a" else 0)
+        if worker in self.gone:
+            raise OSError("gone")
+        self.log.append((worker, spec))
+
+
+def order(name: str, degree: int, *gpus: str) -> list[Any]:
+    return [name, degree, list(gpus), {"tp_degree": degree}]
+
+
+def test_engines_start_when_those_before_have_ended_and_others_are_left_alone() -> None:
+    told = Told()
+
+    async def body() -> None:
+        for name in "abc":
+            told.seating.on_seat(f"tcp://{name}", name, "n", 1, [])
+        await told.seating.reseat([order(name, 1, str(at)) for at, name in enumerate("abc")])
+        told.log.clear()
+        answer = await told.seating.reseat([order("a", 2, "0", "1"), order("c", 1, "2")])
+        assert answer == {"changed": ["a", "b"]}
+
+    asyncio.run(body())
+    one, two = {"tp_degree": 1}, {"tp_degree": 2}
+    assert told.log[:2] == [("retire", "tcp://a"), ("retire", "tcp://b")]
+    assert told.log[2:] == [("tcp://b", None), ("tcp://a", None), ("tcp://a", two)], one
+
+
+def test_a_worker_that_comes_back_gets_its_order_and_one_that_has_gone_is_forgotten() -> None:
+    told = Told(gone=["tcp://b"])
+
+    async def body() -> None:
+        for name in "ab":
+            told.seating.on_seat(f"tcp://{name}", name, "n", 1, [])
+        await told.seating.reseat([order("a", 1, "0"), order("b", 1, "1")])
+        assert [row[0] for row in (await told.seating.seats())["workers"]] == ["a"]
+        told.log.clear()
+        told.seating.forget_worker("tcp://a")
+        told.seating.on_seat("tcp://a2", "a", "n", 1, [])
+        await asyncio.sleep(0.05)
+
+    asyncio.run(body())
+    assert told.log == [("tcp://a2", {"tp_degree": 1})]
+
+
+# -- a cluster -------------------------------------------------------------------------------------
+
+
+class KnownAgent(ToolAgent):
+    """Says beforehand how much each task generates: one is ten times as long as the others."""
+
+    def tasks(self, count: int, seed: int) -> Sequence[Task]:
+        return [Task(f"t{i}", "Prompt.", known_tokens=self._tokens(i)) for i in range(count)]
+
+    def _tokens(self, number: int) -> int:
+        return self.tokens * (10 if number == 0 else 1)
+
+    async def solve(self, task: Task, ctx: Context) -> float | None:
+        ctx.append("user", task.prompt)
+        await ctx.generate(max_tokens=self._tokens(int(task.task_id[1:])), ignore_eos=True)
+        return 1.0
+
+
+def emulated_at_degrees(model: str) -> EngineSpec:
+    """Engines of two GPUs are nearly twice as fast."""
+    cost = {"1": {"seconds_per_token": 0.004}, "2": {"seconds_per_token": 0.0022}}
+    return EngineSpec("emulated", model, slots=4, max_model_len=4096, cost=cost)
+
+
+def servers() -> list[psutil.Process]:
+    """Emulated engines themselves, without the guards around them."""
+    return [p for p in descendants(ENGINE) if "leash.py" not in " ".join(p.cmdline())]
+
+
+async def published(client: Client) -> dict[str, float]:
+    """The LLM slots of each rollout worker: what it publishes, without the steps ahead."""
+    assert client.scheduler is not None
+    workers = (await client.scheduler.identity(n_workers=-1))["workers"].values()
+    told = {w["name"]: w["resources"].get("LLM", 0) for w in workers if "ENGINE" in w["resources"]}
+    ahead = emulated_at_degrees("any").steps_ahead
+    return {name: slots - ahead if slots else 0 for name, slots in told.items()}
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_engines_change_their_degrees_between_rollouts_and_back(model_dir: str, tmp_path: Path) -> None:
+    out = tmp_path / "run.zarr"
+    seen: list[dict[str, float]] = []
+    pids: list[set[int]] = []
+
+    async def body() -> None:
+        async with cluster(engines=4) as (_, client):
+            rollout = Rollout(
+                client,
+                env=ToolAgent(),
+                model=model_dir,
+                engine=emulated_at_degrees(model_dir),
+                degrees=[1, 1, 1, 1],
+                samples=2,
+                out=out,
+            )
+            async with rollout:
+                for degrees in ((1, 1, 1, 1), (2, 1, 1), (1, 1, 1, 1)):
+                    rollout.degrees = degrees
+                    batch = await rollout.run(8)
+                    assert batch.counts == {"completed": 16}
+                    assert rollout.running_degrees == degrees
+                    seen.append(await published(client))
+                    pids.append({p.pid for p in servers()})
+            await until(lambda: not servers())
+
+    run(body(), hang_s=200)
+    names = [f"rollout-{i}" for i in range(4)]
+    assert seen[0] == seen[2] == dict.fromkeys(names, 4)
+    assert seen[1] == {"rollout-0": 8, "rollout-1": 0, "rollout-2": 4, "rollout-3": 4}
+    assert [len(each) for each in pids] == [4, 3, 4], "no engine is left where none is wanted"
+    assert len(pids[0] & pids[1]) == len(pids[1] & pids[2]) == 2, "the others were left alone"
+    lines = control_lines(out)
+    joined = [line[0] for line in lines if line[0][0] == "EngineJoined"]
+    assert sum(line[0][0] == "EngineLost" for line in lines) == 3
+    assert sorted(event[2][3] for event in joined) == [1] * 6 + [2]
+    assert len({event[2][0] for event in joined}) == 7, "each has an id of its own"
+    reader = RunReader(out)
+    assert len(reader) == 48
+    used = {step.engine_id.split("/")[0] for record in list(reader)[16:32] for step in record.steps}
+    assert used == {"rollout-0", "rollout-2", "rollout-3"}
+    decisions = [b["degrees"] for kind, b in read_journal(journal_path(out)) if kind == "degrees"]
+    assert decisions == [[1, 1, 1, 1], [2, 1, 1], [1, 1, 1, 1]]
+    assert list(replay(Controller(strategies_of_run(reader.metadata)), lines)) == []
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_auto_decides_by_known_work_and_a_killed_worker_comes_back_at_its_degree(model_dir: str) -> None:
+    told: list[str] = []
+
+    async def body() -> None:
+        async with cluster(engines=4) as (made, client):
+            rollout = Rollout(
+                client,
+                env=KnownAgent(tokens=60),
+                model=model_dir,
+                engine=emulated_at_degrees(model_dir),
+                degrees="auto",
+                on_progress=told.append,
+            )
+            async with rollout:
+                batch = await rollout.run(3)
+                assert batch.counts == {"completed": 3}
+                # Two engines for three trajectories gain less than a mix must: both GPUs of each go to one.
+                assert rollout.running_degrees == (2, 2), told
+                nanny = psutil.Process(made.workers["rollout-0"]._process.program_pid)
+                (worker,) = [c for c in nanny.children() if "resource_tracker" not in " ".join(c.cmdline())]
+                kill(worker.pid)
+                report = await _until_ready(client, 2)
+                assert sorted(seat[1] for seat in report["seats"]) == [2, 2]
+                assert await published(client) == {
+                    "rollout-0": 8,
+                    "rollout-1": 0,
+                    "rollout-2": 8,
+                    "rollout-3": 0,
+                }
+                # The same again: nothing is to be gained by a restart.
+                batch = await rollout.run(3)
+                assert batch.counts == {"completed": 3}
+                assert rollout.running_degrees == (2, 2), told
+            await until(lambda: not servers())
+
+    run(body(), hang_s=200)
+    decided = [line for line in told if line.startswith("degrees 2,2 for 3 trajectories by known")]
+    assert len(decided) == 2
+    assert sum(line.startswith("starting") for line in told) == 1
+
+
+async def _until_ready(client: Client, engines: int) -> Mapping[str, Any]:
+    """After a worker was killed: its engine is lost, then it is back."""
+    lost = False
+    for _ in range(600):
+        ready = len((await dask.call_scheduler(client, "heddle_capacity"))["engines"])
+        lost = lost or ready < engines
+        if lost and ready == engines:
+            report: Mapping[str, Any] = await dask.call_scheduler(client, "heddle_seats")
+            return report
+        await asyncio.sleep(0.05)
+    raise AssertionError("the worker's engine does not come back")
+
+
+@pytest.mark.cluster
+def test_what_cannot_be_is_one_line_and_auto_learns_from_the_batch_before(model_dir: str) -> None:
+    told: list[str] = []
+
+    async def body() -> None:
+        async with cluster(engines=2) as (_, client):
+
+            def rollout(spec: EngineSpec, degrees: Any) -> Rollout:
+                patience = Patience(workers_s=5.0)
+                return Rollout(
+                    client,
+                    env=ToolAgent(),
+                    model=model_dir,
+                    engine=spec,
+                    degrees=degrees,
+                    patience=patience,
+                    on_progress=told.append,
+                )
+
+            spec = emulated_at_degrees(model_dir)
+            with pytest.raises(BadInput, match="degrees 2,1 need 3 GPUs and 2 workers"):
+                await rollout(spec, [2, 1]).run(2)
+            with pytest.raises(BadInput, match="degree 4 is not given, only of 1, 2"):
+                await rollout(spec, [4]).run(2)
+            with pytest.raises(BadInput, match="degrees were not given when this rollout opened"):
+                fixed = rollout(EngineSpec("emulated", model_dir, 4, 4096), None)
+                fixed.degrees = [1]
+                await fixed.run(2)
+            unknown = rollout(spec, "auto")
+            async with unknown:
+                assert (await unknown.run(2)).counts == {"completed": 2}
+                assert unknown.running_degrees == (1, 1), "nothing is known at first"
+                assert any(line.startswith("nothing is known yet") for line in told)
+                assert (await unknown.run(2)).counts == {"completed": 2}
+                assert any("for 2 trajectories by earlier trajectories" in line for line in told)
+                assert unknown.running_degrees == (1, 1), "a restart takes longer than the whole batch"
+
+    run(body())
+
+
+@pytest.mark.cluster
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_real_vllm_runs_at_tp_2(model_dir: str) -> None:
+    """Two CPU processes share a model; functional only, since they are far slower than one."""
+    with (
+        LocalRolloutCluster(2, tool_cpus=2, dashboard=False) as made,
+        Client(made) as client,
+        Rollout(
+            client,
+            env=ToolAgent(steps=2, tokens=6),
+            model=model_dir,
+            engine=EngineSpec("vllm", model_dir, slots=2, max_model_len=1024, dtype="float32"),
+            degrees=[2],
+        ) as rollout,
+    ):
+        batch = rollout.run(2)
+        assert batch.counts == {"completed": 2}
+        assert rollout.running_degrees == (2,)
+        engines = {step.engine_id.split("/")[0] for record in batch for step in record.steps}
+        assert engines == {"rollout-0"}
+        ranks = {p.pid for p in descendants("VLLM::Worker")}
+        assert len(ranks) == 2, "one process for each rank"
+        assert all(
+            math.isfinite(p) and p <= 0
+            for record in batch
+            for step in record.steps
+            for p in record.branches[0].logprobs[step.token_start : step.token_stop].tolist()
+        )
+    assert not descendants("VLLM::")

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds.record_builders import steady
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.records.journal import HEADER, Journal, read_journal
+
+RECORDS = [
+    ("step", {"trajectory": "t0", "tokens": [1, 2, 3]}),
+    ("note", {}),
+    ("text", {"detail": "zwei\nZeilen, ü, €, 😀, \ud800, \x00"}),
+    ("action", {"label": "python", "run_s": 0.1, "ok": True, "cause": None}),
+    ("step", {"trajectory": "t1", "tokens": []}),
+]
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+bodies = st.dictionaries(st.text(), json_values, max_size=4)
+
+
+def write(path: Path, records) -> None:
+    with Journal.create(path) as journal:
+        for kind, body in records:
+            journal.append(kind, body)
+
+
+@steady
+@given(records=st.lists(st.tuples(st.text(), bodies), max_size=6), cut=st.integers(0, 6))
+def test_reads_back_what_was_appended_in_two_sessions(tmp_path_factory, records, cut):
+    path = tmp_path_factory.mktemp("journal") / "j"
+    write(path, records[:cut])
+    with Journal.open_append(path) as journal:
+        for kind, body in records[cut:]:
+            journal.append(kind, body)
+    found = read_journal(path)
+    assert found == records
+    assert found.dropped_bytes == 0
+
+
+def test_nothing_is_in_the_file_before_flush_and_everything_after(tmp_path):
+    with Journal.create(tmp_path / "j") as journal:
+        journal.append("a", {"n": 1})
+        assert read_journal(tmp_path / "j") == []
+        journal.flush()
+        assert read_journal(tmp_path / "j") == [("a", {"n": 1})]
+        journal.append("b", {})
+        journal.sync()
+        assert len(read_journal(tmp_path / "j")) == 2
+
+
+def test_body_that_is_no_json_leaves_the_journal_as_it_was(tmp_path):
+    with Journal.create(tmp_path / "j") as journal:
+        journal.append("a", {})
+        with pytest.raises(TypeError):
+            journal.append("b", {"x": object()})
+        journal.append("c", {})
+    assert [kind for kind, _ in read_journal(tmp_path / "j")] == ["a", "c"]
+
+
+def test_survives_a_cut_at_every_byte(tmp_path):
+    whole = tmp_path / "whole"
+    write(whole, RECORDS)
+    data = whole.read_bytes()
+    ends = [len(HEADER)]
+    for line in data[len(HEADER) :].splitlines(keepends=True):
+        ends.append(ends[-1] + len(line))
+    assert ends[-1] == len(data)
+
+    path = tmp_path / "cut"
+    for length in range(len(data) + 1):
+        path.write_bytes(data[:length])
+        kept = [end for end in ends if end <= length]
+        survivors = RECORDS[: max(len(kept) - 1, 0)]
+        found = read_journal(path)
+        assert found == survivors, length
+        assert found.dropped_bytes == length - (kept[-1] if kept else 0), length
+        with Journal.open_append(path) as journal:
+            journal.append("after", {"cut": length})
+        again = read_journal(path)
+        assert again == [*survivors, ("after", {"cut": length})], length
+        assert again.dropped_bytes == 0
+
+
+def test_a_changed_byte_before_the_last_line_is_reported_with_its_line(tmp_path):
+    path = tmp_path / "j"
+    write(path, RECORDS)
+    data = path.read_bytes()
+    last_line = data.rstrip(b"\n").rindex(b"\n")
+    for position in range(len(HEADER), last_line):
+        damaged = bytearray(data)
+        damaged[position] ^= 0x04
+        path.write_bytes(damaged)
+        number = data[:position].count(b"\n") + 1
+        for reading in (read_journal, Journal.open_append):
+            with pytest.raises(BadInput, match=f"damaged at line {number}:"):
+                reading(path)
+        assert path.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("change", ["lost", "doubled", "swapped"])
+def test_a_lost_doubled_or_swapped_line_is_damage(tmp_path, change):
+    path = tmp_path / "j"
+    write(path, RECORDS)
+    header, *lines = path.read_bytes().splitlines(keepends=True)
+    if change == "lost":
+        del lines[1]
+    elif change == "doubled":
+        lines.insert(1, lines[1])
+    else:
+        lines[1], lines[2] = lines[2], lines[1]
+    path.write_bytes(header + b"".join(lines))
+    with pytest.raises(BadInput, match=r"damaged at line [34]:"):
+        read_journal(path)
+
+
+def test_a_tail_of_zeros_is_dropped(tmp_path):
+    path = tmp_path / "j"
+    write(path, RECORDS)
+    with open(path, "ab") as file:
+        file.write(bytes(4096))
+    assert read_journal(path) == RECORDS
+    assert read_journal(path).dropped_bytes == 4096
+
+
+@pytest.mark.parametrize("content", [b"hello", b"x" * 500, HEADER.replace(b"1", b"2") + b"\n"])
+def test_a_foreign_file_is_refused_and_left_alone(tmp_path, content):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    for reading in (read_journal, Journal.open_append):
+        with pytest.raises(BadInput, match="no journal"):
+            reading(path)
+    with pytest.raises(BadInput, match="no journal"):
+        Journal.create(path, overwrite=True)
+    assert path.read_bytes() == content
+
+
+def test_paths_that_cannot_be(tmp_path):
+    write(tmp_path / "j", RECORDS)
+    with pytest.raises(BadInput, match="exists"):
+        Journal.create(tmp_path / "j")
+    with pytest.raises(BadInput, match="cannot write"):
+        Journal.create(tmp_path / "j" / "below")
+    with pytest.raises(BadInput, match="No such file"):
+        Journal.open_append(tmp_path / "missing")
+    with pytest.raises(BadInput, match="No such file"):
+        read_journal(tmp_path / "missing")
+    with pytest.raises(BadInput, match="cannot read"):
+        read_journal(tmp_path)
+    with Journal.create(tmp_path / "j", overwrite=True):
+        assert read_journal(tmp_path / "j") == []
+    with Journal.create(tmp_path / "new" / "folder" / "j"):
+        pass
+
+
+def test_second_writer_is_refused_until_the_first_closes(tmp_path):
+    path = tmp_path / "j"
+    first = Journal.create(path)
+    for opening in (Journal.open_append, lambda p: Journal.create(p, overwrite=True)):
+        with pytest.raises(BadInput, match="another process"):
+            opening(path)
+    first.append("a", {})
+    first.close()
+    first.close()
+    Journal.open_append(path).close()
+    assert read_journal(path) == [("a", {})]
+
+
+def test_full_disk_keeps_what_is_not_written(tmp_path):
+    """A pipe that takes no more stands for the disk: part of the buffer goes, the rest stays."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    journal = Journal(tmp_path / "pipe", writing, zlib.crc32(HEADER))
+    for number in range(3000):
+        journal.append("fill", {"n": number, "text": "x" * 50})
+    with pytest.raises(BlockingIOError):
+        journal.flush()
+    received = bytearray()
+    while True:
+        received += os.read(reading, 1 << 20)
+        try:
+            journal.flush()
+            break
+        except BlockingIOError:
+            continue
+    journal.close()
+    while piece := os.read(reading, 1 << 20):
+        received += piece
+    os.close(reading)
+    copy = tmp_path / "copy"
+    copy.write_bytes(HEADER + received)
+    assert [body["n"] for _, body in read_journal(copy)] == list(range(3000))
+
+
+WRITER = """
+import os, random, sys
+from heddle_dask.records.journal import Journal
+
+random.seed(int(sys.argv[2]))
+journal = Journal.open_append(sys.argv[1])
+number = int(sys.argv[3])
+while True:
+    for _ in range(random.randint(1, 5)):
+        journal.append("record", {"n": number, "text": "x" * random.choice([0, 10, 100_000])})
+        number += 1
+    journal.flush()
+    os.write(1, b"%d\\n" % number)
+"""
+IN_FLIGHT = 5
+
+
+def test_sigkill_of_a_busy_writer_loses_nothing_that_was_flushed(tmp_path):
+    path = tmp_path / "j"
+    Journal.create(path).close()
+    chance = random.Random(20)
+    expected_at_least = 0
+    for attempt in range(8):
+        before = len(read_journal(path))
+        child = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), str(attempt), str(before)],
+            stdout=subprocess.PIPE,
+        )
+        assert child.stdout is not None
+        first = child.stdout.readline()
+        time.sleep(chance.uniform(0, 0.03))
+        os.kill(child.pid, signal.SIGKILL)
+        rest = child.stdout.read()
+        assert child.wait() == -signal.SIGKILL
+        child.stdout.close()
+        acknowledged = max(int(line) for line in (first + rest).split(b"\n")[:-1])
+
+        found = read_journal(path)
+        assert [body["n"] for _, body in found] == list(range(len(found)))
+        assert acknowledged <= len(found) <= acknowledged + IN_FLIGHT
+        assert acknowledged > expected_at_least
+        expected_at_least = acknowledged
+
+
+def test_format_is_what_the_docstring_says(tmp_path):
+    write(tmp_path / "j", [("a", {"b": 1}), ("c", {})])
+    header, first, second = (tmp_path / "j").read_bytes().splitlines()
+    assert json.loads(header) == {"heddle": "journal", "version": 1}
+    assert first[9:] == b'["a",{"b":1}]'
+    assert int(first[:8], 16) == zlib.crc32(first[9:], zlib.crc32(HEADER))
+    assert int(second[:8], 16) == zlib.crc32(second[9:], int(first[:8], 16))

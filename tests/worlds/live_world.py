@@ -1,0 +1,124 @@
+"""A real cluster with emulated engines, and what the live tests do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from distributed import Client
+
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.live.clusters.local import LocalRolloutCluster
+from heddle_dask.live.driver.run_writer import journal_path
+from heddle_dask.records.journal import read_journal
+from heddle_dask.records.trajectory import TrajectoryRecord
+
+HANG_S = 120
+ENGINE = "heddle_dask.engines.emulated"
+
+# NIXL's progress threads spin, a core per CPU engine: with two engines on two cores imports stall for many seconds.
+needs_nixl_cores = pytest.mark.skipif(
+    (os.cpu_count() or 1) < 4 and not os.environ.get("HEDDLE_TEST_NIXL"),
+    reason="two engines with NIXL need 4 cores; HEDDLE_TEST_NIXL=1 tries it with fewer",
+)
+
+
+def run(coroutine: Coroutine[Any, Any, Any], hang_s: float = HANG_S) -> Any:
+    """Run to the end; the ceiling is for hangs only."""
+    return asyncio.run(asyncio.wait_for(coroutine, hang_s))
+
+
+def emulated(model: str, *, seconds_per_token: float = 0.002, slots: int = 4, **options: Any) -> EngineSpec:
+    cost = {"seconds_per_token": seconds_per_token}
+    return EngineSpec("emulated", model, slots=slots, max_model_len=4096, cost=cost, **options)
+
+
+@contextlib.asynccontextmanager
+async def cluster(engines: int = 2, **options: Any) -> AsyncIterator[tuple[LocalRolloutCluster, Client]]:
+    async with (
+        LocalRolloutCluster(engines, tool_cpus=8, dashboard=False, asynchronous=True, **options) as made,
+        Client(made, asynchronous=True) as client,
+    ):
+        yield made, client
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    for _ in range(6000):
+        found = condition()
+        if found:
+            return found
+        await asyncio.sleep(0.01)
+    raise AssertionError("condition not met within a minute")
+
+
+def descendants(word: str) -> list[psutil.Process]:
+    """Our own descendants whose command line holds `word`."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if any(word in part for part in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def worker_process(name: str) -> psutil.Process:
+    """The process that runs a Dask worker: the nanny's only child that is no engine."""
+    # The leash around it has the same words in its command line, later.
+    (nanny,) = [p for p in descendants(name) if p.cmdline()[1:4] == ["-m", "dask", "worker"]]
+    (worker,) = [c for c in nanny.children() if not any("resource_tracker" in part for part in c.cmdline())]
+    return worker
+
+
+def engine_processes(worker_name: str) -> list[psutil.Process]:
+    """The emulated engine of a Dask worker and the leash around it, oldest first."""
+    inside = worker_process(worker_name).children(recursive=True)
+    found = [process for process in inside if ENGINE in " ".join(process.cmdline())]
+    return sorted(found, key=lambda process: process.create_time())
+
+
+def engine_process(worker_name: str) -> psutil.Process:
+    """The engine itself."""
+    return engine_processes(worker_name)[-1]
+
+
+def check_against_engine(records: Sequence[TrajectoryRecord], seen_path: Path) -> None:
+    """Each stored trajectory's segments, joined, are what went to the engine and what came from it."""
+    seen: dict[tuple[str, int], list[Any]] = {}
+    for line in seen_path.read_text().splitlines():
+        row = json.loads(line)
+        seen.setdefault((row["trajectory"], row["step"]), []).append(row)
+    for record in records:
+        (branch,) = record.branches
+        joined = np.concatenate([segment.token_ids for segment in branch.segments()])
+        assert record.steps
+        for step in record.steps:
+            # A step that was stopped for another went to an engine in parts.
+            at = step.token_start
+            for part in seen[record.trajectory_id, step.step_index]:
+                assert joined[:at].tolist() == part["seen"]
+                assert joined[at : at + len(part["sampled"])].tolist() == part["sampled"]
+                at += len(part["sampled"])
+            assert at == step.token_stop
+            logprobs = branch.logprobs[step.token_start : step.token_stop]
+            assert np.isfinite(logprobs).all() and (logprobs <= 0).all()
+            assert (branch.policy_version[step.token_start : step.token_stop] == 0).all()
+
+
+def control_lines(out: Path) -> list[Any]:
+    """The controller's journal of a run: (event, commands) lines."""
+    records = read_journal(journal_path(out))
+    return [line for kind, body in records if kind == "control" for line in body["lines"]]
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

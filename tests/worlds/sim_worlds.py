@@ -1,0 +1,71 @@
+"""Simulated runs whose whole story is printed as one digest; run as a script by `test_sim_determinism`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from heddle_dask.core import commands as cmd
+from heddle_dask.core import events as ev
+from heddle_dask.core.journal_codec import encode
+from heddle_dask.cost.engine_cost import load_profile
+from heddle_dask.predictors.chosen import build_predictor
+from heddle_dask.predictors.known import KnownWork
+from heddle_dask.sim.fleet import ControlDelays, Faults, Merging, SimulatedFleet, equal_engines
+from heddle_dask.sim.world import SimulatedWorld
+from heddle_dask.strategies.presets import build_strategies, tell_costs, tell_restart
+from heddle_dask.workloads.synthetic import fit_into_context, synthesize
+
+CONTEXT = 4096
+
+
+def story_of(preset: str, *overrides: str) -> tuple[str, int, int]:
+    """Digest of all events, commands and results; how many events there were, and commands."""
+    plans = [
+        fit_into_context(plan, token_scale=0.1, tool_scale=1.0, max_context_tokens=CONTEXT)
+        for plan in synthesize("coding", prompts=10, samples=8, seed=3)
+    ]
+    cost = replace(load_profile("qwen3-8b-h100"), capacity_tokens=20_000)
+    made = equal_engines(4, cost, slots=8, max_context_tokens=CONTEXT)
+    faster = replace(cost, fixed_s=cost.fixed_s / 2, capacity_tokens=40_000)
+    kind = equal_engines(1, faster, slots=16, max_context_tokens=CONTEXT, tp_degree=2)[0]
+    fleet = SimulatedFleet(
+        tuple((replace(spec, node="n"), its_cost) for spec, its_cost in made),
+        merging=Merging({2: kind}, restart_s=1.0),
+        delays=ControlDelays.measured(6e-3, 4e-3),
+        faults=Faults(engines_lost={2: 8.0}, tool_failure_share=0.1),
+        tool_cpus=12,
+    )
+    strategies = build_strategies(preset, overrides=overrides)
+    tell_costs(strategies, fleet.beliefs)
+    tell_restart(strategies, 1.0)
+    known = {plan.trajectory_id: float(plan.generated_tokens) for plan in plans}
+    predictor = (
+        None if strategies.predictor is None else build_predictor(strategies.predictor, KnownWork(known))
+    )
+    digest = hashlib.sha256()
+    counts = [0, 0]
+
+    def watch(event: ev.Event, commands: Sequence[cmd.Command]) -> None:
+        digest.update(json.dumps([encode(event), [encode(command) for command in commands]]).encode())
+        counts[0] += 1
+        counts[1] += len(commands)
+
+    world = SimulatedWorld(strategies, fleet, plans, predictor=predictor, seed=5, watch=watch)
+    world.run()
+    for program in world.programs.values():
+        result = (program.status, program.started_s, program.finished_s, program.queue_s, program.engine_id)
+        digest.update(repr((*result, program.prefilled_tokens, program.preemptions)).encode())
+    for engine in world.engines.values():
+        digest.update(repr((engine.busy_s, engine.prefilled_tokens, engine.kv_preemptions)).encode())
+    return digest.hexdigest(), *counts
+
+
+if __name__ == "__main__":
+    for name in ("heddle", "heddle-paper", "slime"):
+        print(name, *story_of(name))
+    oracle = "predictor=oracle"
+    print("staying", *story_of("heddle", oracle))
+    print("regrouping", *story_of("heddle", oracle, "regrouping=merge-idle"))
