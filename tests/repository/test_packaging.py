@@ -174,3 +174,13 @@ def test_pre_commit_runs_the_tools_of_make_lint_and_downloads_nothing() -> None:
 @pytest.mark.parametrize("name", heddle_dask.__all__)
 def test_every_public_name_loads(name: str) -> None:
     assert getattr(heddle_dask, name) is not None
+
+
+def test_a_tool_worker_loads_neither_xgboost_nor_zarr_nor_strategies() -> None:
+    code = (
+        "import sys, workers.tool_worker\n"
+        "heavy = ('xgboost', 'zarr', 'scipy', 'heddle_dask.strategies', 'heddle_dask.predictors')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[]", done.stderr
