@@ -20,7 +20,7 @@ from typing import Any
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
-from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, TrajectoryId
+from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, StepId, TrajectoryId
 from heddle_dask.core.nouns import (
     ActionRequest,
     EngineDescription,
@@ -151,12 +151,10 @@ class SteadyWorld:
                 self._later(self.rng.random(), lambda: self._request(name))
             case cmd.StartStep():
                 site = self.sites[command.engine_id]
-                heapq.heappush(site.queue, (-command.priority, command.order, command))
+                heapq.heappush(site.queue, (-command.priority.number, command.order, command))
                 self._later(0.0, lambda: self._fill(command.engine_id))
-            case cmd.AbortStep(name):
-                agent = self.agents[name]
-                attempt = agent.attempt
-                self._later(_STOP_S, lambda: self._stopped(name, attempt))
+            case cmd.AbortStep(step_id):
+                self._later(_STOP_S, lambda: self._stopped(step_id))
             case cmd.PredictRemaining(name):
                 steps = self.agents[name].next_step
                 self._later(_PREDICTION_S, lambda: self._predict(name, steps))
@@ -187,36 +185,39 @@ class SteadyWorld:
             if name in self._step_ns:
                 self.spent_ns.setdefault(PER_STEP, []).append(self._step_ns[name])
             self._step_ns[name] = 0
-        step = StepRequest(name, agent.next_step, agent.attempt, agent.context, 8192)
+        step = StepRequest(StepId(name, agent.next_step, agent.attempt), agent.context, 8192)
         self._tell(ev.StepRequested(self.at, step), name)
 
     def _fill(self, engine_id: EngineId) -> None:
         site = self.sites[engine_id]
         while site.free and site.queue:
             _, _, step = heapq.heappop(site.queue)
-            name = step.trajectory_id
+            step_id = step.step_id
+            name = step_id.trajectory_id
             agent = self.agents[name]
             site.free -= 1
             seconds = TOKEN_S * (agent.tokens[agent.next_step] - agent.done_tokens)
             agent.running_on, agent.ends_at = engine_id, self.at + seconds
-            self._tell(ev.StepStarted(self.at, name, step.step_index, step.attempt, engine_id), name)
-            self._later(seconds, partial(self._finished, name, step.attempt))
+            self._tell(ev.StepStarted(self.at, step_id, engine_id), name)
+            self._later(seconds, partial(self._finished, step_id))
 
-    def _finished(self, name: TrajectoryId, attempt: int) -> None:
+    def _finished(self, step_id: StepId) -> None:
+        name = step_id.trajectory_id
         agent = self.agents[name]
-        if agent.attempt != attempt or agent.running_on is None:
+        if agent.attempt != step_id.attempt or agent.running_on is None:
             return  # it was stopped
         new = agent.tokens[agent.next_step] - agent.done_tokens
-        step, engine = agent.next_step, self._free_slot(agent)
+        engine = self._free_slot(agent)
         agent.context += new + TOOL_TOKENS
-        agent.next_step, agent.attempt, agent.done_tokens = step + 1, 0, 0
+        agent.next_step, agent.attempt, agent.done_tokens = step_id.step_index + 1, 0, 0
         over = agent.next_step == len(agent.tokens)
         self._later(_TURN_S, lambda: self._end(name) if over else self._act(name))
-        self._tell(ev.StepFinished(self.at, name, step, attempt, engine, new, 0, "stop"), name)
+        self._tell(ev.StepFinished(self.at, step_id, engine, new, 0, "stop"), name)
 
-    def _stopped(self, name: TrajectoryId, attempt: int) -> None:
+    def _stopped(self, step_id: StepId) -> None:
+        name = step_id.trajectory_id
         agent = self.agents.get(name)
-        if agent is None or agent.attempt != attempt or agent.running_on is None:
+        if agent is None or agent.attempt != step_id.attempt or agent.running_on is None:
             return  # it had ended by itself
         left = agent.tokens[agent.next_step] - agent.done_tokens
         new = max(0, left - math.ceil((agent.ends_at - self.at) / TOKEN_S))
@@ -224,7 +225,7 @@ class SteadyWorld:
         agent.done_tokens += new
         agent.context += new
         agent.attempt += 1
-        self._tell(ev.StepFinished(self.at, name, agent.next_step, attempt, engine, new, 0, "abort"), name)
+        self._tell(ev.StepFinished(self.at, step_id, engine, new, 0, "abort"), name)
         self._later(_TURN_S, lambda: self._request(name))
 
     def _free_slot(self, agent: _Agent) -> EngineId:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
+from heddle_dask.core.ids import ActionId, EngineId, HostId, StepId, TrajectoryId
+from heddle_dask.core.priority import Priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,33 +22,29 @@ class StartStep:
     Attributes
     ----------
     priority
-        Ours: larger runs first. Converted to Dask's and vLLM's signs at their borders.
+        Larger runs first. Converted to the signs of Dask and vLLM at their borders.
     order
         Running number; breaks ties of `priority`, smaller first.
     source_engine_id
         Where the trajectory's context and KV cache were last, if anywhere.
-    past_line
-        Send it to the engine now, although no slot is free: the step that holds one is being stopped for it, and the
-        engine must know this one before it fills that slot.
+    bypass_queue
+        Send the step to the engine now, although no slot is free. A running step is being stopped for it, and the
+        engine must know this step before it fills the slot.
     """
 
-    trajectory_id: TrajectoryId
-    step_index: int
-    attempt: int
+    step_id: StepId
     engine_id: EngineId
-    priority: float
+    priority: Priority
     order: int
     source_engine_id: EngineId | None = None
-    past_line: bool = False
+    bypass_queue: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUpStep:
     """Tell the driver that this step was lost with its worker too often to be tried again."""
 
-    trajectory_id: TrajectoryId
-    step_index: int
-    attempt: int
+    step_id: StepId
     cause: str
 
 
@@ -55,9 +52,7 @@ class GiveUpStep:
 class AbortStep:
     """Stop a queued or running step; its tokens so far come back in `StepFinished`."""
 
-    trajectory_id: TrajectoryId
-    step_index: int
-    attempt: int
+    step_id: StepId
     engine_id: EngineId
     reason: str
 

@@ -159,21 +159,21 @@ class Controller:
     # -- steps -------------------------------------------------------------------------------------
 
     def _step_requested(self, event: ev.StepRequested) -> list[Command]:
-        step = event.step
-        trajectory = self.state.trajectories.get(step.trajectory_id)
+        step, step_id = event.step, event.step.step_id
+        trajectory = self.state.trajectories.get(step_id.trajectory_id)
         if trajectory is None or not trajectory.advance(TrajectoryEvent.STEP_REQUESTED, event.at):
             return self.state.late()
-        if trajectory.step is None or trajectory.step.step_index != step.step_index:
+        if trajectory.step is None or trajectory.step.step_id.step_index != step_id.step_index:
             trajectory.losses = 0
             trajectory.preemptions = 0
         trajectory.step = step
         trajectory.requested_at = event.at
         trajectory.first_context_tokens = trajectory.first_context_tokens or step.context_tokens
-        if trajectory.steps_finished and step.attempt == 0:
+        if trajectory.steps_finished and step_id.attempt == 0:
             self.state.count_observed(trajectory, max(0, step.context_tokens - trajectory.context_tokens))
         self.moves.step_requested(trajectory)
         self.state.set_context(trajectory, step.context_tokens)
-        self.state.waiting_steps[step.trajectory_id] = None
+        self.state.waiting_steps[step_id.trajectory_id] = None
         return self.engines.give_up_if_hopeless(trajectory, event.at) or self.placements.place(
             trajectory, event.at
         )
@@ -182,11 +182,10 @@ class Controller:
         self, event: ev.StepStarted | ev.StepFinished | ev.StepFailed
     ) -> tuple[Trajectory, Engine] | None:
         """The records an event of a step speaks of, or None when it is superseded."""
-        trajectory = self.state.trajectories.get(event.trajectory_id)
+        trajectory = self.state.trajectories.get(event.step_id.trajectory_id)
         if trajectory is None or trajectory.counted_on != event.engine_id:
             return None
-        step = trajectory.step
-        if step is None or (step.step_index, step.attempt) != (event.step_index, event.attempt):
+        if trajectory.step is None or trajectory.step.step_id != event.step_id:
             return None
         return trajectory, self.state.engines[event.engine_id]
 
@@ -269,12 +268,11 @@ class Controller:
 
     def _open(self, event: ev.StepDelivered | ev.StepCancelled) -> Trajectory | None:
         """The trajectory whose step this is, wherever that waits or runs; None when it has ended."""
-        trajectory = self.state.trajectories.get(event.trajectory_id)
+        trajectory = self.state.trajectories.get(event.step_id.trajectory_id)
         step = None if trajectory is None else trajectory.step
         if trajectory is None or step is None or trajectory.state not in STEP_STATES:
             return None
-        same = (step.step_index, step.attempt) == (event.step_index, event.attempt)
-        return trajectory if same else None
+        return trajectory if step.step_id == event.step_id else None
 
     def _call_off(self, trajectory: Trajectory, reason: str, at: float) -> list[Command]:
         """Nobody waits for its step any more."""

@@ -16,6 +16,7 @@ from heddle_dask.core.nouns import (
     StepRequest,
     TrajectorySpec,
 )
+from heddle_dask.core.priority import NORMAL, Priority
 from heddle_dask.core.transitions import (
     ACTION,
     ENGINE,
@@ -104,7 +105,7 @@ class Trajectory:
     losses: int = 0
     preemptions: int = 0
     stopping: bool = False
-    priority: float = 0.0
+    priority: Priority = NORMAL
     requested_at: float = 0.0
     rested_at: float = 0.0
     resting_tools_s: float = 0.0
@@ -191,7 +192,7 @@ class Trajectory:
         step, engine_id = self.step, self.counted_on
         if step is None or engine_id is None:
             return []
-        return [AbortStep(self.trajectory_id, step.step_index, step.attempt, engine_id, reason)]
+        return [AbortStep(step.step_id, engine_id, reason)]
 
     def advance(self, event: TrajectoryEvent, at: float) -> bool:
         """Take `event`; False when it is a late arrival and nothing changed."""

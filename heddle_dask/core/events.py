@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
+from heddle_dask.core.ids import ActionId, EngineId, HostId, StepId, TrajectoryId
 from heddle_dask.core.nouns import (
     ActionRequest,
     EngineDescription,
@@ -47,9 +47,7 @@ class StepStarted:
     """The step left the engine's queue: it holds a slot now."""
 
     at: float
-    trajectory_id: TrajectoryId
-    step_index: int
-    attempt: int
+    step_id: StepId
     engine_id: EngineId
 
 
@@ -58,9 +56,7 @@ class StepFinished:
     """The engine answered; an aborted request with the tokens it had is an answer too."""
 
     at: float
-    trajectory_id: TrajectoryId
-    step_index: int
-    attempt: int
+    step_id: StepId
     engine_id: EngineId
     new_tokens: int
     cached_tokens: int
@@ -86,9 +82,7 @@ class StepFailed:
     """The step ended without an answer; `cause` says at which boundary. The driver decides what next."""
 
     at: float
-    trajectory_id: TrajectoryId
-    step_index: int
-    attempt: int
+    step_id: StepId
     engine_id: EngineId
     cause: str
 
@@ -98,9 +92,7 @@ class StepCancelled:
     """The program waits for this step no more: it goes on without, asks for another, or ends."""
 
     at: float
-    trajectory_id: TrajectoryId
-    step_index: int
-    attempt: int
+    step_id: StepId
 
 
 @dataclass(frozen=True, slots=True)

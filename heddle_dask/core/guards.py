@@ -38,7 +38,7 @@ def check_choice(
     if engine_among(candidates, choice.engine_id) is not choice:
         offered = ", ".join(engine.engine_id for engine in candidates)
         raise GuardViolation(
-            f"placement chose {choice.engine_id} ({choice.state.value}) for step {step.step_index} of "
+            f"placement chose {choice.engine_id} ({choice.state.value}) for step {step.step_id.step_index} of "
             f"{trajectory.trajectory_id}; it may choose among: {offered}"
         )
 

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from typing import NewType
+from typing import NamedTuple, NewType
 
 TrajectoryId = NewType("TrajectoryId", str)
 GroupId = NewType("GroupId", str)
 EngineId = NewType("EngineId", str)
 ActionId = NewType("ActionId", str)
 HostId = NewType("HostId", str)
+
+
+class StepId(NamedTuple):
+    """One attempt at one LLM step of a trajectory: what every message about the step carries.
+
+    Attributes
+    ----------
+    step_index
+        Position in the trajectory, from 0.
+    attempt
+        0 at first. One more each time the driver asks again for the same step: its engine was lost, its context was
+        missing on the worker, or the step was preempted and continues from the tokens it has.
+    """
+
+    trajectory_id: TrajectoryId
+    step_index: int
+    attempt: int

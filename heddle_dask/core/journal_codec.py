@@ -1,49 +1,75 @@
 """Events and commands as plain lists, and the replay of a recorded session.
 
-A journal line of the controller is `[event, [command, ...]]`, each of them `[type name, field, ...]`.
-Replaying the events through a fresh controller must give the same commands: parity test, bug report and
-regression corpus in one.
+A journal line of the controller is `[event, [command, ...]]`. An event or a command is `[type name, field, ...]`; a
+field that is a value of several fields (a `StepId`, a description) is a list of these. Replaying the events through a
+fresh controller gives the same commands: parity test, bug report and regression corpus in one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from heddle_dask.core import events, nouns
 from heddle_dask.core.commands import Command
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.events import Event
 
 _TYPES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(Event), *get_args(Command))}
-_NESTED: dict[str, type] = {
-    "trajectory": nouns.TrajectorySpec,
-    "step": nouns.StepRequest,
-    "action": nouns.ActionRequest,
-    "engine": nouns.EngineDescription,
-    "host": nouns.HostDescription,
-}
-# Field names per type, read once: encoding runs on every event of a live session.
-_FIELDS: dict[type, tuple[str, ...]] = {
-    kind: tuple(f.name for f in fields(kind))
-    for kind in (*_TYPES.values(), *_NESTED.values(), events.TrajectorySubmitted)
-}
+
+
+def _is_composite(kind: Any) -> bool:
+    """Whether values of this type have fields of their own: dataclasses and named tuples."""
+    return isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "_fields"))
+
+
+def _field_names(kind: Any) -> tuple[str, ...]:
+    if is_dataclass(kind):
+        return tuple(field.name for field in fields(kind))
+    names: tuple[str, ...] = kind._fields
+    return names
+
+
+def _composite_in(hint: Any) -> Any:
+    """The composite type of a field, also of an optional one; None for plain values."""
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return next((option for option in options if _is_composite(option)), None)
+
+
+# Read once, also for nested types: encoding runs on every event of a live session.
+_FIELDS: dict[type, tuple[str, ...]] = {}
+_NESTED: dict[type, tuple[Any, ...]] = {}
+
+
+def _register(kind: type) -> None:
+    if kind in _FIELDS:
+        return
+    hints = get_type_hints(kind)
+    _FIELDS[kind] = _field_names(kind)
+    _NESTED[kind] = tuple(_composite_in(hints[name]) for name in _FIELDS[kind])
+    for nested in _NESTED[kind]:
+        if nested is not None:
+            _register(nested)
+
+
+for _kind in _TYPES.values():
+    _register(_kind)
 
 
 def encode(item: Event | Command) -> list[Any]:
-    """`item` as a list of its type name and its fields; nested nouns are lists of their fields."""
-    kind = type(item)
-    out: list[Any] = [kind.__name__]
-    for name in _FIELDS[kind]:
-        value = getattr(item, name)
-        if is_dataclass(value) and not isinstance(value, type):
-            value = [getattr(value, inner) for inner in _FIELDS[type(value)]]
-        elif isinstance(value, tuple):
-            value = list(value)
-        out.append(value)
-    return out
+    """`item` as a list of its type name and its fields; values with fields of their own are lists of these."""
+    row = _plain(item)
+    row.insert(0, type(item).__name__)
+    return row  # type: ignore[no-any-return]
+
+
+def _plain(value: Any) -> Any:
+    names = _FIELDS.get(type(value))
+    if names is not None:
+        return [_plain(getattr(value, name)) for name in names]
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def decode(row: Sequence[Any]) -> Event | Command:
@@ -61,21 +87,20 @@ def decode(row: Sequence[Any]) -> Event | Command:
     return item
 
 
-def _build(kind: type, values: Sequence[Any], row: Sequence[Any]) -> Any:
-    names = _FIELDS[kind]
-    if len(values) != len(names):
+def _build(kind: type, values: Any, row: Sequence[Any]) -> Any:
+    if not isinstance(values, Sequence) or len(values) != len(_FIELDS[kind]):
         raise _foreign(row)
     return kind(
         *(
-            _build(_NESTED[name], value, row) if name in _NESTED else _frozen(value)
-            for name, value in zip(names, values, strict=True)
+            _frozen(value) if nested is None or value is None else _build(nested, value, row)
+            for nested, value in zip(_NESTED[kind], values, strict=True)
         )
     )
 
 
 def _frozen(value: Any) -> Any:
     """JSON has lists where events and commands have tuples."""
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
 def _foreign(row: Sequence[Any]) -> BadInput:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, TrajectoryId
+from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, StepId, TrajectoryId
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +53,13 @@ class StepRequest:
 
     Attributes
     ----------
-    attempt
-        0 at first; one more each time that the driver asks again for the same step, because its
-        engine was lost, its context was missing, or it was preempted and goes on from what it has.
     context_tokens
         Tokens in front of the model, those it has already generated in this step included.
     max_new_tokens
         Upper limit of what this request may still generate.
     """
 
-    trajectory_id: TrajectoryId
-    step_index: int
-    attempt: int
+    step_id: StepId
     context_tokens: int
     max_new_tokens: int
 

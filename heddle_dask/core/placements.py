@@ -95,7 +95,7 @@ class PlacementDesk:
         guards.check_choice(trajectory, step, choice, candidates)
         start = self._dispatch(trajectory, choice, at)
         stops = self._preempt_for(trajectory, choice)
-        return [replace(start, past_line=True), *stops] if stops else [start]
+        return [replace(start, bypass_queue=True), *stops] if stops else [start]
 
     def _plan_batch(self, engines: Sequence[Engine]) -> None:
         """Let the placement see everything that was submitted since it planned last."""
@@ -120,9 +120,7 @@ class PlacementDesk:
         engine.placed += 1
         trajectory.advance(TrajectoryEvent.PLACED, at)
         return StartStep(
-            trajectory_id=trajectory.trajectory_id,
-            step_index=step.step_index,
-            attempt=step.attempt,
+            step_id=step.step_id,
             engine_id=engine.engine_id,
             priority=priority,
             order=order,
@@ -151,7 +149,7 @@ class PlacementDesk:
         assert step is not None, trajectory.trajectory_id
         # The driver answers with TrajectoryEnded; until then the step neither waits nor runs.
         self.withdraw(trajectory, at)
-        return [GiveUpStep(trajectory.trajectory_id, step.step_index, step.attempt, cause)]
+        return [GiveUpStep(step.step_id, cause)]
 
     def withdraw(self, trajectory: Trajectory, at: float) -> None:
         """Its waiting step is over, and no engine takes it."""

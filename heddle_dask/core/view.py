@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from heddle_dask.core.entities import Action, Engine, Host, Trajectory
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, TrajectoryId
 from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.priority import Priority
 from heddle_dask.core.state import State
 from heddle_dask.core.tool_seconds import ToolSeconds
 
@@ -141,12 +142,8 @@ class PlansBatches(Protocol):
 class Scheduling(Protocol):
     """In which order the steps of one engine run."""
 
-    def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> float:
-        """Larger runs first. `order` is the running number of the request.
-
-        From 0 on: tokens of work. Below 0: ranks, of which a whole number is a class of its own and the fraction only
-        orders within it. A preemption takes its margin by that.
-        """
+    def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> Priority:
+        """Larger runs first. `order` is the running number of the request."""
 
 
 class Preemption(Protocol):

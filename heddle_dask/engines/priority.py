@@ -9,6 +9,6 @@ _LIMIT = 2**31 - 1
 FIRST = -_LIMIT
 
 
-def engine_priority(priority: float) -> int:
-    """The integer that the engine takes for our `priority` (larger runs first); never `FIRST`."""
-    return max(FIRST + 1, min(_LIMIT, -round(priority)))
+def engine_priority(number: float) -> int:
+    """The integer that the engine takes for our `Priority.number` (larger runs first); never `FIRST`."""
+    return max(FIRST + 1, min(_LIMIT, -round(number)))

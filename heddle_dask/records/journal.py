@@ -1,6 +1,6 @@
 """The journal: an append-only file of (kind, body) records, one per run; the truth after a crash.
 
-Format: a fixed header line, then one line per record, ``CRC JSON\\n``: eight hexadecimal digits and
+A header line with the format number, then one line per record, ``CRC JSON\\n``: eight hexadecimal digits and
 ``["kind", {body}]``. The CRC-32 of a line starts from the CRC of the line before it, so that a line
 that was changed, lost, doubled or moved is noticed, not only a damaged one. JSON here is Python's:
 nan and infinities are written as ``NaN`` and ``Infinity``.
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,10 @@ from typing import Any, NamedTuple
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.locks import lock_or_refuse
 
-HEADER = b'{"heddle":"journal","version":1}\n'
+# Of this file, and of the events and commands in it (`core.journal_codec`): one more whenever either changes.
+FORMAT = 2
+HEADER = b'{"heddle":"journal","format":%d}\n' % FORMAT
+_ANY_HEADER = re.compile(rb'\{"heddle":"journal","(?:format|version)":(\d+)\}\n')
 
 # A caller that never flushes must not fill the memory: beyond this, append flushes by itself.
 _BUFFER_BYTES = 4 << 20
@@ -223,15 +227,21 @@ def _checked(line: bytes, previous_crc: int) -> bytes | None:
 
 
 def _scan_header(path: Path) -> bytes:
-    """The header as far as it was written; refuses files that are no journal of this version."""
+    """The header as far as it was written; refuses files that are no journal, and journals of another format."""
     try:
         with open(path, "rb") as file:
-            header = file.read(len(HEADER))
+            line = file.readline(2 * len(HEADER))
     except OSError as error:
         raise BadInput(f"cannot read the journal {path}: {error.strerror}") from None
-    if not HEADER.startswith(header):
-        raise BadInput(f"{path} is no journal that this version of heddle can read")
-    return header
+    if HEADER.startswith(line):
+        return line
+    other = _ANY_HEADER.match(line)
+    if other is None:
+        raise BadInput(f"{path} is no journal of heddle: give another path")
+    raise BadInput(
+        f"the journal {path} has format {int(other[1])}, this version reads format {FORMAT}: use the version of "
+        "heddle_dask that wrote it, or give another path"
+    )
 
 
 def _open_locked(path: Path, flags: int) -> int:

@@ -138,7 +138,7 @@ class SimulatedEngine:
             self._time.at(next_s, self._tick, next_s)
 
     def _waits_at_worker(self, job: SimulatedJob) -> bool:
-        return self._slot_s > 0 and job.is_step and not job.past_line
+        return self._slot_s > 0 and job.is_step and not job.bypass_queue
 
     def _fill_slots(self) -> None:
         while self._line and self._slots_held < self._slots:

@@ -10,33 +10,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from heddle_dask.core.ids import StepId
 from heddle_dask.cost.batching import Job
 from heddle_dask.cost.iteration import BLOCK_TOKENS, whole_blocks
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SimulatedJob(Job):
-    """A step in a simulated engine, or the warming of a cache (`step_index` -1).
+    """A step in a simulated engine, or the warming of a cache (without a `step_id`).
 
     Attributes
     ----------
     shared_tokens
         Length of the prompt that it shares with its group.
-    past_line
-        It does not wait at the worker for a slot (`core.commands.StartStep`).
+    bypass_queue
+        The step does not wait at the worker for a slot (`core.commands.StartStep`).
     """
 
     trajectory_id: str
     group_id: str
     shared_tokens: int
-    step_index: int = -1
-    attempt: int = 0
-    past_line: bool = False
+    step_id: StepId | None = None
+    bypass_queue: bool = False
 
     @property
     def is_step(self) -> bool:
         """Not the warming of a cache."""
-        return self.step_index >= 0
+        return self.step_id is not None
 
 
 @dataclass(slots=True, eq=False)

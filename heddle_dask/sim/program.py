@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from heddle_dask.core.ids import EngineId, GroupId, TrajectoryId
+from heddle_dask.core.ids import EngineId, GroupId, StepId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.workloads.planned import PlannedTrajectory
 
@@ -74,6 +74,11 @@ class Program:
             message_tokens=plan.message_tokens,
             max_steps=plan.max_steps,
         )
+
+    @property
+    def step_id(self) -> StepId:
+        """The step it is at, as it is asked for next."""
+        return StepId(TrajectoryId(self.plan.trajectory_id), self.step_index, self.attempt)
 
     def note_engine(self, engine_id: EngineId) -> None:
         """A step goes there."""

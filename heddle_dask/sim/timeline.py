@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
+from heddle_dask.core.ids import StepId
 
 Curve = list[tuple[float, int]]
 
@@ -24,7 +25,7 @@ class Timeline:
     def __init__(self) -> None:
         self.running: dict[str, Curve] = {}
         self.active: Curve = [(0.0, 0)]
-        self._started: dict[tuple[str, int, int], str] = {}
+        self._started: dict[StepId, str] = {}
         self._admitted: dict[str, None] = {}
 
     def watch(self, event: ev.Event, commands: Sequence[cmd.Command]) -> None:
@@ -33,11 +34,10 @@ class Timeline:
             case ev.EngineJoined():
                 self.running[event.engine.engine_id] = [(event.at, 0)]
             case ev.StepStarted():
-                self._started[event.trajectory_id, event.step_index, event.attempt] = event.engine_id
+                self._started[event.step_id] = event.engine_id
                 self._count(self.running[event.engine_id], event.at, 1)
             case ev.StepFinished() | ev.StepFailed():
-                key = (event.trajectory_id, event.step_index, event.attempt)
-                engine_id = self._started.pop(key, None)
+                engine_id = self._started.pop(event.step_id, None)
                 if engine_id is not None:
                     self._count(self.running[engine_id], event.at, -1)
             case ev.EngineLost():

@@ -14,7 +14,7 @@ from typing import Any
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller, Limits
-from heddle_dask.core.ids import ActionId, EngineId, TrajectoryId
+from heddle_dask.core.ids import ActionId, EngineId, StepId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, EngineDescription, StepRequest
 from heddle_dask.core.view import StrategySet
 from heddle_dask.cost.engine_cost import EngineCost
@@ -74,7 +74,7 @@ class SimulatedWorld:
             predictor, self.time, fleet.delays.predict_s, self.controller.state, self._tell
         )
         self._chance = Chance(fleet.faults, seed)
-        self._jobs: dict[tuple[str, int, int], SimulatedJob] = {}
+        self._jobs: dict[StepId, SimulatedJob] = {}
         self._warming: dict[SimulatedJob, cmd.MoveContext] = {}
         self._tools = SimulatedTools(fleet.host.host_id, self.time, self._chance.tool_fails, self._tool_ended)
         self._watch = watch
@@ -155,9 +155,7 @@ class SimulatedWorld:
         if program.status:
             return
         step = StepRequest(
-            trajectory_id=TrajectoryId(program.plan.trajectory_id),
-            step_index=program.step_index,
-            attempt=program.attempt,
+            program.step_id,
             context_tokens=program.context_tokens,
             max_new_tokens=program.left_tokens,
         )
@@ -193,7 +191,7 @@ class SimulatedWorld:
         self._tell(ev.TrajectoryEnded(self.time.now_s, trajectory_id, status))
 
     def _give_up(self, command: cmd.GiveUpStep) -> None:
-        self.time.after(0.0, self._end, self.programs[command.trajectory_id], "failed")
+        self.time.after(0.0, self._end, self.programs[command.step_id.trajectory_id], "failed")
 
     def _predict(self, command: cmd.PredictRemaining) -> None:
         self._predictions.ask(command.trajectory_id)
@@ -201,29 +199,29 @@ class SimulatedWorld:
     # -- steps -------------------------------------------------------------------------------------------------
 
     def _start_step(self, command: cmd.StartStep) -> None:
-        program = self.programs[command.trajectory_id]
+        step_id = command.step_id
+        program = self.programs[step_id.trajectory_id]
         job = SimulatedJob(
             prompt_tokens=program.context_tokens,
             length=program.left_tokens,
-            priority=-command.priority,
-            trajectory_id=command.trajectory_id,
+            priority=-command.priority.number,
+            trajectory_id=step_id.trajectory_id,
             group_id=program.plan.group_id,
             shared_tokens=program.plan.prompt_tokens,
-            step_index=command.step_index,
-            attempt=command.attempt,
-            past_line=command.past_line,
+            step_id=step_id,
+            bypass_queue=command.bypass_queue,
         )
         program.note_engine(command.engine_id)
-        self._jobs[command.trajectory_id, command.step_index, command.attempt] = job
+        self._jobs[step_id] = job
         self.time.after(self.fleet.delays.start_s, self.engines[command.engine_id].submit, job)
 
     def _abort_step(self, command: cmd.AbortStep) -> None:
-        job = self._jobs.get((command.trajectory_id, command.step_index, command.attempt))
+        job = self._jobs.get(command.step_id)
         if job is not None:
             self.time.after(self.fleet.delays.start_s, self.engines[command.engine_id].abort, job)
 
     def _admitted(self, engine: SimulatedEngine, job: SimulatedJob) -> None:
-        if job.step_index < 0:
+        if not job.is_step:
             return
         program = self.programs[job.trajectory_id]
         program.queue_s += self.time.now_s - program.asked_s
@@ -231,28 +229,27 @@ class SimulatedWorld:
         self.time.after(self.fleet.delays.report_s, self._started, engine.description.engine_id, job)
 
     def _started(self, engine_id: EngineId, job: SimulatedJob) -> None:
-        name = TrajectoryId(job.trajectory_id)
-        self._tell(ev.StepStarted(self.time.now_s, name, job.step_index, job.attempt, engine_id))
+        assert job.step_id is not None
+        self._tell(ev.StepStarted(self.time.now_s, job.step_id, engine_id))
 
     def _ended(self, engine: SimulatedEngine, job: SimulatedJob) -> None:
-        if job.step_index < 0:
+        if not job.is_step:
             self._move_done(self._warming.pop(job), self.time.now_s - job.submitted_s, True)
         else:
             self.time.after(self.fleet.delays.report_s, self._report, engine.description.engine_id, job)
 
     def _report(self, engine_id: EngineId, job: SimulatedJob) -> None:
         program = self.programs[job.trajectory_id]
-        key = (job.trajectory_id, job.step_index, job.attempt)
+        step_id = job.step_id
+        assert step_id is not None
         # Its engine was lost while the answer was under way: the step is with another one by now.
-        superseded = self._jobs.get(key) is not job
+        superseded = self._jobs.get(step_id) is not job
         if not superseded:
-            del self._jobs[key]
+            del self._jobs[step_id]
         self._tell(
             ev.StepFinished(
                 at=self.time.now_s,
-                trajectory_id=TrajectoryId(job.trajectory_id),
-                step_index=job.step_index,
-                attempt=job.attempt,
+                step_id=step_id,
                 engine_id=engine_id,
                 new_tokens=job.generated,
                 cached_tokens=job.cached_tokens,

@@ -10,7 +10,7 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.commands import Command, MoveContext, RunAction, StartStep
 from heddle_dask.core.controller import Controller, Limits
 from heddle_dask.core.entities import Engine, Trajectory
-from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, TrajectoryId
+from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, StepId, TrajectoryId
 from heddle_dask.core.journal_codec import encode
 from heddle_dask.core.nouns import (
     ActionRequest,
@@ -53,7 +53,7 @@ def host_of(name: str, cpus: int = 4, pool: str = "cpu") -> HostDescription:
 
 def step_of(name: str, index: int = 0, *, attempt: int = 0, context: int = 100) -> StepRequest:
     """A step of the trajectory of that id."""
-    return StepRequest(TrajectoryId(name), index, attempt, context, max_new_tokens=64)
+    return StepRequest(StepId(TrajectoryId(name), index, attempt), context, max_new_tokens=64)
 
 
 def action_of(
@@ -227,7 +227,7 @@ class Stage:
         self, step: StartStep, new_tokens: int = 10, reason: str = "stop", *, cached: int | None = None
     ) -> list[Command]:
         """The engine answers; without `cached` it had all of the context that it has ever had."""
-        had = self.trajectory(step.trajectory_id)
+        had = self.trajectory(step.step_id.trajectory_id)
         kept = had.kept_tokens if had.kept_on == step.engine_id else 0
         return self.feed(
             ev.StepFinished, *identity(step), new_tokens, kept if cached is None else cached, reason
@@ -264,9 +264,9 @@ class Stage:
         return self.feed(ev.ActionFinished, action.action_id, action.host_id, run_s)
 
 
-def identity(step: StartStep) -> tuple[TrajectoryId, int, int, EngineId]:
+def identity(step: StartStep) -> tuple[StepId, EngineId]:
     """What names this attempt at this engine in every message."""
-    return step.trajectory_id, step.step_index, step.attempt, step.engine_id
+    return step.step_id, step.engine_id
 
 
 def move_facts(move: MoveContext, *, ok: bool = True, seconds: float = 0.5) -> tuple[Any, ...]:

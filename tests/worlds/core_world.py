@@ -60,7 +60,7 @@ class Step:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        return self.request.trajectory_id, self.request.step_index, self.request.attempt, self.engine_id
+        return self.request.step_id, self.engine_id
 
 
 @dataclass
@@ -180,18 +180,18 @@ class World:
                 assert call.orphaned
 
     def _start_step(self, command: cmd.StartStep) -> None:
-        step = self.programs[command.trajectory_id].step
+        step = self.programs[command.step_id.trajectory_id].step
         assert step is not None, "the step had ended"
         assert step.engine_id is None, "it was commanded before"
-        assert (step.request.step_index, step.request.attempt) == (command.step_index, command.attempt)
+        assert step.request.step_id == command.step_id
         assert command.engine_id in self.ready
         assert step.request.context_tokens < self.engines[command.engine_id].max_context_tokens
         assert step.losses <= self.limits.max_losses
         step.engine_id = command.engine_id
 
     def _abort_step(self, command: cmd.AbortStep) -> None:
-        identity = (command.trajectory_id, command.step_index, command.attempt, command.engine_id)
-        program = self.programs.get(command.trajectory_id)
+        identity = (command.step_id, command.engine_id)
+        program = self.programs.get(command.step_id.trajectory_id)
         step = None if program is None else program.step
         if command.reason == "its engine retires" or command.reason.endswith(" is faster"):
             assert step is not None and step.identity == identity and not step.stopping
@@ -241,11 +241,11 @@ class World:
                 self.seen[f"step waited for a move that lost its {end}"] += waited
 
     def _give_up_step(self, command: cmd.GiveUpStep) -> None:
-        program = self.programs[command.trajectory_id]
+        program = self.programs[command.step_id.trajectory_id]
         step = program.step
         assert step is not None
         assert step.engine_id is None
-        assert (step.request.step_index, step.request.attempt) == (command.step_index, command.attempt)
+        assert step.request.step_id == command.step_id
         fits = [self.engines[e] for e in self.ready]
         too_long = all(e.max_context_tokens <= step.request.context_tokens for e in fits)
         assert step.losses > self.limits.max_losses or (fits and too_long)
@@ -474,7 +474,8 @@ class World:
         else:
             at = last.request
             grown = at.context_tokens + last.new_tokens
-            request = step_of(name, at.step_index, attempt=at.attempt + 1, context=grown)
+            again = at.step_id
+            request = step_of(name, again.step_index, attempt=again.attempt + 1, context=grown)
             self.seen["stopped and asked for again"] += last.stopping
         program.step = Step(request)
         if last is not None:
@@ -492,14 +493,14 @@ class World:
         step.new_tokens = self.pick((0, 7, 40))
         facts = (*step.identity, step.new_tokens, 0, reason)
         self._step_ended(step, (ev.StepFinished, *facts))
-        self.programs[step.request.trajectory_id].steps_finished += reason != "abort"
+        self.programs[step.request.step_id.trajectory_id].steps_finished += reason != "abort"
         self.tell(ev.StepFinished, *facts)
 
     def _do_deliver(self, step: Step) -> None:
         """The driver tells first; the worker's own message comes late, or never."""
         facts = (*step.identity, self.pick((0, 7, 40)), 0, "stop")
         self._step_ended(step, (ev.StepFinished, *facts))
-        self.programs[step.request.trajectory_id].steps_finished += 1
+        self.programs[step.request.step_id.trajectory_id].steps_finished += 1
         self.tell(ev.StepDelivered, *facts)
 
     def _do_deliver_crossed(self, crossed: tuple[Step, tuple[Any, ...]]) -> None:
@@ -507,15 +508,15 @@ class World:
         step, told = crossed
         if step.engine_id is not None:
             self.stale.append((ev.StepFinished, *step.identity, 3, 0, "stop"))
-        self.programs[told[0]].step = None
-        self.programs[told[0]].steps_finished += 1
-        self.stale.append((ev.StepDelivered, *told, 3, 0, "stop"))
-        self.tell(ev.StepDelivered, *told, 3, 0, "stop")
+        self.programs[step_id.trajectory_id].step = None
+        self.programs[step_id.trajectory_id].steps_finished += 1
+        self.stale.append((ev.StepDelivered, step_id, step.engine_id, 3, 0, "stop"))
+        self.tell(ev.StepDelivered, step_id, step.engine_id, 3, 0, "stop")
 
     def _do_cancel(self, step: Step) -> None:
         """Its program gives it up, wherever it is; the same step may be asked for again."""
-        told = (step.request.trajectory_id, step.request.step_index, step.request.attempt)
-        program = self.programs[told[0]]
+        step_id = step.request.step_id
+        program = self.programs[step_id.trajectory_id]
         program.retry, program.step, step.new_tokens = step, None, 0
         if step.engine_id is not None:
             self.stale.append((ev.StepStarted, *step.identity))
@@ -525,7 +526,7 @@ class World:
 
     def _do_abort(self, step: Step) -> None:
         """The engine answers early, and the driver goes on from what there is."""
-        self.programs[step.request.trajectory_id].retry = step
+        self.programs[step.request.step_id.trajectory_id].retry = step
         self._do_finish(step, "abort")
 
     def _do_stopped(self, step: Step) -> None:
@@ -557,7 +558,7 @@ class World:
             assert self.stage.trajectory(name).home == home
 
     def _do_fail(self, step: Step) -> None:
-        self.programs[step.request.trajectory_id].retry = step
+        self.programs[step.request.step_id.trajectory_id].retry = step
         died = step.engine_id in self.dying
         step.losses += died and step.started
         cause = ev.ENGINE_LOST if died else "refused"
@@ -565,7 +566,7 @@ class World:
         self.tell(ev.StepFailed, *step.identity, cause)
 
     def _step_ended(self, step: Step, message: tuple[Any, ...]) -> None:
-        self.programs[step.request.trajectory_id].step = None
+        self.programs[step.request.step_id.trajectory_id].step = None
         self.stale.append(message)
         self.stale.append((ev.StepStarted, *step.identity))
 

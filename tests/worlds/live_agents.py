@@ -95,8 +95,8 @@ class RecordingWorker(RolloutWorker):
     async def _generate(self, client: Any, call: Any, context: Any, priority: float) -> GenerateResult:
         result = await super()._generate(client, call, context, priority)
         row = {
-            "trajectory": call.trajectory_id,
-            "step": call.step_index,
+            "trajectory": call.step_id.trajectory_id,
+            "step": call.step_id.step_index,
             "seen": context.token_ids.tolist(),
             "sampled": list(result.token_ids),
         }

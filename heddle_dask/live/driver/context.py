@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from heddle_dask.core.ids import StepId
 from heddle_dask.core.nouns import StepRequest, TrajectorySpec
 from heddle_dask.environments.base import ActionFailed, ActionKind, Reply, Role
 from heddle_dask.live.driver.open_step import OpenStep
@@ -257,9 +258,7 @@ class LiveContext:
 
     async def _ask(self, step: OpenStep) -> StepResult:
         request = StepRequest(
-            self._spec.trajectory_id,
-            step.index,
-            step.attempt,
+            StepId(self._spec.trajectory_id, step.index, step.attempt),
             len(self.record),
             step.max_tokens - step.generated,
         )
@@ -268,9 +267,7 @@ class LiveContext:
         self._sent_crc = zlib.crc32(delta, crc)
         call = StepCall(
             session=self._services.session,
-            trajectory_id=self._spec.trajectory_id,
-            step_index=step.index,
-            attempt=step.attempt,
+            step_id=request.step_id,
             base_tokens=base,
             base_crc=crc,
             delta=delta,
@@ -282,9 +279,7 @@ class LiveContext:
             stop_token_ids=self._services.template.end_token_ids,
         )
         fields = (
-            request.trajectory_id,
-            request.step_index,
-            request.attempt,
+            list(request.step_id),
             request.context_tokens,
             request.max_new_tokens,
         )

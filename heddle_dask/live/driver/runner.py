@@ -15,7 +15,7 @@ from typing import Any
 
 from distributed import Client
 
-from heddle_dask.core.ids import GroupId, TrajectoryId
+from heddle_dask.core.ids import GroupId, StepId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec, joined_domain
 from heddle_dask.environments.base import ActionFailed, Environment, Task
 from heddle_dask.live.driver.context import BudgetExhausted, LiveContext, ReplayDiverged, StepLost
@@ -122,7 +122,7 @@ class Driver:
             if event is not None:
                 event.set()
         elif kind == "step-given-up":
-            submitter.interrupt(step_key(session, *fields[:3]), "given-up", fields[3])
+            submitter.interrupt(step_key(session, StepId(*fields[0])), "given-up", fields[1])
         elif kind == "action-given-up":
             submitter.interrupt(action_key(session, fields[0]), "given-up", fields[1])
         elif kind == "result-lost":

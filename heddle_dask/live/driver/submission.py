@@ -76,14 +76,14 @@ class Submitter:
             The controller gave it up, or its result was lost.
         """
         try:
-            result: StepResult = await self._run(run_step, call, request, call.trajectory_id)
+            result: StepResult = await self._run(run_step, call, request, call.step_id.trajectory_id)
         except asyncio.CancelledError:
             # After what was submitted in this turn of the loop: the scheduler must know the step before.
             asyncio.get_running_loop().call_soon(self._tell_cancelled, call)
             raise
         self._inbox.listen(result.address, STEP_RESULTS)
         if call.key in self._early:
-            self._news[call.trajectory_id] = call.key, step_end(call, result)
+            self._news[call.step_id.trajectory_id] = call.key, step_end(call, result)
         return result
 
     async def action(self, call: ActionCall, request: Sequence[Any]) -> ActionOutcome:
@@ -174,8 +174,7 @@ class Submitter:
         return await self._client.gather(future, direct=True, asynchronous=True)
 
     def _tell_cancelled(self, call: StepCall) -> None:
-        step = [call.trajectory_id, call.step_index, call.attempt]
-        message = {"op": "heddle-step-cancelled", "session": call.session, "step": step}
+        message = {"op": "heddle-step-cancelled", "session": call.session, "step_id": list(call.step_id)}
         if self._client.status == "running":
             send_from_client(self._client, message)
 

@@ -9,6 +9,7 @@ from distributed import Scheduler
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core.ids import EngineId, TrajectoryId
+from heddle_dask.core.priority import NORMAL
 from heddle_dask.live.scheduler.engine_registry import Places
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.wire import _dask_internals as dask
@@ -71,9 +72,7 @@ class Dispatcher:
                 self._session.held.pop(self._key_of(command), None)
                 self._session.notify(
                     "step-given-up",
-                    command.trajectory_id,
-                    command.step_index,
-                    command.attempt,
+                    list(command.step_id),
                     command.cause,
                 )
             case cmd.GiveUpAction():
@@ -81,8 +80,7 @@ class Dispatcher:
                 self._session.notify("action-given-up", command.action_id, command.cause)
 
     def _key_of(self, command: cmd.StartStep | cmd.AbortStep | cmd.GiveUpStep) -> Key:
-        session = self._session.session_id
-        return step_key(session, command.trajectory_id, command.step_index, command.attempt)
+        return step_key(self._session.session_id, command.step_id)
 
     def _start_step(self, command: cmd.StartStep) -> None:
         address, spec = self._places.engines[command.engine_id]
@@ -90,11 +88,11 @@ class Dispatcher:
         self._dispatch(
             self._key_of(command),
             address,
-            {} if command.past_line else {SLOT_RESOURCE: 1},
+            {} if command.bypass_queue else {SLOT_RESOURCE: 1},
             dask.dask_priority(command.priority, command.order),
             {
                 "engine": spec.engine_id,
-                "priority": command.priority,
+                "priority": command.priority.number,
                 "source": self._places.sources.get(source) if source is not None else None,
             },
         )
@@ -103,7 +101,9 @@ class Dispatcher:
         key = action_key(self._session.session_id, command.action_id)
         address, _ = self._places.hosts[command.host_id]
         given = {"host": command.host_id, "cpus": command.cpus}
-        there = self._dispatch(key, address, {TOOL_RESOURCE: command.cpus}, dask.dask_priority(0.0, 0), given)
+        there = self._dispatch(
+            key, address, {TOOL_RESOURCE: command.cpus}, dask.dask_priority(NORMAL, 0), given
+        )
         if not there:
             # Its program has stopped waiting: the CPUs are free again, told at the next turn of the loop.
             ended = (address, self._session.session_id, command.action_id, command.host_id, 0.0, False, False)
@@ -114,7 +114,7 @@ class Dispatcher:
         key: Key,
         address: str,
         resources: Mapping[str, float],
-        priority: tuple[float, int, int],
+        priority: tuple[float, float, int],
         annotation: Mapping[str, Any],
     ) -> bool:
         """False: there is no such task any more."""

@@ -20,7 +20,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
+from heddle_dask.core.ids import ActionId, EngineId, HostId, StepId, TrajectoryId
 from heddle_dask.core.nouns import (
     ActionRequest,
     EngineDescription,
@@ -249,7 +249,8 @@ class HeddleScheduler(SchedulerPlugin):
             request, news = requests[key]
             self._hear_of(news)
             if key[0] == STEP_PREFIX:
-                self._feed(ev.StepRequested(at, StepRequest(*request)))
+                step_id, *sizes = request
+                self._feed(ev.StepRequested(at, StepRequest(StepId(*step_id), *sizes)))
             elif key[0] == ACTION_PREFIX:
                 self._feed(ev.ActionRequested(at, ActionRequest(*request)))
 
@@ -258,11 +259,11 @@ class HeddleScheduler(SchedulerPlugin):
         if news is None:
             return
         assert self.session is not None
-        identity, facts = news
-        if not self.session.awaits_step(*identity[:3]):
+        step_id, facts = StepId(*news[0]), news[1]
+        if not self.session.awaits_step(step_id):
             return
-        self._feed(ev.StepDelivered(self.session.now(), *identity, **facts))
-        key = step_key(self.session.session_id, *identity[:3])
+        self._feed(ev.StepDelivered(self.session.now(), step_id, **facts))
+        key = step_key(self.session.session_id, step_id)
         if key in self.session.held:
             # Its worker died between answering the driver and telling us: nobody waits for it any more.
             del self.session.held[key]
@@ -365,21 +366,21 @@ class HeddleScheduler(SchedulerPlugin):
         self._places.trouble[worker] = message
 
     @guarded
-    def on_step_started(self, worker: str, session: str, step: Sequence[Any]) -> None:
-        """(trajectory, step index, attempt, engine)"""
+    def on_step_started(self, worker: str, session: str, step_id: Sequence[Any], engine_id: EngineId) -> None:
+        """The step holds a slot of that engine."""
         if self._session_is(session):
             assert self.session is not None
-            self._feed(ev.StepStarted(self.session.now(), *step))
+            self._feed(ev.StepStarted(self.session.now(), StepId(*step_id), engine_id))
 
     @guarded
-    def on_step_ended(self, worker: str, session: str, step: Sequence[Any], **facts: Any) -> None:
+    def on_step_ended(self, worker: str, session: str, step_id: Sequence[Any], **facts: Any) -> None:
         """Comes before Dask's own message that the task is done, on the same stream."""
         if not self._session_is(session):
             return
         assert self.session is not None
         at = self.session.now()
         kind = ev.StepFailed if "cause" in facts else ev.StepFinished
-        self._feed(kind(at, *step, **facts))
+        self._feed(kind(at, StepId(*step_id), **facts))
 
     @guarded
     def on_action_ended(
@@ -422,12 +423,13 @@ class HeddleScheduler(SchedulerPlugin):
                 self._dispatcher.forget_at(idle, trajectory)
 
     @guarded
-    def on_step_cancelled(self, client: str, session: str, step: Sequence[Any]) -> None:
-        """(trajectory, step index, attempt): its program waits for it no more."""
+    def on_step_cancelled(self, client: str, session: str, step_id: Sequence[Any]) -> None:
+        """The program of a trajectory does not wait for this step any more."""
         if self._session_is(session):
             assert self.session is not None
-            self.session.held.pop(step_key(session, *step), None)
-            self._feed(ev.StepCancelled(self.session.now(), *step))
+            cancelled = StepId(*step_id)
+            self.session.held.pop(step_key(session, cancelled), None)
+            self._feed(ev.StepCancelled(self.session.now(), cancelled))
 
     @guarded
     def on_trajectories_ended(

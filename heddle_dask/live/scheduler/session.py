@@ -15,7 +15,7 @@ from typing import Any
 from heddle_dask.core.commands import Command
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.events import Event
-from heddle_dask.core.ids import ActionId, TrajectoryId
+from heddle_dask.core.ids import ActionId, StepId, TrajectoryId
 from heddle_dask.core.journal_codec import encode
 from heddle_dask.core.transitions import STEP_STATES
 from heddle_dask.live.scheduler.predictions import Predictions
@@ -135,11 +135,11 @@ class Session:
         if kind == ACTION_PREFIX:
             return ActionId(name) in self.controller.state.actions
         waiting = TrajectoryId(name) in self.controller.state.waiting_steps
-        return waiting and self.awaits_step(name, step_index, attempt)
+        return waiting and self.awaits_step(StepId(TrajectoryId(name), step_index, attempt))
 
-    def awaits_step(self, trajectory_id: str, step_index: int, attempt: int) -> bool:
+    def awaits_step(self, step_id: StepId) -> bool:
         """Whether, for all the controller knows, this step has not ended."""
-        trajectory = self.controller.state.trajectories.get(TrajectoryId(trajectory_id))
+        trajectory = self.controller.state.trajectories.get(step_id.trajectory_id)
         if trajectory is None or trajectory.step is None or trajectory.state not in STEP_STATES:
             return False
-        return (trajectory.step.step_index, trajectory.step.attempt) == (step_index, attempt)
+        return trajectory.step.step_id == step_id

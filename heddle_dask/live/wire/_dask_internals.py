@@ -13,16 +13,18 @@ from distributed import Client, Future, Scheduler, Worker
 from distributed.protocol import to_serialize
 from distributed.scheduler import TaskState
 
+from heddle_dask.core.priority import Priority
+
 # A resource that no worker has: a task that needs it waits in state "no-worker" until we release it.
 HOLD_RESOURCE = "HEDDLE-HOLD"
 
 
-def dask_priority(priority: float, order: int) -> tuple[float, int, int]:
+def dask_priority(priority: Priority, order: int) -> tuple[float, float, int]:
     """Dask's form of our priority: smaller runs first, a tuple of three numbers like Dask's own.
 
     `order` makes it distinct: equal priorities would run last-in-first-out on a worker.
     """
-    return (-priority, order, 0)
+    return (-priority.level, -priority.tokens, order)
 
 
 def hold(ts: TaskState) -> None:
@@ -35,7 +37,7 @@ def pin(
     ts: TaskState,
     address: str,
     resources: Mapping[str, float],
-    priority: tuple[float, int, int],
+    priority: tuple[float, float, int],
     annotation: Mapping[str, Any],
 ) -> None:
     """Bind a task that was not dispatched yet to one worker, before its next transition.

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from heddle_dask.core.ids import StepId
+
 Key = tuple[str, str, str, int, int]
 
 # Messages wait this long for company instead of Dask's 2 to 10 ms: a step is on the critical path.
@@ -22,9 +24,9 @@ STEP_RESULTS = "heddle_step_results"  # RPC handlers through which workers push 
 ACTION_RESULTS = "heddle_action_results"
 
 
-def step_key(session: str, trajectory_id: str, step_index: int, attempt: int) -> Key:
+def step_key(session: str, step_id: StepId) -> Key:
     """Dask key of a step. The prefix is the kind and never an id: Dask keeps prefixes for ever."""
-    return (STEP_PREFIX, session, trajectory_id, step_index, attempt)
+    return (STEP_PREFIX, session, *step_id)
 
 
 def action_key(session: str, action_id: str) -> Key:
@@ -45,9 +47,7 @@ class StepCall:
     """
 
     session: str
-    trajectory_id: str
-    step_index: int
-    attempt: int
+    step_id: StepId
     base_tokens: int
     base_crc: int
     delta: bytes
@@ -66,7 +66,7 @@ class StepCall:
     @property
     def key(self) -> Key:
         """The Dask key this call runs under."""
-        return step_key(self.session, self.trajectory_id, self.step_index, self.attempt)
+        return step_key(self.session, self.step_id)
 
 
 StepStatus = Literal["ok", "aborted", "engine-lost", "context-missing", "refused"]
@@ -107,13 +107,14 @@ class StepResult:
     message: str = ""
 
 
-# The end of an answered step as the controller must hear it: trajectory, step, attempt, engine; facts by name.
-StepEnd = tuple[list[Any], dict[str, Any]]
+# The end of an answered step as the controller must hear it: the step, and facts by name.
+StepEnd = tuple[StepId, dict[str, Any]]
 
 
 def step_end(call: StepCall, result: StepResult) -> StepEnd:
     """What the scheduler is told of a step that an engine answered; worker and driver tell the same."""
-    return [call.trajectory_id, call.step_index, call.attempt, result.engine_id], {
+    return call.step_id, {
+        "engine_id": result.engine_id,
         "new_tokens": len(result.token_ids) // 4,
         "cached_tokens": result.cached_tokens,
         "finish_reason": result.finish_reason,

@@ -251,30 +251,28 @@ class RolloutWorker(WorkerPlugin):
         assert self.worker is not None
         placed = dask.task_annotation(self.worker, call.key)
         engine_id, client = self.engine_id, self._client
-        identity = [call.trajectory_id, call.step_index, call.attempt, placed.get("engine", engine_id)]
+        there = placed.get("engine", engine_id)
         if client is None or engine_id != placed.get("engine"):
-            return self._failed(call, identity, "engine-lost", "the engine is gone")
+            return self._failed(call, there, "engine-lost", "the engine is gone")
         context = await self._context(call, placed.get("source"))
         if context is None:
-            return self._failed(call, identity, "context-missing", "")
-        self.worker.loop.call_later(TELL_STARTED_AFTER_S, self._tell_started, call, identity)
+            return self._failed(call, there, "context-missing", "")
+        self.worker.loop.call_later(TELL_STARTED_AFTER_S, self._tell_started, call, there)
         try:
             result = await self._generate(client, call, context, float(placed.get("priority", 0.0)))
         except EngineUnreachable as error:
-            return self._failed(call, identity, "engine-lost", str(error))
+            return self._failed(call, there, "engine-lost", str(error))
         except EngineRefused as error:
-            return self._failed(call, identity, "refused", str(error))
+            return self._failed(call, there, "refused", str(error))
         answer = self._answer(call, context, result, engine_id, time.perf_counter() - started_s)
         _, facts = step_end(call, answer)
-        return self._end(call, identity, facts, answer)
+        return self._end(call, facts, answer)
 
-    def _end(
-        self, call: StepCall, identity: list[Any], facts: Mapping[str, Any], answer: StepResult
-    ) -> StepResult:
+    def _end(self, call: StepCall, facts: Mapping[str, Any], answer: StepResult) -> StepResult:
         self._reports[call.key] = {
             "op": "heddle-step-ended",
             "session": call.session,
-            "step": identity,
+            "step_id": list(call.step_id),
             **facts,
         }
         # What the controller must act on first, a failure, reaches the driver by way of the scheduler.
@@ -288,15 +286,24 @@ class RolloutWorker(WorkerPlugin):
         if report is not None:
             self._tell(report)
 
-    def _tell_started(self, call: StepCall, identity: list[Any]) -> None:
+    def _tell_started(self, call: StepCall, engine_id: str) -> None:
         if call.key in self._running:
-            self._tell({"op": "heddle-step-started", "session": call.session, "step": identity})
+            step_id = list(call.step_id)
+            self._tell(
+                {
+                    "op": "heddle-step-started",
+                    "session": call.session,
+                    "step_id": step_id,
+                    "engine_id": engine_id,
+                }
+            )
 
     async def _generate(
         self, client: EngineClient, call: StepCall, context: Context, priority: float
     ) -> GenerateResult:
+        name, step_index, attempt = call.step_id
         request = GenerateRequest(
-            request_id="-".join((call.session, call.trajectory_id, f"{call.step_index}.{call.attempt}")),
+            request_id=f"{call.session}-{name}-{step_index}.{attempt}",
             token_ids=context.token_ids.tolist(),
             sampling=SamplingParams(
                 max_tokens=call.max_tokens,
@@ -319,7 +326,7 @@ class RolloutWorker(WorkerPlugin):
     ) -> StepResult:
         assert self.worker is not None
         ids = np.asarray(result.token_ids, dtype="<i4").tobytes()
-        self._contexts.put(call.session, call.trajectory_id, context.extended(ids))
+        self._contexts.put(call.session, call.step_id.trajectory_id, context.extended(ids))
         return StepResult(
             status="aborted" if result.finish_reason == "abort" else "ok",
             engine_id=engine_id,
@@ -337,11 +344,10 @@ class RolloutWorker(WorkerPlugin):
             address=self.worker.address,
         )
 
-    def _failed(self, call: StepCall, identity: list[Any], status: Any, message: str) -> StepResult:
+    def _failed(self, call: StepCall, engine_id: str, status: Any, message: str) -> StepResult:
         assert self.worker is not None
-        engine_id = str(identity[3])
         answer = StepResult(status=status, engine_id=engine_id, message=message, address=self.worker.address)
-        return self._end(call, identity, {"cause": status}, answer)
+        return self._end(call, {"engine_id": engine_id, "cause": status}, answer)
 
     # -- contexts ----------------------------------------------------------------------------------
 
@@ -349,7 +355,7 @@ class RolloutWorker(WorkerPlugin):
         """The whole context: delta alone, base held here, or base fetched from the worker before."""
         if call.base_tokens == 0:
             return Context(EMPTY, 0).extended(call.delta)
-        base = self._contexts.get(call.session, call.trajectory_id)
+        base = self._contexts.get(call.session, call.step_id.trajectory_id)
         if base is None or not base.is_base(call.base_tokens, call.base_crc):
             base = await self._fetch(call, source)
         return None if base is None else base.extended(call.delta)
@@ -360,7 +366,7 @@ class RolloutWorker(WorkerPlugin):
             return None
         try:
             data = await self.worker.rpc(source).heddle_context(
-                session=call.session, trajectory=call.trajectory_id
+                session=call.session, trajectory=call.step_id.trajectory_id
             )
         except (OSError, AttributeError):
             return None  # that worker has left; the driver sends the whole context

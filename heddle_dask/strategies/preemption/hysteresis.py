@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from heddle_dask.core.entities import Trajectory
+from heddle_dask.core.priority import Priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +19,11 @@ class Hysteresis:
     Parameters
     ----------
     ratio, margin_tokens
-        Where priorities are tokens of work (from 0 on: longest-first), the waiting one must be above ``ratio`` times
-        the running one, and above it by ``margin_tokens``.
-    margin_classes
-        Where priorities are ranks (below 0: group-first, least-attained), the waiting one must be so many classes
-        above the running one: group-first counts lacking members, least-attained levels of its queue. First come,
-        first served never stops anybody: who waits came later.
+        Within one level, the tokens of the waiting step must be above ``ratio`` times those of the running one, and
+        above them by ``margin_tokens``.
+    margin_levels
+        Between levels (group-first: lacking members; least-attained: levels of its queue), the waiting step must be
+        this many levels above the running one. First come, first served never preempts: a waiting step came later.
     least_wait_tokens
         Nobody is stopped where a slot is about to be free anyway: where the running steps, each taken to have as much
         left as its trajectory's steps have had on average, are expected to leave one within so many tokens. Stopping
@@ -33,7 +33,7 @@ class Hysteresis:
 
     ratio: float = 1.5
     margin_tokens: float = 256.0
-    margin_classes: int = 1
+    margin_levels: int = 1
     least_wait_tokens: float = 16.0
 
     def __post_init__(self) -> None:
@@ -41,8 +41,8 @@ class Hysteresis:
             raise ValueError(
                 f"ratio={self.ratio}, margin_tokens={self.margin_tokens}: use at least 1 and at least 0"
             )
-        if self.margin_classes < 1:
-            raise ValueError(f"margin_classes={self.margin_classes}: use at least 1")
+        if self.margin_levels < 1:
+            raise ValueError(f"margin_levels={self.margin_levels}: use at least 1")
         if self.least_wait_tokens < 0:
             raise ValueError(f"least_wait_tokens={self.least_wait_tokens}: use at least 0")
 
@@ -55,10 +55,10 @@ class Hysteresis:
             return None
         return max((t for t in running if t.priority == least), key=lambda t: t.number)
 
-    def _clearly_above(self, waiting: float, running: float) -> bool:
-        if running < 0:
-            return math.floor(waiting) - math.floor(running) >= self.margin_classes
-        return waiting > max(self.ratio * running, running + self.margin_tokens)
+    def _clearly_above(self, waiting: Priority, running: Priority) -> bool:
+        if waiting.level != running.level:
+            return waiting.level - running.level >= self.margin_levels
+        return waiting.tokens > max(self.ratio * running.tokens, running.tokens + self.margin_tokens)
 
 
 def _wait_tokens(running: Sequence[Trajectory]) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.priority import Priority
 from heddle_dask.core.view import ClusterView
 from heddle_dask.strategies.scheduling.longest_first import predicted_tokens
 
@@ -17,8 +18,7 @@ class GroupFirst:
     It shortens the wait for the next whole group and lengthens the last one's: wrong for a synchronous step.
     """
 
-    def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> float:
-        """Whole numbers for the group, a fraction for the trajectory."""
+    def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> Priority:
+        """A class per number of lacking members; within it the longest predicted first."""
         lacking = view.unfinished_by_group.get(trajectory.spec.group_id, 1)
-        ahead = predicted_tokens(trajectory, "q90")
-        return -float(lacking) + ahead / (1.0 + ahead)
+        return Priority(-lacking, predicted_tokens(trajectory, "q90"))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.priority import Priority
 from heddle_dask.core.view import ClusterView
 
 
@@ -26,6 +27,6 @@ class LeastAttained:
         if self.quantum_tokens < 1:
             raise ValueError(f"quantum_tokens={self.quantum_tokens}: use a number of at least 1")
 
-    def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> float:
+    def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> Priority:
         """Minus the level of the queue."""
-        return -float(math.floor(math.log2(1 + trajectory.generated_tokens / self.quantum_tokens)))
+        return Priority(-math.floor(math.log2(1 + trajectory.generated_tokens / self.quantum_tokens)))

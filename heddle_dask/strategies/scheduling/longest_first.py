@@ -8,6 +8,7 @@ from typing import Literal
 
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.priority import Priority
 from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
@@ -52,7 +53,7 @@ class LongestFirst:
         """Reckon with these costs by TP degree in place of the profile."""
         self._costs = EngineCosts(self.profile, known)
 
-    def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> float:
+    def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> Priority:
         """Predicted tokens; without a prediction all are equal, and the order of arrival decides.
 
         The total is that of the latest prediction: neither a late one nor a step that was stopped makes it longer.
@@ -62,4 +63,4 @@ class LongestFirst:
         if self.of == "total":
             ahead += trajectory.predicted_at_tokens
             tools_s += trajectory.predicted_at_tools_s if self.tools else 0.0
-        return ahead + tools_s / self._costs.pace_s if tools_s > 0 else ahead
+        return Priority(0, ahead + tools_s / self._costs.pace_s if tools_s > 0 else ahead)

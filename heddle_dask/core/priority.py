@@ -1,0 +1,31 @@
+"""The priority of a step: a class first, tokens within the class."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# One number for engines that take only one: a class is worth more than any context is long.
+LEVEL_TOKENS = 2**24
+
+
+class Priority(NamedTuple):
+    """Larger runs first; compared by `level`, then by `tokens`.
+
+    Attributes
+    ----------
+    level
+        The class of the step. Strategies without classes leave it at 0.
+    tokens
+        Tokens of work, from 0 on. They order the steps of one class.
+    """
+
+    level: int = 0
+    tokens: float = 0.0
+
+    @property
+    def number(self) -> float:
+        """The same order as one number, larger first. Exact for `tokens` below `LEVEL_TOKENS`."""
+        return self.level * LEVEL_TOKENS + self.tokens
+
+
+NORMAL = Priority()
