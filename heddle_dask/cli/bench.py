@@ -13,7 +13,6 @@ from heddle_dask.cli.bench_live import live
 from heddle_dask.cli.bench_paper import paper
 from heddle_dask.cli.bench_placement import placement
 from heddle_dask.cli.bench_predictor import predictor
-from heddle_dask.cli.bench_regrouping import regrouping
 from heddle_dask.cli.bench_scale import scale
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.cli.shared_options import print_measured, shared_options
@@ -35,7 +34,6 @@ bench.add_command(live)
 bench.add_command(paper)
 bench.add_command(placement)
 bench.add_command(predictor)
-bench.add_command(regrouping)
 bench.add_command(scale)
 
 

@@ -134,24 +134,7 @@ def _table(conditions: dict[str, object], rollouts: Sequence[SimulatedRollout]) 
             f"{moves:5,.0f}"
         )
     lines += [one.shortfall for one in rollouts if one.shortfall]
-    return [*lines, *(_regroups(name, by_name[name]) for name in ordered if _merges(by_name[name]))]
-
-
-def _merges(rollouts: Sequence[SimulatedRollout]) -> list[int]:
-    """Merged engines of each rollout; empty where there were none at all."""
-    merges = [int(one.regroups["merges"]) for one in rollouts]
-    return merges if any(merges) else []
-
-
-def _regroups(name: str, rollouts: Sequence[SimulatedRollout]) -> str:
-    """A line for a strategy that regrouped; sums over seeds."""
-    total = {key: sum(one.regroups[key] for one in rollouts) for key in rollouts[0].regroups}
-    each = ", ".join(str(merges) for merges in _merges(rollouts))
-    failed = f", {total['failed']:,.0f} failed" if total["failed"] else ""
-    return (
-        f"{name}: engines merged (each seed) {each}; all seeds: {total['engines']:,.0f} engines ended, "
-        f"{total['seconds']:,.0f} s of restarts{failed}, {total['evacuated'] + total['attracted']:,.0f} steps moved"
-    )
+    return lines
 
 
 def _middle(rollouts: Sequence[SimulatedRollout], figure: str) -> float:

@@ -81,19 +81,6 @@ class MoveContext:
 
 
 @dataclass(frozen=True, slots=True)
-class RegroupEngines:
-    """End these engines, on which no step is, and start one of `tp_degree` on their GPUs.
-
-    Each ends by an `EngineLost` that strands nothing. The new one joins by `EngineJoined`; then, or when it failed to
-    start, comes a `RegroupEnded` with this `regroup_id`.
-    """
-
-    regroup_id: int
-    engine_ids: tuple[EngineId, ...]
-    tp_degree: int
-
-
-@dataclass(frozen=True, slots=True)
 class RunAction:
     """Run the action on this host with this many CPUs, now."""
 
@@ -125,7 +112,6 @@ Command = (
     | AbortStep
     | PredictRemaining
     | MoveContext
-    | RegroupEngines
     | RunAction
     | GiveUpAction
     | AbortAction

@@ -28,7 +28,6 @@ from heddle_dask.core.engines import EngineDesk
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.migrations import MoveDesk
 from heddle_dask.core.placements import PlacementDesk
-from heddle_dask.core.regroup_desk import RegroupDesk
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import (
     STEP_STATES,
@@ -69,8 +68,7 @@ class Controller:
         self.admissions = AdmissionDesk(self.state, self.view, strategies.admission)
         self.actions = ActionDesk(self.state, self.view, strategies.actions, losses)
         self.moves = MoveDesk(self.state, self.view, strategies.migration)
-        self.regroups = RegroupDesk(self.state, self.view, self.moves, strategies.regrouping)
-        self.placements = PlacementDesk(self.state, self.view, strategies, self.regroups, preemptions)
+        self.placements = PlacementDesk(self.state, self.view, strategies, preemptions)
         self.engines = EngineDesk(self.state, self.placements, self.moves, losses)
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             ev.TrajectorySubmitted: self._trajectory_submitted,
@@ -88,7 +86,6 @@ class Controller:
             ev.EngineJoined: self._engine_joined,
             ev.EngineLost: self.engines.lost,
             ev.EngineDraining: self.engines.draining,
-            ev.RegroupEnded: self.regroups.ended,
             ev.HostJoined: self.actions.host_joined,
             ev.HostLost: self.actions.host_lost,
         }
@@ -101,16 +98,8 @@ class Controller:
         InvalidTransition, GuardViolation, KeyError
             The event cannot be true, or a strategy proposed nonsense: bugs, never swallowed.
         """
-        late_before = self.state.late_arrivals
         self.state.at = event.at
-        commands = self._handlers[type(event)](event)
-        if self.strategies.regrouping is None or self.state.late_arrivals > late_before:
-            return commands
-        return [*commands, *self.regroups.after(event), *self._placed_again(event)]
-
-    def _placed_again(self, event: ev.Event) -> list[Command]:
-        """Engines that were called back take what waits, if nobody else was there."""
-        return self.placements.place_waiting(event.at) if self.regroups.took_back() else []
+        return self._handlers[type(event)](event)
 
     # -- trajectories ------------------------------------------------------------------------------
 

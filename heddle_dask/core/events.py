@@ -187,21 +187,6 @@ class EngineDraining:
 
 
 @dataclass(frozen=True, slots=True)
-class RegroupEnded:
-    """The answer to a `RegroupEngines`, after `seconds`: the merged engine has joined, or will not.
-
-    The engines whose GPUs it was to have are gone in either case, each by an `EngineLost` that came before.
-    """
-
-    at: float
-    regroup_id: int
-    ok: bool
-    seconds: float
-    engine_id: EngineId | None = None
-    cause: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class HostJoined:
     """A worker for actions is there."""
 
@@ -233,7 +218,6 @@ Event = (
     | EngineJoined
     | EngineLost
     | EngineDraining
-    | RegroupEnded
     | HostJoined
     | HostLost
 )

@@ -13,7 +13,7 @@ from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.nouns import StepRequest
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import ActionState, EngineState, KvState, TrajectoryState
-from heddle_dask.core.view import Grant, Merge, Move, MoveRequest
+from heddle_dask.core.view import Grant, Move, MoveRequest
 
 
 def can_take(engine: Engine, step: StepRequest) -> bool:
@@ -72,46 +72,6 @@ def check_transfer(move: MoveRequest, running: Iterable[MoveRequest]) -> None:
                 f"the move of {move.trajectory_id} from {move.source} to {move.target} shares an engine with that of "
                 f"{other.trajectory_id} from {other.source} to {other.target}"
             )
-
-
-def check_merges(state: State, merges: Sequence[Merge]) -> None:
-    """Refuse merges of what is not ready, on other nodes or taken twice, and those that leave nobody to go on.
-
-    Raises
-    ------
-    GuardViolation
-    """
-    taken = [name for merge in merges for name in merge.engine_ids]
-    ready = {engine.engine_id: engine for engine in state.ready_engines}
-    for merge in merges:
-        engines = [ready[name] for name in merge.engine_ids if name in ready]
-        nodes = {engine.spec.node for engine in engines}
-        degrees = sum(engine.spec.tp_degree for engine in engines)
-        whole = 1 < len(engines) == len(merge.engine_ids) and degrees == merge.tp_degree
-        if not whole or len(nodes) != 1 or "" in nodes:
-            raise GuardViolation(
-                f"regrouping merges {', '.join(merge.engine_ids)} to degree {merge.tp_degree}: they must be ready, two "
-                "or more, on one known node, and have that many GPUs"
-            )
-    left = [engine for name, engine in ready.items() if name not in taken]
-    if not merges or len(set(taken)) < len(taken) or not left:
-        raise GuardViolation(f"regrouping takes {', '.join(taken)}: each once, and one engine must be left")
-    longest = max(engine.spec.max_context_tokens for engine in ready.values())
-    if max(engine.spec.max_context_tokens for engine in left) < longest:
-        raise GuardViolation(f"regrouping leaves no engine that takes contexts of {longest} tokens")
-
-
-def check_empty(engine: Engine) -> None:
-    """Refuse to end an engine on which there is a step.
-
-    Raises
-    ------
-    GuardViolation
-    """
-    if engine.inflight:
-        raise GuardViolation(
-            f"engine {engine.engine_id} is to be ended with {len(engine.inflight)} steps on it"
-        )
 
 
 def can_stop(trajectory: Trajectory, max_preemptions: int) -> bool:

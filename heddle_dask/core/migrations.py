@@ -199,15 +199,6 @@ class MoveDesk:
             if waiting.target == engine_id:
                 self._drop(name)
 
-    def forget_engine(self, engine_id: EngineId) -> None:
-        """No move that has not started may go there or come from there any more."""
-        for name, _ in self._touching(engine_id):
-            self._drop(name)
-
-    def is_busy(self, engine_id: EngineId) -> bool:
-        """Whether a move from or to that engine runs."""
-        return engine_id in self._busy
-
     def _touching(self, engine_id: EngineId) -> list[tuple[TrajectoryId, MoveRequest]]:
         """The moves from or to that engine that have not started."""
         return [item for between in self._at.get(engine_id, {}).values() for item in between.items()]

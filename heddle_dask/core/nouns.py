@@ -72,8 +72,6 @@ class EngineDescription:
     ----------
     kv_bytes_per_token
         Bytes of KV cache that one token takes over all its GPUs; 0 when unknown.
-    node
-        The machine whose GPUs it has; engines of one node may be merged. Empty: unknown, and it never is.
     """
 
     engine_id: EngineId
@@ -84,7 +82,6 @@ class EngineDescription:
     policy_version: int = 0
     kv_transfer: bool = False
     kv_bytes_per_token: float = 0.0
-    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from heddle_dask.core import guards
 from heddle_dask.core.commands import Command, GiveUpStep, StartStep
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import TrajectoryId
-from heddle_dask.core.regroup_desk import RegroupDesk
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import TrajectoryEvent
 from heddle_dask.core.view import ClusterView, PlansBatches, StrategySet
@@ -33,7 +32,6 @@ class PlacementDesk:
         state: State,
         view: ClusterView,
         strategies: StrategySet,
-        regroups: RegroupDesk,
         max_preemptions: int,
     ) -> None:
         self.state = state
@@ -41,7 +39,6 @@ class PlacementDesk:
         self.placement = strategies.placement
         self.scheduling = strategies.scheduling
         self.preemption = strategies.preemption
-        self.regroups = regroups
         self.max_preemptions = max_preemptions
         self._unplanned: dict[TrajectoryId, None] = {}
         self._unplaced: dict[TrajectoryId, None] = {}  # planned, and no step of it was placed yet
@@ -87,9 +84,7 @@ class PlacementDesk:
             )
         if trajectory.trajectory_id in self._unplanned:
             self._plan_batch(ready)
-        choice = self.regroups.destination(trajectory, candidates)
-        if choice is None:
-            choice = self.placement.choose_engine(trajectory, step, candidates)
+        choice = self.placement.choose_engine(trajectory, step, candidates)
         if choice is None:
             return []
         guards.check_choice(trajectory, step, choice, candidates)

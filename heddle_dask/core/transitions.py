@@ -14,7 +14,6 @@ Coupling, in one place:
 3. A step that finishes leaves its KV on its engine: KV `WRITTEN`; not when that engine is lost.
 4. A trajectory that ends frees its KV: KV `DROPPED`; its waiting actions are `CANCELLED`.
 5. A trajectory whose KV is MOVING is not dispatched before the move ends.
-6. The steps of an engine that is `RETIRED` are stopped and go on elsewhere; it is ended once none is left there.
 """
 
 from __future__ import annotations
@@ -81,7 +80,6 @@ class EngineState(Enum):
 
     READY = "ready"
     UPDATING = "updating"  # weights: running steps are frozen, new ones wait
-    RETIRING = "retiring"  # it takes no new step until its GPUs go to a merged engine, or that is called off
     DRAINING = "draining"
     LOST = "lost"
 
@@ -91,8 +89,6 @@ class EngineEvent(Enum):
 
     UPDATE_STARTED = "update started"
     UPDATE_ENDED = "update ended"
-    RETIRED = "retired"
-    RECALLED = "recalled"
     DRAIN_ORDERED = "drain ordered"
     LOST = "lost"
 
@@ -289,32 +285,18 @@ ENGINE: Final[Machine[EngineState, EngineEvent]] = Machine(
         G.READY: {
             GE.UPDATE_STARTED: G.UPDATING,
             GE.UPDATE_ENDED: LATE,
-            GE.RETIRED: G.RETIRING,
-            GE.RECALLED: LATE,
             GE.DRAIN_ORDERED: G.DRAINING,
             GE.LOST: G.LOST,
         },
         G.UPDATING: {
             GE.UPDATE_STARTED: NEVER,
             GE.UPDATE_ENDED: G.READY,
-            GE.RETIRED: NEVER,
-            GE.RECALLED: LATE,
-            GE.DRAIN_ORDERED: G.DRAINING,
-            GE.LOST: G.LOST,
-        },
-        G.RETIRING: {
-            GE.UPDATE_STARTED: NEVER,
-            GE.UPDATE_ENDED: LATE,
-            GE.RETIRED: NEVER,
-            GE.RECALLED: G.READY,
             GE.DRAIN_ORDERED: G.DRAINING,
             GE.LOST: G.LOST,
         },
         G.DRAINING: {
             GE.UPDATE_STARTED: NEVER,
             GE.UPDATE_ENDED: LATE,
-            GE.RETIRED: NEVER,
-            GE.RECALLED: LATE,
             GE.DRAIN_ORDERED: LATE,
             GE.LOST: G.LOST,
         },

@@ -209,39 +209,6 @@ class Migration(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """Proposal: end these engines of one node, and start one of `tp_degree`, the sum of theirs, on their GPUs."""
-
-    engine_ids: tuple[EngineId, ...]
-    tp_degree: int
-
-
-@dataclass(frozen=True, slots=True)
-class Regroup:
-    """Merges that begin together.
-
-    Attributes
-    ----------
-    stay_s, regroup_s
-        Seconds in which the last trajectory is foreseen to end without them and with them.
-    """
-
-    merges: tuple[Merge, ...]
-    stay_s: float
-    regroup_s: float
-
-
-class Regrouping(Protocol):
-    """Whether engines become fewer and faster ones inside a rollout; asked as trajectories end, once at a time."""
-
-    def propose(self, view: ClusterView, at: float) -> Regroup | None:
-        """Merges of ready engines that are worth their price, or None. Others must stay ready."""
-
-    def attract(self, view: ClusterView, engine: Engine, at: float) -> Sequence[Trajectory]:
-        """Those that are to go on at this merged engine, which has just joined."""
-
-
 @runtime_checkable
 class ForgetsTrajectories(Protocol):
     """A migration that keeps something of each trajectory and is to drop it at its end."""
@@ -299,5 +266,4 @@ class StrategySet:
     actions: ActionAllocation
     preemption: Preemption | None = None
     migration: Migration | None = None
-    regrouping: Regrouping | None = None
     predictor: PredictorChoice | None = None

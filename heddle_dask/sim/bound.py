@@ -123,19 +123,6 @@ def makespan_bound(trajectories: Sequence[PlannedTrajectory], fleet: SimulatedFl
     return MakespanBound(float(path.max()), work_s, combined_s, tools_s)
 
 
-def regrouped_bound(trajectories: Sequence[PlannedTrajectory], fleet: SimulatedFleet) -> MakespanBound:
-    """The same where engines may be merged on the way: looser, since only path and tools bound that here.
-
-    A path is bounded by the terms of the engine on which each is least, the merged ones among them. Work is not: how
-    many engines there are when is the strategy's to say.
-    """
-    if fleet.merging is None:
-        return makespan_bound(trajectories, fleet)
-    merged = tuple(fleet.merging.kinds.values())
-    wider = makespan_bound(trajectories, replace(fleet, engines=fleet.engines + merged))
-    return replace(wider, work_s=0.0, combined_s=0.0)
-
-
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """Engines all alike: the terms as the proof uses them."""

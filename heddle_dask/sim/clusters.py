@@ -10,18 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import EngineCost, engine_cost_for
 from heddle_dask.cost.hardware import Gpu, ModelShape
 from heddle_dask.cost.measured import MeasuredTable, table_names
 from heddle_dask.cost.published import gpu_of, model_of
 from heddle_dask.cost.transfers import SETUP_S, transfer_s
-from heddle_dask.sim.fleet import ControlDelays, Faults, Link, Merging, SimulatedFleet, equal_engines
-from heddle_dask.strategies.regrouping.merge_idle import RESTART_S
-from heddle_dask.strategies.tp_degrees.degrees import allowed_degrees
-
-SeatedEngines = tuple[tuple[EngineDescription, EngineCost], ...]
+from heddle_dask.sim.fleet import ControlDelays, Faults, Link, SimulatedFleet, equal_engines
 
 SLOTS_PER_GPU = 100
 """6,400 trajectories on 64 GPUs, as in Heddle's evaluation."""
@@ -50,8 +45,6 @@ class Cluster:
         What the control plane adds to an LLM step and to a tool call.
     kv_transfer
         Whether engines hand over KV caches.
-    restart_s
-        Until an engine of another degree answers on the same GPUs, for strategies that regroup inside a rollout.
     tables
         Names or files of measured tables, in place of the cost formula: then there are no engines of other degrees.
     believed_gpu
@@ -69,7 +62,6 @@ class Cluster:
     step_added_s: float = STEP_ADDED_S
     action_added_s: float = ACTION_ADDED_S
     kv_transfer: bool = True
-    restart_s: float = RESTART_S
     tables: tuple[str, ...] = ()
     believed_gpu: str = ""
     faults: Faults = field(default_factory=Faults)
@@ -120,15 +112,13 @@ class Cluster:
                 kv_transfer=self.kv_transfer,
                 first=number,
             )
-        merging = self._merging(shape, chip, tables, max_context_tokens)
         return SimulatedFleet(
-            self._seated(engines),
+            tuple(engines),
             delays=self._delays(tables, degrees),
             link=self._link(shape, chip, tables, degrees),
             faults=self.faults,
             tool_cpus=self.tool_cpus,
-            believed=self._believed(shape, (*costs, *merging.kinds)),
-            merging=merging,
+            believed=self._believed(shape, costs),
         )
 
     def _delays(self, tables: Mapping[int, MeasuredTable], degrees: Sequence[int]) -> ControlDelays:
@@ -160,37 +150,6 @@ class Cluster:
         believed = gpu_of(self.believed_gpu)
         return {degree: engine_cost_for(shape, believed, degree) for degree in degrees}
 
-    def _seated(self, engines: Sequence[tuple[EngineDescription, EngineCost]]) -> SeatedEngines:
-        """Engines on nodes, the largest first: their degrees divide a node, so that none is split."""
-        free = [self.gpus_per_node] * (self.gpus // self.gpus_per_node) + [self.gpus % self.gpus_per_node]
-        nodes: dict[EngineId, str] = {}
-        for spec, _ in sorted(engines, key=lambda engine: -engine[0].tp_degree):
-            node = next((n for n, room in enumerate(free) if room >= spec.tp_degree), None)
-            if node is not None:  # else its degree divides no other, and it spans nodes: never merged
-                free[node] -= spec.tp_degree
-                nodes[spec.engine_id] = f"node-{node}"
-        return tuple((replace(spec, node=nodes.get(spec.engine_id, "")), cost) for spec, cost in engines)
-
-    def _merging(
-        self, shape: ModelShape, chip: Gpu, tables: Mapping[int, MeasuredTable], max_context_tokens: int
-    ) -> Merging:
-        """Every larger degree at which the model runs with this context."""
-        least = min(self.degrees)
-        kinds: dict[int, tuple[EngineDescription, EngineCost]] = {}
-        for degree in allowed_degrees(shape.heads, min(self.gpus, self.gpus_per_node)):
-            if degree <= least or self.gpus_per_node % degree or (tables and degree not in tables):
-                continue
-            ((spec, cost),) = equal_engines(
-                1,
-                engine_cost_for(shape, chip, degree, table=tables.get(degree)),
-                slots=(self.slots or SLOTS_PER_GPU * least) * degree // least,
-                max_context_tokens=max_context_tokens,
-                tp_degree=degree,
-                kv_transfer=self.kv_transfer,
-            )
-            kinds[degree] = spec, cost
-        return Merging(kinds, self.restart_s)
-
     def _link(
         self, shape: ModelShape, chip: Gpu, tables: Mapping[int, MeasuredTable], degrees: Sequence[int]
     ) -> Link:
@@ -213,7 +172,7 @@ class Cluster:
         return Link(setup_s=SETUP_S, token_s=(seconds - SETUP_S) / 1_000_000)
 
 
-FAULTS = ("tool_failure_share", "regroup_failure_share", "walltime_s", "engine_mtbf_s", "engine_restart_s")
+FAULTS = ("tool_failure_share", "walltime_s", "engine_mtbf_s", "engine_restart_s")
 """Of the fields of `Faults`, those that a file may set."""
 
 CLUSTERS: Mapping[str, Cluster] = {

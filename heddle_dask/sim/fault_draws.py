@@ -17,10 +17,6 @@ class Chance:
         """Whether this call ends with an error."""
         return self._below(self._faults.tool_failure_share, action_id)
 
-    def merged_fails(self, engine_id: str) -> bool:
-        """Whether a merged engine that would have this name does not start."""
-        return self._below(self._faults.regroup_failure_share, engine_id)
-
     def life_s(self, engine_id: str) -> float:
         """Seconds from an engine's start to its death; 0: it does not die."""
         mean_s = self._faults.engine_mtbf_s

@@ -82,8 +82,6 @@ class Faults:
         Seconds at which an engine dies with its worker, by the engine's number.
     tool_failure_share
         Share of tool calls that end with an error after half their time.
-    regroup_failure_share
-        Share of merged engines that do not start.
     walltime_s
         When the allocation ends: whatever runs then is aborted; 0 for never.
     engine_mtbf_s
@@ -95,26 +93,9 @@ class Faults:
 
     engines_lost: Mapping[int, float] = field(default_factory=dict)
     tool_failure_share: float = 0.0
-    regroup_failure_share: float = 0.0
     walltime_s: float = 0.0
     engine_mtbf_s: float = 0.0
     engine_restart_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Merging:
-    """What engines of a node may be merged to inside a rollout.
-
-    Attributes
-    ----------
-    kinds
-        By degree: a description whose name and node are not looked at, and the true cost.
-    restart_s
-        Seconds from the end of the old engines until the new one answers.
-    """
-
-    kinds: Mapping[int, tuple[EngineDescription, EngineCost]]
-    restart_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +110,6 @@ class SimulatedFleet:
         CPUs of the tool pool; 0 when tools only wait and take none.
     believed
         Cost by TP degree as strategies believe it; empty: the truth.
-    merging
-        None: engines cannot be merged.
     crowded
         True cost of each engine by how many of them are busy (`sim.shared_cores`); empty: none disturbs another.
     """
@@ -141,7 +120,6 @@ class SimulatedFleet:
     faults: Faults = field(default_factory=Faults)
     tool_cpus: int = 0
     believed: Mapping[int, EngineCost] = field(default_factory=dict)
-    merging: Merging | None = None
     crowded: Mapping[int, EngineCost] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -168,8 +146,7 @@ class SimulatedFleet:
     @property
     def beliefs(self) -> Mapping[int, EngineCost]:
         """What strategies plan with."""
-        merged = {} if self.merging is None else {d: cost for d, (_, cost) in self.merging.kinds.items()}
-        return merged | dict(self.believed or {spec.tp_degree: cost for spec, cost in self.engines})
+        return self.believed or {spec.tp_degree: cost for spec, cost in self.engines}
 
 
 def equal_engines(

@@ -93,7 +93,6 @@ def _table(rollouts: Sequence[SimulatedRollout]) -> str:
 
 
 def _bounds(rollouts: Sequence[SimulatedRollout]) -> str:
-    # The same for all but those that regroup, whose is lower: that of the fastest engine that they may have.
     bound = min((one.bound for one in rollouts), key=lambda bound: bound.seconds)
     bars = [
         (one.strategy, one.bound_share, f"{one.bound_share:.1%} ({one.makespan_s:,.1f} s)")

@@ -15,11 +15,11 @@ from heddle_dask.core.view import PredictorChoice
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.contract import Predictor
 from heddle_dask.predictors.from_steps import finished_from_steps, known_work, past_of
-from heddle_dask.sim.bound import MakespanBound, makespan_bound, regrouped_bound
+from heddle_dask.sim.bound import MakespanBound, makespan_bound
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.timeline import Timeline
 from heddle_dask.sim.world import SimulatedWorld
-from heddle_dask.strategies.presets import build_strategies, tell_costs, tell_restart
+from heddle_dask.strategies.presets import build_strategies, tell_costs
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 
@@ -60,9 +60,6 @@ class SimulatedRollout:
         it has thrown a job out is in its seconds only.
     moves
         By kind: started, failed, seconds, tokens, exposed_s, bytes (`core.move_desk.MoveTotals`).
-    regroups
-        Merges ordered, engines ended for them, failed, called off, seconds, and steps stopped for them
-        (`core.regroup_desk.RegroupTotals`).
     busy_shares
         Share of the makespan with a running job, by engine.
     finished_s
@@ -92,7 +89,6 @@ class SimulatedRollout:
     prefilled_tokens: int
     cached_tokens: int
     moves: Mapping[str, Mapping[str, float]]
-    regroups: Mapping[str, float]
     busy_shares: Mapping[str, float]
     finished_s: tuple[float, ...]
     completed_s: tuple[float, ...]
@@ -151,7 +147,6 @@ class SimulatedRollout:
                 kind: {name: round(value, 3) for name, value in totals.items()}
                 for kind, totals in sorted(self.moves.items())
             },
-            "regroups": {name: round(value, 3) for name, value in self.regroups.items()},
             "busy_share_mean": round(statistics.mean(self.busy_shares.values()), 4),
             "busy_share_least": round(min(self.busy_shares.values()), 4),
         }
@@ -182,7 +177,7 @@ def simulate(
     name
         What the row calls it [default: preset and overrides].
     bound
-        Where it is known already: it is the same for all strategies, but those that regroup have their own.
+        Where it is known already: it is the same for all strategies.
     watched
         Whether to keep what a report draws.
 
@@ -194,10 +189,6 @@ def simulate(
     check_fit(trajectories, fleet)
     strategies = build_strategies(preset, seed=seed, overrides=overrides)
     tell_costs(strategies, fleet.beliefs)
-    if fleet.merging is not None:
-        tell_restart(strategies, fleet.merging.restart_s)
-    if strategies.regrouping is not None:
-        bound = regrouped_bound(trajectories, fleet)
     timeline = Timeline() if watched else None
     world = SimulatedWorld(
         strategies,
@@ -289,7 +280,6 @@ def _figures(
         prefilled_tokens=sum(engine.prefilled_tokens for engine in engines.values()),
         cached_tokens=sum(engine.cached_tokens for engine in engines.values()),
         moves={kind: asdict(totals) for kind, totals in world.controller.moves.totals.items()},
-        regroups=asdict(world.controller.regroups.totals),
         busy_shares={name: engine.busy_s / makespan_s for name, engine in engines.items()},
         finished_s=tuple(program.finished_s for program in programs),
         completed_s=tuple(program.finished_s for program in completed),

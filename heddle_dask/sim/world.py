@@ -85,7 +85,6 @@ class SimulatedWorld:
             cmd.GiveUpStep: self._give_up,
             cmd.PredictRemaining: self._predict,
             cmd.MoveContext: self._move,
-            cmd.RegroupEngines: self._regroup,
             cmd.RunAction: self._run_action,
             cmd.AbortAction: self._abort_action,
             cmd.GiveUpAction: self._give_up_action,
@@ -306,45 +305,6 @@ class SimulatedWorld:
         )
         self._tell(event)
 
-    # -- regroups ----------------------------------------------------------------------------------------------
-
-    def _regroup(self, command: cmd.RegroupEngines) -> None:
-        self.time.after(self.fleet.delays.start_s, self._end_engines, command)
-
-    def _end_engines(self, command: cmd.RegroupEngines) -> None:
-        merging = self.fleet.merging
-        assert merging is not None, "engines are merged where the fleet says to what"
-        ended = [self.engines[name] for name in command.engine_ids]
-        whole = not any(engine.lost for engine in ended)
-        for engine in ended:
-            if not engine.lost:
-                engine.lose()
-                lost = ev.EngineLost(
-                    self.time.now_s, engine.description.engine_id, "regrouped", stranded=False
-                )
-                self._tell(lost)
-        self.time.after(merging.restart_s, self._restarted, command, whole)
-
-    def _restarted(self, command: cmd.RegroupEngines, whole: bool) -> None:
-        merging = self.fleet.merging
-        assert merging is not None
-        name = f"engine-{len(self.engines)}"
-        ok = whole and not self._chance.merged_fails(name)
-        if ok:
-            spec, cost = merging.kinds[command.tp_degree]
-            node = self.engines[command.engine_ids[0]].description.node
-            self._join(replace(spec, engine_id=EngineId(name), node=node), cost)
-        self._tell(
-            ev.RegroupEnded(
-                at=self.time.now_s,
-                regroup_id=command.regroup_id,
-                ok=ok,
-                seconds=merging.restart_s,
-                engine_id=EngineId(name) if ok else None,
-                cause="" if ok else "the merged engine did not start",
-            )
-        )
-
     # -- tools -------------------------------------------------------------------------------------------------
 
     def _run_action(self, command: cmd.RunAction) -> None:
@@ -381,7 +341,7 @@ class SimulatedWorld:
         self._join(replace(description, engine_id=EngineId(f"engine-{len(self.engines)}")), cost)
 
     def _lose_engine(self, engine_id: EngineId) -> None:
-        if self.engines[engine_id].lost:  # it was merged, its GPUs are another's now
+        if self.engines[engine_id].lost:  # by another fault
             return
         self.engines[engine_id].lose()
         for key, job in list(self._jobs.items()):

@@ -28,7 +28,6 @@ from heddle_dask.strategies.placement.sticky import Sticky
 from heddle_dask.strategies.placement.sticky_least_loaded import StickyLeastLoaded
 from heddle_dask.strategies.predictor.choice import LearnedPredictor, Oracle
 from heddle_dask.strategies.preemption.hysteresis import Hysteresis
-from heddle_dask.strategies.regrouping.merge_idle import MergeIdle
 from heddle_dask.strategies.scheduling.first_come import FirstComeFirstServed, FirstComeMinimum
 from heddle_dask.strategies.scheduling.group_first import GroupFirst
 from heddle_dask.strategies.scheduling.least_attained import LeastAttained
@@ -59,7 +58,6 @@ PARTS: Mapping[str, Mapping[str, type]] = {
     },
     "preemption": {"none": NoPart, "hysteresis": Hysteresis},
     "migration": {"none": NoPart, "priced": Priced, "rank-rule": RankRule},
-    "regrouping": {"none": NoPart, "merge-idle": MergeIdle},
     "admission": {"unlimited": Unlimited, "at-most": AtMost, "kv-pressure": KvPressure, "kv-fit": KvFit},
     "predictor": {
         "none": NoPart,
@@ -73,7 +71,6 @@ _PLAIN = {
     "scheduling": "fcfs",
     "preemption": "none",
     "migration": "none",
-    "regrouping": "none",
     "admission": "unlimited",
     "predictor": "none",
     "actions": "fcfs-minimum",
@@ -111,31 +108,9 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
 def tell_costs(strategies: StrategySet, known: Mapping[int, EngineCost]) -> None:
     """Have every strategy that plans by cost use these, by TP degree, not its profile; before the first event."""
     parts = (strategies.placement, strategies.scheduling, strategies.migration, strategies.admission)
-    for part in (*parts, strategies.regrouping):
+    for part in parts:
         if isinstance(part, UsesCosts):
             part.use_costs(known)
-
-
-def tell_restart(strategies: StrategySet, seconds: float) -> None:
-    """Have the regrouping reckon that a merged engine answers after so many seconds; before the first event."""
-    if isinstance(strategies.regrouping, MergeIdle):
-        strategies.regrouping.use_restart(seconds)
-
-
-def refuse_simulated_only(preset: str, overrides: Sequence[str]) -> None:
-    """Refuse what the live body cannot carry out. What nobody knows is refused where the strategies are built.
-
-    Raises
-    ------
-    BadInput
-        The strategies regroup.
-    """
-    written = [f"regrouping={PRESETS.get(preset, _PLAIN)['regrouping']}", *overrides]
-    chosen = [text.split(",")[0] for text in written if text.startswith("regrouping=")][-1]
-    if chosen != "regrouping=none":
-        raise BadInput(
-            f"{chosen} is simulated only: live engines keep their degrees inside a rollout; leave it out"
-        )
 
 
 def knows_lengths(preset: str, overrides: Sequence[str]) -> bool:

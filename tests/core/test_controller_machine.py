@@ -12,8 +12,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from worlds.core_world import (
-    MERGING_WEIGHTS,
-    REGROUPING,
     RESTLESS,
     WORLDS,
     World,
@@ -34,7 +32,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "steps": ("start", "finish", "abort", "stopped", "deliver", "deliver_crossed", "fail", "cancel"),
     "predictions": ("predict",),
     "moves": ("move_ends",),
-    "regroups": ("regroup_ends_engines", "regroup_ends"),
     "actions": ("act", "act_ends"),
 }
 
@@ -101,11 +98,6 @@ class RandomWorld(RuleBasedStateMachine):
     def a_move_ends(self, data: Any) -> None:
         self._one_of(GROUPS["moves"], data)
 
-    @precondition(lambda self: self.world.merges or self.world.starting)
-    @rule(data=st.data())
-    def a_regroup_goes_on(self, data: Any) -> None:
-        self._one_of(GROUPS["regroups"], data)
-
     @rule(data=st.data())
     def actions_come_and_go(self, data: Any) -> None:
         self._one_of(GROUPS["actions"], data)
@@ -139,7 +131,6 @@ TestRandomWorld.settings = settings(
 # What takes part only with that part of a preset switched on.
 NEEDS_PREDICTOR = {"PredictRemaining", "PredictionMade"}
 NEEDS_MIGRATION = {"MoveContext", "MoveEnded"}
-NEEDS_REGROUPING = {"RegroupEngines", "RegroupEnded"}
 
 
 @pytest.mark.parametrize("preset", WORLDS)
@@ -157,8 +148,6 @@ def test_long_worlds_come_to_their_end(preset: str) -> None:
         expected -= NEEDS_PREDICTOR
     if chosen.migration is None:
         expected -= NEEDS_MIGRATION
-    if chosen.regrouping is None:
-        expected -= NEEDS_REGROUPING
     assert kinds == expected, "every kind of event and command took part"
 
 
@@ -185,21 +174,3 @@ def test_restless_worlds_see_every_turn_that_a_move_or_a_preemption_can_take() -
         "ended while its context moved",
     }, sorted(seen)
     assert exposed_s > 0
-
-
-def test_regrouping_worlds_see_every_turn_that_a_regroup_can_take() -> None:
-    seen: Counter[str] = Counter()
-    called_off = 0
-    for seed in range(80):
-        world = play(REGROUPING, seed=seed, moves=400, usual=MERGING_WEIGHTS)
-        seen += world.seen
-        totals = world.stage.controller.regroups.totals
-        called_off += totals.called_off
-    assert set(seen) >= {
-        "stopped: retires",
-        "stopped: faster",
-        "engine called back",
-        "merge went well",
-        "merge failed",
-    }, sorted(seen)
-    assert called_off > 0

@@ -288,7 +288,7 @@ def test_two_hash_seeds_predict_the_same() -> None:
         subprocess.run(
             [sys.executable, "-c", _SCRIPT],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-            cwd=Path(__file__).parents[1],
+            cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,
             check=True,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from worlds.core_world import WORLDS
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 
 def journal_under(hash_seed: str) -> bytes:

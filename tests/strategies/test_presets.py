@@ -8,7 +8,6 @@ import pytest
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.view import PredictorChoice
-from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
 from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.admission.kv_watermark import KvPressure
@@ -26,9 +25,7 @@ from heddle_dask.strategies.presets import (
     PRESETS,
     build_strategies,
     knows_lengths,
-    refuse_simulated_only,
 )
-from heddle_dask.strategies.regrouping.merge_idle import MergeIdle
 from heddle_dask.strategies.scheduling.first_come import FirstComeFirstServed, FirstComeMinimum
 from heddle_dask.strategies.scheduling.group_first import GroupFirst
 from heddle_dask.strategies.scheduling.least_attained import LeastAttained
@@ -59,7 +56,7 @@ def test_a_baseline_is_its_placement_with_the_order_of_its_original_and_nothing_
     assert built.scheduling == order
     assert built.admission == Unlimited()
     assert built.actions == FirstComeMinimum()
-    assert (built.preemption, built.migration, built.regrouping, built.predictor) == (None,) * 4
+    assert (built.preemption, built.migration, built.predictor) == (None,) * 3
 
 
 def test_heddle_has_every_mechanism() -> None:
@@ -103,7 +100,6 @@ TYPES: dict[str, type] = {
     "kv-pressure": KvPressure,
     "kv-fit": KvFit,
     "roomiest": Roomiest,
-    "merge-idle": MergeIdle,
 }
 
 
@@ -125,7 +121,6 @@ def test_every_part_of_heddle_can_be_replaced_or_switched_off_alone(part: str, n
         "scheduling",
         "preemption",
         "migration",
-        "regrouping",
         "admission",
         "actions",
     } - {text.partition("=")[0] for text in overrides}
@@ -206,8 +201,6 @@ def test_overrides_replace_parts_and_the_last_of_one_part_wins() -> None:
             "migration=priced,relative=-1",
             "migration 'priced': use numbers of at least 0 for relative",
         ),
-        ("heddle", "regrouping=merge-idle,relative=-1", "use numbers of at least 0 for relative"),
-        ("heddle", "regrouping=split", "unknown regrouping 'split'; choose one of: none, merge-idle"),
         ("heddle", "migration=priced,token_s=free", "migration 'priced': "),
         ("heddle", "migration=priced,_costs=1", "migration 'priced' has no option '_costs'"),
         ("heddle-paper", "migration=rank-rule,quantile=p50", "quantile is 'p50'; use median or q90"),
@@ -252,14 +245,6 @@ def test_bad_input_gets_one_line_that_says_what_is_allowed(preset: str, override
         build_strategies(preset, overrides=[override] if override else [])
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("override", ["regrouping=merge-idle", "regrouping=merge-idle,evacuate=False"])
-def test_a_live_rollout_refuses_what_only_the_simulator_carries_out(override: str) -> None:
-    with pytest.raises(BadInput, match="regrouping=merge-idle is simulated only"):
-        Rollout(None, env="math", model="m", strategy="heddle", overrides=[override])  # type: ignore[arg-type]
-    refuse_simulated_only("heddle", [override, "regrouping=none"])
-    refuse_simulated_only("no such preset", [])
 
 
 def test_only_an_oracle_that_does_not_err_knows_the_lengths() -> None:

@@ -20,7 +20,7 @@ from heddle_dask.core.nouns import (
     TrajectorySpec,
 )
 from heddle_dask.core.state import State
-from heddle_dask.core.view import ClusterView, Merge, Move, MoveRequest, Regroup, StrategySet
+from heddle_dask.core.view import ClusterView, Move, MoveRequest, StrategySet
 from heddle_dask.strategies.migration.transfers import choose_transfers
 from heddle_dask.strategies.presets import build_strategies
 
@@ -80,30 +80,6 @@ class Restless:
 
     def choose(self, waiting: Sequence[MoveRequest], running: Sequence[MoveRequest]) -> Sequence[MoveRequest]:
         return choose_transfers(waiting, running)
-
-
-@dataclass
-class RestlessRegrouping:
-    """Merges two engines at every other question, and wants every second trajectory on what has joined."""
-
-    asked: int = 0
-
-    def propose(self, view: ClusterView, at: float) -> Regroup | None:
-        self.asked += 1
-        smallest = sorted(view.ready_engines, key=lambda e: (e.spec.max_context_tokens, e.number))
-        if self.asked % 2 or len(smallest) < 3:
-            return None
-        merged = smallest[self.asked // 2 % 2 :][:2] if len(smallest) > 3 else smallest[:2]
-        degree = sum(engine.spec.tp_degree for engine in merged)
-        return Regroup((Merge(tuple(engine.engine_id for engine in merged), degree),), 2.0, 1.0)
-
-    def attract(self, view: ClusterView, engine: Engine, at: float) -> Sequence[Trajectory]:
-        return [trajectory for other in view.ready_engines for trajectory in view.residents(other)][::2]
-
-
-def regrouping_heddle(*, seed: int = 0, overrides: Sequence[str] = ()) -> StrategySet:
-    """Heddle without rest, migration and regrouping alike."""
-    return replace(restless_heddle(seed=seed, overrides=overrides), regrouping=RestlessRegrouping())
 
 
 def restless_heddle(*, seed: int = 0, overrides: Sequence[str] = ()) -> StrategySet:
@@ -170,11 +146,9 @@ class Stage:
 
     def _all_there_is(self) -> dict[str, Any]:
         desk = self.controller.moves
-        regroups = self.controller.regroups
         return {
             **snapshot(self.state),
             "moves": repr((desk._pending, desk._running, desk.totals)),
-            "regroups": repr((regroups._retiring, regroups._ordered, regroups._destined, regroups.totals)),
         }
 
     # -- one event each, with the fields that matter ---------------------------------------------------

@@ -10,8 +10,8 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from worlds.core_builders import (
@@ -20,7 +20,6 @@ from worlds.core_builders import (
     engine_of,
     host_of,
     move_facts,
-    regrouping_heddle,
     restless_heddle,
     step_of,
     trajectory_spec,
@@ -30,7 +29,7 @@ from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Limits
 from heddle_dask.core.nouns import ActionRequest, EngineDescription, HostDescription, StepRequest
-from heddle_dask.core.transitions import EngineState, KvState
+from heddle_dask.core.transitions import KvState
 from heddle_dask.core.view import StrategySet
 from heddle_dask.strategies.presets import PRESETS, build_strategies
 
@@ -42,8 +41,7 @@ ENGINE_SIZES: Final = (128, 512, 4096)
 POOLS: Final = ("cpu", "gpu")
 LARGEST_CPUS: Final = 8
 RESTLESS: Final = "restless"
-REGROUPING: Final = "regrouping"
-WORLDS: Final = (*PRESETS, RESTLESS, REGROUPING)
+WORLDS: Final = (*PRESETS, RESTLESS)
 
 
 @dataclass
@@ -99,11 +97,6 @@ class World:
     engines: dict[str, EngineDescription] = field(default_factory=dict)
     ready: dict[str, None] = field(default_factory=dict)
     dying: dict[str, None] = field(default_factory=dict)  # engine dead, its worker alive
-    retiring: dict[str, None] = field(
-        default_factory=dict
-    )  # no step goes there until it is merged, or called back
-    merges: dict[int, cmd.RegroupEngines] = field(default_factory=dict)  # ordered, the old engines run yet
-    starting: dict[int, cmd.RegroupEngines] = field(default_factory=dict)  # the old engines are ended
     hosts: dict[str, HostDescription] = field(default_factory=dict)
     programs: dict[str, Program] = field(default_factory=dict)
     calls: dict[str, Call] = field(default_factory=dict)
@@ -122,26 +115,9 @@ class World:
     def tell(self, kind: type, *fields: Any) -> None:
         """Let an event happen, carry out what follows, and compare the world with the controller."""
         commands = self.stage.feed(kind, *fields)
-        # An engine that was called back takes what waits at once.
-        self._note_recalled()
         for command in commands:
             self.obey(command)
-        self._note_retiring()
         self.check()
-
-    def _note_retiring(self) -> None:
-        for name, engine in self.stage.state.engines.items():
-            if engine.state is EngineState.RETIRING and name in self.ready:
-                del self.ready[name]
-                self.retiring[name] = None
-
-    def _note_recalled(self) -> None:
-        for name, engine in self.stage.state.engines.items():
-            if name in self.retiring and engine.state is not EngineState.RETIRING:
-                del self.retiring[name]
-                if engine.state is EngineState.READY:
-                    self.ready[name] = None
-                    self.seen["engine called back"] += 1
 
     def obey(self, command: cmd.Command) -> None:
         match command:
@@ -161,12 +137,6 @@ class World:
                 self.asked.append((command.trajectory_id, program.steps_finished))
             case cmd.MoveContext():
                 self._move_context(command)
-            case cmd.RegroupEngines():
-                assert not any(self._steps_at(name) for name in command.engine_ids), "a step is on it"
-                assert all(name in self.engines and name not in self.dying for name in command.engine_ids)
-                others = [e for e in self.stage.state.ready_engines if e.engine_id not in command.engine_ids]
-                assert others, "nobody is left to go on"
-                self.merges[command.regroup_id] = command
             case cmd.RunAction():
                 self._run_action(command)
             case cmd.GiveUpAction():
@@ -193,11 +163,6 @@ class World:
         identity = (command.step_id, command.engine_id)
         program = self.programs.get(command.step_id.trajectory_id)
         step = None if program is None else program.step
-        if command.reason == "its engine retires" or command.reason.endswith(" is faster"):
-            assert step is not None and step.identity == identity and not step.stopping
-            step.stopping = step.started
-            self.seen[f"stopped: {command.reason.split()[-1]}"] += 1
-            return
         if not command.reason.startswith("preempted for "):
             # Its program has ended, or has the answer; whatever the engine still says is stale.
             assert step is None
@@ -320,11 +285,9 @@ class World:
         running = [a for a, c in self.calls.items() if c.host_id is not None]
         subjects: dict[str, list[Any]] = {
             "join_engine": list(ENGINE_SIZES) if len(self.ready) < 5 else [],
-            "drain_engine": [*self.ready, *self.retiring],
+            "drain_engine": list(self.ready),
             "lose_engine": list(self.engines),
             "engine_dies": [e for e in self.engines if e not in self.dying],
-            "regroup_ends_engines": list(self.merges.values()),
-            "regroup_ends": [(order, ok) for order in self.starting.values() for ok in (True, True, False)],
             "join_host": [(p, c) for p in POOLS for c in (1, 2, 4)] if len(self.hosts) < 4 else [],
             "lose_host": list(self.hosts),
             "submit": [0, 50] if len(self.programs) < 12 else [],
@@ -337,7 +300,7 @@ class World:
             "deliver_crossed": [
                 (step, told)
                 for step, told in self.crossed
-                if (program := alive.get(told[0])) is not None and program.step is step
+                if (program := alive.get(told[0].trajectory_id)) is not None and program.step is step
             ],
             "fail": held,
             "cancel": [p.step for p in alive.values() if p.step is not None],
@@ -356,38 +319,12 @@ class World:
     def _do_join_engine(self, size: int) -> None:
         transfers = self.pick((True, True, False))
         made = engine_of(self.fresh("E"), self.pick((1, 2, 4)), size, self.kv_tokens, transfers)
-        self._joins(replace(made, node="n"))
+        self._joins(made)
 
     def _joins(self, made: EngineDescription) -> None:
         self.engines[made.engine_id] = made
         self.ready[made.engine_id] = None
         self.tell(ev.EngineJoined, made)
-
-    def _do_regroup_ends_engines(self, order: cmd.RegroupEngines) -> None:
-        """The old engines are ended; one may have been lost meanwhile."""
-        self.starting[order.regroup_id] = self.merges.pop(order.regroup_id)
-        for engine_id in order.engine_ids:
-            if engine_id in self.engines:
-                assert not self._steps_at(engine_id)
-                self._engine_gone_for_moves(engine_id)
-                del self.engines[engine_id]
-                self.ready.pop(engine_id, None)
-                self.stale.append((ev.EngineLost, engine_id, "again", False))
-                if engine_id not in self.dying:
-                    self.tell(ev.EngineLost, engine_id, "regrouped", False)
-                self.dying.pop(engine_id, None)
-
-    def _do_regroup_ends(self, ending: tuple[cmd.RegroupEngines, bool]) -> None:
-        order, ok = ending
-        del self.starting[order.regroup_id]
-        made = None
-        if ok:
-            made = engine_of(self.fresh("E"), self.pick((1, 2, 4)), ENGINE_SIZES[-1], self.kv_tokens, True)
-            self._joins(replace(made, node="n", tp_degree=order.tp_degree))
-        name = None if made is None else made.engine_id
-        self.stale.append((ev.RegroupEnded, order.regroup_id, ok, 3.0, name))
-        self.seen[f"merge {'went well' if ok else 'failed'}"] += 1
-        self.tell(ev.RegroupEnded, order.regroup_id, ok, 3.0, name)
 
     def _do_drain_engine(self, engine_id: str) -> None:
         self.ready.pop(engine_id, None)
@@ -508,10 +445,10 @@ class World:
         step, told = crossed
         if step.engine_id is not None:
             self.stale.append((ev.StepFinished, *step.identity, 3, 0, "stop"))
-        self.programs[step_id.trajectory_id].step = None
-        self.programs[step_id.trajectory_id].steps_finished += 1
-        self.stale.append((ev.StepDelivered, step_id, step.engine_id, 3, 0, "stop"))
-        self.tell(ev.StepDelivered, step_id, step.engine_id, 3, 0, "stop")
+        self.programs[told[0].trajectory_id].step = None
+        self.programs[told[0].trajectory_id].steps_finished += 1
+        self.stale.append((ev.StepDelivered, *told, 3, 0, "stop"))
+        self.tell(ev.StepDelivered, *told, 3, 0, "stop")
 
     def _do_cancel(self, step: Step) -> None:
         """Its program gives it up, wherever it is; the same step may be asked for again."""
@@ -521,8 +458,8 @@ class World:
         if step.engine_id is not None:
             self.stale.append((ev.StepStarted, *step.identity))
             self.seen["cancelled on an engine"] += 1
-        self.stale.append((ev.StepCancelled, *told))
-        self.tell(ev.StepCancelled, *told)
+        self.stale.append((ev.StepCancelled, step_id))
+        self.tell(ev.StepCancelled, step_id)
 
     def _do_abort(self, step: Step) -> None:
         """The engine answers early, and the driver goes on from what there is."""
@@ -624,10 +561,6 @@ class World:
         admitted = [n for n, p in self.programs.items() if p.admitted]
         assert admitted, "trajectories wait and none is admitted"
         self._end_moves()
-        for order in list(self.merges.values()):
-            self._do_regroup_ends_engines(order)
-        for order in list(self.starting.values()):
-            self._do_regroup_ends((order, False))
         for step in self.possible("finish"):
             self._do_finish(step)
         for action_id in self.possible("act_ends"):
@@ -666,8 +599,6 @@ WEIGHTS: Final[dict[str, float]] = {
     "drain_engine": 1,
     "lose_engine": 3,
     "engine_dies": 1,
-    "regroup_ends_engines": 4,
-    "regroup_ends": 3,
     "join_host": 4,
     "lose_host": 2,
     "submit": 8,
@@ -701,18 +632,9 @@ def new_world(
 
 def strategies_of(preset: str, *, seed: int, overrides: Sequence[str]) -> StrategySet:
     """What a world of that name is played with: a preset, or the restless kind of heddle."""
-    if preset == REGROUPING:
-        return regrouping_heddle(seed=seed, overrides=overrides)
     if preset == RESTLESS:
         return restless_heddle(seed=seed, overrides=overrides)
     return build_strategies(preset, seed=seed, overrides=overrides)
-
-
-# Merges take many turns: where few engines are lost and many trajectories end, most of them come to something.
-MERGING_WEIGHTS: Final[dict[str, float]] = WEIGHTS | {
-    **{"join_engine": 6, "lose_engine": 0.6, "drain_engine": 0.6, "engine_dies": 0.6},
-    **{"regroup_ends": 14, "regroup_ends_engines": 10, "predict": 24, "end": 6, "submit": 14},
-}
 
 
 def play(
@@ -721,13 +643,12 @@ def play(
     seed: int,
     moves: int,
     overrides: Sequence[str] = (),
-    usual: Mapping[str, float] = WEIGHTS,
 ) -> World:
     """A world of that many random moves; with an odd seed its engines are rarely lost."""
     rng = random.Random(seed)
     world = new_world(preset, rng.choice, seed=seed, max_losses=seed % 3, overrides=overrides)
     calm = {"lose_engine": 0.4, "drain_engine": 0.4, "engine_dies": 0.4} if seed % 2 else {}
-    weights = {**usual, **calm}
+    weights = {**WEIGHTS, **calm}
     for move in rng.choices(list(weights), list(weights.values()), k=moves):
         if subjects := world.possible(move):
             world.do(move, rng.choice(subjects))

@@ -13,9 +13,9 @@ from heddle_dask.core.journal_codec import encode
 from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.known import KnownWork
-from heddle_dask.sim.fleet import ControlDelays, Faults, Merging, SimulatedFleet, equal_engines
+from heddle_dask.sim.fleet import ControlDelays, Faults, SimulatedFleet, equal_engines
 from heddle_dask.sim.world import SimulatedWorld
-from heddle_dask.strategies.presets import build_strategies, tell_costs, tell_restart
+from heddle_dask.strategies.presets import build_strategies, tell_costs
 from heddle_dask.workloads.synthetic import fit_into_context, synthesize
 
 CONTEXT = 4096
@@ -28,19 +28,14 @@ def story_of(preset: str, *overrides: str) -> tuple[str, int, int]:
         for plan in synthesize("coding", prompts=10, samples=8, seed=3)
     ]
     cost = replace(load_profile("qwen3-8b-h100"), capacity_tokens=20_000)
-    made = equal_engines(4, cost, slots=8, max_context_tokens=CONTEXT)
-    faster = replace(cost, fixed_s=cost.fixed_s / 2, capacity_tokens=40_000)
-    kind = equal_engines(1, faster, slots=16, max_context_tokens=CONTEXT, tp_degree=2)[0]
     fleet = SimulatedFleet(
-        tuple((replace(spec, node="n"), its_cost) for spec, its_cost in made),
-        merging=Merging({2: kind}, restart_s=1.0),
+        equal_engines(4, cost, slots=8, max_context_tokens=CONTEXT),
         delays=ControlDelays.measured(6e-3, 4e-3),
         faults=Faults(engines_lost={2: 8.0}, tool_failure_share=0.1),
         tool_cpus=12,
     )
     strategies = build_strategies(preset, overrides=overrides)
     tell_costs(strategies, fleet.beliefs)
-    tell_restart(strategies, 1.0)
     known = {plan.trajectory_id: float(plan.generated_tokens) for plan in plans}
     predictor = (
         None if strategies.predictor is None else build_predictor(strategies.predictor, KnownWork(known))
@@ -66,6 +61,4 @@ def story_of(preset: str, *overrides: str) -> tuple[str, int, int]:
 if __name__ == "__main__":
     for name in ("heddle", "heddle-paper", "slime"):
         print(name, *story_of(name))
-    oracle = "predictor=oracle"
-    print("staying", *story_of("heddle", oracle))
-    print("regrouping", *story_of("heddle", oracle, "regrouping=merge-idle"))
+    print("oracle", *story_of("heddle", "predictor=oracle"))

@@ -27,7 +27,7 @@ from heddle_dask.live.driver.run_writer import RunWriter, WriteMode
 from heddle_dask.live.driver.runner import Attempt, Driver, attempts_of
 from heddle_dask.live.driver.services import Budget, Sampling, Services
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.strategies.presets import build_strategies, knows_lengths, refuse_simulated_only
+from heddle_dask.strategies.presets import build_strategies, knows_lengths
 
 
 class Rollout:
@@ -108,7 +108,6 @@ class Rollout:
             raise BadInput(f"samples is {samples}: use at least 1")
         if out is None and mode != "create":
             raise BadInput(f"mode '{mode}' needs a path: set out")
-        refuse_simulated_only(strategy, overrides)
         self.client = client
         self.budget = budget or Budget()
         self.sampling = sampling or Sampling()

@@ -1,1 +1,0 @@
-"""Regrouping inside a rollout: when merging engines for the tail is worth its price."""
