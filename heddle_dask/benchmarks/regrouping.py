@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from heddle_dask.benchmarks.paper_degrees import degrees_by_predictions
-from heddle_dask.benchmarks.paper_store import engines_text
+from heddle_dask.benchmarks.paper.degrees import degrees_by_predictions
+from heddle_dask.benchmarks.paper.store import engines_text
 from heddle_dask.core.errors import BadInput
 from heddle_dask.sim.clusters import Cluster
 from heddle_dask.sim.rollout import simulate

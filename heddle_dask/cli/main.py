@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import click
 
-from heddle_dask.cli.bench import bench
-from heddle_dask.cli.doctor import doctor
+from heddle_dask.cli.bench.command import bench
+from heddle_dask.cli.doctor.command import doctor
 from heddle_dask.cli.one_line import OneLineGroup
-from heddle_dask.cli.plan import plan
+from heddle_dask.cli.plan.command import plan
 from heddle_dask.cli.profile import profile
 from heddle_dask.cli.replay import replay
-from heddle_dask.cli.rollout import rollout
-from heddle_dask.cli.show import show
+from heddle_dask.cli.rollout.command import rollout
+from heddle_dask.cli.show.command import show
 from heddle_dask.cli.simulate import simulate
 
 

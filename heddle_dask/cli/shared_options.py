@@ -1,4 +1,4 @@
-"""The options that every command takes, and the file that may stand in for any of them."""
+"""The options that every command takes, the TOML file that can give them, and parsers of option values."""
 
 from __future__ import annotations
 
@@ -82,6 +82,23 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise BadInput(f"{what} {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{what} {path} is no TOML: {error}") from None
+
+
+def whole_numbers(option: str, text: str, example: str) -> list[int]:
+    """Whole numbers separated by commas, in the order given.
+
+    Raises
+    ------
+    BadInput
+        A part of `text` is no whole number, or below 1; the message names the option and gives `example`.
+    """
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise BadInput(f"{option} {text!r}: use whole numbers of at least 1, for example {example}")
+    return numbers
 
 
 def unknown_key(key: str, allowed: list[str], where: str) -> BadInput:

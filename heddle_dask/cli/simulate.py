@@ -55,7 +55,6 @@ def simulate(
     seed: int,
 ) -> None:
     """Play rollouts in virtual time on a GPU cluster that need not exist, and show strategies side by side."""
-    from heddle_dask.cli.cluster_conditions import cluster_conditions
     from heddle_dask.cli.sweep_runs import play_jobs
     from heddle_dask.sim.clusters import cluster_of, with_choices
     from heddle_dask.sim.plan import engines_in_words
@@ -83,7 +82,7 @@ def simulate(
         "max_context_tokens": max_context_tokens,
         "predictor": work.warmth(seed) if warm else "cold",
         **work.scales(),
-        **cluster_conditions(described),
+        **described.conditions(),
     }
     for line in _table(conditions, rollouts):
         click.echo(line, err=as_json)
