@@ -1,8 +1,8 @@
 """Entry points: ``heddle`` and ``dask heddle``.
 
-The modules imported here know options and nothing else. What does the work (dask, zarr, transformers: seconds of
-imports) is imported inside the command functions, because Dask loads this module at every start of every ``dask``
-command, those of our own workers included, and because ``heddle --help`` must be quick.
+The modules imported here only define options. Dask, zarr and transformers take seconds to import, so command functions
+import them when they run: Dask loads this module at every start of a ``dask`` command, workers included, and
+``heddle --help`` must be quick.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ ENGINES = ("vllm", "emulated", "operators")
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Engines measured at once: what one takes that shares its cores with others.",
+    help="Engines measured at once, for engines that share cores.",
 )
 @click.option(
     "--slots", type=click.IntRange(1), default=None, help="Largest batch [default: 8, of operators 256]."
@@ -81,7 +81,7 @@ def profile(
     as_json: bool,
     seed: int,
 ) -> None:
-    """Per-token time by batch and context, prefill rate and KV transfer rate of one engine, as a table."""
+    """Measure the time per token by batch and context, prefill and KV transfer of one engine, and write a table."""
     from heddle_dask.engines.spec import EngineSpec
     from heddle_dask.profiling.engines import model_name
 
@@ -117,7 +117,7 @@ def profile(
 def _engine_model(
     model: str | None, engine: str, max_context_tokens: int | None, tp_degree: int, profile: str
 ) -> tuple[str, int]:
-    """The model's directory, and the longest context; refuses what cannot run."""
+    """The model's directory, and the longest context; refuses a model or degree that cannot run."""
     from heddle_dask.cli.model_choice import chosen_model, context_limit
     from heddle_dask.cost.engine_cost import load_profile
     from heddle_dask.cost.hardware import check_degree
@@ -158,7 +158,7 @@ def _operators(
     sizes: Mapping[str, int | None],
     seed: int,
 ) -> tuple[str, Callable[[], MeasuredTable]]:
-    """The model's name or directory, and what measures its kernels."""
+    """The model's name or directory, and a function that measures its kernels."""
     from heddle_dask.cli.model_choice import shipped_model
     from heddle_dask.cost.hardware import check_degree
     from heddle_dask.cost.model_config import shape_of_config
@@ -172,7 +172,7 @@ def _operators(
         from heddle_dask.profiling import operators
     except ModuleNotFoundError as error:
         raise BadInput(
-            f"--engine operators needs {error.name}: `pip install 'heddle-dask[gpu]'`, or [cpu] to try it"
+            f"--engine operators needs {error.name}: `pip install 'heddle-dask[gpu]'`, or [cpu] for a trial on a CPU"
         ) from None
     operators.check_device(torch_device)
     plan = operators.operators_plan(**{name: size for name, size in sizes.items() if size is not None})

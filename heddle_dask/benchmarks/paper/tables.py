@@ -268,7 +268,7 @@ def _arms() -> tuple[str, ...]:
 
 
 def _figures(results: PaperResults) -> Iterator[str]:
-    """What a run did, for the reader who asks why."""
+    """Details of a run that explain its makespan."""
     for cell in results.cells:
         lines = []
         for arm in PAPER_ARMS:

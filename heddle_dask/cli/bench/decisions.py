@@ -34,7 +34,7 @@ def decisions(presets: str, engines: str, trajectories: int, events: int, as_jso
     from heddle_dask.benchmarks.decisions import bench_strategies, measure_decisions
 
     for name in names:
-        bench_strategies(name, seed)  # says at once what is wrong with it
+        bench_strategies(name, seed)  # refuses a bad preset before anything is measured
     click.echo(
         "preset         engines  trajectories  event                  count    mean us     p50 us     p99 us",
         err=as_json,

@@ -1,4 +1,4 @@
-"""``heddle bench fidelity``: the same workload live and simulated, and where they differ."""
+"""``heddle bench fidelity``: the same workload live and simulated, and how far the two differ."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DEFAULT_ARMS = ("heddle", "verl", "slime", "verl-hybrid")
     "--live",
     type=Path,
     default=None,
-    help="JSON of an earlier comparison: simulate its live runs anew, with the same workload options.",
+    help="JSON of an earlier comparison: simulate its live runs again, with the same workload options.",
 )
 @shared_options
 def fidelity(

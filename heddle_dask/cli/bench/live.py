@@ -111,7 +111,8 @@ def _report(rows: Sequence[LiveRow], *, as_json: bool) -> None:
         )
     for workload, name, moves, outlasted, late in outlasted_moves(rows):
         click.echo(
-            f"{workload}  {name:24s}  {moves} moves, {outlasted} whose tool took longer: {outlasted - late} hidden",
+            f"{workload}  {name:24s}  {moves} moves, {outlasted} shorter than their tool call: "
+            f"{outlasted - late} hidden",
             err=as_json,
         )
     if as_json:
@@ -119,7 +120,7 @@ def _report(rows: Sequence[LiveRow], *, as_json: bool) -> None:
 
 
 def _arms(texts: Sequence[str]) -> list[Arm]:
-    """The arms, each of them tried: what is wrong with one is said before anything is started."""
+    """Parse the arms and check each, before anything is started."""
     from heddle_dask.benchmarks.live_setup import ARM_PREFIX
     from heddle_dask.benchmarks.router import check_router
     from heddle_dask.sim.rollout import Arm

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     default=None,
-    help="JSON lines: each run is written when it is done, and not repeated when it is there.",
+    help="JSON lines; a run is added when it ends, and skipped if the file has it.",
 )
 @click.option(
     "--only-chosen", is_flag=True, help="Forms of heddle on the chosen degrees only, no uniform ones."
@@ -50,7 +50,9 @@ if TYPE_CHECKING:
     default=None,
     help="Run on the workers of this Dask scheduler, an arm of a cell each [default: here].",
 )
-@click.option("--markdown", is_flag=True, help="Run nothing: print all tables of --out in Markdown.")
+@click.option(
+    "--markdown", is_flag=True, help="Print all tables of --out in Markdown, without running anything."
+)
 @shared_options
 def paper(
     cells: str,
@@ -77,7 +79,7 @@ def paper(
     from heddle_dask.sim.clusters import cluster_of
 
     if markdown and (out is None or not out.exists()):
-        raise BadInput("--markdown prints what is there: give --out FILE of an earlier sweep")
+        raise BadInput("--markdown prints stored runs: give --out FILE of an earlier sweep")
     store = PaperStore(out)
     if not markdown:
         conditions = PaperConditions(cluster, cluster_of(cluster), trajectories, samples, max_context_tokens)
@@ -100,11 +102,13 @@ def paper(
 def _warn_of_other_code(store: PaperStore, code: str) -> None:
     others = sum(row["code"] != code for row in store.rows("run"))
     if others:
-        click.echo(f"{others} runs of --out were made by other code than this ({code}): kept", err=True)
+        click.echo(
+            f"{others} runs of --out were made by other code than this ({code}); they are kept", err=True
+        )
 
 
 def _play(sweep: PaperSweep) -> None:
-    """Run it with a line for each run, and how long the rest may take."""
+    """Run the sweep; prints a line per run, with an upper bound of the time left."""
     total = sweep.most_runs()
     began_s, fresh = time.monotonic(), 0
     for number, run in enumerate(sweep.runs(), start=1):
@@ -122,7 +126,7 @@ def _play(sweep: PaperSweep) -> None:
 
 
 def _play_there(parts: Sequence[PaperPart], store: PaperStore, scheduler: str) -> None:
-    """Run them on a Dask cluster; the rows of each are kept as it ends, with a line that says so."""
+    """Run the parts on a Dask cluster; stores the rows of each part as it ends and prints a line."""
     from heddle_dask.benchmarks.paper.parts import run_part
     from heddle_dask.cli.rollout.progress import duration
     from heddle_dask.cli.sweep_runs import run_on_cluster

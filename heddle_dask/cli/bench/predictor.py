@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     type=click.IntRange(min=2),
     default=5,
     show_default=True,
-    help="Parts of the groups; each is predicted by a model that has not seen it.",
+    help="Parts of the groups; each is predicted by a model trained without it.",
 )
 @click.option(
     "--points",
     type=click.Choice(["recorded", "asked"]),
     default="recorded",
     show_default=True,
-    help="What is known: all that was recorded before the next step, or what a session has when it asks.",
+    help="Known at a prediction: all that was recorded before the next step, or what a session has when it asks.",
 )
 @shared_options
 def predictor(traces: tuple[Path, ...], folds: int, points: str, as_json: bool, seed: int) -> None:
     """Recall of the longest 20 %, correlation, error, coverage, makespan and milliseconds, against baselines."""
-    # XGBoost takes a second to import: only this command pays it.
+    # XGBoost takes a second to import.
     from heddle_dask.benchmarks.predictor import as_json as predictor_json
     from heddle_dask.benchmarks.predictor import measure_predictor
 

@@ -1,6 +1,6 @@
-"""The checks of ``heddle doctor``: one line each, with what to do where something is amiss.
+"""The checks of ``heddle doctor``: one line each, with advice where a check fails.
 
-Nothing heavy is imported for a look: which vllm and torch are installed is read from package metadata.
+The versions of vllm and torch are read from package metadata, without importing them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Check:
     Attributes
     ----------
     advice
-        What to do; empty when all is well.
+        What to do; empty if the verdict is ok.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Check:
         return _COLOURS[self.verdict]
 
     def line(self) -> str:
-        """One line for people."""
+        """One line for the terminal."""
         advice = f": {self.advice}" if self.advice else ""
         return " ".join(f"{self.name}: {self.found}{advice}".split())
 
@@ -68,7 +68,7 @@ class Check:
 
 
 def run_checks(scheduler: str | None) -> Iterator[Check]:
-    """All checks, each when it is done."""
+    """Run all checks; yields each result at once."""
     checks: list[Callable[[], Check]] = [
         _python,
         _packages,
@@ -124,7 +124,7 @@ def _accelerator() -> Check:
         return Check(
             "hardware",
             "warn",
-            f"{cpus}, a GPU that the CPU build of vLLM leaves idle",
+            f"{cpus}, a GPU that the CPU build of vLLM cannot use",
             "pip install 'heddle-dask[gpu]'",
         )
     return Check("hardware", "ok", f"{cpus}, NVIDIA GPU")
@@ -207,7 +207,7 @@ def _slurm() -> Check:
 
 
 async def _scheduler(address: str) -> Check:
-    # Seconds of imports, and only here.
+    # Imported here: these take seconds.
     from heddle_dask.cli.cluster_choice import CONNECT_TIMEOUT_S, remote_client
     from heddle_dask.live.messages import ENGINE_RESOURCE, SLOT_RESOURCE, TOOL_RESOURCE
 

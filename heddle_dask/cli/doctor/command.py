@@ -1,4 +1,4 @@
-"""``heddle doctor``: its options. The checks are in `checks`."""
+"""``heddle doctor``: its options."""
 
 from __future__ import annotations
 

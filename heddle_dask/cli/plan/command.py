@@ -1,4 +1,4 @@
-"""``heddle plan``: how many GPUs to ask for, and which engines to form of them."""
+"""``heddle plan``: how many GPUs to ask for, and which engines to form from them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     "--price-per-gpu-hour",
     type=click.FloatRange(min=0),
     default=None,
-    help="Says the cost in money too.",
+    help="Also print the cost in money.",
 )
 @shared_options
 def plan(
@@ -63,7 +63,7 @@ def plan(
 ) -> None:
     """Say which model-parallel degrees suit a workload, a model and a number of GPUs, and what the rollout costs.
 
-    Every feasible uniform degree and the mix that the search for degrees picks are played in virtual time.
+    Simulates every feasible uniform degree and the mix that the search for degrees picks.
     """
     from heddle_dask.cli.sweep_runs import play_jobs
     from heddle_dask.sim.clusters import cluster_of, with_choices
@@ -135,7 +135,7 @@ def _one_arm(strategy: str, overrides: Sequence[str]) -> Arm:
 def _feasible_budgets(
     described: Cluster, numbers: Sequence[int], model: str, work: SimulatedWorkload, arm: Arm, seed: int
 ) -> list[GpuBudget]:
-    """For each number of GPUs the engines that may be formed; refuses when none may at all."""
+    """The engines that each number of GPUs can form; refuses if no number can form any."""
     from heddle_dask.sim.plan import budget_of, works_of
     from heddle_dask.strategies.presets import knows_lengths
 
@@ -165,9 +165,9 @@ def _shapes_allow(degree: int, model: str, gpus_per_node: int) -> bool:
 
 
 def _check_feasible(budgets: Sequence[GpuBudget], model: str, gpus_per_node: int) -> None:
-    """Refuse when no budget has a candidate: say why of the degree that came nearest.
+    """Refuse if no budget has a candidate, with the reason of the most promising degree.
 
-    That is the largest of the last budget that shapes allow, where any does.
+    That is the largest degree of the last budget that the shapes of model and node allow, if there is one.
     """
     if any(budget.candidates for budget in budgets):
         return

@@ -1,4 +1,4 @@
-"""What ``heddle plan`` prints: a table of all candidates, a line for each budget, the best of each side by side."""
+"""The report of ``heddle plan``: a table of all candidates, a line for each budget, the best of each budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def plan_lines(
     played: Sequence[Sequence[PlayedCandidate]],
     price: float | None,
 ) -> list[str]:
-    """The report; `price` is that of a GPU hour, if it is known."""
+    """The report; `price` is per GPU hour, None if unknown."""
     lines = [", ".join(f"{name} {value}" for name, value in conditions.items())]
     lines += _candidates(budgets, played, price)
     best = [ranked(mine) for mine in played if mine]
@@ -34,7 +34,7 @@ def plan_json(
     played: Sequence[Sequence[PlayedCandidate]],
     price: float | None,
 ) -> dict[str, object]:
-    """The JSON object: per budget the chosen candidate, all of them, best first, and why degrees are out."""
+    """The JSON object: per budget the chosen candidate, all candidates, best first, and why degrees are infeasible."""
     found = []
     for budget, mine in zip(budgets, played, strict=True):
         order = ranked(mine)
@@ -78,7 +78,7 @@ def _candidates(
 
 
 def _cut_off(one: PlayedCandidate) -> list[str]:
-    """A line below a candidate of which not all trajectories completed."""
+    """A line below a candidate if some of its trajectories did not complete."""
     if all(rollout.completed == rollout.trajectories for rollout in one.rollouts):
         return []
     each = ", ".join(f"{rollout.completed:,d}" for rollout in one.rollouts)
@@ -102,7 +102,7 @@ def _in_words(order: Sequence[PlayedCandidate], price: float | None) -> str:
 
 
 def _budgets(best: Sequence[PlayedCandidate], price: float | None) -> list[str]:
-    """How much more GPUs bring: against the first budget, and what of it they would bring in proportion."""
+    """Speed-up of each budget over the first, and its share of a proportional speed-up."""
     wide = max(len("best engines"), *(len(one.candidate.engines) for one in best))
     money = "" if price is None else "  price/1000"
     lines = [
@@ -110,7 +110,7 @@ def _budgets(best: Sequence[PlayedCandidate], price: float | None) -> list[str]:
         "of proportional  longest alone"
     ]
     for one in best:
-        # By what was completed: a run that is cut off is as long as another, and has done less.
+        # By completed trajectories: a run that is cut off does less in the same time.
         first = best[0].trajectories_per_h
         speed_up = one.trajectories_per_h / first if first else math.nan
         share = speed_up * best[0].gpus / one.gpus

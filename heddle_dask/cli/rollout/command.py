@@ -1,4 +1,4 @@
-"""``heddle rollout``: its options. What it does is in `rollout_run`."""
+"""``heddle rollout``: its options."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 )
 @click.option("--tasks", type=COUNT, default=16, show_default=True, help="Tasks to draw.")
 @click.option("--samples", type=COUNT, default=4, show_default=True, help="Attempts per task.")
-@click.option("--model", default=None, help="Model directory [default: the tiny-agent that comes with us].")
+@click.option("--model", default=None, help="Model directory [default: the shipped tiny-agent].")
 @click.option("--engine", type=click.Choice(["vllm", "emulated"]), default="vllm", show_default=True)
 @click.option("--engines", type=COUNT, default=1, show_default=True, help="How many engines.")
 @click.option("--slots", type=COUNT, default=16, show_default=True, help="Most sequences per engine.")
 @click.option(
-    "--kv-transfer", is_flag=True, help="Engines hand over KV caches (a core per CPU engine spins for it)."
+    "--kv-transfer", is_flag=True, help="Engines transfer KV caches (uses a CPU core per CPU engine)."
 )
 @click.option(
     "--degrees",
@@ -44,7 +44,7 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 @click.option(
     "--cost",
     default=None,
-    help="What an engine costs: a profile, a table of `heddle profile`, or a TOML file (docs/cost.md).",
+    help="Cost of an engine: a profile, a table of `heddle profile`, or a TOML file (docs/cost.md).",
 )
 @click.option("--strategy", default="sticky-least-loaded", show_default=True, help="Preset.")
 @click.option("--set", "overrides", multiple=True, help="PART=NAME[,KEY=VALUE]...: replace a part of it.")
@@ -69,7 +69,7 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     "--max-context-tokens",
     type=click.IntRange(min=2),
     default=None,
-    help="Prompt and generated tokens together [default: what the model takes, at most 4096].",
+    help="Prompt and generated tokens together [default: the model's limit, at most 4096].",
 )
 @click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True)
 @click.option("--top-p", type=click.FloatRange(min=0, max=1, min_open=True), default=1.0, show_default=True)
@@ -84,10 +84,11 @@ def rollout(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     """Roll agents out and store their trajectories."""
     mode = _mode(ctx, options)
     _one_cluster(ctx, options)
-    from heddle_dask.cli.rollout.run import RolloutOrder, run_rollout
+    from heddle_dask.cli.rollout.order import RolloutOrder
+    from heddle_dask.cli.rollout.run import run_rollout
 
     given = frozenset(name for name in options if _is_given(ctx, name))
-    outcome = run_rollout(RolloutOrder(mode=mode, given=given, **options), to_stderr=as_json)
+    outcome = run_rollout(RolloutOrder.of(options, mode, given), to_stderr=as_json)
     if as_json:
         print_json(outcome.result)
     ctx.exit(outcome.exit_code)
@@ -98,7 +99,7 @@ def _is_given(ctx: click.Context, name: str) -> bool:
 
 
 def _mode(ctx: click.Context, options: dict[str, Any]) -> WriteMode:
-    """The one way to open ``--out``; those given as options win over those of a file."""
+    """How to open ``--out``; an option on the command line wins over one of a file."""
     asked = [name for name in _MODES if options.pop(name)]
     asked = [name for name in asked if _is_given(ctx, name)] or asked
     if len(asked) > 1:

@@ -14,14 +14,14 @@ from heddle_dask.cost.published import model_of
 
 
 def check_cost(cost: Mapping[str, Any] | None, model: str, engine: str) -> None:
-    """Refuse, before anything starts, a measured table that cannot be read, or is of another model than real engines.
+    """Refuse, before anything starts, a measured table that cannot be read or is of another model than the engines'.
 
-    What an emulated engine is told to cost is what it is.
+    An emulated engine takes the cost it is given, so the model of its table is not checked.
 
     Raises
     ------
     BadInput
-        It is such a table.
+        The table cannot be read, or is of another model.
     """
     if cost is None or "table" not in cost:
         return
@@ -44,7 +44,7 @@ def parsed_degrees(text: str | None) -> Literal["auto"] | tuple[int, ...] | None
 
 
 def parsed_cost(text: str | None) -> dict[str, Any] | None:
-    """A cost in a form of `cost_from_mapping`: a shipped profile, a measured table, or what a TOML file holds.
+    """A cost in a form of `cost_from_mapping`: a shipped profile, a measured table, or the content of a TOML file.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""Signals during a rollout: the first asks for an orderly end, the second ends this process at once.
+"""SIGINT and SIGTERM during a rollout: the first signal asks for an orderly end, the second ends this process at once.
 
-Nothing is orphaned by the second: engines and workers hang on a leash that this process holds.
+The second signal leaves no orphans: the watchdog of each engine and worker ends it when this process dies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Interrupts:
     Attributes
     ----------
     exit_code
-        That of the first signal; 0 before.
+        Exit code for the first signal; 0 before any.
     """
 
     def __init__(self, on_first: Callable[[], None]) -> None:
@@ -37,7 +37,7 @@ class Interrupts:
         self.exit_code = 0
 
     def watch(self) -> None:
-        """Take the signals over; the running loop gives them back when it closes."""
+        """Install the signal handlers; the running loop removes them when it closes."""
         loop = asyncio.get_running_loop()
         for number in _EXIT_CODES:
             loop.add_signal_handler(number, self._first, number)
@@ -47,7 +47,7 @@ class Interrupts:
             _exit_at_once(number)
         self.exit_code = _EXIT_CODES[number]
         for other in _EXIT_CODES:
-            # From here on without the loop: "at once" must hold when something blocks it.
+            # Without the event loop: the second signal must work even if the loop is blocked.
             signal.signal(other, _exit_at_once)
         self._on_first()
 

@@ -1,4 +1,4 @@
-"""The path of a run, checked before anything is started, and tidied when nothing came of it."""
+"""The path of a run: checked before anything is started, and removed if no trajectory begins."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def default_out(env: str, now: datetime) -> Path:
 
 
 def check_out(out: Path, mode: WriteMode) -> None:
-    """Refuse early what the run writer would refuse after the cluster has started.
+    """Refuse, before the cluster starts, what the run writer would refuse later.
 
     Raises
     ------
     BadInput
-        It exists, is missing, is no run, or cannot be written.
+        The path exists, is missing, is no run, or cannot be written, depending on `mode`.
     """
     if mode in ("append", "resume"):
         if not out.exists():
@@ -44,7 +44,7 @@ def check_out(out: Path, mode: WriteMode) -> None:
     if not parent.is_dir():
         raise BadInput(f"cannot write a run to {out}: {parent} is not a directory")
     try:
-        # Really tried: permissions say nothing to root, nor about a file system that is full or read-only.
+        # Try to write: permission bits do not show root's rights, nor a full or read-only file system.
         with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:
@@ -54,7 +54,7 @@ def check_out(out: Path, mode: WriteMode) -> None:
 def remove_if_empty(out: Path) -> bool:
     """Remove a new run in which no trajectory has begun, so that the same command can be given again.
 
-    The run is locked meanwhile: one that another process writes is left alone.
+    The run is locked meanwhile: a run that another process writes is left alone.
     """
     try:
         with RunStore.append_to(out) as store:
@@ -64,4 +64,4 @@ def remove_if_empty(out: Path) -> bool:
             journal_path(out).unlink(missing_ok=True)
             return True
     except BadInput:
-        return False  # it was never made, or is somebody else's
+        return False  # it does not exist, or another process writes it

@@ -1,4 +1,4 @@
-"""What is seen of a rollout while it runs, on stderr: one live line at a terminal, else a plain line now and then."""
+"""Progress of a rollout on stderr: one live line on a terminal, else a plain line every few seconds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Snapshot:
     Attributes
     ----------
     left_s
-        Estimate from the pace so far; None until a tenth is done. The tail makes it too small.
+        Estimate from the pace so far; None until a tenth is done. It is too small while long trajectories remain.
     """
 
     done: int
@@ -51,7 +51,7 @@ class Snapshot:
         return bool(self.done or self.generating or self.queued or self.in_tools)
 
     def line(self) -> str:
-        """One line for people."""
+        """One line for the terminal."""
         parts = [
             f"done {self.done}/{self.total}",
             f"generating {self.generating}",
@@ -66,7 +66,7 @@ class Snapshot:
 
 
 class Meter:
-    """Makes snapshots: rates and the time left come from the counts that it has seen before.
+    """Makes snapshots; rates and the time left are computed from earlier counts.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ class Meter:
 
 
 class Progress:
-    """Messages first, then snapshots of a meter, until its context is left."""
+    """Prints messages, and snapshots of a meter while its context is open."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -127,7 +127,7 @@ class Progress:
         self._latest = ""
 
     def message(self, text: str) -> None:
-        """One line that stays."""
+        """Print one permanent line."""
         self._latest = text
         self._print(text)
 
@@ -171,7 +171,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: ``42 s``, ``3 min 10 s``, ``2 h 05 min``."""
+    """Seconds in words: ``42 s``, ``3 min 10 s``, ``2 h 05 min``."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"

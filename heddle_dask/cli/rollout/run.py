@@ -29,6 +29,7 @@ from heddle_dask.cli.model_choice import chosen_model, context_limit
 from heddle_dask.cli.one_line import EXIT_TERMINATED
 from heddle_dask.cli.rollout.engine_options import check_cost, parsed_cost, parsed_degrees
 from heddle_dask.cli.rollout.interrupts import Interrupts
+from heddle_dask.cli.rollout.order import RolloutOrder
 from heddle_dask.cli.rollout.out_path import check_out, default_out, remove_if_empty
 from heddle_dask.cli.rollout.progress import Meter, Progress
 from heddle_dask.cli.rollout.summary import Tally, table
@@ -42,47 +43,10 @@ from heddle_dask.live.capacity import Patience
 from heddle_dask.live.degree_specs import DegreeSpecs
 from heddle_dask.live.rollout import Rollout
 from heddle_dask.live.rollout_inputs import engine_spec_of
-from heddle_dask.live.run_writer import WriteMode
 from heddle_dask.live.services import Budget, Sampling
 from heddle_dask.live.warm_start import check_warm
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.strategies.presets import build_strategies
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutOrder:
-    """The options of ``heddle rollout``, parsed; `given` names those from the command line itself."""
-
-    env: str
-    tasks: int
-    samples: int
-    model: str | None
-    engine: str
-    engines: int
-    slots: int
-    kv_transfer: bool
-    degrees: str | None
-    cost: str | None
-    strategy: str
-    overrides: tuple[str, ...]
-    out: Path | None
-    mode: WriteMode
-    scheduler: str | None
-    cluster: Path | None
-    token_scale: float | None
-    tool_scale: float | None
-    max_steps: int
-    max_step_tokens: int
-    max_context_tokens: int | None
-    temperature: float
-    top_p: float
-    tool_workers: int
-    tool_cpus: int | None
-    worker_timeout: float
-    engine_timeout: float
-    dashboard: bool | None
-    seed: int
-    given: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +63,12 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
     Raises
     ------
     BadInput
-        Whatever of the order cannot be.
+        An option that cannot be met; the message says which.
     """
     run = _Run(order, Progress(Console(stderr=True)))
-    # Until the event loop watches signals nothing is running that would have to be ended in order.
+    # Before the event loop watches signals, nothing runs that needs an orderly end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
-    # What Dask says about connections and workers that end is known here.
+    # Dask reports every connection and worker that ends; this process ends them on purpose.
     logging.getLogger("distributed").setLevel(logging.ERROR)
     collect_seldom()
     try:
@@ -118,34 +82,36 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
 
 
 class _Run:
-    """One rollout; its order is checked on construction, as far as that goes without starting anything."""
+    """One rollout. The constructor checks every option that can be checked without starting a process."""
 
     def __init__(self, order: RolloutOrder, progress: Progress) -> None:
         self.order = order
         self.progress = progress
-        self.tally = Tally(queued_inside=order.engine == "vllm")
-        self.out = order.out if order.out is not None else default_out(order.env, datetime.now())
-        self.shape = LocalShape(order.engines, order.slots, order.tool_workers, order.tool_cpus)
-        if order.cluster is not None:
-            self.shape = self.shape.overlaid(order.cluster, order.given)
+        self.tally = Tally(queued_inside=order.fleet.engine == "vllm")
+        self.out = order.out if order.out is not None else default_out(order.work.env, datetime.now())
+        fleet, where = order.fleet, order.where
+        self.shape = LocalShape(fleet.engines, fleet.slots, where.tool_workers, where.tool_cpus)
+        if order.where.cluster is not None:
+            self.shape = self.shape.overlaid(order.where.cluster, order.given)
         predictor = build_strategies(order.strategy, seed=order.seed, overrides=order.overrides).predictor
-        self.degrees = parsed_degrees(order.degrees)
-        self.cost = parsed_cost(order.cost)
+        self.degrees = parsed_degrees(order.fleet.degrees)
+        self.cost = parsed_cost(order.fleet.cost)
         check_out(self.out, order.mode)
         self.environment = _environment(order)
-        self.model = chosen_model(order.model, order.engine)
-        check_cost(self.cost, self.model, order.engine)
+        self.model = chosen_model(order.fleet.model, order.fleet.engine)
+        check_cost(self.cost, self.model, order.fleet.engine)
+        limits = order.limits
         self.budget = Budget(
-            order.max_steps, order.max_step_tokens, context_limit(self.model, order.max_context_tokens)
+            limits.max_steps, limits.max_step_tokens, context_limit(self.model, limits.max_context_tokens)
         )
         self._check_degrees()
-        # Elsewhere the scheduler reads it, which may see other files.
-        if order.scheduler is None and predictor is not None and predictor.options.get("warm"):
+        # With --scheduler the scheduler reads this file, possibly from another file system.
+        if order.where.scheduler is None and predictor is not None and predictor.options.get("warm"):
             check_warm(str(predictor.options["warm"]))
-        if order.engine == "vllm" and order.scheduler is None:
+        if order.fleet.engine == "vllm" and order.where.scheduler is None:
             installed_vllm_build()
-        self.dashboard = _dashboard(order.dashboard)
-        self.left = order.tasks * order.samples
+        self.dashboard = _dashboard(order.where.dashboard)
+        self.left = order.work.tasks * order.work.samples
         if order.mode == "resume":
             self._take_over()
         self._interrupts = Interrupts(self._stop)
@@ -156,25 +122,31 @@ class _Run:
         """Refuse, before anything starts, engines that this model or this machine cannot have."""
         if self.degrees is None:
             return
-        order = self.order
+        fleet, engines = self.order.fleet, self.shape.engines
         spec = engine_spec_of(
-            order.engine, self.model, self.shape.slots, order.kv_transfer, self.budget, order.seed, self.cost
+            fleet.engine,
+            self.model,
+            self.shape.slots,
+            fleet.kv_transfer,
+            self.budget,
+            self.order.seed,
+            self.cost,
         )
         needed = 0 if self.degrees == "auto" else sum(self.degrees)
-        if order.scheduler is None and needed > self.shape.engines:
+        if self.order.where.scheduler is None and needed > engines:
             raise BadInput(
-                f"--degrees {order.degrees} need {needed} workers, and --engines {self.shape.engines} says how many "
-                f"there are: use --engines {needed}"
+                f"--degrees {fleet.degrees} need {needed} workers, and --engines {engines} says how many there are: "
+                f"use --engines {needed}"
             )
         DegreeSpecs(spec, self.cost).check(self.degrees)
 
     def _take_over(self) -> None:
-        """Count what a run that is resumed has already; refuse options that would not continue it."""
+        """Count the trajectories of the resumed run; refuse options that would not continue it."""
         before = StoredRun(self.out)
         mine = {
             "environment": self.environment.name,
             "seed": self.order.seed,
-            "samples": self.order.samples,
+            "samples": self.order.work.samples,
         }
         for name, value in mine.items():
             was = before.metadata.get(name, value)
@@ -197,15 +169,15 @@ class _Run:
         return self._interrupts.exit_code
 
     def _client(self) -> AbstractAsyncContextManager[Client]:
-        if self.order.scheduler is not None:
-            return remote_client(self.order.scheduler, CONNECT_TIMEOUT_S)
+        if self.order.where.scheduler is not None:
+            return remote_client(self.order.where.scheduler, CONNECT_TIMEOUT_S)
         self.progress.message(f"starting a local cluster for {self.shape.engines} engine(s)")
         return local_client(self.shape, self.dashboard)
 
     async def _roll_out(self, client: Client) -> None:
         # The template's imports block this loop for seconds; the workers of a local cluster start meanwhile.
         rollout = self._make(client)
-        if self.order.scheduler is None:
+        if self.order.where.scheduler is None:
             await workers_joined(client, self.shape)
         if self.dashboard:
             self.progress.message(f"dashboard: {client.dashboard_link}")
@@ -213,35 +185,35 @@ class _Run:
             self._rollout = rollout
             meter = Meter(self.left, self.tally, rollout.progress)
             async with self.progress.following(meter):
-                async for record in rollout.stream(self.order.tasks):
+                async for record in rollout.stream(self.order.work.tasks):
                     self._count(record)
             if self._interrupts.exit_code == 0:
                 self.progress.message("done; ending every process")
 
     def _make(self, client: Client) -> Rollout:
         order = self.order
-        facts: dict[str, Any] = {"tasks": order.tasks, "command": sys.argv[1:]}
-        if order.scheduler is None:
+        facts: dict[str, Any] = {"tasks": order.work.tasks, "command": sys.argv[1:]}
+        if order.where.scheduler is None:
             facts |= {"slots": self.shape.slots * self.shape.engines, "tool_cpus": self.shape.all_tool_cpus}
         return Rollout(
             client,
             env=self.environment,
             model=self.model,
-            engine=order.engine,
-            engines=self.shape.engines if order.scheduler is None or "engines" in order.given else None,
+            engine=order.fleet.engine,
+            engines=self.shape.engines if order.where.scheduler is None or "engines" in order.given else None,
             slots=self.shape.slots,
-            kv_transfer=order.kv_transfer,
+            kv_transfer=order.fleet.kv_transfer,
             degrees=self.degrees,
             cost=self.cost,
             strategy=order.strategy,
             overrides=order.overrides,
-            samples=order.samples,
+            samples=order.work.samples,
             seed=order.seed,
             out=self.out,
             mode=order.mode,
             budget=self.budget,
-            sampling=Sampling(order.temperature, order.top_p),
-            patience=Patience(order.worker_timeout, order.engine_timeout),
+            sampling=Sampling(order.limits.temperature, order.limits.top_p),
+            patience=Patience(order.where.worker_timeout, order.where.engine_timeout),
             metadata=facts,
             on_progress=self.progress.message,
         )
@@ -254,27 +226,27 @@ class _Run:
         self.tally.tool_cpus = max(self.tally.tool_cpus, int(counts.get("tool_cpus", 0)))
 
     def _stop(self) -> None:
-        """The first signal: abort what runs; before anything runs, break off the start."""
-        self.progress.message("stopping; what is finished is kept. Once more: at once")
+        """On the first signal: abort running trajectories, or the start if none runs yet."""
+        self.progress.message("stopping: finished trajectories are kept; interrupt again to end at once")
         if self._rollout is None or not self._rollout.interrupt():
             assert self._task is not None
             self._task.cancel()
 
 
 def _environment(order: RolloutOrder) -> Environment:
-    # As `python -m` does: a user's module lies where the command is given.
+    # As `python -m` does: import a user's module from the current directory.
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
-    scales = {"token_scale": order.token_scale, "tool_scale": order.tool_scale}
+    scales = {"token_scale": order.work.token_scale, "tool_scale": order.work.tool_scale}
     given = {name: value for name, value in scales.items() if value is not None}
-    environment = load_environment(order.env, options=given)
-    if order.scheduler is not None:
-        _send_by_value(order.env.partition(":")[0], here)
+    environment = load_environment(order.work.env, options=given)
+    if order.where.scheduler is not None:
+        _send_by_value(order.work.env.partition(":")[0], here)
     return environment
 
 
 def _send_by_value(name: str, here: str) -> None:
-    """Let tools of a module in this directory travel whole: workers of another cluster cannot import it."""
+    """Pickle a module of this directory by value: workers of another cluster cannot import it."""
     module = sys.modules.get(name)
     path = getattr(module, "__file__", None)
     if module is not None and path is not None and Path(path).parent.is_relative_to(here):

@@ -1,4 +1,4 @@
-"""What a run comes to: counted while trajectories finish, without keeping them.
+"""Figures of a run, counted while trajectories finish, without keeping them.
 
 The lower bound of the makespan is a *measured* one: no calibrated cost model is assumed. It takes each trajectory's
 own engine time (prefill and decode; decode alone where the engine's own queue is part of the time to a first token) and
@@ -7,7 +7,7 @@ tool time as they were, without any queueing, and is the larger of
 - the longest trajectory: the time during which its steps or its actions ran, overlaps counted once;
 - all engine time over all slots, and all CPU seconds of actions over all tool CPUs.
 
-A schedule cannot beat it with these durations. It is None when no engine told its times.
+A schedule cannot beat it with these durations. It is None if no engine reported its times.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STATUSES: tuple[str, ...] = get_args(Status)
 
 @dataclass(slots=True)
 class EngineShare:
-    """What one engine did."""
+    """Steps and tokens of one engine."""
 
     steps: int = 0
     tokens: int = 0
@@ -149,7 +149,7 @@ class Tally:
 
 
 def table(tally: Tally, out: str | None) -> Table:
-    """The same for people."""
+    """The same figures as a table for the terminal."""
     shown = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
     shown.add_column(style="bold")
     shown.add_column()

@@ -1,4 +1,4 @@
-"""``heddle show``: its options. What it shows is made in `show_run`."""
+"""``heddle show``: its options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``heddle show`` prints: a run in figures, or one trajectory as a transcript."""
+"""Prints a stored run in figures, or one trajectory as a transcript."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def show_run(path: Path, *, to_stderr: bool) -> dict[str, Any]:
         run.metadata.get("tool_cpus", 0),
         queued_inside=isinstance(engine, dict) and engine.get("kind") == "vllm",
     )
-    # The clock begins anew with every session that wrote to a run: only one session's times compare.
+    # Each session that writes to a run has its own clock: times of two sessions cannot be compared.
     timed = int(run.metadata.get("batches", 1)) <= 1
     for record in run:
         tally.add(record, timed=timed)
@@ -49,9 +49,9 @@ def show_run(path: Path, *, to_stderr: bool) -> dict[str, Any]:
     console.print(table(tally, str(path)))
     if run.recovered or run.unfinished:
         console.print(
-            f"Its writer was killed or is still at work: {run.recovered} of these trajectories are in the journal "
-            f"only, {run.unfinished} have begun and not ended. "
-            "`heddle rollout --resume` with the same options goes on.",
+            f"The writer of this run was killed or is still running: {run.recovered} of these trajectories are only in "
+            f"the journal, {run.unfinished} are not finished. "
+            "`heddle rollout --resume` with the same options continues the run.",
             highlight=False,
         )
     return {
@@ -97,7 +97,7 @@ def _print_passage(console: Console, passage: Passage) -> None:
 
 
 def _template(model: str) -> ChatTemplate | None:
-    """The run's template; None where its model is no longer there: then tokens are only counted."""
+    """The run's chat template; None if its model directory is gone: then tokens are only counted."""
     try:
         return ChatTemplate.load(model)
     except BadInput:

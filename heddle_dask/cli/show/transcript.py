@@ -1,4 +1,4 @@
-"""One trajectory as passages to read: who wrote what, which step or action it was, and how long that took."""
+"""One trajectory as passages to read: the author of each, its step or action, and how long that took."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Passage:
 
 
 def trajectory_facts(record: TrajectoryRecord) -> dict[str, Any]:
-    """What there is to say about the whole of it, JSON-able."""
+    """Facts about the whole trajectory, JSON-able."""
     return {
         "trajectory_id": record.trajectory_id,
         "group_id": record.group_id,
