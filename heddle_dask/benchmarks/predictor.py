@@ -2,7 +2,8 @@
 
 Folds are by group: a trajectory is predicted by a model that has not seen any member of its group. *Cold* knows
 nothing of the siblings; *warm* knows those that had ended by the time of the prediction (where the trace has no
-clock: all other members, as earlier runs of the prompt). Judged on complete trajectories; cut-off ones are only learnt from.
+clock: all other members, as earlier runs of the prompt). Judged on complete trajectories; cut-off ones are only
+learnt from.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from os import getloadavg, sched_getaffinity
@@ -77,12 +76,7 @@ async def profile_engine(
         prefill = await sweep.prefill(plan.prompts)
         decode = await sweep.decode(plan.batches, plan.contexts, capacity)
         cached = await sweep.cached_step(traits["block_tokens"], spec.max_model_len)
-    kv = []
-    if kv_contexts:
-        movable = replace(spec, kv_transfer=True)
-        kv = await measure_kv_transfer(
-            movable, kv_contexts, repeats=plan.repeats, seed=seed, on_progress=on_progress
-        )
+    kv = await measure_kv_transfer(spec, kv_contexts, plan.repeats, seed, on_progress)
     return MeasuredTable(
         model=model_name(spec.model),
         shape=shape,

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from heddle_dask.cost.measured import TokensPoint
@@ -31,7 +32,6 @@ _FIRST_ID, _LAST_ID = 33, 120
 async def measure_kv_transfer(
     spec: EngineSpec,
     contexts: Sequence[int],
-    *,
     repeats: int,
     seed: int,
     on_progress: Callable[[str], None],
@@ -49,6 +49,9 @@ async def measure_kv_transfer(
     EngineStartError
         An engine did not start.
     """
+    if not contexts:
+        return []
+    spec = replace(spec, kv_transfer=True)
     rng = random.Random(seed)
     points = []
     async with AsyncExitStack() as stack:
