@@ -104,7 +104,7 @@ class LiveRun:
     Attributes
     ----------
     engines
-        Their names: a preset that places by a hash of names draws anew with every engine process.
+        Their names: a preset that places by a hash of names places differently with every engine process.
     """
 
     workload: str
@@ -264,7 +264,7 @@ def as_json(found: Fidelity) -> dict[str, Any]:
 
 
 def _engine_names(lives: Sequence[Life], engines: int) -> tuple[str, ...]:
-    """Names of the engines that ran the steps; of one that ran none nobody knows the name, nor needs it."""
+    """Names of the engines that ran the steps; an engine that ran no step has no known name, and needs none."""
     seen = sorted({step.engine_id for life in lives for step in life.steps})
     return (*seen, *(f"idle-{number}" for number in range(engines - len(seen))))
 

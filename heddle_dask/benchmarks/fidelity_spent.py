@@ -55,7 +55,7 @@ class WatchedReplay(ReplayEnvironment):
 
 @dataclass(frozen=True, slots=True)
 class WatchedWorkload(Workload):
-    """A workload whose replays can be looked at afterwards: `replays`, in order of their making."""
+    """A workload that keeps its replays: `replays`, in the order in which they were made."""
 
     replays: list[WatchedReplay] = field(default_factory=list, compare=False)
 

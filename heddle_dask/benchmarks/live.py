@@ -181,7 +181,7 @@ def summary(rows: Sequence[LiveRow]) -> list[tuple[str, str, float, float, float
 
 
 def outlasted_moves(rows: Sequence[LiveRow]) -> list[tuple[str, str, int, int, int]]:
-    """Workload, arm, moves, those whose tool call took longer, and those of them that a step waited for."""
+    """Workload, arm, moves, moves shorter than their tool call, and those among them that a step waited for."""
     out = []
     for workload, arm in dict.fromkeys((row.workload, row.arm) for row in rows):
         kinds = [

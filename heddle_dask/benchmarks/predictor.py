@@ -1,8 +1,9 @@
 """``heddle bench predictor``: how well remaining work is predicted, what that does to the makespan, and how fast.
 
-Folds are by group: whoever predicts a trajectory has learnt from no member of its group. *Cold* knows nothing of
-the siblings; *warm* knows those that had ended by the time of the prediction (where the trace has no clock: all
-other members, as earlier runs of the prompt). Judged on complete trajectories; cut-off ones are only learnt from.
+Folds are by group: a trajectory is predicted by a model that has not seen any member of its group. *Cold* knows
+nothing of the siblings; *warm* knows those that had ended by the time of the prediction (where the trace has no
+clock: all other members, as earlier runs of the prompt). Judged on complete trajectories; cut-off ones are only
+learnt from.
 """
 
 from __future__ import annotations

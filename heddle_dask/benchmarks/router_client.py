@@ -76,7 +76,7 @@ class RouterClient:
         # The router calls every answer a stream where one was asked for; the emulated engine's is JSON all the same.
         if answer.startswith(b"{"):
             return wire.result_of_json(answer)
-        # How long its parts took is nobody's question here.
+        # The parts of this time are not reported here.
         return wire.result_of_stream(answer, math.nan, math.nan)
 
     async def finish_session(self, session_id: str) -> None:

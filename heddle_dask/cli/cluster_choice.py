@@ -1,4 +1,4 @@
-"""Where a rollout runs: a cluster on this machine, made here, or somebody's scheduler."""
+"""Where a rollout runs: a new cluster on this machine, or an existing Dask scheduler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from heddle_dask.live.clusters.local import LocalRolloutCluster
 
 CONNECT_TIMEOUT_S = 10.0
 JOIN_TIMEOUT_S = 60.0
-_LOG_PATH = re.compile(r" \(log: [^)]*\)")  # of a file that is gone when the message is read
+_LOG_PATH = re.compile(r" \(log: [^)]*\)")  # the file is deleted before the message is read
 _LOG_LINES = 4
 _LOG_LINE_CHARS = 300
 _LOG_BYTES = 64 * 1024
@@ -29,7 +29,7 @@ _LOG_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LocalShape:
-    """What a cluster on this machine consists of; the fields are the keys of ``--cluster FILE.toml``."""
+    """Size of a cluster on this machine; the fields are the keys of ``--cluster FILE.toml``."""
 
     engines: int
     slots: int
@@ -66,7 +66,7 @@ class LocalShape:
 async def local_client(shape: LocalShape, dashboard: bool) -> AsyncIterator[Client]:
     """A client of a new cluster on this machine; the cluster ends with it.
 
-    A refusal that passes through gets the last lines of the engines' logs: they go with the cluster.
+    A `BadInput` raised inside gets the last lines of an engine's log: the logs are deleted with the cluster.
     """
     with tempfile.TemporaryDirectory(prefix="heddle-cluster-", ignore_cleanup_errors=True) as directory:
         cluster = LocalRolloutCluster(
@@ -77,7 +77,7 @@ async def local_client(shape: LocalShape, dashboard: bool) -> AsyncIterator[Clie
             directory=directory,
             asynchronous=True,
         )
-        # A start that is broken off leaves a scheduler behind; it takes half a second, so it is waited for.
+        # A cancelled start would leave a scheduler behind, and a start takes half a second: wait for it.
         starting = asyncio.ensure_future(_start(cluster))
         try:
             await asyncio.shield(starting)
@@ -102,7 +102,7 @@ async def workers_joined(client: Client, shape: LocalShape) -> None:
     Raises
     ------
     BadInput
-        They do not come within a minute.
+        They do not join within a minute.
     """
     wanted = shape.engines + shape.tool_workers
     try:
@@ -122,7 +122,7 @@ async def remote_client(address: str, timeout_s: float) -> AsyncIterator[Client]
     Raises
     ------
     BadInput
-        The address is none, or nothing answers there in time.
+        The address is malformed, or no scheduler answers there in time.
     """
     try:
         parse_host_port(parse_address(address)[1])

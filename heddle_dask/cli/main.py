@@ -1,22 +1,22 @@
 """Entry points: ``heddle`` and ``dask heddle``.
 
-The modules imported here know options and nothing else. What does the work (dask, zarr, transformers: seconds of
-imports) is imported inside the command functions, because Dask loads this module at every start of every ``dask``
-command, those of our own workers included, and because ``heddle --help`` must be quick.
+The modules imported here only define options. Dask, zarr and transformers take seconds to import, so command functions
+import them when they run: Dask loads this module at every start of a ``dask`` command, workers included, and
+``heddle --help`` must be quick.
 """
 
 from __future__ import annotations
 
 import click
 
-from heddle_dask.cli.bench import bench
-from heddle_dask.cli.doctor import doctor
+from heddle_dask.cli.bench.command import bench
+from heddle_dask.cli.doctor.command import doctor
 from heddle_dask.cli.one_line import OneLineGroup
-from heddle_dask.cli.plan import plan
+from heddle_dask.cli.plan.command import plan
 from heddle_dask.cli.profile import profile
 from heddle_dask.cli.replay import replay
-from heddle_dask.cli.rollout import rollout
-from heddle_dask.cli.show import show
+from heddle_dask.cli.rollout.command import rollout
+from heddle_dask.cli.show.command import show
 from heddle_dask.cli.simulate import simulate
 
 

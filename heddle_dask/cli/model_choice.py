@@ -33,15 +33,15 @@ def shipped_model() -> Path:
 
 
 def chosen_model(model: str | None, engine: str) -> str:
-    """The model directory asked for, checked from outside, or the shipped one.
+    """The model directory asked for, checked, or the shipped one.
 
-    The path is made absolute: workers and later readers of the run stand elsewhere. The emulated engine needs no
-    weights, but a directory for the tokenizer.
+    The path is made absolute: workers and later readers of the run have other working directories. The emulated
+    engine needs no weights, but a directory for the tokenizer.
 
     Raises
     ------
     BadInput
-        It is no model directory.
+        The directory does not exist or holds no model.
     """
     if model is None:
         return str(shipped_model())
@@ -65,7 +65,7 @@ def context_limit(model: str, asked: int | None) -> int:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise BadInput(f"{path} is no JSON: {error}") from None
-    # Models that also see keep the language model's configuration one level down.
+    # Multimodal models keep the language model's configuration one level down.
     takes = config.get("max_position_embeddings") or config.get("text_config", {}).get(
         "max_position_embeddings"
     )

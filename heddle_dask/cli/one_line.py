@@ -1,7 +1,7 @@
 """Errors of the command line: bad input is one line on stderr and exit code 2.
 
 The group handles them itself instead of leaving them to the program that runs it, so that ``heddle …`` and
-``dask heddle …`` answer alike. What is neither bad input nor an interrupt is our own bug and stays a traceback.
+``dask heddle …`` answer alike. Any other exception is a bug of this package and stays a traceback.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EXIT_TERMINATED = 143
 
 
 class OneLineGroup(click.Group):
-    """A group whose users never see a usage block or a traceback for what they mistyped."""
+    """A group that reports bad input in one line, without a usage block or a traceback."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """Parse the group's own options."""
@@ -55,7 +55,7 @@ def refuse(message: str) -> None:
 
 
 def _message(error: click.ClickException) -> str:
-    """Click's message, with what is allowed where click leaves that to its usage block."""
+    """Click's message, with the allowed options or commands that click prints in its usage block."""
     message = error.format_message()
     ctx = getattr(error, "ctx", None)
     if ctx is None:

@@ -1,4 +1,4 @@
-"""Options that several commands share: what is rolled out on which engines, live and simulated."""
+"""Options that several commands share: workload and engines, live and simulated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_CONTEXT_TOKENS = 40_960
 
 
 def measured_live(*, token_scale: float, engine: str) -> Callable[[F], F]:
-    """Traces to replay and the engines of this machine to replay them on.
+    """Traces to replay, and the engines of this machine that replay them.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ MAX_CONTEXT_TOKENS = click.option(
 
 
 def simulated(function: F) -> F:
-    """Workload, model and how they are played in virtual time."""
+    """Workload, model and how they are simulated."""
     add: Callable[[F], F] = in_order(
         [
             click.option("--workload", required=True, help="coding, search, math, or a trace FILE."),

@@ -36,7 +36,7 @@ ENGINES = ("vllm", "emulated", "operators")
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Engines measured at once: what one takes that shares its cores with others.",
+    help="Engines measured at once, for engines that share cores.",
 )
 @click.option(
     "--slots", type=click.IntRange(1), default=None, help="Largest batch [default: 8, of operators 256]."
@@ -81,9 +81,9 @@ def profile(
     as_json: bool,
     seed: int,
 ) -> None:
-    """Per-token time by batch and context, prefill rate and KV transfer rate of one engine, as a table."""
-    from heddle_dask.benchmarks.profile import model_name
+    """Measure the time per token by batch and context, prefill and KV transfer of one engine, and write a table."""
     from heddle_dask.engines.spec import EngineSpec
+    from heddle_dask.profiling.engines import model_name
 
     if engine not in ENGINES:
         raise BadInput(f"--engine {engine}: use {', '.join(ENGINES)}")
@@ -117,7 +117,7 @@ def profile(
 def _engine_model(
     model: str | None, engine: str, max_context_tokens: int | None, tp_degree: int, profile: str
 ) -> tuple[str, int]:
-    """The model's directory, and the longest context; refuses what cannot run."""
+    """The model's directory, and the longest context; refuses a model or degree that cannot run."""
     from heddle_dask.cli.model_choice import chosen_model, context_limit
     from heddle_dask.cost.engine_cost import load_profile
     from heddle_dask.cost.hardware import check_degree
@@ -133,7 +133,8 @@ def _engine_model(
 def _of_engine(
     spec: EngineSpec, tokens: int, repeats: int, engines: int, device: str | None, kv_transfer: bool
 ) -> Callable[[], MeasuredTable]:
-    from heddle_dask.benchmarks.profile import plan_for, profile_engine
+    from heddle_dask.profiling.engines import profile_engine
+    from heddle_dask.profiling.plan import plan_for
 
     plan = plan_for(spec.slots, spec.max_model_len, tokens=tokens, repeats=repeats)
     return lambda: uvloop.run(
@@ -157,21 +158,21 @@ def _operators(
     sizes: Mapping[str, int | None],
     seed: int,
 ) -> tuple[str, Callable[[], MeasuredTable]]:
-    """The model's name or directory, and what measures its kernels."""
-    from heddle_dask.benchmarks.profile import model_name
+    """The model's name or directory, and a function that measures its kernels."""
     from heddle_dask.cli.model_choice import shipped_model
     from heddle_dask.cost.hardware import check_degree
     from heddle_dask.cost.model_config import shape_of_config
     from heddle_dask.cost.published import config_of
+    from heddle_dask.profiling.engines import model_name
 
     chosen = model or str(shipped_model())
     config = config_of(chosen)
     check_degree(shape_of_config(config), tp_degree)
     try:
-        from heddle_dask.benchmarks import profile_operators as operators
+        from heddle_dask.profiling import operators
     except ModuleNotFoundError as error:
         raise BadInput(
-            f"--engine operators needs {error.name}: `pip install 'heddle-dask[gpu]'`, or [cpu] to try it"
+            f"--engine operators needs {error.name}: `pip install 'heddle-dask[gpu]'`, or [cpu] for a trial on a CPU"
         ) from None
     operators.check_device(torch_device)
     plan = operators.operators_plan(**{name: size for name, size in sizes.items() if size is not None})
@@ -180,8 +181,8 @@ def _operators(
 
 
 def _tell(table: MeasuredTable, target: Path, as_json: bool) -> None:
-    from heddle_dask.benchmarks.profile import as_json as profile_json
-    from heddle_dask.benchmarks.profile import table_lines
+    from heddle_dask.profiling.report import as_json as profile_json
+    from heddle_dask.profiling.report import table_lines
 
     fit = table.fit()
     for line in (*table_lines(table, fit), f"table: {target}"):

@@ -1,4 +1,4 @@
-"""``heddle replay``: whether the controller would decide today as it did in a run."""
+"""``heddle replay``: whether the controller still decides as it did in a recorded run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from heddle_dask.cli.shared_options import print_json, shared_options
 def replay(run: Path, as_json: bool, seed: int) -> None:
     """Feed the events of a run's journal to a fresh controller and compare the commands; changes nothing.
 
-    Exit code 1 where they differ.
+    Exit code 1 if they differ.
     """
     from heddle_dask.live.driver.recorded_sessions import recorded_sessions
 

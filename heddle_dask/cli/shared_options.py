@@ -1,4 +1,4 @@
-"""The options that every command takes, and the file that may stand in for any of them."""
+"""The options that every command takes, the TOML file that can give them, and parsers of option values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shared_options(function: F) -> F:
             type=click.IntRange(min=0),
             default=0,
             show_default=True,
-            help="Of everything that is drawn.",
+            help="Seed of all random draws.",
         ),
         click.option(
             "--config",
@@ -57,7 +57,7 @@ def shared_options(function: F) -> F:
 
 
 def print_json(result: Mapping[str, Any]) -> None:
-    """The last line of stdout; nan and infinities must have become null before."""
+    """Print the last line of stdout; replace nan and infinities by None before."""
     click.echo(json.dumps(result, allow_nan=False))
 
 
@@ -74,7 +74,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     Raises
     ------
     BadInput
-        It is missing, unreadable or no TOML; `what` names the option.
+        The file is missing, unreadable or no TOML; `what` names the option.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -84,8 +84,25 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise BadInput(f"{what} {path} is no TOML: {error}") from None
 
 
+def whole_numbers(option: str, text: str, example: str) -> list[int]:
+    """Whole numbers separated by commas, in the order given.
+
+    Raises
+    ------
+    BadInput
+        A part of `text` is no whole number, or below 1; the message names the option and gives `example`.
+    """
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise BadInput(f"{option} {text!r}: use whole numbers of at least 1, for example {example}")
+    return numbers
+
+
 def unknown_key(key: str, allowed: list[str], where: str) -> BadInput:
-    """The refusal of a key, with the nearest allowed one and the whole list."""
+    """An error for an unknown key, with the nearest allowed key and the whole list."""
     close = get_close_matches(key, allowed, n=1)
     hint = f" (did you mean '{close[0]}'?)" if close else ""
     return BadInput(f"{where} has unknown key '{key}'{hint}; allowed: {', '.join(allowed)}")
@@ -113,7 +130,7 @@ def _take_config(ctx: click.Context, param: click.Parameter, path: Path | None) 
 
 
 def _as_given(option: click.Option, value: Any, where: str) -> Any:
-    """A value as the command line would give it, so that one set of checks holds for both."""
+    """A value as the command line would give it, so that the same checks apply."""
     if option.is_flag:
         if not isinstance(value, bool):
             raise BadInput(f"{where} is {value!r}: use true or false")

@@ -54,8 +54,7 @@ def simulate(
     as_json: bool,
     seed: int,
 ) -> None:
-    """Play rollouts in virtual time on a GPU cluster that need not exist, and show strategies side by side."""
-    from heddle_dask.cli.cluster_conditions import cluster_conditions
+    """Simulate rollouts on a GPU cluster, which need not exist, and compare strategies."""
     from heddle_dask.cli.sweep_runs import play_jobs
     from heddle_dask.sim.clusters import cluster_of, with_choices
     from heddle_dask.sim.plan import engines_in_words
@@ -83,7 +82,7 @@ def simulate(
         "max_context_tokens": max_context_tokens,
         "predictor": work.warmth(seed) if warm else "cold",
         **work.scales(),
-        **cluster_conditions(described),
+        **described.conditions(),
     }
     for line in _table(conditions, rollouts):
         click.echo(line, err=as_json)
@@ -96,7 +95,7 @@ def simulate(
 
 
 def _check_writable(html: Path) -> None:
-    """Say so before minutes of simulation, not after."""
+    """Refuse a path that cannot be written before minutes of simulation, not after."""
     try:
         with html.open("a", encoding="utf-8"):
             pass
@@ -109,7 +108,7 @@ def _rank(mine: Sequence[SimulatedRollout]) -> tuple[int, float]:
 
 
 def _table(conditions: dict[str, object], rollouts: Sequence[SimulatedRollout]) -> list[str]:
-    """Best strategy first, those that complete most before all; medians over seeds."""
+    """A line per strategy, ordered by completed trajectories, then by makespan; medians over seeds."""
     names = list(dict.fromkeys(one.strategy for one in rollouts))
     by_name = {name: [one for one in rollouts if one.strategy == name] for name in names}
     wide = max(len("strategy"), *(len(name) for name in names))

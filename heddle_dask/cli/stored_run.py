@@ -1,7 +1,7 @@
-"""A run as it lies on disk, store and journal together, without changing either.
+"""A stored run, read from its store and its journal without changing either.
 
-What a killed driver had finished but not stored is in the journal; `heddle rollout --resume` or ``--append`` brings
-it into the store, reading alone never does.
+Trajectories that a killed driver had finished but not stored are in the journal; `heddle rollout --resume` or
+``--append`` writes them to the store, reading never does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, TrajectoryRecord
 
 
 class StoredRun:
-    """All finished trajectories of a run: those stored first, then those only journalled.
+    """All finished trajectories of a run: first those in the store, then those only in the journal.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class StoredRun:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the run was made with."""
+        """Metadata of the run: environment, model, options."""
         return self._reader.metadata
 
     @property
@@ -71,7 +71,7 @@ class StoredRun:
 
     @property
     def begun(self) -> int:
-        """Trajectories of which anything is known."""
+        """Trajectories that have begun, finished or not."""
         return len(self) + self.unfinished
 
     def find(self, name: str) -> TrajectoryRecord:
@@ -80,7 +80,7 @@ class StoredRun:
         Raises
         ------
         BadInput
-            There is none.
+            There is no such trajectory.
         """
         ids = self.ids
         if not self._is_finished(name):

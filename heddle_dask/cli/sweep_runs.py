@@ -1,7 +1,7 @@
 """Where the rollouts of a sweep run: in this process one by one, or each as a task of a Dask cluster.
 
-Either way they come back in the order of the jobs and with the same figures. As each one ends a line says how many are
-done and about how long the rest will take.
+Both return the rollouts in the order of the jobs, with the same figures. A line per finished rollout says how many are
+done and about how long the rest takes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from heddle_dask.cli.progress import duration
+from heddle_dask.cli.rollout.progress import duration
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.sim.rollout import SimulatedRollout
@@ -38,17 +38,17 @@ def play_jobs(
     Parameters
     ----------
     scheduler
-        Address of the Dask scheduler whose workers run them; None: this process does. The workers need this package in
-        the same version, and a trace file under the same path and with the same content.
+        Address of the Dask scheduler whose workers run them; None: this process does. Every worker needs this package
+        in the same version, and a trace file under the same path and with the same content.
     say
         Takes the lines about progress.
     names
-        What these lines call each job [default: its strategy].
+        Names of the jobs in these lines [default: the strategies].
 
     Raises
     ------
     BadInput
-        As `sim.sweep.run_jobs`; no scheduler answers at the address, it goes away, or workers die of a job.
+        As `sim.sweep.run_jobs`; no scheduler answers at the address, the scheduler ends, or a job kills its workers.
     """
     progress = _Progress(names or [job.arm.name for job in jobs], say)
     if scheduler is None:
@@ -58,7 +58,7 @@ def play_jobs(
             progress.ended(number, rollout)
             rollouts.append(rollout)
         return rollouts
-    # Once for every workload: what a worker reads of a file is to be what stands here.
+    # Pin each workload once: workers must read the same content as this process.
     pins = {workload: workload.pinned() for workload in dict.fromkeys(job.workload for job in jobs)}
     pinned = [replace(job, workload=pins[job.workload]) for job in jobs]
     return run_on_cluster(run_job, pinned, scheduler, say, progress.ended)
@@ -71,23 +71,23 @@ def run_on_cluster(
     say: Say,
     ended: Callable[[int, R], None],
 ) -> list[R]:
-    """A simulation for each argument as a task of a Dask cluster; what they return, in the order of the arguments.
+    """Run `function` for each argument as a task of a Dask cluster; results in the order of the arguments.
 
     Parameters
     ----------
     ended
-        Takes the number of an argument and what its task returned, as soon as it has.
+        Called with the number of an argument and its result as soon as its task ends.
 
     Raises
     ------
     BadInput
-        What a task raised of that kind; no scheduler answers at the address, it goes away, or workers die of a task.
+        A task raised it; no scheduler answers at the address, the scheduler ends, or a task kills its workers.
     """
     return asyncio.run(_run_on_cluster(function, arguments, scheduler, say, ended))
 
 
 class _Progress:
-    """Counts rollouts that have ended, and reckons from the time they took."""
+    """Counts finished rollouts, and estimates the time left from theirs."""
 
     def __init__(self, names: Sequence[str], say: Say) -> None:
         self.say = say
@@ -96,7 +96,7 @@ class _Progress:
         self._began_s = time.monotonic()
 
     def ended(self, number: int, one: SimulatedRollout) -> None:
-        """The job of that number has come to `one`."""
+        """Report `one`, the result of the job with that number."""
         self._done += 1
         total = len(self._names)
         left = total - self._done
@@ -115,7 +115,7 @@ async def _run_on_cluster(
     say: Say,
     ended: Callable[[int, R], None],
 ) -> list[R]:
-    # Dask and what a live rollout needs: seconds of imports.
+    # Imported here: Dask and the live package take seconds.
     from heddle_dask.cli.cluster_choice import CONNECT_TIMEOUT_S, remote_client
 
     async with remote_client(address, CONNECT_TIMEOUT_S) as client:
@@ -144,21 +144,21 @@ async def _result(number: int, future: Any, address: str, ended: Callable[[int, 
         result: R = await future
     except KilledWorker:
         raise BadInput(
-            f"the Dask workers at {address} die of a simulation: give them more memory, or simulate fewer trajectories"
+            f"a simulation killed Dask workers at {address}: give them more memory, or simulate fewer trajectories"
         ) from None
     except FutureCancelledError as error:
         raise BadInput(
-            f"the Dask scheduler at {address} has dropped the sweep ({error.reason}): see that it stays up"
+            f"the Dask scheduler at {address} dropped the sweep ({error.reason}): start it again"
         ) from None
     ended(number, result)
     return result
 
 
 async def _resources(client: Client, jobs: int, address: str, say: Say) -> dict[str, float] | None:
-    """What a simulation asks of a worker: a CPU of the tool pool where the workers are tagged for rollouts.
+    """Resources of a simulation on a worker: a CPU of the tool pool if the workers are tagged for rollouts.
 
-    The workers of a rollout have thousands of threads for coroutines: without the tag all simulations would start at
-    once, beside the engines.
+    Workers of a rollout have thousands of threads: without the tag all simulations would start at once, beside the
+    engines.
     """
     from heddle_dask.live.wire.messages import TOOL_RESOURCE
 

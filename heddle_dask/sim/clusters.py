@@ -121,6 +121,19 @@ class Cluster:
             believed=self._believed(shape, costs),
         )
 
+    def conditions(self) -> dict[str, object]:
+        """Measured tables, assumed GPU and faults, for the conditions that a simulation prints; empty without any."""
+        found: dict[str, object] = {}
+        if self.tables:
+            found["tables"] = " ".join(self.tables)
+        if self.believed_gpu:
+            found["believed gpu"] = self.believed_gpu
+        values = {name: getattr(self.faults, name) for name in FAULTS}
+        faults = [f"{name.replace('_', '-')} {value:g}" for name, value in values.items() if value]
+        if faults:
+            found["faults"] = " ".join(faults)
+        return found
+
     def _delays(self, tables: Mapping[int, MeasuredTable], degrees: Sequence[int]) -> ControlDelays:
         delays = ControlDelays.measured(self.step_added_s, self.action_added_s)
         ways_s = [tables[degree].fit().request_s for degree in dict.fromkeys(degrees) if degree in tables]

@@ -13,7 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from heddle_dask.benchmarks.code_digest import DECIDING, code_digest
-from heddle_dask.benchmarks.paper import (
+from heddle_dask.benchmarks.paper.degrees import chosen_degrees, degrees_that_fit, predicted_works
+from heddle_dask.benchmarks.paper.results import PaperResults, ratios
+from heddle_dask.benchmarks.paper.store import PaperStore, engines_text
+from heddle_dask.benchmarks.paper.sweep import (
     PAPER_CELLS,
     Cell,
     PaperConditions,
@@ -21,11 +24,8 @@ from heddle_dask.benchmarks.paper import (
     arms_named,
     cells_named,
 )
-from heddle_dask.benchmarks.paper_degrees import chosen_degrees, degrees_that_fit, predicted_works
-from heddle_dask.benchmarks.paper_results import PaperResults, ratios
-from heddle_dask.benchmarks.paper_store import PaperStore, engines_text
-from heddle_dask.benchmarks.paper_tables import all_tables, main_tables
-from heddle_dask.cli.bench_paper import paper
+from heddle_dask.benchmarks.paper.tables import all_tables, main_tables
+from heddle_dask.cli.bench.paper import paper
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.published import model_of
@@ -288,7 +288,7 @@ def test_bad_input_is_one_line(arguments: tuple[str, ...], said: str) -> None:
 
 @pytest.mark.slow
 def test_two_hash_seeds_give_the_same_report(small: tuple[str, ...]) -> None:
-    script = "import sys; from heddle_dask.cli.bench_paper import paper; paper(sys.argv[1:])"
+    script = "import sys; from heddle_dask.cli.bench.paper import paper; paper(sys.argv[1:])"
     arguments = [*small[:-1], "{}.jsonl", "--arms", "verl-hybrid,heddle-oracle,heddle-paper", "--seeds", "1"]
     outputs = []
     for hash_seed in ("1", "2"):

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from heddle_dask.benchmarks.decisions import FIRST_PLAN, PER_STEP, SteadyWorld, bench_strategies
-from heddle_dask.cli.bench_decisions import decisions
+from heddle_dask.cli.bench.decisions import decisions
 from heddle_dask.core.errors import BadInput
 
 EVENTS = {

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heddle_dask.benchmarks.predictor_scores import long_recall, makespan, ranks, score
-from heddle_dask.cli.bench import bench
+from heddle_dask.cli.bench.command import bench
 
 
 def test_perfect_predictions_score_perfectly() -> None:

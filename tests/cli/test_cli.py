@@ -16,11 +16,11 @@ from worlds.record_builders import plain_trajectory
 
 from heddle_dask.cli.cluster_choice import LocalShape
 from heddle_dask.cli.main import heddle
-from heddle_dask.cli.out_path import remove_if_empty
-from heddle_dask.cli.progress import Meter, duration
+from heddle_dask.cli.rollout.out_path import remove_if_empty
+from heddle_dask.cli.rollout.progress import Meter, duration
+from heddle_dask.cli.rollout.summary import Tally
+from heddle_dask.cli.shared_options import whole_numbers
 from heddle_dask.cli.stored_run import StoredRun
-from heddle_dask.cli.summary import Tally
-from heddle_dask.cli.whole_numbers import whole_numbers
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.live.driver.run_writer import journal_path
@@ -196,7 +196,7 @@ def test_rollout_refuses_an_address_that_is_none(model_dir):
 
 
 def test_rollout_refuses_a_scheduler_that_does_not_answer(model_dir, monkeypatch):
-    monkeypatch.setattr("heddle_dask.cli.rollout_run.CONNECT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("heddle_dask.cli.rollout.run.CONNECT_TIMEOUT_S", 1.0)
     line = refused("rollout", "--engine", "emulated", "--model", model_dir, "--scheduler", "127.0.0.1:9")
     assert "127.0.0.1:9" in line
 

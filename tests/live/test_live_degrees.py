@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from worlds.live_agents import ToolAgent
 from worlds.live_world import cluster, control_lines, descendants, kill, run, until
 
-from heddle_dask.cli.degree_options import parsed_cost, parsed_degrees
+from heddle_dask.cli.rollout.engine_options import parsed_cost, parsed_degrees
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId, TrajectoryId

@@ -9,8 +9,6 @@ import sys
 import pytest
 from click.testing import CliRunner, Result
 
-from heddle_dask.benchmarks.profile import ProfilePlan, model_name, plan_for
-from heddle_dask.benchmarks.profile_sweep import all_busy
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.cli.profile import profile
 from heddle_dask.core.errors import BadInput
@@ -18,6 +16,9 @@ from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.cost.model_config import read_shape
 from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.profiling.engines import model_name
+from heddle_dask.profiling.plan import ProfilePlan, plan_for
+from heddle_dask.profiling.sweep import all_busy
 
 
 def invoke(*arguments: object) -> Result:
@@ -109,7 +110,7 @@ def test_engines_measured_at_once_are_said_to_be_several(tmp_path, model_dir):
     assert "; 2 engines at once" in result.stderr
 
 
-def test_who_has_done_all_repeats_stays_busy_until_the_last_one_has():
+def test_an_engine_that_is_done_stays_busy_until_all_are():
     async def play() -> tuple[list[float], list[tuple[int, int]]]:
         rounds = [asyncio.Event() for _ in range(40)]
         done: list[tuple[int, int]] = []
@@ -198,7 +199,7 @@ def test_a_published_name_needs_no_weights(tmp_path, monkeypatch):
 
 
 def test_operators_plan_reaches_the_slots_and_the_longest_context():
-    module = pytest.importorskip("heddle_dask.benchmarks.profile_operators")
+    module = pytest.importorskip("heddle_dask.profiling.operators")
     plan = module.operators_plan()
     assert plan.batches == (1, 8, 16, 32, 64, 128, 256)
     assert (plan.contexts, plan.prompts) == ((512, 2048, 8192, 32_768), (128, 512, 2048))
@@ -245,8 +246,8 @@ def test_operators_refuse_bad_input_in_one_line(arguments, message, tmp_path, mo
 
 def test_without_torch_operators_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "heddle_dask.benchmarks.profile_operators", raising=False)
-    monkeypatch.delattr("heddle_dask.benchmarks.profile_operators", raising=False)
+    monkeypatch.delitem(sys.modules, "heddle_dask.profiling.operators", raising=False)
+    monkeypatch.delattr("heddle_dask.profiling.operators", raising=False)
     assert "--engine operators needs torch: `pip install 'heddle-dask[gpu]'`" in refused(
         "--engine", "operators"
     )

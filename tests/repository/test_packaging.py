@@ -89,7 +89,7 @@ import importlib, pkgutil, sys
 import heddle_dask, heddle_dask.live.driver.rollout
 guilty = [m for m in ("torch", "vllm") if m in sys.modules]
 for module in pkgutil.walk_packages(heddle_dask.__path__, "heddle_dask."):
-    if module.name != "heddle_dask.benchmarks.profile_operators":
+    if module.name != "heddle_dask.profiling.operators":
         importlib.import_module(module.name)
     guilty += [f"{m} by {module.name}" for m in ("torch", "vllm") if m in sys.modules and not guilty]
 print(guilty)

@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds.batch_builders import capped_works
 
-from heddle_dask.benchmarks.degrees import capped_works
 from heddle_dask.cli.one_line import OneLineGroup
-from heddle_dask.cli.plan import plan as plan_command
+from heddle_dask.cli.plan.command import plan as plan_command
 from heddle_dask.cli.simulate import simulate as simulate_command
 from heddle_dask.core.errors import BadInput
 from heddle_dask.sim.clusters import Cluster
@@ -321,7 +321,7 @@ def test_an_empty_budget_is_refused() -> None:
 
 
 def test_two_hash_seeds_give_the_same_report() -> None:
-    script = f"from heddle_dask.cli.plan import plan; plan([*{SMALL!r}, '--seeds', '1', '--json'])"
+    script = f"from heddle_dask.cli.plan.command import plan; plan([*{SMALL!r}, '--seeds', '1', '--json'])"
     outputs = []
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 from distributed import LocalCluster
 
 from heddle_dask.cli import cluster_choice
-from heddle_dask.cli.bench_paper import paper
+from heddle_dask.cli.bench.paper import paper
 from heddle_dask.cli.one_line import OneLineGroup
-from heddle_dask.cli.plan import plan as plan_command
+from heddle_dask.cli.plan.command import plan as plan_command
 from heddle_dask.cli.simulate import simulate as simulate_command
 from heddle_dask.cli.sweep_runs import play_jobs
 from heddle_dask.core.errors import BadInput

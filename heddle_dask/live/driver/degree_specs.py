@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import EngineCost, cost_from_mapping
@@ -97,6 +97,20 @@ class DegreeSpecs:
         if not found:
             raise refusals[self.spec.tp_degree]
         return {degree: found[degree] for degree in sorted(found) if degree in POWERS} or found
+
+    def check(self, degrees: Literal["auto"] | Iterable[int]) -> None:
+        """Refuse TP degrees that this model cannot run at, or ``"auto"`` without known costs.
+
+        Raises
+        ------
+        BadInput
+            As `at` for each of the degrees; as `engines` for ``"auto"``.
+        """
+        if degrees == "auto":
+            self.engines()
+            return
+        for degree in dict.fromkeys(degrees):
+            self.at(int(degree))
 
     def described(self, degrees: Iterable[int]) -> dict[str, Any] | None:
         """The cost as a run's store describes it: `of` at `tp_degree`, and by each of `degrees` where it is known."""

@@ -162,8 +162,7 @@ class EngineDegrees:
             raise BadInput("degrees is None now: ask for others or for 'auto', engines are not given back")
         if self._finished:
             self._past, self._finished = self._finished, []
-        for degree in dict.fromkeys(wanted if wanted != "auto" else ()):
-            self._specs.at(degree)  # refused before anything is waited for or ended
+        self._specs.check(wanted)  # refused before anything is waited for or ended
         report = await self._workers()
         nodes = nodes_of(EngineWorker(n, node, units, tuple(g)) for n, node, units, g in report["workers"])
         now = [Seat(worker, degree, tuple(gpus)) for worker, degree, gpus in report["seats"]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds.batch_builders import synthetic_works
 
-from heddle_dask.benchmarks.placement import synthetic_works
 from heddle_dask.cost.engine_cost import EngineCost, load_profile
 from heddle_dask.strategies.partition import work_plan
 from heddle_dask.strategies.partition.least_end import LeastEnd, rating_of

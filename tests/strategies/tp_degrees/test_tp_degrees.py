@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds.batch_builders import capped_works, engines_of, rank_correlation
 
-from heddle_dask.benchmarks.degrees import capped_works, engines_of, rank_correlation
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.partition.work import Work, WorkLoad
@@ -263,13 +263,15 @@ def test_equal_seeds_choose_equally(settings: SearchSettings) -> None:
 
 def test_the_choice_does_not_depend_on_the_hash_seed() -> None:
     program = (
-        "from heddle_dask.benchmarks.degrees import *\n"
+        "from worlds.batch_builders import capped_works, engines_of\n"
+        "from heddle_dask.strategies.tp_degrees.choice import choose_degrees\n"
+        "from heddle_dask.strategies.tp_degrees.degrees import Budget\n"
         "print(choose_degrees(capped_works(300, 0), Budget(16), engines_of('qwen3-14b-h100'), seed=1))"
     )
     printed = [
         subprocess.run(
             [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,
             check=True,

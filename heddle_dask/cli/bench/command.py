@@ -1,0 +1,32 @@
+"""``heddle bench``: the measurements behind the numbers in README and docs."""
+
+from __future__ import annotations
+
+import click
+
+from heddle_dask.cli.bench.decisions import decisions
+from heddle_dask.cli.bench.fidelity import fidelity
+from heddle_dask.cli.bench.live import live
+from heddle_dask.cli.bench.overhead import overhead
+from heddle_dask.cli.bench.paper import paper
+from heddle_dask.cli.bench.predictor import predictor
+from heddle_dask.cli.bench.scale import scale
+from heddle_dask.cli.one_line import OneLineGroup
+
+
+@click.group("bench", cls=OneLineGroup)
+def bench() -> None:
+    """Measure this installation on this machine."""
+    from heddle_dask.benchmarks.code_digest import code_digest
+
+    # Compute the digest now: the files may change while the measurement runs.
+    code_digest()
+
+
+bench.add_command(decisions)
+bench.add_command(fidelity)
+bench.add_command(live)
+bench.add_command(overhead)
+bench.add_command(paper)
+bench.add_command(predictor)
+bench.add_command(scale)

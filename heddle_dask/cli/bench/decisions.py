@@ -1,0 +1,51 @@
+"""``heddle bench decisions``: CPU time of the controller, by kind of event."""
+
+from __future__ import annotations
+
+import click
+
+from heddle_dask.cli.shared_options import print_measured, shared_options, whole_numbers
+
+
+@click.command("decisions")
+@click.option(
+    "--presets",
+    default="heddle,heddle:admission=unlimited,heddle-paper,slime,verl",
+    show_default=True,
+    help="preset:part=name:…, comma-separated.",
+)
+@click.option("--engines", default="16,64", show_default=True, help="Counts, comma-separated.")
+@click.option(
+    "--trajectories",
+    type=click.IntRange(min=1),
+    default=6400,
+    show_default=True,
+    help="In the controller at any time.",
+)
+@click.option(
+    "--events", type=click.IntRange(min=100), default=60_000, show_default=True, help="Measured, per preset."
+)
+@shared_options
+def decisions(presets: str, engines: str, trajectories: int, events: int, as_json: bool, seed: int) -> None:
+    """CPU microseconds that the controller takes for each kind of event, in a steady state."""
+    numbers = whole_numbers("--engines", engines, "16,64")
+    names = [name.strip() for name in presets.split(",")]
+    from heddle_dask.benchmarks.decisions import as_json as decisions_json
+    from heddle_dask.benchmarks.decisions import bench_strategies, measure_decisions
+
+    for name in names:
+        bench_strategies(name, seed)  # refuses a bad preset before anything is measured
+    click.echo(
+        "preset         engines  trajectories  event                  count    mean us     p50 us     p99 us",
+        err=as_json,
+    )
+    rows = []
+    for row in measure_decisions(names, numbers, trajectories=trajectories, events=events, seed=seed):
+        rows.append(row)
+        click.echo(
+            f"{row.preset:13}  {row.engines:7d}  {row.trajectories:12d}  {row.event:20}  {row.count:6d}  "
+            f"{row.mean_us:9.1f}  {row.p50_us:9.1f}  {row.p99_us:9.1f}",
+            err=as_json,
+        )
+    if as_json:
+        print_measured(decisions_json(rows))

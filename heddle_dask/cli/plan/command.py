@@ -1,0 +1,178 @@
+"""``heddle plan``: how many GPUs to ask for, and which engines to form from them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from heddle_dask.cli.option_groups import COUNT, simulated
+from heddle_dask.cli.shared_options import print_json, shared_options, whole_numbers
+from heddle_dask.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from heddle_dask.sim.clusters import Cluster
+    from heddle_dask.sim.plan import GpuBudget, PlayedCandidate
+    from heddle_dask.sim.rollout import Arm
+    from heddle_dask.sim.sweep import SimulatedWorkload
+
+
+@click.command("plan")
+@simulated
+@click.option("--cluster", default="hopper64", show_default=True, help="Kind of GPUs: name or FILE.toml.")
+@click.option("--gpus", default=None, help="How many; several with commas [default: the cluster's].")
+@click.option("--strategy", default="heddle", show_default=True, help="Preset[:part=name,option=value:…].")
+@click.option("--set", "overrides", multiple=True, help="PART=NAME[,KEY=VALUE]...: replace a part of it.")
+@click.option(
+    "--trajectories",
+    type=COUNT,
+    default=None,
+    help="[default: 100 for each GPU of the largest budget, in whole groups]",
+)
+@click.option(
+    "--price-per-gpu-hour",
+    type=click.FloatRange(min=0),
+    default=None,
+    help="Also print the cost in money.",
+)
+@shared_options
+def plan(
+    workload: str,
+    model: str,
+    cluster: str,
+    gpus: str | None,
+    strategy: str,
+    overrides: tuple[str, ...],
+    seeds: int,
+    trajectories: int | None,
+    samples: int,
+    slots: int | None,
+    max_context_tokens: int,
+    token_scale: float,
+    tool_scale: float,
+    warm: bool,
+    price_per_gpu_hour: float | None,
+    scheduler: str | None,
+    tables: tuple[str, ...],
+    as_json: bool,
+    seed: int,
+) -> None:
+    """Say which model-parallel degrees suit a workload, a model and a number of GPUs, and what the rollout costs.
+
+    Simulates every feasible uniform degree and the mix that the search for degrees picks.
+    """
+    from heddle_dask.cli.sweep_runs import play_jobs
+    from heddle_dask.sim.clusters import cluster_of, with_choices
+    from heddle_dask.sim.plan import jobs_of, played_of
+    from heddle_dask.sim.sweep import SimulatedWorkload
+
+    if price_per_gpu_hour is not None and not math.isfinite(price_per_gpu_hour):
+        raise BadInput(f"--price-per-gpu-hour {price_per_gpu_hour}: use a number from 0 up")
+    arm = _one_arm(strategy, overrides)
+    described = with_choices(cluster_of(cluster), tp=None, slots=slots, tables=tables)
+    given = [described.gpus] if gpus is None else whole_numbers("--gpus", gpus, "8 or 8,16,32")
+    numbers = list(dict.fromkeys(given))
+    count = trajectories or max(samples, 100 * max(numbers) // samples * samples)
+    work = SimulatedWorkload(workload, count, samples, max_context_tokens, token_scale, tool_scale)
+    budgets = _feasible_budgets(described, numbers, model, work, arm, seed)
+    each_seed = range(seed, seed + seeds)
+    names = [f"{b.gpus} GPUs, {c.engines}" for _ in each_seed for b in budgets for c in b.candidates]
+    jobs = jobs_of(budgets, work, arm, each_seed, warm=warm)
+    played = played_of(budgets, play_jobs(jobs, scheduler=scheduler, say=_say, names=names))
+    conditions: dict[str, object] = {
+        "workload": workload,
+        "cluster": cluster,
+        "gpu": described.gpu,
+        "model": model,
+        "strategy": arm.name,
+        "trajectories": count,
+        "samples": samples,
+        "slots": described.slots or "100 per GPU",
+        "max_context_tokens": max_context_tokens,
+        "predictor": work.warmth(seed) if warm else "cold",
+        "seeds": seeds,
+        **work.scales(),
+        **described.conditions(),
+    }
+    _report(conditions, budgets, played, price_per_gpu_hour, as_json=as_json)
+
+
+def _report(
+    conditions: dict[str, object],
+    budgets: Sequence[GpuBudget],
+    played: Sequence[Sequence[PlayedCandidate]],
+    price_per_gpu_hour: float | None,
+    *,
+    as_json: bool,
+) -> None:
+    from heddle_dask.cli.plan.tables import plan_json, plan_lines
+
+    for line in plan_lines(conditions, budgets, played, price_per_gpu_hour):
+        click.echo(line, err=as_json)
+    if as_json:
+        print_json(plan_json(conditions, budgets, played, price_per_gpu_hour))
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _one_arm(strategy: str, overrides: Sequence[str]) -> Arm:
+    from heddle_dask.sim.sweep import parse_arms
+
+    arms = parse_arms(strategy, overrides)
+    if len(arms) > 1:
+        raise BadInput(
+            f"--strategy {strategy} names {len(arms)}: plan with one, compare with `heddle simulate`"
+        )
+    return arms[0]
+
+
+def _feasible_budgets(
+    described: Cluster, numbers: Sequence[int], model: str, work: SimulatedWorkload, arm: Arm, seed: int
+) -> list[GpuBudget]:
+    """The engines that each number of GPUs can form; refuses if no number can form any."""
+    from heddle_dask.sim.plan import budget_of, works_of
+    from heddle_dask.strategies.presets import knows_lengths
+
+    budget = functools.partial(
+        budget_of,
+        described,
+        model=model,
+        works=works_of(work.foreseen(seed)),
+        max_context_tokens=work.max_context_tokens,
+        seed=seed,
+        told_apart=knows_lengths(arm.preset, arm.overrides),
+    )
+    budgets = [budget(number) for number in numbers]
+    _check_feasible(budgets, model, described.gpus_per_node)
+    return budgets
+
+
+def _shapes_allow(degree: int, model: str, gpus_per_node: int) -> bool:
+    from heddle_dask.cost.hardware import check_degree
+    from heddle_dask.cost.published import model_of
+
+    try:
+        check_degree(model_of(model), degree)
+    except BadInput:
+        return False
+    return gpus_per_node % degree == 0
+
+
+def _check_feasible(budgets: Sequence[GpuBudget], model: str, gpus_per_node: int) -> None:
+    """Refuse if no budget has a candidate, with the reason of the most promising degree.
+
+    That is the largest degree of the last budget that the shapes of model and node allow, if there is one.
+    """
+    if any(budget.candidates for budget in budgets):
+        return
+    last = budgets[-1]
+    mine = [degree for degree in last.refused if degree <= last.gpus]
+    degree = max([degree for degree in mine if _shapes_allow(degree, model, gpus_per_node)] or mine)
+    name = Path(model).name or model
+    raise BadInput(f"{name} fits no engine that {last.gpus} GPUs can form: {last.refused[degree]}")

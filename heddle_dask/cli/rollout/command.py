@@ -1,0 +1,120 @@
+"""``heddle rollout``: its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from heddle_dask.cli.option_groups import COUNT
+from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from heddle_dask.live.driver.run_writer import WriteMode
+
+
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+_MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
+
+
+@click.command("rollout")
+@click.option(
+    "--env",
+    default="math",
+    show_default=True,
+    help="NAME, NAME:TIER, package.module:function or replay:FILE.",
+)
+@click.option("--tasks", type=COUNT, default=16, show_default=True, help="Tasks to draw.")
+@click.option("--samples", type=COUNT, default=4, show_default=True, help="Attempts per task.")
+@click.option("--model", default=None, help="Model directory [default: the shipped tiny-agent].")
+@click.option("--engine", type=click.Choice(["vllm", "emulated"]), default="vllm", show_default=True)
+@click.option("--engines", type=COUNT, default=1, show_default=True, help="How many engines.")
+@click.option("--slots", type=COUNT, default=16, show_default=True, help="Most sequences per engine.")
+@click.option(
+    "--kv-transfer", is_flag=True, help="Engines transfer KV caches (uses a CPU core per CPU engine)."
+)
+@click.option(
+    "--degrees",
+    default=None,
+    help="auto, or GPUs of each engine, such as 2,1,1; --engines are then the workers that share them, one GPU each.",
+)
+@click.option(
+    "--cost",
+    default=None,
+    help="Cost of an engine: a profile, a table of `heddle profile`, or a TOML file (docs/cost.md).",
+)
+@click.option("--strategy", default="sticky-least-loaded", show_default=True, help="Preset.")
+@click.option("--set", "overrides", multiple=True, help="PART=NAME[,KEY=VALUE]...: replace a part of it.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="RUN.zarr [default: in runs/].")
+@click.option("--append", is_flag=True, help="Add the trajectories to the run at --out.")
+@click.option("--overwrite", is_flag=True, help="Replace the run at --out.")
+@click.option("--resume", is_flag=True, help="Finish the run at --out, given the same options.")
+@click.option("--scheduler", default=None, help="Address of a Dask scheduler [default: a local cluster].")
+@click.option(
+    "--cluster",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="TOML file with engines, slots, tool-workers, tool-cpus of a local cluster.",
+)
+@click.option("--token-scale", type=_POSITIVE, default=None, help="replay: scales lengths [default: 1].")
+@click.option(
+    "--tool-scale", type=click.FloatRange(min=0), default=None, help="replay: scales tool time [default: 1]."
+)
+@click.option("--max-steps", type=COUNT, default=64, show_default=True, help="LLM steps per trajectory.")
+@click.option("--max-step-tokens", type=COUNT, default=512, show_default=True, help="Tokens per step.")
+@click.option(
+    "--max-context-tokens",
+    type=click.IntRange(min=2),
+    default=None,
+    help="Prompt and generated tokens together [default: the model's limit, at most 4096].",
+)
+@click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True)
+@click.option("--top-p", type=click.FloatRange(min=0, max=1, min_open=True), default=1.0, show_default=True)
+@click.option("--tool-workers", type=COUNT, default=1, show_default=True, help="Of the local cluster.")
+@click.option("--tool-cpus", type=COUNT, default=None, help="For tools [default: those of the machine].")
+@click.option("--worker-timeout", type=_POSITIVE, default=30.0, show_default=True, help="Seconds.")
+@click.option("--engine-timeout", type=_POSITIVE, default=600.0, show_default=True, help="Seconds.")
+@click.option("--dashboard/--no-dashboard", default=None, help="[default: where bokeh is installed]")
+@shared_options
+@click.pass_context
+def rollout(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
+    """Roll agents out and store their trajectories."""
+    mode = _mode(ctx, options)
+    _one_cluster(ctx, options)
+    from heddle_dask.cli.rollout.order import RolloutOrder
+    from heddle_dask.cli.rollout.run import run_rollout
+
+    given = frozenset(name for name in options if _is_given(ctx, name))
+    outcome = run_rollout(RolloutOrder.of(options, mode, given), to_stderr=as_json)
+    if as_json:
+        print_json(outcome.result)
+    ctx.exit(outcome.exit_code)
+
+
+def _is_given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _mode(ctx: click.Context, options: dict[str, Any]) -> WriteMode:
+    """How to open ``--out``; an option on the command line wins over one of a file."""
+    asked = [name for name in _MODES if options.pop(name)]
+    asked = [name for name in asked if _is_given(ctx, name)] or asked
+    if len(asked) > 1:
+        raise BadInput(f"--{' and --'.join(asked)} exclude each other: use one")
+    if not asked:
+        return "create"
+    if options["out"] is None:
+        raise BadInput(f"--{asked[0]} needs --out RUN.zarr")
+    return asked[0]
+
+
+def _one_cluster(ctx: click.Context, options: dict[str, Any]) -> None:
+    if options["scheduler"] is None or options["cluster"] is None:
+        return
+    given = [name for name in ("scheduler", "cluster") if _is_given(ctx, name)]
+    if len(given) != 1:
+        raise BadInput("--scheduler and --cluster exclude each other: use one")
+    options["cluster" if given == ["scheduler"] else "scheduler"] = None

@@ -1,0 +1,65 @@
+"""``--degrees`` and ``--cost`` of ``heddle rollout``, from text to what `Rollout` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from heddle_dask.cli.shared_options import read_toml, whole_numbers
+from heddle_dask.core.errors import BadInput
+from heddle_dask.cost.engine_cost import profile_names
+from heddle_dask.cost.measured import MeasuredTable, table_names
+from heddle_dask.cost.published import model_of
+
+
+def check_cost(cost: Mapping[str, Any] | None, model: str, engine: str) -> None:
+    """Refuse, before anything starts, a measured table that cannot be read or is of another model than the engines'.
+
+    An emulated engine takes the cost it is given, so the model of its table is not checked.
+
+    Raises
+    ------
+    BadInput
+        The table cannot be read, or is of another model.
+    """
+    if cost is None or "table" not in cost:
+        return
+    table = MeasuredTable.load(str(cost["table"]))
+    if engine == "vllm":
+        table.check(model_of(model), table.degree)
+
+
+def parsed_degrees(text: str | None) -> Literal["auto"] | tuple[int, ...] | None:
+    """``auto``, or whole numbers separated by commas.
+
+    Raises
+    ------
+    BadInput
+        `text` is neither.
+    """
+    if text is None:
+        return None
+    return "auto" if text == "auto" else tuple(whole_numbers("--degrees", text, "2,1,1, or use auto"))
+
+
+def parsed_cost(text: str | None) -> dict[str, Any] | None:
+    """A cost in a form of `cost_from_mapping`: a shipped profile, a measured table, or the content of a TOML file.
+
+    Raises
+    ------
+    BadInput
+        There is no such profile, table or file.
+    """
+    if text is None:
+        return None
+    if text in profile_names():
+        return {"profile": text}
+    if text in table_names() or text.endswith(".json"):
+        return {"table": text if text in table_names() else str(Path(text).resolve())}
+    if text.endswith(".toml"):
+        return read_toml(Path(text), "--cost")
+    raise BadInput(
+        f"--cost {text!r} is unknown: give a profile ({', '.join(profile_names())}), a table "
+        f"({', '.join(table_names()) or 'FILE.json'}) or a TOML file"
+    )

@@ -1,0 +1,103 @@
+"""The options of ``heddle rollout``, parsed and grouped by what they are about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from heddle_dask.live.driver.run_writer import WriteMode
+
+Group = TypeVar("Group")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkOptions:
+    """What is rolled out. The scales are of a replayed trace; None: not given."""
+
+    env: str
+    tasks: int
+    samples: int
+    token_scale: float | None
+    tool_scale: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The engines: their kind (`engine`), how many (`engines`), and what each of them takes and costs."""
+
+    model: str | None
+    engine: str
+    engines: int
+    slots: int
+    kv_transfer: bool
+    degrees: str | None
+    cost: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """Where the rollout runs: the cluster behind `scheduler`, or a local one. Timeouts in seconds."""
+
+    scheduler: str | None
+    cluster: Path | None
+    tool_workers: int
+    tool_cpus: int | None
+    worker_timeout: float
+    engine_timeout: float
+    dashboard: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class LimitOptions:
+    """Limits of a trajectory, and how its tokens are sampled."""
+
+    max_steps: int
+    max_step_tokens: int
+    max_context_tokens: int | None
+    temperature: float
+    top_p: float
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutOrder:
+    """One rollout as ordered on the command line.
+
+    Attributes
+    ----------
+    given
+        Names of the options given on the command line itself, not by ``--config`` or by default.
+    """
+
+    work: WorkOptions
+    fleet: EngineOptions
+    where: ClusterOptions
+    limits: LimitOptions
+    strategy: str
+    overrides: tuple[str, ...]
+    out: Path | None
+    mode: WriteMode
+    seed: int
+    given: frozenset[str]
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], mode: WriteMode, given: frozenset[str]) -> RolloutOrder:
+        """Group the values of all options, by name."""
+        return cls(
+            _group(WorkOptions, options),
+            _group(EngineOptions, options),
+            _group(ClusterOptions, options),
+            _group(LimitOptions, options),
+            options["strategy"],
+            options["overrides"],
+            options["out"],
+            mode,
+            options["seed"],
+            given,
+        )
+
+
+def _group(kind: type[Group], options: Mapping[str, Any]) -> Group:
+    return kind(**{field.name: options[field.name] for field in fields(kind)})  # type: ignore[arg-type]

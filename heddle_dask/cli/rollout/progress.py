@@ -1,0 +1,186 @@
+"""Progress of a rollout on stderr: one live line on a terminal, else a plain line every few seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from heddle_dask.cli.rollout.summary import Tally
+
+LIVE_INTERVAL_S = 0.25
+PLAIN_INTERVAL_S = 5.0
+_RATE_WINDOW_S = 10.0
+_BAR_CHARS = 16
+_SHARE_FOR_ESTIMATE = 0.1
+_PLAIN_TICKS_PER_WAIT_LINE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A rollout at one moment.
+
+    Attributes
+    ----------
+    left_s
+        Estimate from the pace so far; None until a tenth is done. It is too small while long trajectories remain.
+    """
+
+    done: int
+    total: int
+    generating: int
+    queued: int
+    in_tools: int
+    failed: int
+    tokens_per_s: float
+    left_s: float | None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any trajectory has done anything."""
+        return bool(self.done or self.generating or self.queued or self.in_tools)
+
+    def line(self) -> str:
+        """One line for the terminal."""
+        parts = [
+            f"done {self.done}/{self.total}",
+            f"generating {self.generating}",
+            f"queued {self.queued}",
+            f"in tools {self.in_tools}",
+            f"failed {self.failed}",
+            f"{self.tokens_per_s:,.0f} tokens/s",
+        ]
+        if self.left_s is not None and self.done < self.total:
+            parts.append(f"about {duration(self.left_s)} left")
+        return " · ".join(parts)
+
+
+class Meter:
+    """Makes snapshots; rates and the time left are computed from earlier counts.
+
+    Parameters
+    ----------
+    counts
+        `Rollout.progress`.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        tally: Tally,
+        counts: Callable[[], Mapping[str, Any]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._total = total
+        self._tally = tally
+        self._counts = counts
+        self._clock = clock
+        self._began_s: float | None = None
+        self._tokens: deque[tuple[float, int]] = deque()
+
+    def snapshot(self) -> Snapshot:
+        """The rollout now."""
+        counts = self._counts()
+        now_s = self._clock()
+        done = int(counts.get("finished", 0))
+        if self._began_s is None and (counts.get("alive") or done):
+            self._began_s = now_s
+        left_s = None
+        if self._began_s is not None and done and done >= _SHARE_FOR_ESTIMATE * self._total:
+            left_s = (now_s - self._began_s) * (self._total - done) / done
+        return Snapshot(
+            done=done,
+            total=self._total,
+            generating=int(counts.get("generating", 0)),
+            queued=int(counts.get("queued", 0)),
+            in_tools=int(counts.get("acting", 0)) + int(counts.get("actions_waiting", 0)),
+            failed=self._tally.statuses["failed"] + self._tally.statuses["lost"],
+            tokens_per_s=self._rate(now_s, int(counts.get("tokens", 0))),
+            left_s=left_s,
+        )
+
+    def _rate(self, now_s: float, tokens: int) -> float:
+        """Tokens per second over the last seconds."""
+        self._tokens.append((now_s, tokens))
+        while len(self._tokens) > 2 and now_s - self._tokens[1][0] >= _RATE_WINDOW_S:
+            self._tokens.popleft()
+        then_s, before = self._tokens[0]
+        return (tokens - before) / (now_s - then_s) if now_s > then_s else 0.0
+
+
+class Progress:
+    """Prints messages, and snapshots of a meter while its context is open."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began_s = time.monotonic()
+        self._latest = ""
+
+    def message(self, text: str) -> None:
+        """Print one permanent line."""
+        self._latest = text
+        self._print(text)
+
+    @contextlib.asynccontextmanager
+    async def following(self, meter: Meter) -> AsyncIterator[None]:
+        """Show the meter until the block ends."""
+        follow = self._follow_live if self._console.is_terminal else self._follow_plain
+        task = asyncio.create_task(follow(meter))
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _follow_plain(self, meter: Meter) -> None:
+        waits = 0
+        while True:
+            await asyncio.sleep(PLAIN_INTERVAL_S)
+            snapshot = meter.snapshot()
+            if snapshot.has_begun:
+                self._print(snapshot.line())
+                continue
+            waits += 1
+            if waits % _PLAIN_TICKS_PER_WAIT_LINE == 0:
+                self._print(f"still waiting: {self._latest}")
+
+    async def _follow_live(self, meter: Meter) -> None:
+        with Live(console=self._console, transient=True, auto_refresh=False) as live:
+            while True:
+                snapshot = meter.snapshot()
+                elapsed = duration(time.monotonic() - self._began_s)
+                waiting = Text(f"{self._latest} · {elapsed}", overflow="ellipsis", no_wrap=True)
+                live.update(_live_line(snapshot) if snapshot.has_begun else waiting, refresh=True)
+                await asyncio.sleep(LIVE_INTERVAL_S)
+
+    def _print(self, text: str) -> None:
+        # While a live line is shown, the console prints above it.
+        elapsed_s = time.monotonic() - self._began_s
+        self._console.print(f"[{elapsed_s:6.1f} s] {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: ``42 s``, ``3 min 10 s``, ``2 h 05 min``."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _live_line(snapshot: Snapshot) -> Table:
+    line = Table.grid(padding=(0, 1))
+    line.add_row(ProgressBar(snapshot.total, snapshot.done, width=_BAR_CHARS), snapshot.line())
+    return line

@@ -1,0 +1,260 @@
+"""Runs one rollout from the command line: cluster, `Rollout`, progress, signals, summary."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+from distributed import Client
+from rich.console import Console
+
+from heddle_dask.cli.cluster_choice import (
+    CONNECT_TIMEOUT_S,
+    LocalShape,
+    local_client,
+    remote_client,
+    workers_joined,
+)
+from heddle_dask.cli.model_choice import chosen_model, context_limit
+from heddle_dask.cli.one_line import EXIT_TERMINATED
+from heddle_dask.cli.rollout.engine_options import check_cost, parsed_cost, parsed_degrees
+from heddle_dask.cli.rollout.interrupts import Interrupts
+from heddle_dask.cli.rollout.order import RolloutOrder
+from heddle_dask.cli.rollout.out_path import check_out, default_out, remove_if_empty
+from heddle_dask.cli.rollout.progress import Meter, Progress
+from heddle_dask.cli.rollout.summary import Tally, table
+from heddle_dask.cli.stored_run import StoredRun
+from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.collector import collect_seldom
+from heddle_dask.engines.vllm_command import installed_vllm_build
+from heddle_dask.environments.base import Environment
+from heddle_dask.environments.loading import load_environment
+from heddle_dask.live.driver.capacity import Patience
+from heddle_dask.live.driver.degree_specs import DegreeSpecs
+from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.rollout_inputs import engine_spec_of
+from heddle_dask.live.driver.services import Budget, Sampling
+from heddle_dask.live.scheduler.warm_start import check_warm
+from heddle_dask.records.trajectory import TrajectoryRecord
+from heddle_dask.strategies.presets import build_strategies
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a rollout came to: the JSON object and the exit code."""
+
+    result: dict[str, Any]
+    exit_code: int
+
+
+def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
+    """Run it; prints progress on stderr and the table on stdout, or on stderr too.
+
+    Raises
+    ------
+    BadInput
+        An option that cannot be met; the message says which.
+    """
+    run = _Run(order, Progress(Console(stderr=True)))
+    # Before the event loop watches signals, nothing runs that needs an orderly end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    # Dask reports every connection and worker that ends; this process ends them on purpose.
+    logging.getLogger("distributed").setLevel(logging.ERROR)
+    collect_seldom()
+    try:
+        exit_code = asyncio.run(run.run())
+    finally:
+        if order.mode == "create":
+            remove_if_empty(run.out)
+    out = str(run.out) if run.out.exists() else None
+    Console(stderr=to_stderr).print(table(run.tally, out), soft_wrap=True)
+    return Outcome(run.tally.result(out), exit_code)
+
+
+class _Run:
+    """One rollout. The constructor checks every option that can be checked without starting a process."""
+
+    def __init__(self, order: RolloutOrder, progress: Progress) -> None:
+        self.order = order
+        self.progress = progress
+        self.tally = Tally(queued_inside=order.fleet.engine == "vllm")
+        self.out = order.out if order.out is not None else default_out(order.work.env, datetime.now())
+        fleet, where = order.fleet, order.where
+        self.shape = LocalShape(fleet.engines, fleet.slots, where.tool_workers, where.tool_cpus)
+        if order.where.cluster is not None:
+            self.shape = self.shape.overlaid(order.where.cluster, order.given)
+        predictor = build_strategies(order.strategy, seed=order.seed, overrides=order.overrides).predictor
+        self.degrees = parsed_degrees(order.fleet.degrees)
+        self.cost = parsed_cost(order.fleet.cost)
+        check_out(self.out, order.mode)
+        self.environment = _environment(order)
+        self.model = chosen_model(order.fleet.model, order.fleet.engine)
+        check_cost(self.cost, self.model, order.fleet.engine)
+        limits = order.limits
+        self.budget = Budget(
+            limits.max_steps, limits.max_step_tokens, context_limit(self.model, limits.max_context_tokens)
+        )
+        self._check_degrees()
+        # With --scheduler the scheduler reads this file, possibly from another file system.
+        if order.where.scheduler is None and predictor is not None and predictor.options.get("warm"):
+            check_warm(str(predictor.options["warm"]))
+        if order.fleet.engine == "vllm" and order.where.scheduler is None:
+            installed_vllm_build()
+        self.dashboard = _dashboard(order.where.dashboard)
+        self.left = order.work.tasks * order.work.samples
+        if order.mode == "resume":
+            self._take_over()
+        self._interrupts = Interrupts(self._stop)
+        self._task: asyncio.Task[Any] | None = None
+        self._rollout: Rollout | None = None
+
+    def _check_degrees(self) -> None:
+        """Refuse, before anything starts, engines that this model or this machine cannot have."""
+        if self.degrees is None:
+            return
+        fleet, engines = self.order.fleet, self.shape.engines
+        spec = engine_spec_of(
+            fleet.engine,
+            self.model,
+            self.shape.slots,
+            fleet.kv_transfer,
+            self.budget,
+            self.order.seed,
+            self.cost,
+        )
+        needed = 0 if self.degrees == "auto" else sum(self.degrees)
+        if self.order.where.scheduler is None and needed > engines:
+            raise BadInput(
+                f"--degrees {fleet.degrees} need {needed} workers, and --engines {engines} says how many there are: "
+                f"use --engines {needed}"
+            )
+        DegreeSpecs(spec, self.cost).check(self.degrees)
+
+    def _take_over(self) -> None:
+        """Count the trajectories of the resumed run; refuse options that would not continue it."""
+        before = StoredRun(self.out)
+        mine = {
+            "environment": self.environment.name,
+            "seed": self.order.seed,
+            "samples": self.order.work.samples,
+        }
+        for name, value in mine.items():
+            was = before.metadata.get(name, value)
+            if was != value:
+                raise BadInput(f"--resume: {self.out} was made with {name} {was}, not {value}: give the same")
+        for record in before:
+            self.tally.add(record, timed=False)
+        self.left = max(0, self.left - len(before))
+
+    async def run(self) -> int:
+        """Run to the end or to a signal; returns the exit code."""
+        self._task = asyncio.current_task()
+        self._interrupts.watch()
+        try:
+            async with self._client() as client:
+                await self._roll_out(client)
+        except asyncio.CancelledError:
+            if not self._interrupts.exit_code:
+                raise
+        return self._interrupts.exit_code
+
+    def _client(self) -> AbstractAsyncContextManager[Client]:
+        if self.order.where.scheduler is not None:
+            return remote_client(self.order.where.scheduler, CONNECT_TIMEOUT_S)
+        self.progress.message(f"starting a local cluster for {self.shape.engines} engine(s)")
+        return local_client(self.shape, self.dashboard)
+
+    async def _roll_out(self, client: Client) -> None:
+        # The template's imports block this loop for seconds; the workers of a local cluster start meanwhile.
+        rollout = self._make(client)
+        if self.order.where.scheduler is None:
+            await workers_joined(client, self.shape)
+        if self.dashboard:
+            self.progress.message(f"dashboard: {client.dashboard_link}")
+        async with rollout:
+            self._rollout = rollout
+            meter = Meter(self.left, self.tally, rollout.progress)
+            async with self.progress.following(meter):
+                async for record in rollout.stream(self.order.work.tasks):
+                    self._count(record)
+            if self._interrupts.exit_code == 0:
+                self.progress.message("done; ending every process")
+
+    def _make(self, client: Client) -> Rollout:
+        order = self.order
+        facts: dict[str, Any] = {"tasks": order.work.tasks, "command": sys.argv[1:]}
+        if order.where.scheduler is None:
+            facts |= {"slots": self.shape.slots * self.shape.engines, "tool_cpus": self.shape.all_tool_cpus}
+        return Rollout(
+            client,
+            env=self.environment,
+            model=self.model,
+            engine=order.fleet.engine,
+            engines=self.shape.engines if order.where.scheduler is None or "engines" in order.given else None,
+            slots=self.shape.slots,
+            kv_transfer=order.fleet.kv_transfer,
+            degrees=self.degrees,
+            cost=self.cost,
+            strategy=order.strategy,
+            overrides=order.overrides,
+            samples=order.work.samples,
+            seed=order.seed,
+            out=self.out,
+            mode=order.mode,
+            budget=self.budget,
+            sampling=Sampling(order.limits.temperature, order.limits.top_p),
+            patience=Patience(order.where.worker_timeout, order.where.engine_timeout),
+            metadata=facts,
+            on_progress=self.progress.message,
+        )
+
+    def _count(self, record: TrajectoryRecord) -> None:
+        self.tally.add(record)
+        assert self._rollout is not None
+        counts = self._rollout.progress()
+        self.tally.slots = max(self.tally.slots, int(counts.get("slots", 0)))
+        self.tally.tool_cpus = max(self.tally.tool_cpus, int(counts.get("tool_cpus", 0)))
+
+    def _stop(self) -> None:
+        """On the first signal: abort running trajectories, or the start if none runs yet."""
+        self.progress.message("stopping: finished trajectories are kept; interrupt again to end at once")
+        if self._rollout is None or not self._rollout.interrupt():
+            assert self._task is not None
+            self._task.cancel()
+
+
+def _environment(order: RolloutOrder) -> Environment:
+    # As `python -m` does: import a user's module from the current directory.
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    scales = {"token_scale": order.work.token_scale, "tool_scale": order.work.tool_scale}
+    given = {name: value for name, value in scales.items() if value is not None}
+    environment = load_environment(order.work.env, options=given)
+    if order.where.scheduler is not None:
+        _send_by_value(order.work.env.partition(":")[0], here)
+    return environment
+
+
+def _send_by_value(name: str, here: str) -> None:
+    """Pickle a module of this directory by value: workers of another cluster cannot import it."""
+    module = sys.modules.get(name)
+    path = getattr(module, "__file__", None)
+    if module is not None and path is not None and Path(path).parent.is_relative_to(here):
+        cloudpickle.register_pickle_by_value(module)
+
+
+def _dashboard(asked: bool | None) -> bool:
+    installed = find_spec("bokeh") is not None
+    if asked and not installed:
+        raise BadInput("--dashboard needs bokeh: install it with `pip install 'heddle-dask[dashboard]'`")
+    return installed if asked is None else asked

@@ -1,0 +1,209 @@
+"""Figures of a run, counted while trajectories finish, without keeping them.
+
+The lower bound of the makespan is a *measured* one: no calibrated cost model is assumed. It takes each trajectory's
+own engine time (prefill and decode; decode alone where the engine's own queue is part of the time to a first token) and
+tool time as they were, without any queueing, and is the larger of
+
+- the longest trajectory: the time during which its steps or its actions ran, overlaps counted once;
+- all engine time over all slots, and all CPU seconds of actions over all tool CPUs.
+
+A schedule cannot beat it with these durations. It is None if no engine reported its times.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from rich import box
+from rich.table import Table
+
+from heddle_dask.records.trajectory import Status, StepRecord, TrajectoryRecord
+
+STATUSES: tuple[str, ...] = get_args(Status)
+
+
+@dataclass(slots=True)
+class EngineShare:
+    """Steps and tokens of one engine."""
+
+    steps: int = 0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts over trajectories; feed it with `add`.
+
+    Attributes
+    ----------
+    slots, tool_cpus
+        Capacity for the bound; 0 where unknown.
+    queued_inside
+        Whether the time to a first token includes the wait in the engine's own queue: vLLM does not tell them apart.
+    longest_s, critical_s
+        Of one trajectory: from its start to its end, and without queueing.
+    """
+
+    slots: int = 0
+    tool_cpus: int = 0
+    queued_inside: bool = False
+    statuses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
+    steps: int = 0
+    actions: int = 0
+    tokens: int = 0
+    preemptions: int = 0
+    migrations: int = 0
+    rewards: list[float] = field(default_factory=list)
+    engines: dict[str, EngineShare] = field(default_factory=dict)
+    durations: list[tuple[float, str]] = field(default_factory=list)
+    first_start_s: float = math.inf
+    last_end_s: float = -math.inf
+    timed_tokens: int = 0
+    critical_s: float = 0.0
+    engine_s: float = 0.0
+    tool_cpu_s: float = 0.0
+
+    def add(self, record: TrajectoryRecord, timed: bool = True) -> None:
+        """Count one trajectory; its times only when `timed`: clocks of two sessions do not compare."""
+        self.statuses[record.status] += 1
+        self.steps += len(record.steps)
+        self.actions += len(record.actions)
+        if record.reward is not None:
+            self.rewards.append(record.reward)
+        for step in record.steps:
+            self.tokens += step.generated_tokens
+            self.preemptions += step.preemptions
+            self.migrations += step.migrations
+            share = self.engines.setdefault(step.engine_id, EngineShare())
+            share.steps += 1
+            share.tokens += step.generated_tokens
+        if timed:
+            self._add_times(record)
+
+    def _add_times(self, record: TrajectoryRecord) -> None:
+        self.first_start_s = min(self.first_start_s, record.started_s)
+        self.last_end_s = max(self.last_end_s, record.finished_s)
+        self.timed_tokens += sum(step.generated_tokens for step in record.steps)
+        self.durations.append((record.finished_s - record.started_s, record.trajectory_id))
+        # Results that a resumed run took from the journal lie before its start: they took no time in it.
+        engine = _clipped(((s.finished_s, self._service_s(s), 1) for s in record.steps), record)
+        tools = _clipped(((a.finished_s, a.run_s, a.cpus) for a in record.actions), record)
+        self.engine_s += sum(stop - start for start, stop, _ in engine)
+        self.tool_cpu_s += sum((stop - start) * cpus for start, stop, cpus in tools)
+        self.critical_s = max(self.critical_s, _covered([*engine, *tools]))
+
+    def _service_s(self, step: StepRecord) -> float:
+        return step.decode_s if self.queued_inside else step.prefill_s + step.decode_s
+
+    @property
+    def trajectories(self) -> int:
+        """All of them, by whatever end."""
+        return sum(self.statuses.values())
+
+    @property
+    def makespan_s(self) -> float:
+        """From the first start to the last end; 0 when nothing was timed."""
+        return self.last_end_s - self.first_start_s if self.durations else 0.0
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Generated tokens of the timed trajectories over the makespan."""
+        return self.timed_tokens / self.makespan_s if self.makespan_s > 0 else None
+
+    @property
+    def reward_mean(self) -> float | None:
+        """Over the known rewards."""
+        return sum(self.rewards) / len(self.rewards) if self.rewards else None
+
+    @property
+    def bound_s(self) -> float | None:
+        """Lower bound of the makespan; see the module."""
+        if not self.engine_s:
+            return None
+        engines = self.engine_s / self.slots if self.slots else 0.0
+        tools = self.tool_cpu_s / self.tool_cpus if self.tool_cpus else 0.0
+        return max(self.critical_s, engines, tools)
+
+    def result(self, out: str | None) -> dict[str, Any]:
+        """The JSON object of ``heddle rollout``."""
+        bound_s, makespan_s = self.bound_s, self.makespan_s
+        return {
+            "trajectories": self.trajectories,
+            **self.statuses,
+            "steps": self.steps,
+            "actions": self.actions,
+            "tokens": self.tokens,
+            "makespan_s": _rounded(makespan_s),
+            "tokens_per_s": _rounded(self.tokens_per_s),
+            "reward_mean": self.reward_mean,
+            "preemptions": self.preemptions,
+            "migrations": self.migrations,
+            "bound_s": _rounded(bound_s),
+            "bound_share": _rounded(bound_s / makespan_s) if bound_s and makespan_s else None,
+            "out": out,
+        }
+
+
+def table(tally: Tally, out: str | None) -> Table:
+    """The same figures as a table for the terminal."""
+    shown = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    shown.add_column(style="bold")
+    shown.add_column()
+    for name, value in _rows(tally):
+        shown.add_row(name, value)
+    if out is not None:
+        shown.add_row("stored in", out)
+    return shown
+
+
+def _rows(tally: Tally) -> Iterable[tuple[str, str]]:
+    ends = ", ".join(f"{count} {status}" for status, count in tally.statuses.items() if count)
+    yield "trajectories", f"{tally.trajectories} ({ends})" if ends else "none"
+    if tally.reward_mean is None:
+        yield "reward", "unknown"
+    else:
+        yield "reward", f"mean {tally.reward_mean:.3f} (known for {len(tally.rewards)})"
+    yield "steps, actions", f"{tally.steps}, {tally.actions}"
+    rate = f" ({tally.tokens_per_s:,.0f} per second)" if tally.tokens_per_s else ""
+    yield "tokens generated", f"{tally.tokens:,}{rate}"
+    bound = ""
+    if tally.bound_s and tally.makespan_s:
+        bound = f" (lower bound {tally.bound_s:.1f} s, {tally.bound_s / tally.makespan_s:.0%} reached)"
+    yield "makespan", f"{tally.makespan_s:.1f} s{bound}"
+    if tally.durations:
+        longest_s, name = max(tally.durations)
+        median_s = statistics.median(seconds for seconds, _ in tally.durations)
+        yield "longest", f"{longest_s:.1f} s ({name}); median {median_s:.1f} s"
+    if tally.preemptions or tally.migrations:
+        yield "preemptions, migrations", f"{tally.preemptions}, {tally.migrations}"
+    for engine_id, share in sorted(tally.engines.items()):
+        yield f"engine {engine_id}", f"{share.steps} steps, {share.tokens:,} tokens"
+
+
+def _clipped(
+    spans: Iterable[tuple[float, float, int]], record: TrajectoryRecord
+) -> list[tuple[float, float, int]]:
+    """(end, length, weight) as (start, end, weight) within the trajectory, without what is unknown."""
+    kept = []
+    for end_s, length_s, weight in spans:
+        if not (math.isnan(end_s) or math.isnan(length_s)):
+            start = max(end_s - length_s, record.started_s)
+            kept.append((start, max(start, min(end_s, record.finished_s)), weight))
+    return kept
+
+
+def _covered(spans: list[tuple[float, float, int]]) -> float:
+    """Length of the union of intervals."""
+    covered, reached = 0.0, -math.inf
+    for start, stop, _ in sorted(spans):
+        covered += max(0.0, stop - max(start, reached))
+        reached = max(reached, stop)
+    return covered
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(value, 4)

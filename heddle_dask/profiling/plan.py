@@ -1,0 +1,70 @@
+"""What `heddle profile` measures of an engine: batches, contexts, prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.profiling.kv_transfer import STEP_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilePlan:
+    """What is measured.
+
+    Attributes
+    ----------
+    batches, contexts
+        Numbers of sequences, and tokens of each; a pair that exceeds the KV capacity is left out.
+    prompts
+        Lengths of prompts.
+    tokens
+        Tokens that each sequence decodes for a point.
+    """
+
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    prompts: tuple[int, ...]
+    tokens: int = 128
+    repeats: int = 5
+
+    def contexts_to_move(self) -> tuple[int, ...]:
+        """Lengths for KV transfers: those of `contexts`, shortened where a step would not fit behind them."""
+        longest = max(self.contexts) + self.tokens - STEP_TOKENS
+        return tuple(dict.fromkeys(min(length, longest) for length in self.contexts if longest >= 1))
+
+    def check(self, spec: EngineSpec) -> None:
+        """Refuse what the engine cannot run.
+
+        Raises
+        ------
+        BadInput
+            A batch exceeds the slots, or a length the longest context.
+        """
+        if max(self.batches) > spec.slots:
+            raise BadInput(
+                f"batch of {max(self.batches)} exceeds {spec.slots} slots: use --slots {max(self.batches)}"
+            )
+        longest = max(max(self.contexts) + self.tokens, max(self.prompts) + 1)
+        if longest > spec.max_model_len:
+            raise BadInput(
+                f"{longest} tokens of context and answer exceed the engine's {spec.max_model_len}: use shorter ones"
+            )
+
+
+def plan_for(slots: int, max_model_len: int, *, tokens: int = 128, repeats: int = 5) -> ProfilePlan:
+    """Powers of two, their halves more, and slots; lengths by factors of four up to what the engine takes.
+
+    Raises
+    ------
+    BadInput
+        The engine takes no context beside the tokens to decode.
+    """
+    room = max_model_len - tokens
+    if room < 1:
+        raise BadInput(f"{tokens} tokens to decode leave no context of {max_model_len}: use fewer")
+    powers = [1 << power for power in range(slots.bit_length())]
+    batches = {slots, *(each for power in powers for each in (power, 3 * power // 2) if 0 < each <= slots)}
+    lengths = (*(length for length in (64, 256, 1024, 4096, 16384, 65536) if length < room), room)
+    return ProfilePlan(tuple(sorted(batches)), lengths, lengths, tokens, repeats)
