@@ -19,8 +19,9 @@ from heddle_dask.core.commands import (
 from heddle_dask.core.controller import Limits
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import InvalidTransition
-from heddle_dask.core.ids import EngineId, HostId, TrajectoryId
+from heddle_dask.core.ids import EngineId, HostId, StepId, TrajectoryId
 from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.priority import NORMAL
 from heddle_dask.core.transitions import KvEvent, KvState, TrajectoryState
 from heddle_dask.strategies.presets import build_strategies
 
@@ -56,7 +57,7 @@ def test_one_trajectory_from_submission_to_its_end() -> None:
     stage.join("E1")
     stage.submit("a")
     start = stage.placed("a", context=100)
-    assert start == StartStep(A, 0, 0, E1, priority=-start.order, order=start.order, source_engine_id=None)
+    assert start == StartStep(StepId(A, 0, 0), E1, NORMAL, start.order)
     engine = stage.engine("E1")
     assert (engine.inflight_tokens, engine.resident_tokens, engine.generating) == (100, 100, 0)
     assert stage.start(start) == []
@@ -209,11 +210,9 @@ def test_steps_wait_for_the_first_engine_in_order_of_request() -> None:
     stage.submit("a", "b", "c")
     assert stage.request("b") == stage.request("a") == stage.request("c") == []
     commands = stage.join("E1")
-    assert [c.trajectory_id for c in commands if isinstance(c, StartStep)] == ["b", "a", "c"]
+    assert [c.step_id.trajectory_id for c in commands if isinstance(c, StartStep)] == ["b", "a", "c"]
     orders = [c.order for c in commands if isinstance(c, StartStep)]
-    priorities = [c.priority for c in commands if isinstance(c, StartStep)]
-    assert orders == sorted(set(orders))
-    assert priorities == sorted(set(priorities), reverse=True), "distinct, and the first runs first"
+    assert orders == sorted(set(orders)), "distinct, and the first runs first"
 
 
 def test_a_step_may_finish_before_its_start_was_told() -> None:
@@ -247,7 +246,7 @@ def test_a_step_that_failed_is_the_drivers_to_ask_again() -> None:
     assert stage.fail(first) == []
     assert stage.trajectory("a").state is TrajectoryState.THINKING
     second = stage.placed("a", attempt=1)
-    assert (second.step_index, second.attempt) == (0, 1)
+    assert second.step_id[1:] == (0, 1)
     stage.late(ev.StepStarted, *identity(first))
     stage.late(ev.StepFinished, *identity(first), 10, 0, "stop")
     stage.late(ev.StepFailed, *identity(first), "engine")
@@ -262,8 +261,14 @@ def test_messages_of_another_engine_are_late() -> None:
     stage.late(ev.StepStarted, *identity(other))
     stage.late(ev.StepFinished, *identity(other), 10, 0, "stop")
     stage.late(ev.StepFailed, *identity(other), "engine")
-    stage.late(ev.StepFinished, *identity(replace(start, step_index=1)), 10, 0, "stop")
-    stage.late(ev.StepStarted, TrajectoryId("z"), 0, 0, E1)
+    stage.late(
+        ev.StepFinished,
+        *identity(replace(start, step_id=start.step_id._replace(step_index=1))),
+        10,
+        0,
+        "stop",
+    )
+    stage.late(ev.StepStarted, StepId(TrajectoryId("z"), 0, 0), E1)
 
 
 def test_an_aborted_step_keeps_its_tokens_and_is_no_finished_step() -> None:
@@ -290,7 +295,7 @@ def test_a_context_that_fits_no_engine_is_given_up_once() -> None:
     stage.join("E2", max_context_tokens=256)
     stage.submit("a")
     assert stage.request("a", context=256) == [
-        GiveUpStep(A, 0, 0, "context of 256 tokens, engines take 256"),
+        GiveUpStep(StepId(A, 0, 0), "context of 256 tokens, engines take 256"),
     ]
     assert stage.join("E3", max_context_tokens=1024) == []
     assert stage.end("a") == []
@@ -333,7 +338,7 @@ def test_a_placement_that_waits_is_asked_again_when_a_step_ends(how: str) -> Non
     first = stage.placed("a")
     assert stage.request("b") == stage.request("c") == []
     commands = {"finish": stage.finish, "fail": stage.fail}[how](first) if how != "end" else stage.end("a")
-    started = [c.trajectory_id for c in commands if isinstance(c, StartStep)]
+    started = [c.step_id.trajectory_id for c in commands if isinstance(c, StartStep)]
     assert started == ["b"]
     assert stage.end("b")[-1].trajectory_id == "c"  # type: ignore[union-attr]
 
@@ -349,7 +354,7 @@ def test_a_stranded_step_is_commanded_again_elsewhere_with_the_same_attempt() ->
     other = E2 if start.engine_id == E1 else E1
     (again,) = stage.lose(start.engine_id)
     assert isinstance(again, StartStep)
-    assert (again.step_index, again.attempt, again.engine_id) == (0, 0, other)
+    assert identity(again) == (StepId(A, 0, 0), other)
     assert again.source_engine_id is None, "its context died with the worker"
     assert again.order > start.order
     stage.late(ev.StepFinished, *identity(start), 10, 0, "stop")
@@ -365,7 +370,7 @@ def test_stranded_steps_wait_before_those_that_came_later() -> None:
     stage.feed(ev.EngineDraining, E1)
     assert stage.request("b") == []
     assert stage.lose("E1") == []
-    assert [c.trajectory_id for c in stage.join("E2") if isinstance(c, StartStep)] == ["a", "b"]
+    assert [c.step_id.trajectory_id for c in stage.join("E2") if isinstance(c, StartStep)] == ["a", "b"]
 
 
 def test_steps_of_an_engine_that_died_under_a_living_worker_report_by_themselves() -> None:
@@ -460,7 +465,7 @@ def test_a_step_that_kills_its_engines_is_given_up_after_max_losses() -> None:
         assert isinstance(start, StartStep)
         stage.start(start)
         commands = stage.lose(f"E{number}")
-    assert commands == [GiveUpStep(A, 0, 0, "its engine died 3 times while it was generating")]
+    assert commands == [GiveUpStep(StepId(A, 0, 0), "its engine died 3 times while it was generating")]
     assert stage.join("E9") == []
     stage.end("a")
 
@@ -561,7 +566,7 @@ def test_a_step_that_kills_the_engine_under_a_living_worker_is_given_up_too(lost
         stage.feed(ev.StepFailed, *identity(start), ev.ENGINE_LOST)
         if not lost_first:
             stage.lose(start.engine_id, stranded=False)
-    assert commands == [GiveUpStep(A, 0, 3, "its engine died 3 times while it was generating")]
+    assert commands == [GiveUpStep(StepId(A, 0, 3), "its engine died 3 times while it was generating")]
     assert len(stage.state.ready_engines) == 6
 
 
@@ -579,7 +584,7 @@ def test_a_step_that_was_refused_or_had_not_begun_has_killed_no_engine() -> None
 
 
 def cancel(stage: Stage, name: str, index: int, attempt: int = 0) -> list[object]:
-    return [*stage.feed(ev.StepCancelled, TrajectoryId(name), index, attempt)]
+    return [*stage.feed(ev.StepCancelled, StepId(TrajectoryId(name), index, attempt))]
 
 
 def test_a_running_step_that_is_cancelled_is_aborted_and_its_slot_is_for_others() -> None:
@@ -587,14 +592,14 @@ def test_a_running_step_that_is_cancelled_is_aborted_and_its_slot_is_for_others(
     stage.join("E1", slots=1)
     stage.submit("a", "b")
     start = stage.generating("a")
-    assert cancel(stage, "a", 0) == [AbortStep(A, 0, 0, E1, "cancelled by its program")]
+    assert cancel(stage, "a", 0) == [AbortStep(StepId(A, 0, 0), E1, "cancelled by its program")]
     record = stage.trajectory("a")
     assert (record.state, record.counted_on) == (TrajectoryState.THINKING, None)
     assert stage.engine("E1").inflight_tokens == 0
     stage.late(ev.StepFinished, *identity(start), 3, 0, "abort")
-    stage.late(ev.StepCancelled, A, 0, 0)
+    stage.late(ev.StepCancelled, StepId(A, 0, 0))
     again = stage.placed("a", attempt=1, context=120)
-    stage.late(ev.StepCancelled, A, 0, 0)
+    stage.late(ev.StepCancelled, StepId(A, 0, 0))
     stage.finish(again)
     assert record.steps_finished == 1
 

@@ -19,8 +19,9 @@ from heddle_dask.core.commands import Command, StartStep
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.events import Event
-from heddle_dask.core.ids import EngineId, TrajectoryId
+from heddle_dask.core.ids import EngineId, StepId, TrajectoryId
 from heddle_dask.core.journal_codec import decode, encode, replay
+from heddle_dask.core.priority import Priority
 from heddle_dask.strategies.presets import build_strategies
 
 KINDS = (*get_args(Event), *get_args(Command))
@@ -80,7 +81,7 @@ def test_no_field_of_an_event_defaults_to_a_mutable() -> None:
 
 
 def test_a_start_without_a_source_survives() -> None:
-    start = StartStep(TrajectoryId("a"), 1, 2, EngineId("E1"), priority=-3.0, order=3)
+    start = StartStep(StepId(TrajectoryId("a"), 1, 2), EngineId("E1"), Priority(0, 3.0), order=3)
     assert decode(json.loads(json.dumps(encode(start)))) == start
 
 

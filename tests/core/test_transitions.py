@@ -180,7 +180,7 @@ def test_rule_5_a_step_waits_while_its_kv_moves() -> None:
     stage.trajectory("a").advance_kv(KvEvent.MOVE_ENDED)
     (command,) = stage.join("E3")
     assert isinstance(command, StartStep)
-    assert (command.trajectory_id, command.engine_id) == ("a", "E1")
+    assert (command.step_id.trajectory_id, command.engine_id) == ("a", "E1")
 
 
 # -- the page --------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from distributed import Client, LocalCluster, Scheduler, Worker, get_worker
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 from worlds.dask_cluster import with_cluster
 
+from heddle_dask.core.priority import NORMAL, Priority
 from heddle_dask.live.wire import _dask_internals as internals
 from heddle_dask.live.wire.messages import PerKey
 
@@ -66,7 +67,7 @@ def test_a_held_task_waits_until_it_is_pinned_and_released() -> None:
         await asyncio.sleep(0.1)
         assert ts.state == "no-worker"
         assert internals.is_dispatchable(ts)
-        internals.pin(ts, workers[0].address, {"LLM": 1}, internals.dask_priority(1.0, 1), {})
+        internals.pin(ts, workers[0].address, {"LLM": 1}, internals.dask_priority(NORMAL, 1), {})
         internals.release(scheduler, [("step", 1)], "test")
         assert await future == 1
         assert not internals.is_dispatchable(ts)
@@ -82,7 +83,7 @@ def test_pinned_in_update_graph_tasks_queue_by_our_priority_and_ties_in_order() 
 
         def on_graph(scheduler: Scheduler, *, keys: set[Any], **kwargs: Any) -> None:
             for key in keys:
-                rank = internals.dask_priority(priorities[key[1]], key[1])
+                rank = internals.dask_priority(Priority(0, priorities[key[1]]), key[1])
                 internals.pin(scheduler.tasks[key], workers[0].address, {"LLM": 1}, rank, {})
 
         scheduler.add_plugin(Recorder(on_graph), name="test")
@@ -94,9 +95,9 @@ def test_pinned_in_update_graph_tasks_queue_by_our_priority_and_ties_in_order() 
 
 
 def test_dask_priority_reverses_our_sign_and_keeps_the_order_of_ties() -> None:
-    ours = [(3.0, 1), (8.0, 2), (8.0, 3), (-1.0, 4)]
+    ours = [(Priority(0, 3.0), 1), (Priority(0, 8.0), 2), (Priority(0, 8.0), 3), (Priority(-1, 9.0), 4)]
     dask_order = sorted(ours, key=lambda pair: internals.dask_priority(*pair))
-    assert dask_order == [(8.0, 2), (8.0, 3), (3.0, 1), (-1.0, 4)]
+    assert [order for _, order in dask_order] == [2, 3, 1, 4]
 
 
 def test_a_callable_annotation_is_evaluated_per_key_and_reaches_plugin_and_worker() -> None:
@@ -109,7 +110,7 @@ def test_a_callable_annotation_is_evaluated_per_key_and_reaches_plugin_and_worke
         def on_graph(scheduler: Scheduler, *, annotations: Any, **kwargs: Any) -> None:
             seen.update(annotations["heddle"])
             for key, value in annotations["heddle"].items():
-                rank = internals.dask_priority(0.0, key[1])
+                rank = internals.dask_priority(NORMAL, key[1])
                 ts = scheduler.tasks[key]
                 internals.pin(ts, workers[0].address, {"LLM": 1}, rank, {"engine": value})
 
@@ -192,7 +193,7 @@ def test_work_stealing_does_not_touch_a_pinned_task() -> None:
 
         def on_graph(scheduler: Scheduler, *, keys: set[Any], **kwargs: Any) -> None:
             for key in keys:
-                rank = internals.dask_priority(0.0, key[1])
+                rank = internals.dask_priority(NORMAL, key[1])
                 internals.pin(scheduler.tasks[key], target, {"LLM": 1}, rank, {})
 
         scheduler.add_plugin(Recorder(on_graph), name="test")
@@ -220,7 +221,7 @@ def test_tasks_of_a_dead_worker_wait_without_worker_when_the_hook_runs() -> None
         def on_graph(scheduler: Scheduler, *, keys: set[Any], **kwargs: Any) -> None:
             for key in keys:
                 internals.pin(
-                    scheduler.tasks[key], target, {"LLM": 1}, internals.dask_priority(0.0, key[1]), {}
+                    scheduler.tasks[key], target, {"LLM": 1}, internals.dask_priority(NORMAL, key[1]), {}
                 )
 
         scheduler.add_plugin(Watcher(on_graph), name="test")

@@ -42,7 +42,7 @@ class ScriptedPlane:
         base = self.held[: call.base_tokens]
         assert call.base_crc == (zlib.crc32(np.array(base, dtype="<i4").tobytes()) if base else 0)
         context = base + delta
-        assert request[3] == len(context)
+        assert request[1] == len(context)
         self.calls.append(call)
         self.seen.append(context)
         answer = self.script.pop(0)
@@ -140,7 +140,7 @@ def test_a_preempted_step_goes_on_from_its_tokens_as_one_step(model_dir: str) ->
     assert reply.token_ids == (65, 66, 67, 68, 69)
     assert reply.finish_reason == "stop"
     assert [call.max_tokens for call in plane.calls] == [10, 8, 7]
-    assert [call.attempt for call in plane.calls] == [0, 1, 2]
+    assert [call.step_id.attempt for call in plane.calls] == [0, 1, 2]
     assert len({call.seed for call in plane.calls}) == 3, "a part must not repeat the draws of the one before"
     (step,) = ctx.steps
     assert (step.preemptions, step.migrations, step.generated_tokens) == (2, 1, 5)
@@ -175,7 +175,7 @@ def test_a_lost_step_is_asked_for_again_with_the_whole_context(status: str, mode
     asyncio.run(body())
     assert [call.base_tokens > 0 for call in plane.calls] == [False, True, False, False, True]
     assert plane.seen[1] == plane.seen[2] == plane.seen[3]
-    assert [call.attempt for call in plane.calls[1:4]] == [0, 1, 2]
+    assert [call.step_id.attempt for call in plane.calls[1:4]] == [0, 1, 2]
     assert len({call.key for call in plane.calls}) == 5
 
 
@@ -289,7 +289,7 @@ def test_a_step_that_is_given_up_leaves_no_token_and_a_prompt_that_is_well_forme
     assert [kind for kind, _ in journal] == ["step", "step-cancelled", "step", "action", "step"]
     assert whole.record.token_ids[whole.record.loss_mask].tolist() == [66, 67, 68]
     assert whole.generated_tokens == 3
-    assert [(call.step_index, call.attempt) for call in plane.calls] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert [call.step_id[1:] for call in plane.calls] == [(0, 0), (0, 1), (0, 2), (1, 0)]
     prompt = whole._services.template.decode(plane.seen[2])
     assert prompt.count("<|im_start|>") == prompt.count("<|im_end|>") + 1, "only the policy's turn is open"
     for frontier in range(len(journal) + 1):

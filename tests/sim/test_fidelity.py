@@ -33,7 +33,7 @@ from heddle_dask.benchmarks.fidelity_twins import Twins, delays_of, twins_of
 from heddle_dask.benchmarks.live_setup import LiveRow
 from heddle_dask.cli.main import heddle
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.ids import EngineId
+from heddle_dask.core.ids import EngineId, StepId, TrajectoryId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import fixed_cost, load_profile
 from heddle_dask.cost.measured import MeasuredTable
@@ -254,7 +254,7 @@ def slow_worker_job(name: str, priority: float) -> SimulatedJob:
         trajectory_id=name,
         group_id=name,
         shared_tokens=10,
-        step_index=0,
+        step_id=StepId(TrajectoryId(name), 0, 0),
     )
 
 
@@ -277,7 +277,7 @@ def test_a_step_that_waits_in_the_engine_has_the_slot_at_once_and_one_past_the_l
     engine = slow_worker_engine(time, ended, steps_ahead=1)
     for name, priority in (("first", 5.0), ("ahead", 4.0), ("third", 4.5)):
         engine.submit(slow_worker_job(name, priority))
-    engine.submit(replace(slow_worker_job("urgent", 1.0), past_line=True))
+    engine.submit(replace(slow_worker_job("urgent", 1.0), bypass_queue=True))
     time.run()
     assert [name for name, _ in ended] == ["first", "urgent", "ahead", "third"]
     # The worker sends the third 0.03 s after the first has ended: it is there long before it is its turn.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from heddle_dask.core.ids import EngineId
+from heddle_dask.core.ids import EngineId, StepId, TrajectoryId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.batching import Batch
 from heddle_dask.cost.engine_cost import EngineCost, fixed_cost
@@ -218,7 +218,12 @@ def _alone(cost: EngineCost) -> tuple[VirtualTime, SimulatedEngine, list[Simulat
 
 def _job(length: int, name: str = "t") -> SimulatedJob:
     return SimulatedJob(
-        prompt_tokens=10, length=length, trajectory_id=name, group_id="g", shared_tokens=10, step_index=0
+        prompt_tokens=10,
+        length=length,
+        trajectory_id=name,
+        group_id="g",
+        shared_tokens=10,
+        step_id=StepId(TrajectoryId(name), 0, 0),
     )
 
 

@@ -110,10 +110,10 @@ class Run:
         whose: dict[tuple[str, int], int] = defaultdict(int)
         late = set()
         for event in self.events(ev.StepFinished):
-            key = event.trajectory_id, event.step_index, event.attempt
+            key = event.step_id
             assert key not in late, "an attempt ends once"
             late.add(key)
-            whose[event.trajectory_id, event.step_index] += event.new_tokens
+            whose[event.step_id[:2]] += event.new_tokens
         for name, program in self.world.programs.items():
             for index, step in enumerate(program.plan.steps):
                 assert whose[name, index] == step.generated_tokens, (name, index)
@@ -197,7 +197,7 @@ def test_steps_that_are_stopped_go_on_where_they_stopped() -> None:
     stopped = sum(program.preemptions for program in run.world.programs.values())
     assert stopped == len(aborted)
     run.check_tokens()
-    assert max(event.attempt for event in run.events(ev.StepFinished)) <= Limits().max_preemptions
+    assert max(event.step_id.attempt for event in run.events(ev.StepFinished)) <= Limits().max_preemptions
 
 
 class Restless:
@@ -249,7 +249,7 @@ def test_moves_end_and_contexts_are_found_where_they_went(kind: str, lost_s: flo
             moved = {event.trajectory_id: event.seconds for event in ended}
             assert min(moved.values()) > 0.3
         first = {plan.trajectory_id: plan.prompt_tokens for plan in plans}
-        found = [e for e in run.events(ev.StepFinished) if e.trajectory_id == moves[0].trajectory_id]
+        found = [e for e in run.events(ev.StepFinished) if e.step_id.trajectory_id == moves[0].trajectory_id]
         assert all(e.cached_tokens > first[e.trajectory_id] // 2 for e in found[1:])
         run.check_tokens()
     else:

@@ -10,7 +10,8 @@ from worlds.core_builders import Stage, engine_of, step_of, trajectory_spec
 from heddle_dask.core.commands import AdmitTrajectory, Command, StartStep
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.events import StepFinished
-from heddle_dask.core.ids import EngineId, TrajectoryId
+from heddle_dask.core.ids import EngineId, StepId, TrajectoryId
+from heddle_dask.core.priority import NORMAL, Priority
 from heddle_dask.core.state import State
 from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import fixed_cost
@@ -49,7 +50,9 @@ def predicted(median: float, q90: float, *, generated: int = 0) -> Trajectory:
 )
 def test_longest_first_goes_by_what_it_is_told_to(of: str, quantile: str, priority: float) -> None:
     rule = LongestFirst(of, quantile)  # type: ignore[arg-type]
-    assert rule.priority(VIEW, predicted(100, 300, generated=50), step_of("a"), order=7) == priority
+    assert rule.priority(VIEW, predicted(100, 300, generated=50), step_of("a"), order=7) == Priority(
+        0, priority
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +72,7 @@ def test_longest_first_counts_tools_by_the_tokens_that_a_busy_engine_makes(
     record = predicted(100, 300, generated=50)
     record.predicted_tools_s, record.predicted_at_tools_s = 8.0, 4.0
     record.tools_s = 11.0  # some of them ran since, as a late prediction finds
-    assert rule.priority(VIEW, record, step_of("a"), order=7) == pytest.approx(priority)
+    assert rule.priority(VIEW, record, step_of("a"), order=7).tokens == pytest.approx(priority)
 
 
 def test_longest_first_without_a_prediction_leaves_it_to_the_order_of_arrival() -> None:
@@ -79,7 +82,7 @@ def test_longest_first_without_a_prediction_leaves_it_to_the_order_of_arrival() 
         stage.request(name)
     first, second = stage.join("E1")
     assert isinstance(first, StartStep) and isinstance(second, StartStep)
-    assert (first.trajectory_id, first.priority, second.priority) == ("b", 0.0, 0.0)
+    assert (first.step_id.trajectory_id, first.priority, second.priority) == ("b", NORMAL, NORMAL)
     assert first.order < second.order
 
 
@@ -89,10 +92,10 @@ def test_longest_first_looks_anew_at_every_step() -> None:
     stage.submit("a")
     stage.predict("a", 900, q90=1000)
     first = stage.generating("a")
-    assert first.priority == 1000
+    assert first.priority.tokens == 1000
     stage.finish(first, new_tokens=400)
     stage.predict("a", 500, q90=550)
-    assert stage.placed("a", 1).priority == 550
+    assert stage.placed("a", 1).priority.tokens == 550
 
 
 def test_a_prediction_that_is_late_does_not_count_tokens_twice() -> None:
@@ -103,11 +106,11 @@ def test_a_prediction_that_is_late_does_not_count_tokens_twice() -> None:
     stage.predict("a", 1000)
     stage.finish(stage.generating("a"), new_tokens=400)
     second = stage.generating("a", 1)
-    assert second.priority == 1000, "400 of the 1000 are done, not 400 on top"
+    assert second.priority.tokens == 1000, "400 of the 1000 are done, not 400 on top"
     stage.predict("a", 600)  # while the step runs: kept for the next
     assert stage.trajectory("a").predicted_tokens == 600
     stage.finish(second, new_tokens=100)
-    assert stage.placed("a", 2).priority == 1000
+    assert stage.placed("a", 2).priority.tokens == 1000
 
 
 def test_predictions_about_a_step_that_is_over_are_late() -> None:
@@ -128,7 +131,7 @@ def test_predictions_about_a_step_that_is_over_are_late() -> None:
 )
 def test_least_attained_has_levels_each_twice_as_wide(served: int, level: int) -> None:
     rule = LeastAttained(quantum_tokens=100)
-    assert rule.priority(VIEW, record(generated=served), step_of("a"), order=1) == -float(level)
+    assert rule.priority(VIEW, record(generated=served), step_of("a"), order=1) == Priority(-level)
 
 
 def test_least_attained_within_a_level_is_first_come() -> None:
@@ -137,10 +140,10 @@ def test_least_attained_within_a_level_is_first_come() -> None:
     stage.submit("a", "b")
     stage.finish(stage.generating("a"), new_tokens=100)
     second, first = stage.placed("a", 1), stage.placed("b")
-    assert second.priority == first.priority == 0.0
+    assert second.priority == first.priority == NORMAL
     assert second.order < first.order
     stage.finish(second, new_tokens=600)
-    assert stage.placed("a", 2).priority == -1.0
+    assert stage.placed("a", 2).priority == Priority(-1)
 
 
 # -- group first -----------------------------------------------------------------------------------------
@@ -162,10 +165,8 @@ def test_group_first_goes_by_the_group_and_then_by_length(rows: list[tuple[int, 
         ranks.append((rule.priority(view, one, step_of("x"), number), lacking, ahead))
     for priority, lacking, ahead in ranks:
         for other, other_lacking, other_ahead in ranks:
-            if lacking < other_lacking:
-                assert priority >= other  # equal only where a fraction has become 1 by rounding
-            if lacking == other_lacking and ahead > other_ahead:
-                assert priority >= other
+            if (-lacking, ahead) > (-other_lacking, other_ahead):
+                assert priority > other
 
 
 def test_group_first_prefers_the_group_that_lacks_one() -> None:
@@ -178,7 +179,7 @@ def test_group_first_prefers_the_group_that_lacks_one() -> None:
     assert stage.placed("b1").priority > stage.placed("a1").priority
     stage.end("a2")
     stage.end("a3")
-    assert stage.placed("b2").priority < -1
+    assert stage.placed("b2").priority.level < -1
     assert stage.state.unfinished_by_group == {"a": 1, "b": 2}
 
 
@@ -317,7 +318,7 @@ def evicted(
     made.kept_on, made.kept_tokens, made.policy_version = EngineId("E1"), 4000, 2
     made.context_tokens = context
     return made.was_evicted(
-        StepFinished(1.0, made.trajectory_id, 1, 0, EngineId(engine), new, cached, "stop", policy)
+        StepFinished(1.0, StepId(made.trajectory_id, 1, 0), EngineId(engine), new, cached, "stop", policy)
     )
 
 

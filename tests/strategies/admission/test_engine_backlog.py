@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from worlds.core_builders import Stage, engine_of, step_of, trajectory_spec
 
 from heddle_dask.core import events as ev
+from heddle_dask.core.ids import StepId, TrajectoryId
 from heddle_dask.cost.iteration import EngineCost
 from heddle_dask.strategies.admission.engine_backlog import Ask, EngineLeft, EngineRoom, ask_of, iterations_of
 from heddle_dask.strategies.admission.length_sums import LengthSums
@@ -155,7 +156,7 @@ def test_the_clock_tells_how_far_a_running_step_is() -> None:
     (engine,) = stage.state.engines.values()
     residents = [stage.trajectory(name) for name in "ab"]
     assert unseen_tokens(engine, residents, COST, stage.at) == {}, "neither has begun"
-    stage.feed(ev.StepStarted, "a", 0, 0, "A")
+    stage.feed(ev.StepStarted, StepId(TrajectoryId("a"), 0, 0), "A")
     asked_at = residents[0].requested_at
     cost = EngineCost(fixed_s=0.1)
     assert unseen_tokens(engine, residents, cost, asked_at + 5.0) == {"a": 0.0}, "nobody knows how long it is"

@@ -14,7 +14,7 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.commands import AdmitTrajectory, Command, StartStep
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.ids import EngineId, GroupId
+from heddle_dask.core.ids import EngineId, GroupId, StepId, TrajectoryId
 from heddle_dask.cost.memory_profile import MemoryProfile
 from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.admission.wait_queue import WaitingLine
@@ -126,10 +126,10 @@ def test_the_queue_is_bounded_by_slots_and_tools_do_not_count() -> None:
     assert submit(stage, *names) == ["t0", "t1", "t2"], "1.5 a slot, and memory is unknown"
     for name in ("t0", "t1", "t2"):
         place(stage, name, 10)
-    stage.feed(ev.StepStarted, "t0", 0, 0, "A")
-    assert admitted(stage.feed(ev.StepFinished, "t0", 0, 0, "A", 5, 0, "stop")) == ["t3"], (
-        "t0 is in a tool now"
-    )
+    stage.feed(ev.StepStarted, StepId(TrajectoryId("t0"), 0, 0), "A")
+    assert admitted(stage.feed(ev.StepFinished, StepId(TrajectoryId("t0"), 0, 0), "A", 5, 0, "stop")) == [
+        "t3"
+    ], "t0 is in a tool now"
 
 
 LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=4).map(sorted)

@@ -137,7 +137,7 @@ def test_a_tool_that_returns_while_the_context_moves_waits_and_is_placed_once() 
     stage.at = 110.0
     (step,) = stage.moved(move)  # at 111
     assert isinstance(step, StartStep)
-    assert (step.engine_id, step.step_index) == (E2, 1)
+    assert (step.engine_id, step.step_id.step_index) == (E2, 1)
     totals = stage.controller.moves.totals["transfer"]
     assert (totals.exposed, totals.exposed_s) == (1, 10.0)
     stage.late(ev.MoveEnded, *move_facts(move))

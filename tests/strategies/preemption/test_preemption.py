@@ -13,6 +13,7 @@ from heddle_dask.core.controller import Limits
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.ids import EngineId
+from heddle_dask.core.priority import NORMAL, Priority
 from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.strategies.preemption.hysteresis import Hysteresis
 from heddle_dask.strategies.presets import build_strategies
@@ -39,7 +40,7 @@ def stopped(commands: list[Command]) -> list[str]:
     start, *orders = commands
     assert isinstance(start, StartStep)
     assert all(isinstance(order, AbortStep) for order in orders)
-    return [order.trajectory_id for order in orders if isinstance(order, AbortStep)]
+    return [order.step_id.trajectory_id for order in orders if isinstance(order, AbortStep)]
 
 
 # -- who is stopped --------------------------------------------------------------------------------------
@@ -51,7 +52,7 @@ def test_a_step_that_is_clearly_longer_stops_the_running_one() -> None:
     start, order = stage.request("b")
     assert isinstance(start, StartStep)
     assert order == AbortStep(*identity(running), reason="preempted for b")
-    assert (start.priority, running.priority) == (2000, 1000)
+    assert (start.priority.tokens, running.priority.tokens) == (2000, 1000)
     assert (stage.trajectory("a").stopping, stage.trajectory("a").preemptions) == (True, 1)
     assert stage.trajectory("a").state is TrajectoryState.GENERATING, "until it reports"
 
@@ -74,9 +75,10 @@ def test_nobody_is_stopped_where_a_slot_is_about_to_be_free(
     rule = Hysteresis(least_wait_tokens=16.0)
     running = [Trajectory(trajectory_spec(f"r{number}"), number) for number in range(len(steps))]
     for record, (finished, tokens) in zip(running, steps, strict=True):
-        record.steps_finished, record.generated_tokens, record.priority = finished, tokens, 10.0
+        record.steps_finished, record.generated_tokens = finished, tokens
+        record.priority = Priority(0, 10.0)
     waiting = Trajectory(trajectory_spec("w"), 9)
-    waiting.priority = 5000.0
+    waiting.priority = Priority(0, 5000.0)
     assert (rule.victim(waiting, running) is not None) == stops
     running[0].generated_tokens += 500
     running[0].open_step_tokens += 500
@@ -104,7 +106,7 @@ def test_the_hysteresis_needs_both_ratio_and_margin(running: float, waiting: flo
 def test_without_a_margin_anything_longer_stops_and_an_equal_does_not() -> None:
     def record(name: str, number: int, priority: float) -> Trajectory:
         made = Trajectory(trajectory_spec(name), number)
-        made.priority = priority
+        made.priority = Priority(0, priority)
         return made
 
     rule = Hysteresis(ratio=1.0, margin_tokens=0.0)
@@ -116,21 +118,20 @@ def test_without_a_margin_anything_longer_stops_and_an_equal_does_not() -> None:
 @pytest.mark.parametrize(
     ("running", "waiting", "classes", "stops"),
     [
-        (-3.0, -2.0, 1, True),  # least attained: levels
-        (-3.0, -3.0, 1, False),
-        (-3.0, -2.0, 2, False),
-        (-1.01, -0.01, 1, True),  # group first: lacking members, and a fraction
-        (-1.9, -1.1, 1, False),
-        (-2.0, 300.0, 1, True),
-        (-7.0, -9.0, 1, False),  # first come: who waits came later
+        (Priority(-3), Priority(-2), 1, True),  # least attained: levels
+        (Priority(-3), Priority(-3), 1, False),
+        (Priority(-3), Priority(-2), 2, False),
+        (Priority(-2, 5000.0), Priority(-1, 1.0), 1, True),  # group first: lacking members before tokens
+        (Priority(-1, 500.0), Priority(-1, 700.0), 1, False),  # within a level by the margin of tokens
+        (Priority(-1, 500.0), Priority(-1, 900.0), 1, True),
+        (Priority(-1, 1.0), Priority(-2, 5000.0), 1, False),
+        (NORMAL, NORMAL, 1, False),  # first come, first served
     ],
 )
-def test_ranks_below_zero_are_told_apart_by_their_class(
-    running: float, waiting: float, classes: int, stops: bool
-) -> None:
+def test_levels_come_before_tokens(running: Priority, waiting: Priority, classes: int, stops: bool) -> None:
     runs, waits = Trajectory(trajectory_spec("a"), 1), Trajectory(trajectory_spec("b"), 2)
     runs.priority, waits.priority = running, waiting
-    victim = Hysteresis(margin_classes=classes).victim(waits, [runs])
+    victim = Hysteresis(margin_levels=classes).victim(waits, [runs])
     assert victim is (runs if stops else None)
 
 
@@ -178,13 +179,13 @@ def test_a_step_that_waits_in_the_engine_itself_is_not_stopped_until_it_has_a_sl
 
 def test_who_stops_another_does_not_wait_at_the_worker_for_the_slot() -> None:
     stage = crowded(a=1000, b=2000, c=100)
-    assert not stage.generating("a").past_line
+    assert not stage.generating("a").bypass_queue
     start, _ = stage.request("b")
     assert isinstance(start, StartStep)
-    assert start.past_line
+    assert start.bypass_queue
     (other,) = stage.request("c")
     assert isinstance(other, StartStep)
-    assert not other.past_line
+    assert not other.bypass_queue
 
 
 def test_without_a_prediction_nobody_is_stopped() -> None:
@@ -241,7 +242,7 @@ def test_the_tokens_of_a_stopped_step_are_kept_and_it_goes_on_from_them() -> Non
     stage.start(newcomer)
     rest = stage.placed("a", attempt=1, context=140)
     assert rest.engine_id == running.engine_id, "where its KV cache is"
-    assert rest.priority == 1000, "what it generated meanwhile does not make it longer"
+    assert rest.priority.tokens == 1000, "what it generated meanwhile does not make it longer"
     stage.finish(newcomer)
     stage.start(rest)
     assert stage.finish(rest, new_tokens=60) == [PredictRemaining(rest.trajectory_id)]
@@ -264,7 +265,7 @@ def test_a_stopped_step_whose_worker_dies_is_placed_anew_and_is_stopping_no_more
     record = stage.trajectory("a")
     assert (record.state, record.stopping) == (TrajectoryState.WAITING, False)
     commands = stage.join("E2", slots=2)
-    assert [c.trajectory_id for c in commands if isinstance(c, StartStep)] == ["a", "b"]
+    assert [c.step_id.trajectory_id for c in commands if isinstance(c, StartStep)] == ["a", "b"]
     stage.late(ev.StepFinished, *identity(running), 40, 0, "abort")
 
 
