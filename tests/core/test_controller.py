@@ -340,7 +340,7 @@ def test_a_placement_that_waits_is_asked_again_when_a_step_ends(how: str) -> Non
     commands = {"finish": stage.finish, "fail": stage.fail}[how](first) if how != "end" else stage.end("a")
     started = [c.step_id.trajectory_id for c in commands if isinstance(c, StartStep)]
     assert started == ["b"]
-    assert stage.end("b")[-1].trajectory_id == "c"  # type: ignore[union-attr]
+    assert stage.end("b")[-1].step_id.trajectory_id == "c"  # type: ignore[union-attr]
 
 
 # -- engines lost ----------------------------------------------------------------------------------------

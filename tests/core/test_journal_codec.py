@@ -118,12 +118,12 @@ def test_a_replay_tells_where_it_differs() -> None:
     stage.placed("a")
     stage.placed("b")
     lines = json.loads(json.dumps(stage.journal))
-    lines[5][1][0][4] = "E1"
+    lines[5][1][0][2] = "E1"
     (mismatch,) = replay(Controller(build_strategies("round-robin")), lines)
     assert mismatch.line == 6
     assert mismatch.event[0] == "StepRequested"
-    assert mismatch.recorded[0][4] == "E1"
-    assert mismatch.replayed[0][4] == "E2"
+    assert mismatch.recorded[0][2] == "E1"
+    assert mismatch.replayed[0][2] == "E2"
 
 
 def test_a_replay_with_another_strategy_is_told() -> None:

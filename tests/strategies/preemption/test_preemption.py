@@ -245,7 +245,7 @@ def test_the_tokens_of_a_stopped_step_are_kept_and_it_goes_on_from_them() -> Non
     assert rest.priority.tokens == 1000, "what it generated meanwhile does not make it longer"
     stage.finish(newcomer)
     stage.start(rest)
-    assert stage.finish(rest, new_tokens=60) == [PredictRemaining(rest.trajectory_id)]
+    assert stage.finish(rest, new_tokens=60) == [PredictRemaining(rest.step_id.trajectory_id)]
     assert (record.steps_finished, record.step_tokens, record.open_step_tokens) == (1, [100], 0)
 
 
@@ -253,7 +253,7 @@ def test_a_stopped_step_that_had_just_ended_is_simply_finished() -> None:
     stage = crowded(a=1000, b=2000)
     running = stage.generating("a")
     stage.request("b")
-    assert stage.finish(running, new_tokens=40) == [PredictRemaining(running.trajectory_id)]
+    assert stage.finish(running, new_tokens=40) == [PredictRemaining(running.step_id.trajectory_id)]
     assert (stage.trajectory("a").stopping, stage.trajectory("a").steps_finished) == (False, 1)
 
 
