@@ -36,6 +36,7 @@ Figures = dict[str, Any]
 _file = click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 _trace = click.option("--trace", help=f"Trace file of the cells {TRACE}/…; without it they are left out.")
 _jobs = click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
+_only = click.option("--only", default="", help="Cells whose name contains this.")
 
 
 @click.group()
@@ -47,22 +48,25 @@ def main() -> None:
 @_file
 @_trace
 @_jobs
-def record(file: Path, trace: str | None, jobs: int) -> None:
-    """Play every cell and write its figures to FILE."""
-    cells = all_cells(trace)
-    found: dict[str, Figures] = {}
+@_only
+@click.option("--missing", is_flag=True, help="Only cells that FILE lacks; the others stay as they are.")
+def record(file: Path, trace: str | None, jobs: int, only: str, missing: bool) -> None:
+    """Play every cell and write its figures to FILE, after each one; with --only FILE keeps its other cells."""
+    found = _kept(file) if (missing or only) and file.exists() else {}
+    cells = [cell for cell in all_cells(trace) if only in cell.name]
+    cells = [cell for cell in cells if not (missing and cell.name in found)]
     for cell, figures in zip(cells, _played(cells, jobs), strict=True):
         found[cell.name] = figures
+        file.write_text(_text(found), encoding="utf-8")
         click.echo(f"{cell.name}: {figures['makespan_s']:.1f} s", err=True)
-    file.write_text(_text(found), encoding="utf-8")
-    click.echo(f"{len(found)} cells recorded")
+    click.echo(f"{len(cells)} cells recorded, {len(found)} in {file}")
 
 
 @main.command()
 @_file
 @_trace
 @_jobs
-@click.option("--only", default="", help="Cells whose name contains this.")
+@_only
 def check(file: Path, trace: str | None, jobs: int, only: str) -> None:
     """Play the cells of FILE again; a line for each that differs, and exit code 1."""
     kept = _kept(file)
