@@ -22,6 +22,9 @@ from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import build_strategies, tell_costs
 from heddle_dask.workloads.planned import PlannedTrajectory
 
+Watch = Callable[[Event, Sequence[Command]], None]
+"""Takes every event with the commands that followed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arm:
@@ -163,6 +166,7 @@ def simulate(
     name: str | None = None,
     bound: MakespanBound | None = None,
     watched: bool = False,
+    watch: Watch | None = None,
 ) -> SimulatedRollout:
     """Run trajectories under a preset, from cold caches.
 
@@ -180,6 +184,8 @@ def simulate(
         Where it is known already: it is the same for all strategies.
     watched
         Whether to keep what a report draws.
+    watch
+        Told of every event with its commands, in order; not together with `watched`.
 
     Raises
     ------
@@ -196,7 +202,7 @@ def simulate(
         trajectories,
         predictor=_predictor(strategies.predictor, trajectories, warm),
         seed=seed,
-        watch=_watch(timeline),
+        watch=watch if timeline is None else timeline.watch,
     )
     began_s = time.process_time()
     world.run()
@@ -243,10 +249,6 @@ def _predictor(
     if warm:
         predictor.warm_start(finished_from_steps(past_of(plan)) for plan in warm)
     return predictor
-
-
-def _watch(timeline: Timeline | None) -> Callable[[Event, Sequence[Command]], None] | None:
-    return None if timeline is None else timeline.watch
 
 
 def _figures(
