@@ -121,8 +121,8 @@ def journal(run: Path) -> None:
 def _replayed(run: Path) -> Iterator[list[object]]:
     """Of each event: its virtual time, its type, and the rows of its commands."""
     from heddle_dask.core.controller import Controller
-    from heddle_dask.core.story import decode
-    from heddle_dask.live.recorded_sessions import recorded_sessions
+    from heddle_dask.core.journal_codec import decode
+    from heddle_dask.live.driver.recorded_sessions import recorded_sessions
     from heddle_dask.strategies.presets import strategies_of_run
 
     for session in recorded_sessions(run):

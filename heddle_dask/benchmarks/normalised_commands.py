@@ -13,6 +13,8 @@ import json
 from collections.abc import Sequence
 
 from heddle_dask.core import commands as cmd
+from heddle_dask.core.ids import StepId
+from heddle_dask.core.priority import Priority
 
 Leaves = dict[str, str | int | float | bool | None]
 
@@ -58,8 +60,14 @@ def canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def _step(trajectory_id: str, step_index: int, attempt: int) -> str:
-    return f"{trajectory_id}/{step_index}/{attempt}"
+def _step(step_id: StepId) -> str:
+    return "/".join(map(str, step_id))
+
+
+def _priority(priority: Priority) -> float:
+    """One float: tokens without a level, else the level with a fraction that grows with the tokens."""
+    level, tokens = priority
+    return float(level) + tokens / (1.0 + tokens) if level else float(tokens)
 
 
 def _admit(command: cmd.AdmitTrajectory) -> Leaves:
@@ -69,24 +77,24 @@ def _admit(command: cmd.AdmitTrajectory) -> Leaves:
 
 def _start_step(command: cmd.StartStep) -> Leaves:
     return {
-        "step": _step(command.trajectory_id, command.step_index, command.attempt),
+        "step": _step(command.step_id),
         "engine": command.engine_id,
-        "priority": float(command.priority),
+        "priority": _priority(command.priority),
         "order": command.order,
         "source": command.source_engine_id,
-        "bypass_queue": command.past_line,
+        "bypass_queue": command.bypass_queue,
     }
 
 
 def _abort_step(command: cmd.AbortStep) -> Leaves:
     return {
-        "step": _step(command.trajectory_id, command.step_index, command.attempt),
+        "step": _step(command.step_id),
         "engine": command.engine_id,
     }
 
 
 def _give_up_step(command: cmd.GiveUpStep) -> Leaves:
-    return {"step": _step(command.trajectory_id, command.step_index, command.attempt)}
+    return {"step": _step(command.step_id)}
 
 
 def _predict(command: cmd.PredictRemaining) -> Leaves:

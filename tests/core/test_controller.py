@@ -21,7 +21,7 @@ from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import InvalidTransition
 from heddle_dask.core.ids import EngineId, HostId, StepId, TrajectoryId
 from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.priority import NORMAL
+from heddle_dask.core.priority import Priority
 from heddle_dask.core.transitions import KvEvent, KvState, TrajectoryState
 from heddle_dask.strategies.presets import build_strategies
 
@@ -57,7 +57,7 @@ def test_one_trajectory_from_submission_to_its_end() -> None:
     stage.join("E1")
     stage.submit("a")
     start = stage.placed("a", context=100)
-    assert start == StartStep(StepId(A, 0, 0), E1, NORMAL, start.order)
+    assert start == StartStep(StepId(A, 0, 0), E1, Priority(-start.order), start.order)
     engine = stage.engine("E1")
     assert (engine.inflight_tokens, engine.resident_tokens, engine.generating) == (100, 100, 0)
     assert stage.start(start) == []

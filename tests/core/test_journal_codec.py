@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
+from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
@@ -13,8 +14,6 @@ from hypothesis import strategies as st
 from worlds.core_builders import Stage
 from worlds.core_world import WORLDS, play, strategies_of
 
-from heddle_dask.core import events as ev
-from heddle_dask.core import nouns
 from heddle_dask.core.commands import Command, StartStep
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
@@ -30,9 +29,8 @@ finite = st.floats(allow_nan=False)
 
 def anything_of(kind: type) -> st.SearchStrategy[Any]:
     """Every value of a type that events and commands are made of."""
-    if kind.__module__ in (ev.__name__, nouns.__name__, StartStep.__module__):
-        hints = get_type_hints(kind)
-        return st.builds(kind, **{f.name: anything_of(hints[f.name]) for f in fields(kind)})
+    if is_dataclass(kind) or hasattr(kind, "_fields"):
+        return st.builds(kind, **{name: anything_of(hint) for name, hint in get_type_hints(kind).items()})
     simple = {float: finite, int: st.integers(), bool: st.booleans(), str: st.text()}
     if kind in simple:
         return simple[kind]
@@ -40,7 +38,7 @@ def anything_of(kind: type) -> st.SearchStrategy[Any]:
         return st.lists(st.text()).map(tuple)
     if hasattr(kind, "__supertype__"):
         return st.text()
-    return st.one_of(st.none(), st.text())  # EngineId | None
+    return st.one_of([st.none() if option is NoneType else anything_of(option) for option in get_args(kind)])
 
 
 @settings(deadline=None)

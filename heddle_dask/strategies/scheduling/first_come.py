@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.ids import HostId
 from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.priority import NORMAL, Priority
+from heddle_dask.core.priority import Priority
 from heddle_dask.core.view import ClusterView, Grant
 
 
@@ -17,8 +17,8 @@ class FirstComeFirstServed:
     """Steps run in the order in which they were placed."""
 
     def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> Priority:
-        """The same for all: equal priorities run in the order of placement."""
-        return NORMAL
+        """A level of its own for each request, the earlier the higher."""
+        return Priority(-order)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from heddle_dask.core.controller import Limits
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.ids import EngineId
-from heddle_dask.core.priority import NORMAL, Priority
+from heddle_dask.core.priority import Priority
 from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.strategies.preemption.hysteresis import Hysteresis
 from heddle_dask.strategies.presets import build_strategies
@@ -125,7 +125,7 @@ def test_without_a_margin_anything_longer_stops_and_an_equal_does_not() -> None:
         (Priority(-1, 500.0), Priority(-1, 700.0), 1, False),  # within a level by the margin of tokens
         (Priority(-1, 500.0), Priority(-1, 900.0), 1, True),
         (Priority(-1, 1.0), Priority(-2, 5000.0), 1, False),
-        (NORMAL, NORMAL, 1, False),  # first come, first served
+        (Priority(-7), Priority(-9), 1, False),  # first come: a waiting step came later
     ],
 )
 def test_levels_come_before_tokens(running: Priority, waiting: Priority, classes: int, stops: bool) -> None:
