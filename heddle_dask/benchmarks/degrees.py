@@ -1,7 +1,7 @@
-"""What the search for degrees costs, what it chooses, and whether its quick score can be trusted: a row per profile.
+"""What the search for degrees costs, and what it chooses: a row per profile.
 
-Lengths are those of `benchmarks.placement`, cut at the 40,000 tokens that the paper allows. Slots are 100 for each GPU
-of an engine. A degree at which the model does not fit is left out.
+Lengths are log-normal and shared in part by the 16 members of a group, cut at the 40,000 tokens that the paper allows.
+Slots are 100 for each GPU of an engine. A degree at which the model does not fit is left out.
 """
 
 from __future__ import annotations
@@ -13,21 +13,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
 
-import numpy as np
-
-from heddle_dask.benchmarks.placement import SLOTS, synthetic_works
-from heddle_dask.benchmarks.predictor_scores import ranks
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import load_profile
-from heddle_dask.strategies.parallelism.annealing import sorted_start
 from heddle_dask.strategies.parallelism.choice import choose_degrees
-from heddle_dask.strategies.parallelism.degrees import Budget, DegreeChoice, SearchSettings, State
+from heddle_dask.strategies.parallelism.degrees import Budget, SearchSettings
 from heddle_dask.strategies.parallelism.packing import Packing
 from heddle_dask.strategies.partition.work import Work
-from heddle_dask.strategies.partition.work_plan import WorkEngine, plan_by_work
+from heddle_dask.strategies.partition.work_plan import WorkEngine
 
 DEGREES = (8, 4, 2, 1)
 MOST_TOKENS = 40_000.0
+SLOTS = 100
+GROUP = 16
+PROMPT_TOKENS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +42,6 @@ class DegreeRow:
         Best uniform over chosen makespan.
     walk_over_best
         Makespan of the annealing alone over that with the exact finish, by the quick score.
-    live_gain, rank_correlation, live_regret
-        With the live placement (`plan_by_work`): best uniform over chosen makespan; Spearman's correlation of the quick
-        score with it over random mixes and the uniform states; chosen makespan over the best among all these. None
-        when no state was checked.
     """
 
     profile: str
@@ -61,34 +55,30 @@ class DegreeRow:
     uniform_s: dict[int, float | None]
     gain: float
     walk_over_best: float
-    live_gain: float | None
-    rank_correlation: float | None
-    live_regret: float | None
 
 
 def measure_degrees(
-    profiles: Sequence[str], trajectories: int, gpus: int, *, seed: int, repeats: int, checked: int
+    profiles: Sequence[str], trajectories: int, gpus: int, *, seed: int, repeats: int
 ) -> Iterator[DegreeRow]:
-    """Search for each profile.
-
-    Parameters
-    ----------
-    checked
-        Random mixes that are placed by `plan_by_work` as well (most of a second each); 0 leaves the check out.
-    """
+    """Search for each profile."""
     works = capped_works(trajectories, seed)
     for profile in profiles:
         engines = engines_of(profile)
         budget = Budget(gpus, degrees=tuple(engines))
-        yield _row(profile, works, budget, engines, seed=seed, repeats=repeats, checked=checked)
+        yield _row(profile, works, budget, engines, seed=seed, repeats=repeats)
 
 
 def capped_works(count: int, seed: int) -> list[Work]:
-    """The batch of `heddle bench placement`, no trajectory longer than 40,000 tokens."""
-    return [
-        replace(work, decode_tokens=min(work.decode_tokens, MOST_TOKENS))
-        for work in synthetic_works(count, seed)
-    ]
+    """`count` trajectories from the longest to the shortest, none longer than 40,000 tokens."""
+    rng = random.Random(seed)
+    works: list[Work] = []
+    for i in range(count):
+        if i % GROUP == 0:
+            group_tokens = rng.lognormvariate(7.5, 0.8)
+        tokens = group_tokens * rng.lognormvariate(0, 0.6)
+        works.append(Work(f"g{i // GROUP}", tokens, PROMPT_TOKENS, PROMPT_TOKENS))
+    works.sort(key=lambda work: -work.decode_tokens)
+    return [replace(work, decode_tokens=min(work.decode_tokens, MOST_TOKENS)) for work in works]
 
 
 def engines_of(profile: str) -> dict[int, WorkEngine]:
@@ -113,7 +103,6 @@ def _row(
     *,
     seed: int,
     repeats: int,
-    checked: int,
 ) -> DegreeRow:
     took_s: list[float] = []
     for _ in range(repeats):
@@ -125,7 +114,6 @@ def _row(
     )
     packing = Packing(works, budget, engines, SearchSettings().grid)
     chosen, by_walk = (packing.seconds(budget.state_of(found.degrees)) for found in (choice, walked))
-    live = _live(packing, works, budget, engines, choice, seed, checked) if checked else (None, None, None)
     return DegreeRow(
         profile=profile,
         gpus=budget.gpus,
@@ -138,44 +126,7 @@ def _row(
         uniform_s={d: round(s, 3) if s < inf else None for d, s in choice.uniform.items()},
         gain=round(min(choice.uniform.values()) / choice.seconds, 4),
         walk_over_best=round(by_walk / chosen, 4),
-        live_gain=live[0],
-        rank_correlation=live[1],
-        live_regret=live[2],
     )
-
-
-def _live(
-    packing: Packing,
-    works: list[Work],
-    budget: Budget,
-    engines: dict[int, WorkEngine],
-    choice: DegreeChoice,
-    seed: int,
-    checked: int,
-) -> tuple[float, float, float]:
-    """The three comparisons with the live placement."""
-    rng = random.Random(seed)
-    uniform = [state for _, state in budget.uniform() if packing.seconds(state) < inf]
-    chosen = budget.state_of(choice.degrees)
-    mixes = [sorted_start(budget, rng) for _ in range(checked)]
-    states = [s for s in dict.fromkeys([chosen, *uniform, *mixes]) if packing.seconds(s) < inf]
-
-    def live_s(state: State) -> float:
-        return plan_by_work(works, [engines[d] for d in budget.degrees_of(state)]).seconds
-
-    live = {state: live_s(state) for state in states}
-    return (
-        round(min(live[state] for state in uniform) / live[chosen], 4),
-        round(rank_correlation([packing.seconds(s) for s in states], [live[s] for s in states]), 4),
-        round(live[chosen] / min(live.values()), 4),
-    )
-
-
-def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
-    """Spearman's: the correlation of the ranks, ties sharing theirs; 1 where either has one rank only."""
-    if len(set(one)) < 2 or len(set(other)) < 2:
-        return 1.0
-    return statistics.correlation(*(ranks(np.asarray(values)).tolist() for values in (one, other)))
 
 
 def as_json(rows: Sequence[DegreeRow]) -> dict[str, object]:

@@ -11,7 +11,6 @@ from heddle_dask.cli.bench_fidelity import fidelity
 from heddle_dask.cli.bench_kv import kv_transfer
 from heddle_dask.cli.bench_live import live
 from heddle_dask.cli.bench_paper import paper
-from heddle_dask.cli.bench_placement import placement
 from heddle_dask.cli.bench_predictor import predictor
 from heddle_dask.cli.bench_scale import scale
 from heddle_dask.cli.one_line import OneLineGroup
@@ -32,7 +31,6 @@ bench.add_command(degrees)
 bench.add_command(fidelity)
 bench.add_command(live)
 bench.add_command(paper)
-bench.add_command(placement)
 bench.add_command(predictor)
 bench.add_command(scale)
 

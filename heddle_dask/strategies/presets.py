@@ -24,7 +24,6 @@ from heddle_dask.strategies.least_attained import LeastAttained
 from heddle_dask.strategies.least_load import LeastLoad
 from heddle_dask.strategies.longest_first import LongestFirst
 from heddle_dask.strategies.moves import Priced, RankRule
-from heddle_dask.strategies.planned import Planned
 from heddle_dask.strategies.predictor_choice import LearnedPredictor, Oracle
 from heddle_dask.strategies.preemption import Hysteresis
 from heddle_dask.strategies.presorted_plan import PresortedPlan
@@ -46,7 +45,6 @@ PARTS: Mapping[str, Mapping[str, type]] = {
         "sticky": Sticky,
         "sticky-least-loaded": StickyLeastLoaded,
         "cache-aware": CacheAware,
-        "planned": Planned,
         "presorted": PresortedPlan,
         "roomiest": Roomiest,
     },

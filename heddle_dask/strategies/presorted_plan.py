@@ -24,7 +24,7 @@ from heddle_dask.strategies.migration.rank_rule import rank_target
 from heddle_dask.strategies.partition.interference import worker_of
 from heddle_dask.strategies.partition.makespan import partition_in_order
 from heddle_dask.strategies.partition.runs import Presorted, Worker
-from heddle_dask.strategies.planned import QUANTILES, remaining_tokens
+from heddle_dask.strategies.remaining import QUANTILES, remaining_tokens
 from heddle_dask.strategies.sticky import home_among
 
 
