@@ -21,7 +21,6 @@ from heddle_dask.strategies.migration.moves import Priced, RankRule
 from heddle_dask.strategies.placement.cache_aware import CacheAware
 from heddle_dask.strategies.placement.least_load import LeastLoad
 from heddle_dask.strategies.placement.least_work import Roomiest
-from heddle_dask.strategies.placement.planned import Planned
 from heddle_dask.strategies.placement.presorted import PresortedPlan
 from heddle_dask.strategies.placement.round_robin import RoundRobin
 from heddle_dask.strategies.placement.sticky import Sticky
@@ -46,7 +45,6 @@ PARTS: Mapping[str, Mapping[str, type]] = {
         "sticky": Sticky,
         "sticky-least-loaded": StickyLeastLoaded,
         "cache-aware": CacheAware,
-        "planned": Planned,
         "presorted": PresortedPlan,
         "roomiest": Roomiest,
     },

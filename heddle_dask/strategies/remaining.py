@@ -8,8 +8,18 @@ from statistics import NormalDist
 
 from heddle_dask.core.entities import Trajectory
 
+QUANTILES = ("median", "q90")
+
 _NORMAL = NormalDist()
 _NORMAL_Q90 = _NORMAL.inv_cdf(0.9)
+
+
+def remaining_tokens(trajectory: Trajectory, quantile: str = "median") -> float:
+    """Predicted tokens still to be generated; without a prediction as many as its context holds, at least 1."""
+    predicted = trajectory.predicted_tokens if quantile == "median" else trajectory.predicted_tokens_q90
+    if predicted is not None and predicted > 0:
+        return predicted
+    return float(max(trajectory.context_tokens, trajectory.spec.prompt_tokens, 1))
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -210,7 +210,7 @@ def test_overrides_replace_parts_and_the_last_of_one_part_wins() -> None:
             "migration=none,quantile=q90",
             "migration 'none' has no option 'quantile'; its options: none",
         ),
-        ("heddle", "placement=planned,quantile=mean", "quantile is 'mean'; use median or q90"),
+        ("heddle", "placement=presorted,quantile=mean", "quantile is 'mean'; use median or q90"),
         ("heddle", "scheduling=longest-first,of=half", "of=half, quantile=q90: use remaining or total"),
         (
             "heddle",

@@ -52,11 +52,6 @@ def pin(
     ts.annotations = {**(ts.annotations or {}), "heddle": dict(annotation)}
 
 
-def is_dispatchable(ts: TaskState) -> bool:
-    """Whether `pin` and `release` may still change where the task runs."""
-    return ts.state in ("released", "waiting", "no-worker")
-
-
 def release(scheduler: Scheduler, keys: Iterable[Any], stimulus_id: str) -> None:
     """Dispatch held tasks that were pinned since. Must not be called inside a transition."""
     held = {}

@@ -15,8 +15,8 @@ from heddle_dask.strategies.migration.load_board import LoadBoard
 from heddle_dask.strategies.migration.priced import Link, Margin, MovingCandidate
 from heddle_dask.strategies.migration.rank_rule import RankOrder, rank_target
 from heddle_dask.strategies.migration.transfers import choose_transfers
-from heddle_dask.strategies.placement.planned import QUANTILES, remaining_tokens
 from heddle_dask.strategies.placement.presorted import PresortedPlan
+from heddle_dask.strategies.remaining import QUANTILES, remaining_tokens
 
 
 def expected_tool_s(view: ClusterView, trajectory: Trajectory) -> float:

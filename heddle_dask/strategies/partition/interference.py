@@ -6,9 +6,7 @@ from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.partition.runs import Worker
 
 
-def worker_of(
-    cost: EngineCost, slots: int, *, context_tokens: float, most: int, protect_kv: bool = False
-) -> Worker:
+def worker_of(cost: EngineCost, slots: int, *, context_tokens: float, most: int) -> Worker:
     """One engine as Eq. 2 sees it: seconds per token of each of s = 1 … `most` trajectories.
 
     Up to the slots, T·F(s) is the iteration with s decoding; beyond, members take turns and it stretches by s/slots
@@ -26,4 +24,4 @@ def worker_of(
         batch = min(size, slots)
         seconds = cost.decode_token_s(batch, round(batch * context_tokens)) * (size / batch)
         table.append(max(seconds, table[-1]) if table else seconds)
-    return Worker(tuple(table), cost.capacity_tokens) if protect_kv else Worker(tuple(table))
+    return Worker(tuple(table))

@@ -51,7 +51,7 @@ def partition_in_order(trajectories: Presorted, workers: Sequence[Worker]) -> Pa
     Returns
     -------
     Partition | None
-        None when the trajectories do not fit: larger groups than the tables, or more KV than the capacities.
+        None when the trajectories do not fit: larger groups than the tables.
     """
     if len(trajectories) == 0:
         return Partition(0.0, ())

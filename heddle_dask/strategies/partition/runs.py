@@ -11,7 +11,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise
+from itertools import islice, pairwise
 from operator import lt
 
 from heddle_dask.core.errors import BadInput
@@ -26,12 +26,9 @@ class Worker:
     token_s
         ``token_s[s - 1]`` is T·F(s): seconds per token of each of s trajectories that run together. Rises or
         stays with s; a group larger than the table is not allowed.
-    capacity_tokens
-        Most KV tokens that the members may hold together.
     """
 
     token_s: tuple[float, ...]
-    capacity_tokens: float = math.inf
 
     def __post_init__(self) -> None:
         if any(later < earlier for earlier, later in pairwise(self.token_s)):
@@ -69,23 +66,20 @@ class Partition:
 
 
 class Presorted:
-    """Trajectories from the longest to the shortest, with the KV tokens that they will hold.
+    """Trajectories from the longest to the shortest.
 
     Raises
     ------
     BadInput
-        Lengths are not sorted in descending order, or the two lists differ in length.
+        Lengths are not sorted in descending order.
     """
 
-    __slots__ = ("_kv_sums", "lengths")
+    __slots__ = ("lengths",)
 
-    def __init__(self, lengths: Sequence[float], kv_tokens: Sequence[float] | None = None) -> None:
+    def __init__(self, lengths: Sequence[float]) -> None:
         self.lengths = lengths if isinstance(lengths, list) else list(lengths)
         if any(map(lt, self.lengths, islice(self.lengths, 1, None))):
             raise BadInput("lengths must be sorted in descending order")
-        if kv_tokens is not None and len(kv_tokens) != len(lengths):
-            raise BadInput(f"{len(lengths)} lengths but {len(kv_tokens)} kv_tokens")
-        self._kv_sums = None if kv_tokens is None else list(accumulate(kv_tokens, initial=0.0))
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -104,10 +98,6 @@ class Presorted:
         while size < len(table) and length * table[size] <= limit:
             size += 1
         stop = min(start + size, len(self.lengths))
-        if self._kv_sums is not None:
-            held = bisect_right(self._kv_sums, self._kv_sums[start] + worker.capacity_tokens) - 1
-            if held < stop:
-                return held, math.inf
         if size == len(table) or stop == len(self.lengths):
             return stop, math.inf
         return stop, length * table[size]

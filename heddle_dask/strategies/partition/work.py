@@ -15,7 +15,7 @@ their own trajectory: seconds = max(busy, longest path alone). Every term falls 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from heddle_dask.cost.engine_cost import EngineCost
 
@@ -108,13 +108,9 @@ class WorkLoad:
     groups: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, cost: EngineCost, slots: int, works: Iterable[Work], residents: Iterable[Work] = ()
-    ) -> WorkLoad:
-        """The load of an engine that holds exactly `residents`, whose KV is there, and takes `works`."""
+    def of(cls, cost: EngineCost, slots: int, works: Iterable[Work]) -> WorkLoad:
+        """The load of an engine that takes `works`."""
         load = cls(cost, slots)
-        for work in residents:
-            load.host(work)
         for work in works:
             load.add(work)
         return load
@@ -123,12 +119,6 @@ class WorkLoad:
         """Take one more trajectory, whose KV is to be made here."""
         self.prefill_tokens += work.prefill_tokens + self._missing_tokens(work)
         self.path_s = max(self.path_s, work.path_s(self.cost))
-        self._count(work)
-
-    def host(self, work: Work) -> None:
-        """Count a trajectory whose KV is here already: nothing of it is prefilled."""
-        prefilled_s = self.cost.prefill_token_s * (work.shared_tokens + work.prefill_tokens)
-        self.path_s = max(self.path_s, work.path_s(self.cost) - prefilled_s)
         self._count(work)
 
     def _count(self, work: Work) -> None:
@@ -141,14 +131,6 @@ class WorkLoad:
     def _missing_tokens(self, work: Work) -> float:
         """What of the group's prompt is to be prefilled for this member."""
         return max(0.0, work.shared_tokens - self.groups.get(work.group, 0.0))
-
-    def copy(self) -> WorkLoad:
-        """The same load, to be added to on its own."""
-        return replace(self, groups=dict(self.groups))
-
-    def prompt_s(self, work: Work) -> float:
-        """Seconds to prefill what of its group's prompt is not here."""
-        return self.cost.prefill_token_s * self._missing_tokens(work)
 
     @property
     def busy_s(self) -> float:
@@ -166,23 +148,3 @@ class WorkLoad:
     def seconds(self) -> float:
         """When the last of its trajectories ends."""
         return max(self.busy_s, self.path_s)
-
-    def seconds_with(self, work: Work) -> float:
-        """`seconds` as it would be with `work` added."""
-        return self.ends_with(work)[0]
-
-    def ends_with(self, work: Work) -> tuple[float, float, float]:
-        """What to compare engines by: `seconds` with `work` added; then busy seconds; then tokens per slot.
-
-        One long path makes the first equal on several engines, and free decoding the second.
-        """
-        decode_tokens = self.decode_tokens + work.decode_tokens
-        busy = busy_s(
-            self.cost,
-            self.slots,
-            max(self.longest_tokens, work.decode_tokens),
-            decode_tokens,
-            self.area + work.area,
-            self.prefill_tokens + work.prefill_tokens + self._missing_tokens(work),
-        )
-        return max(busy, self.path_s, work.path_s(self.cost)), busy, decode_tokens / self.slots

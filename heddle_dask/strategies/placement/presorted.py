@@ -24,8 +24,8 @@ from heddle_dask.strategies.partition.interference import worker_of
 from heddle_dask.strategies.partition.makespan import partition_in_order
 from heddle_dask.strategies.partition.runs import Presorted, Worker
 from heddle_dask.strategies.placement.least_load import resident_load
-from heddle_dask.strategies.placement.planned import QUANTILES, remaining_tokens
 from heddle_dask.strategies.placement.sticky import home_among
+from heddle_dask.strategies.remaining import QUANTILES, remaining_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,6 @@ from heddle_dask.strategies.tp_degrees.covering import earliest_state
 from heddle_dask.strategies.tp_degrees.degrees import Budget, DegreeChoice, Running, SearchSettings, State
 from heddle_dask.strategies.tp_degrees.packing import Packing
 
-Place = Callable[[Sequence[Work], Sequence[WorkEngine]], WorkPlan]
-
 
 def choose_degrees(
     works: Sequence[Work],
@@ -30,7 +28,6 @@ def choose_degrees(
     *,
     seed: int,
     settings: SearchSettings | None = None,
-    place: Place | None = None,
     told_apart: bool = True,
 ) -> DegreeChoice:
     """Search the degrees under which the last trajectory ends earliest.
@@ -43,9 +40,6 @@ def choose_degrees(
         For each allowed degree, cost and slots of one engine.
     running
         What runs now; without it, starting engines costs nothing.
-    place
-        Places the trajectories for the last comparison; None: the packing itself, carried out. It ended at most 1.6 %
-        after `partition.work_plan.plan_by_work` (`docs/degrees.md`), which takes ten times as long and may be given.
     told_apart
         Whether the strategies will know which trajectory is a long one. Where they will not, no engine can be spared
         the fixed part of a long one's iterations, and `works` says how lengths are spread: long and short ones mixed.
@@ -70,8 +64,7 @@ def choose_degrees(
     ends = sorted((s for s in tried if tried[s] < math.inf), key=lambda s: (tried[s], price_s(s), s))
     plans: dict[State, WorkPlan] = {}
     for state in dict.fromkeys([*ends[: settings.finalists], *(s for s in known if tried[s] < math.inf)]):
-        sites = [engines[d] for d in budget.degrees_of(state)]
-        plans[state] = packing.plan(state) if place is None else place(works, sites)
+        plans[state] = packing.plan(state)
     final = {state: plan.seconds + price_s(state) for state, plan in plans.items()}
     best = _best(final, known, settings.mix_gain)
     return DegreeChoice(

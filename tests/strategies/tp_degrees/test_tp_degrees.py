@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds.batch_builders import capped_works, engines_of, rank_correlation
+from worlds.batch_builders import capped_works, engines_of
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.partition.work import Work, WorkLoad
-from heddle_dask.strategies.partition.work_plan import WorkEngine, plan_by_work
+from heddle_dask.strategies.partition.work_plan import WorkEngine
 from heddle_dask.strategies.tp_degrees.annealing import anneal, sorted_start
 from heddle_dask.strategies.tp_degrees.choice import choose_degrees
 from heddle_dask.strategies.tp_degrees.covering import earliest_state
@@ -164,30 +164,6 @@ def test_the_quick_score_is_the_true_makespan_to_a_step_of_the_grid(
         ends.append(WorkLoad.of(site.cost, site.slots, own).seconds)
     assert plan.seconds == pytest.approx(max(ends))
     assert plan.seconds <= packing.seconds(state) * (1 + 1e-9)
-
-
-def test_the_quick_score_ranks_mixes_as_the_live_placement_does() -> None:
-    works, engines = capped_works(800, 1), engines_of("qwen3-8b-h100")
-    budget = Budget(32)
-    packing = Packing(works, budget, engines, GRID)
-    rng = random.Random(1)
-    states = list(dict.fromkeys(sorted_start(budget, rng) for _ in range(12)))
-    states += [state for _, state in budget.uniform()]
-    choice = choose_degrees(works, budget, engines, seed=1, settings=BY_SCORE)
-    states.append(budget.state_of(choice.degrees))
-    live = [plan_by_work(works, [engines[d] for d in budget.degrees_of(s)]).seconds for s in states]
-    assert rank_correlation([packing.seconds(s) for s in states], live) > 0.95
-    assert live[-1] <= 1.01 * min(live)
-
-
-def test_the_live_placement_may_have_the_last_word() -> None:
-    works, engines = capped_works(200, 2), engines_of("qwen3-14b-h100")
-    budget = Budget(8)
-    choice = choose_degrees(works, budget, engines, seed=0, settings=BY_SCORE, place=plan_by_work)
-    for degree, seconds in choice.uniform.items():
-        assert seconds == plan_by_work(works, [engines[degree]] * (8 // degree)).seconds
-        assert choice.seconds <= seconds
-    assert choice.plan == plan_by_work(works, [engines[d] for d in choice.degrees])
 
 
 def test_a_skewed_batch_gets_large_and_small_degrees() -> None:
