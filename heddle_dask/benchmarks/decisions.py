@@ -251,9 +251,7 @@ class SteadyWorld:
         if agent is None:
             return
         tokens = sum(agent.tokens[steps:]) * self.rng.lognormvariate(0, 0.5)
-        event = ev.PredictionMade(
-            self.at, name, steps, tokens, 2 * tokens, tokens / 50, tokens / 25, "bench", None, tokens / 100
-        )
+        event = ev.PredictionMade(self.at, name, steps, tokens, 2 * tokens, "bench", None, tokens / 100)
         self._tell(event, name)
 
     def _moved(self, move: cmd.MoveContext) -> None:

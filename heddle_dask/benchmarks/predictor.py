@@ -115,7 +115,7 @@ def measure_predictor(
     """
     settings = replace(settings or TreeSettings(), seed=seed)
     read = _as_asked(path) if as_asked else read_finished(path)
-    # The scores are of tokens: seconds would double the fits.
+    # Scored without the durations of siblings, which not every trace has.
     finished = [replace(one, duration_s=NAN) for one in read]
     groups = by_group(finished)
     if len(groups) < folds:
@@ -176,18 +176,16 @@ def _held_fold(
 def _all_methods(
     model: Model, inside: Sequence[Finished], rows: Sequence[Progress], warm: Sequence[GroupFacts]
 ) -> dict[str, Floats]:
-    core, laws = model.core, model.core.laws[0]
+    core, laws = model.core, model.core.laws
     cold_seen = core.see(rows, [NO_SIBLINGS] * len(rows))
     warm_seen = core.see(rows, warm)
     shares = np.array([[0.5], [0.9]])
     return {
-        "xgboost cold": model.log_remaining(cold_seen)[0],
-        "xgboost warm": model.log_remaining(warm_seen)[0],
-        "group history": core.by_laws(warm_seen, 0),
-        "prompt only": _prompt_only(model, inside, rows, cold_seen.done[0]),
-        "survival mean": laws.constant.log_remaining(
-            np.array(laws.location.overall), cold_seen.done[0], shares
-        ),
+        "xgboost cold": model.log_remaining(cold_seen),
+        "xgboost warm": model.log_remaining(warm_seen),
+        "group history": core.by_laws(warm_seen),
+        "prompt only": _prompt_only(model, inside, rows, cold_seen.done),
+        "survival mean": laws.constant.log_remaining(np.array(laws.location.overall), cold_seen.done, shares),
     }
 
 
@@ -216,7 +214,7 @@ def _at_start(row: Progress) -> Progress:
 
 def _first_totals(model: Model, rows: Sequence[Progress]) -> Floats:
     seen = model.core.see(rows, [NO_SIBLINGS] * len(rows))
-    return np.asarray(model.log_remaining(seen)[0][0])
+    return np.asarray(model.log_remaining(seen)[0])
 
 
 def _score_rows(held: Sequence[_Held]) -> list[ScoreRow]:
@@ -307,9 +305,9 @@ def measure_latency(
         call_s = _median_s(partial(predictor.predict, batch), repeats)
         trees_s = NAN
         model = predictor.model
-        if model is not None and model.core.trees[0] is not None:
+        if model is not None and model.core.trees is not None:
             seen = model.core.see(batch, [NO_SIBLINGS] * count)
-            trees_s = _median_s(partial(model.core.by_trees, seen, 0), repeats)
+            trees_s = _median_s(partial(model.core.by_trees, seen), repeats)
         rows.append(LatencyRow(count, round(1000 * call_s, 3), round(1000 * trees_s, 3)))
     return rows
 

@@ -65,8 +65,8 @@ class Trajectory:
     resting_tools_s, tools_until
         Seconds in which tools have run since the latest step ended, those side by side counted once; when the last of
         all ended.
-    predicted_tokens, predicted_tokens_q90, predicted_s, predicted_s_q90
-        What it still had to do after its last finished step: medians and 0.9 quantiles; None before any prediction.
+    predicted_tokens, predicted_tokens_q90
+        What it still had to generate after its last finished step: median and 0.9 quantile; None before any prediction.
     predicted_tools_s
         Seconds of its tools that were still to come then; 0 where nobody knows.
     predicted_observed_tokens
@@ -113,8 +113,6 @@ class Trajectory:
     admitted_at: float = 0.0
     predicted_tokens: float | None = None
     predicted_tokens_q90: float | None = None
-    predicted_s: float | None = None
-    predicted_s_q90: float | None = None
     predicted_tools_s: float = 0.0
     predicted_observed_tokens: float | None = None
     predicted_at_tokens: int = 0
@@ -176,7 +174,6 @@ class Trajectory:
         self.predicted_at_tokens = self.generated_tokens - self.open_step_tokens
         self.predicted_at_tools_s = self.tools_s
         self.predicted_tokens, self.predicted_tokens_q90 = made.remaining_tokens, made.remaining_tokens_q90
-        self.predicted_s, self.predicted_s_q90 = made.remaining_s, made.remaining_s_q90
         self.predicted_tools_s = made.remaining_tools_s
         self.predicted_observed_tokens = made.remaining_observed_tokens
 

@@ -110,8 +110,6 @@ class PredictionMade:
     steps_finished: int
     remaining_tokens: float
     remaining_tokens_q90: float
-    remaining_s: float
-    remaining_s_q90: float
     source: str = ""
     observed_per_token: float | None = None
     remaining_tools_s: float = 0.0

@@ -1,6 +1,6 @@
 """What a predictor promises to the controller's body.
 
-A prediction is a pair of quantiles of what is left, in tokens and in seconds. `predict` is quick and always
+A prediction is a pair of quantiles of the tokens left. `predict` is quick and always
 answers, from the last model or a fallback; `fit_if_due` is slow and belongs into an executor. Both may run at
 the same time in two threads: a fit swaps the finished model in with one assignment.
 """
@@ -22,8 +22,6 @@ class Prediction:
     ----------
     remaining_tokens, remaining_tokens_q90
         Median and 0.9 quantile of the tokens still to be generated; at least 1, q90 never below the median.
-    remaining_s, remaining_s_q90
-        The same in seconds of steps and tools; nan while no finished trajectory had a duration.
     remaining_tools_s
         Seconds of tools still to come; nan where nothing is known.
     remaining_observed_tokens
@@ -36,8 +34,6 @@ class Prediction:
 
     remaining_tokens: float
     remaining_tokens_q90: float
-    remaining_s: float
-    remaining_s_q90: float
     source: str
     observed_per_token: float = NAN
     remaining_tools_s: float = NAN

@@ -1,4 +1,4 @@
-"""One fit on one set of rows: laws, label effects and boosted trees, for tokens and for seconds.
+"""One fit on one set of rows: laws, label effects and boosted trees.
 
 Nothing here is calibrated; `model` blends and shifts by what this predicts of groups it has not seen.
 """
@@ -6,7 +6,7 @@ Nothing here is calibrated; `model` blends and shifts by what this predicts of g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ _SHARES = np.array(QUANTILES)[:, None]
 
 @dataclass(frozen=True)
 class Laws:
-    """The fallbacks for one target.
+    """The fallbacks.
 
     Attributes
     ----------
@@ -59,94 +59,87 @@ class Seen:
     features: npt.NDArray[np.float32]
     known: npt.NDArray[np.bool_]
     steps: npt.NDArray[np.int64]
-    location: tuple[Floats, Floats]
-    history: tuple[Floats, Floats]
-    done: tuple[Floats, Floats]
+    location: Floats
+    history: Floats
+    done: Floats
 
 
 @dataclass(frozen=True)
 class CoreModel:
-    """Laws and trees as fitted; entry 0 is tokens, entry 1 seconds (None if no trajectory had a duration)."""
+    """Laws and trees as fitted.
 
-    laws: tuple[Laws, Laws | None]
+    Attributes
+    ----------
+    location_s
+        Location of the log of total seconds: siblings tell by how much they took longer. None if no trajectory had a
+        duration.
+    labels
+        Effect of each tool's label on the log of what is left.
+    """
+
+    laws: Laws
+    location_s: Location | None
     labels: dict[str, float]
-    trees: tuple[Trees | None, Trees | None]
+    trees: Trees | None
 
     def locate(self, one: Progress | Finished) -> float:
         """Expected log of total tokens without siblings."""
-        return self.laws[0].location.of(one)
+        return self.laws.location.of(one)
 
     def locate_s(self, one: Progress | Finished) -> float:
         """Expected log of total seconds without siblings; 0 when seconds are not known."""
-        return self.laws[1].location.of(one) if self.laws[1] else 0.0
+        return self.location_s.of(one) if self.location_s else 0.0
 
     def see(self, rows: Sequence[Progress], facts: Sequence[GroupFacts]) -> Seen:
         """Compute features and expectations."""
         told = facts_array(facts)
         count = told[:, 0]
         location = np.array([self.locate(row) for row in rows])
-        history = self.laws[0].expected(location, count, told[:, 1])
+        history = self.laws.expected(location, count, told[:, 1])
         done = np.array([row.generated_tokens for row in rows], dtype=np.float64)
-        location_s = history_s = done_s = location
-        if self.laws[1]:
-            location_s = np.array([self.locate_s(row) for row in rows])
-            history_s = self.laws[1].expected(location_s, count, told[:, 5])
-            done_s = np.nan_to_num(np.array([row.elapsed_s for row in rows]))
         return Seen(
             features=matrix(rows, told, location, history, self.labels),
             known=count > 0,
             steps=np.array([row.steps_finished for row in rows], dtype=np.int64),
-            location=(location, location_s),
-            history=(history, history_s),
-            done=(done, done_s),
+            location=location,
+            history=history,
+            done=done,
         )
 
-    def by_laws(self, seen: Seen, target: int) -> Floats:
+    def by_laws(self, seen: Seen) -> Floats:
         """Log remaining by group history or prompt, (2, n)."""
-        laws = self.laws[target]
-        assert laws is not None
-        return laws.log_remaining(seen.location[target], seen.history[target], seen.known, seen.done[target])
+        return self.laws.log_remaining(seen.location, seen.history, seen.known, seen.done)
 
-    def by_trees(self, seen: Seen, target: int) -> Floats:
+    def by_trees(self, seen: Seen) -> Floats:
         """Log remaining by the trees, (2, n)."""
-        trees = self.trees[target]
-        assert trees is not None
-        return trees.log_remaining(seen.features, seen.steps)
+        assert self.trees is not None
+        return self.trees.log_remaining(seen.features, seen.steps)
 
 
 def fit_core(
     finished: Sequence[Finished], samples: Samples, use: npt.NDArray[np.bool_], settings: TreeSettings
 ) -> CoreModel:
     """Fit laws on `finished` and trees on the rows in `use` (none: laws only)."""
-    laws = fit_laws(finished, seconds=False)
+    laws = fit_laws(finished)
     timed = [one for one in finished if has_seconds(one)]
-    both = (laws, fit_laws(timed, seconds=True) if timed else None)
-    core = CoreModel(both, {}, (None, None))
+    seconds = np.array([one.duration_s for one in timed], dtype=np.float64)
+    location_s = Location.fit(timed, np.log1p(seconds)) if timed else None
+    core = CoreModel(laws, location_s, {}, None)
     if not use.any():
         return core
     picked = samples.take(use)
     facts = picked.facts(core.locate, core.locate_s)
     plain = core.see(picked.rows, facts)
-    target = _targets(core, plain, picked, 0, settings.seed)
+    target = _targets(laws, plain, picked, settings.seed)
     labels = label_effects(picked.rows, target)
-    core = CoreModel(both, labels, (None, None))
-    seen = core.see(picked.rows, facts)
+    seen = replace(core, labels=labels).see(picked.rows, facts)
     rows = TreeRows(seen.features, target, picked.censored, seen.steps == 0)
-    trees = grow_trees(rows, settings, settings.rounds, settings.start_rounds)
-    trees_s = None
-    if both[1]:
-        teach = np.array([has_seconds(owner) for owner in picked.owners])
-        target_s = _targets(core, seen, picked, 1, settings.seed)
-        rows_s = TreeRows(seen.features, target_s, picked.censored, seen.steps == 0).take(teach)
-        trees_s = grow_trees(rows_s, settings, settings.rounds_s)
-    return CoreModel(both, labels, (trees, trees_s))
+    return CoreModel(laws, location_s, labels, grow_trees(rows, settings))
 
 
-def fit_laws(finished: Sequence[Finished], *, seconds: bool) -> Laws:
+def fit_laws(finished: Sequence[Finished]) -> Laws:
     """Fit the fallbacks on at least one trajectory."""
-    totals = np.array(
-        [one.duration_s if seconds else one.generated_tokens for one in finished], dtype=np.float64
-    )
+    totals = np.array([one.generated_tokens for one in finished], dtype=np.float64)
     logs = np.log1p(totals)
     censored = np.array([one.censored for one in finished], dtype=bool)
     location = Location.fit(finished, logs)
@@ -185,19 +178,17 @@ def _others_mean(finished: Sequence[Finished], above: Floats) -> tuple[Floats, F
     return means, others
 
 
-def _targets(core: CoreModel, seen: Seen, samples: Samples, target: int, seed: int) -> Floats:
+def _targets(laws: Laws, seen: Seen, samples: Samples, seed: int) -> Floats:
     """Log of what was left; a censored trajectory gets one draw of the law, given how long it already was."""
-    laws = core.laws[target]
-    assert laws is not None
-    total, censored = samples.total(bool(target)), samples.censored
+    total, censored = samples.total, samples.censored
     if censored.any():
         # One draw per trajectory, the same for all its rows.
         draws = np.random.default_rng(seed).random(len(samples.owners))
         first: dict[str, int] = {}
         for index, owner in enumerate(samples.owners):
             draws[index] = draws[first.setdefault(owner.trajectory_id, index)]
-        alone = laws.prompt.log_remaining(seen.location[target], total, draws)
-        told = laws.history.log_remaining(seen.history[target], total, draws)
+        alone = laws.prompt.log_remaining(seen.location, total, draws)
+        told = laws.history.log_remaining(seen.history, total, draws)
         extra = np.expm1(np.where(seen.known, told, alone))
         total = np.where(censored, total + extra, total)
-    return np.asarray(np.log1p(np.maximum(total - samples.done(bool(target)), 1.0)))
+    return np.asarray(np.log1p(np.maximum(total - samples.done, 1.0)))

@@ -49,11 +49,9 @@ def prediction_made(row: Progress, made: Prediction, at: float) -> PredictionMad
         steps_finished=row.steps_finished,
         remaining_tokens=made.remaining_tokens,
         remaining_tokens_q90=made.remaining_tokens_q90,
-        # 0 says that nobody knows.
-        remaining_s=0.0 if math.isnan(made.remaining_s) else made.remaining_s,
-        remaining_s_q90=0.0 if math.isnan(made.remaining_s_q90) else made.remaining_s_q90,
         source=made.source,
         observed_per_token=None if math.isnan(per_token) else per_token,
+        # 0 says that it is not known.
         remaining_tools_s=0.0 if math.isnan(made.remaining_tools_s) else made.remaining_tools_s,
         remaining_observed_tokens=None if math.isnan(observed) else observed,
     )

@@ -60,8 +60,7 @@ class Oracle:
         return NAN if math.isnan(total_s) else max(total_s * factor - row.tools_s, 0.0)
 
     def _told(self, tokens: float, high: float, tools_s: float, observed: float = NAN) -> Prediction:
-        """How long its steps will take depends on who else is there: nobody knows."""
-        return Prediction(tokens, high, NAN, NAN, self.source, self._observed_per_token, tools_s, observed)
+        return Prediction(tokens, high, self.source, self._observed_per_token, tools_s, observed)
 
     def observe_running(self, progress: Progress) -> None:
         """Nothing to learn."""

@@ -63,7 +63,7 @@ class LearnedPredictor:
         """One prediction per row from the last model; what is told of siblings since counts at once."""
         model = self.model
         if model is None:
-            return [Prediction(UNKNOWN_TOKENS, UNKNOWN_TOKENS_Q90, NAN, NAN, "constant") for _ in rows]
+            return [Prediction(UNKNOWN_TOKENS, UNKNOWN_TOKENS_Q90, "constant") for _ in rows]
         locate, locate_s = model.core.locate, model.core.locate_s
         with self._lock:
             facts = [self._book.facts(row, locate, locate_s) for row in rows]

@@ -62,16 +62,14 @@ class Samples:
         """Rows whose future is only partly known."""
         return np.array([owner.censored for owner in self.owners], dtype=bool)
 
-    def done(self, seconds: bool) -> Floats:
-        """Tokens (or seconds) behind each row."""
-        if seconds:
-            return np.array([row.elapsed_s for row in self.rows], dtype=np.float64)
+    @property
+    def done(self) -> Floats:
+        """Tokens behind each row."""
         return np.array([row.generated_tokens for row in self.rows], dtype=np.float64)
 
-    def total(self, seconds: bool) -> Floats:
-        """Tokens (or seconds) of the whole trajectory of each row; a lower bound if censored."""
-        if seconds:
-            return np.array([owner.duration_s for owner in self.owners], dtype=np.float64)
+    @property
+    def total(self) -> Floats:
+        """Tokens of the whole trajectory of each row; a lower bound if censored."""
         return np.array([owner.generated_tokens for owner in self.owners], dtype=np.float64)
 
 

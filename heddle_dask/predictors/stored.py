@@ -26,7 +26,7 @@ from heddle_dask.predictors.model import Calibration, Model
 from heddle_dask.predictors.trees import Trees, TreeSettings
 
 FORMAT = "heddle predictor"
-VERSION = 4
+VERSION = 5
 _PROGRESS = tuple(each.name for each in fields(Progress))
 _FINISHED = tuple(each.name for each in fields(Finished) if each.name != "points")
 
@@ -110,32 +110,29 @@ def _progress_in(values: list[Any]) -> Progress:
 def _model_out(model: Model | None) -> dict[str, Any] | None:
     if model is None:
         return None
+    location_s, trees, shifts = model.core.location_s, model.core.trees, model.calibration
     return {
         "finished": model.finished,
         "labels": model.core.labels,
-        "laws": [_laws_out(laws) if laws else None for laws in model.core.laws],
-        "trees": [_trees_out(trees) if trees else None for trees in model.core.trees],
-        "calibration": [
-            {"weight": each.weight.tolist(), "shift": each.shift.tolist()} if each else None
-            for each in model.calibration
-        ],
+        "laws": _laws_out(model.core.laws),
+        "location_s": _location_out(location_s) if location_s else None,
+        "trees": _trees_out(trees) if trees else None,
+        "calibration": {"weight": shifts.weight.tolist(), "shift": shifts.shift.tolist()} if shifts else None,
     }
 
 
 def _model_in(data: Any, settings: TreeSettings) -> Model | None:
     if data is None:
         return None
-    tokens, seconds = (_laws_in(laws) if laws else None for laws in data["laws"])
-    if tokens is None:
-        raise ValueError("laws of tokens are missing")
-    first, second = (_trees_in(trees, settings) if trees else None for trees in data["trees"])
-    one, two = (
-        Calibration(np.array(each["weight"]), np.array(each["shift"])) if each else None
-        for each in data["calibration"]
+    location_s, trees, shifts = data["location_s"], data["trees"], data["calibration"]
+    core = CoreModel(
+        laws=_laws_in(data["laws"]),
+        location_s=_location_in(location_s) if location_s else None,
+        labels=dict(data["labels"]),
+        trees=_trees_in(trees, settings) if trees else None,
     )
-    return Model(
-        CoreModel((tokens, seconds), dict(data["labels"]), (first, second)), (one, two), int(data["finished"])
-    )
+    calibration = Calibration(np.array(shifts["weight"]), np.array(shifts["shift"])) if shifts else None
+    return Model(core, calibration, int(data["finished"]))
 
 
 def _trees_out(trees: Trees) -> dict[str, str | None]:
@@ -160,10 +157,17 @@ def _booster_in(text: str, settings: TreeSettings) -> xgb.Booster:
     return booster
 
 
+def _location_out(location: Location) -> dict[str, Any]:
+    return {"overall": location.overall, "cells": dict(location.cells)}
+
+
+def _location_in(data: Mapping[str, Any]) -> Location:
+    return Location(data["overall"], data["cells"])
+
+
 def _laws_out(laws: Laws) -> dict[str, Any]:
     return {
-        "overall": laws.location.overall,
-        "cells": dict(laws.location.cells),
+        **_location_out(laws.location),
         "trust": laws.trust,
         **{name: _law_out(getattr(laws, name)) for name in ("constant", "prompt", "history")},
     }
@@ -171,7 +175,7 @@ def _laws_out(laws: Laws) -> dict[str, Any]:
 
 def _laws_in(data: Mapping[str, Any]) -> Laws:
     return Laws(
-        Location(data["overall"], data["cells"]),
+        _location_in(data),
         data["trust"],
         *(_law_in(data[name]) for name in ("constant", "prompt", "history")),
     )

@@ -1,4 +1,4 @@
-"""Boosted trees for one target: medians and 0.9 quantiles of what is left, in logs."""
+"""Boosted trees: medians and 0.9 quantiles of what is left, in logs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ MIN_ROWS = 30
 
 @dataclass(frozen=True, slots=True)
 class TreeSettings:
-    """Size of the trees and of the data; `rounds` trees per quantile of tokens, `rounds_s` of seconds.
+    """Size of the trees and of the data; `rounds` trees per quantile.
 
     80 and 30 rounds at 0.1 predict no better and take 8 % longer for 64 rows, a third longer to fit (docs/LOG.md).
-    `start_rounds` more of tokens are for the start alone, less deep: little is known there, of by far fewer rows.
+    `start_rounds` more are for the start alone, less deep: little is known there, of by far fewer rows.
     """
 
     rounds: int = 60
-    rounds_s: int = 24
     start_rounds: int = 60
     start_depth: int = 4
     depth: int = 5
@@ -54,7 +53,7 @@ class TreeRows:
 
 @dataclass(frozen=True)
 class Trees:
-    """Boosted trees for one target: those of all decision points, and those of the first alone where that had rows.
+    """Boosted trees: those of all decision points, and those of the first alone where that had rows.
 
     Before its first step a trajectory is known by its prompt, its policy and its siblings; in the common trees it is
     one row of many, and the cuts go to what steps tell.
@@ -80,11 +79,12 @@ def _ask(trees: xgb.Booster, features: npt.NDArray[np.float32]) -> Floats:
     return np.asarray(trees.inplace_predict(features), dtype=np.float64).T
 
 
-def grow_trees(rows: TreeRows, settings: TreeSettings, rounds: int, start_rounds: int = 0) -> Trees | None:
+def grow_trees(rows: TreeRows, settings: TreeSettings) -> Trees | None:
     """`rounds` trees per quantile for all rows, and `start_rounds` for the first decision points; None for few rows."""
     if len(rows.target) < MIN_ROWS:
         return None
     step = settings.learning_rate * settings.rounds
+    rounds, start_rounds = settings.rounds, settings.start_rounds
     shape = {"max_depth": settings.depth, "colsample_bytree": 0.6, "eta": step / rounds}
     any_step = _grow(rows, settings, rounds, shape)
     if not start_rounds or rows.first.sum() < MIN_ROWS:

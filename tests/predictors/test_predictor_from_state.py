@@ -108,7 +108,11 @@ def test_a_trajectory_that_began_in_an_earlier_session_is_no_whole_example() -> 
 def test_what_nobody_knows_is_told_without_nan() -> None:
     record = progress_of(_submitted(), 1.0)
     told = prediction_made(record, Oracle(KnownWork({"a": 5.0})).predict([record])[0], 2.0)
-    assert (told.remaining_s, told.remaining_s_q90, told.observed_per_token) == (0.0, 0.0, None)
+    assert (told.remaining_tools_s, told.observed_per_token, told.remaining_observed_tokens) == (
+        0.0,
+        None,
+        None,
+    )
     told = prediction_made(record, Oracle(KnownWork(), observed_per_token=1.5).predict([record])[0], 2.0)
     assert told.observed_per_token == 1.5
 

@@ -114,7 +114,6 @@ rows = st.builds(
 def test_quantiles_are_ordered_and_finite(trained: LearnedPredictor, batch: list[Progress]) -> None:
     for prediction in trained.predict(batch):
         assert 1.0 <= prediction.remaining_tokens <= prediction.remaining_tokens_q90 < math.inf
-        assert 0.0 <= prediction.remaining_s <= prediction.remaining_s_q90 < math.inf
 
 
 def test_batch_does_not_change_a_row(trained: LearnedPredictor) -> None:
@@ -221,11 +220,11 @@ def test_rows_that_were_all_cut_off_calibrate_too() -> None:
         known=np.zeros(rows, dtype=bool),
         steps=np.zeros(rows, dtype=np.int64),
         censored=np.ones(rows, dtype=bool),
-        trees=(both[0], both[0]),
-        laws=(both[1], both[1]),
-        truth=(values, values),
+        trees=both[0],
+        laws=both[1],
+        truth=values,
     )
-    made = _calibrate([part], 0)
+    made = _calibrate([part])
     assert made is not None and not made.weight.any(), "nothing tells which is nearer"
     assert np.isfinite(made.shift).all()
 
@@ -305,7 +304,6 @@ def test_oracle_knows_and_noise_is_fixed() -> None:
     (told,) = oracle.predict([one.points[3]])
     assert (told.remaining_tokens, told.remaining_tokens_q90, told.source) == (700.0, 700.0, "oracle")
     assert one.points[3].tools_s == 3.0 and told.remaining_tools_s == 27.0
-    assert math.isnan(told.remaining_s), "how long steps take depends on who else runs"
     assert not oracle.fit_if_due()
     later: dict[str, float] = {}
     oracle = Oracle(KnownWork(later, later))
@@ -313,9 +311,8 @@ def test_oracle_knows_and_noise_is_fixed() -> None:
     assert oracle.predict([one.points[3]])[0].remaining_tools_s == 47.0
     noisy = NoisyOracle(KnownWork({"a": 1000.0, "b": 1000.0}), error=2.0, seed=1)
     first = noisy.predict([one.points[0], replace(one.points[0], trajectory_id="b")])
-    assert first == noisy.predict([one.points[0], replace(one.points[0], trajectory_id="b")]) or math.isnan(
-        first[0].remaining_s
-    )
+    again = noisy.predict([one.points[0], replace(one.points[0], trajectory_id="b")])
+    assert [told.remaining_tokens for told in first] == [told.remaining_tokens for told in again]
     assert first[0].remaining_tokens != first[1].remaining_tokens
     assert first[0].remaining_tokens_q90 >= first[0].remaining_tokens
     exact = NoisyOracle(KnownWork({"a": 1000.0}, {"a": 30.0}), error=1.0)

@@ -7,7 +7,7 @@ import pytest
 
 from heddle_dask.predictors.trees import MIN_ROWS, TreeRows, Trees, TreeSettings, grow_trees
 
-SETTINGS = TreeSettings(rounds=40, start_depth=3, depth=3, learning_rate=0.2)
+SETTINGS = TreeSettings(rounds=40, start_rounds=40, start_depth=3, depth=3, learning_rate=0.2)
 
 
 def _rows(first: int, later: int) -> TreeRows:
@@ -22,7 +22,7 @@ def _rows(first: int, later: int) -> TreeRows:
 
 def test_the_start_is_told_by_trees_of_its_own() -> None:
     rows = _rows(200, 2000)
-    trees = grow_trees(rows, SETTINGS, 40, 40)
+    trees = grow_trees(rows, SETTINGS)
     assert trees is not None and trees.start is not None
     steps = np.where(rows.first, 0, 3)
     median = trees.log_remaining(rows.features, steps)[0]
@@ -37,7 +37,7 @@ def test_the_start_is_told_by_trees_of_its_own() -> None:
 @pytest.mark.parametrize("steps", [[0, 0, 0, 0], [1, 2, 3, 4], [0, 2, 0, 1]])
 def test_a_batch_is_answered_as_each_row_alone(steps: list[int]) -> None:
     rows = _rows(100, 300)
-    trees = grow_trees(rows, SETTINGS, 40, 40)
+    trees = grow_trees(rows, SETTINGS)
     assert trees is not None
     features, done = rows.features[98:102], np.array(steps)
     alone = [trees.log_remaining(features[i : i + 1], done[i : i + 1])[:, 0] for i in range(4)]
@@ -45,6 +45,6 @@ def test_a_batch_is_answered_as_each_row_alone(steps: list[int]) -> None:
 
 
 def test_few_rows_grow_none() -> None:
-    assert grow_trees(_rows(0, MIN_ROWS - 1), SETTINGS, 40, 40) is None
-    without_start = grow_trees(_rows(MIN_ROWS - 1, MIN_ROWS), SETTINGS, 40, 40)
+    assert grow_trees(_rows(0, MIN_ROWS - 1), SETTINGS) is None
+    without_start = grow_trees(_rows(MIN_ROWS - 1, MIN_ROWS), SETTINGS)
     assert without_start is not None and without_start.start is None

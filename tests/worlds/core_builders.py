@@ -221,7 +221,7 @@ class Stage:
         """The predictor answers, about the trajectory as it stands unless `steps` says otherwise."""
         high = tokens if q90 is None else q90
         known = self.trajectory(name).steps_finished if steps is None else steps
-        return self.feed(ev.PredictionMade, TrajectoryId(name), known, tokens, high, tokens / 50, high / 50)
+        return self.feed(ev.PredictionMade, TrajectoryId(name), known, tokens, high)
 
     def moved(self, move: MoveContext, *, ok: bool = True, seconds: float = 0.5) -> list[Command]:
         """A move reports."""

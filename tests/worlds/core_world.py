@@ -475,7 +475,7 @@ class World:
         self.asked.remove(asked)
         name, steps_finished = asked
         tokens = self.pick((0.0, 20.0, 300.0, 900.0, 5000.0))
-        facts = (name, steps_finished, tokens, tokens * 1.5, tokens / 50, tokens / 30)
+        facts = (name, steps_finished, tokens, tokens * 1.5)
         if name in self.programs and self.programs[name].steps_finished == steps_finished:
             self.tell(ev.PredictionMade, *facts)
         else:

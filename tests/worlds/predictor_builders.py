@@ -8,7 +8,7 @@ from heddle_dask.predictors.features import Finished, Progress
 from heddle_dask.predictors.trees import TreeSettings
 
 # Small enough for a test, large enough to learn a simple law.
-SMALL = TreeSettings(rounds=25, rounds_s=10, depth=3, learning_rate=0.25, max_rows=3000, folds=2)
+SMALL = TreeSettings(rounds=25, depth=3, learning_rate=0.25, max_rows=3000, folds=2)
 
 
 def trajectory(

@@ -34,7 +34,7 @@ def submit(stage: Stage, rows: list[Row], spread: float = 1.0) -> list[list[str]
     told = []
     for name, tokens in rows:
         stage.at -= 1.0  # answers come at once
-        told.append(admitted(stage.feed(ev.PredictionMade, name, 0, tokens, spread * tokens, 0.0, 0.0)))
+        told.append(admitted(stage.feed(ev.PredictionMade, name, 0, tokens, spread * tokens)))
     return told
 
 
@@ -56,9 +56,9 @@ def test_nobody_waits_for_ever_for_an_answer_to_another() -> None:
     stage = stage_of("A")
     for name in ("a", "silent"):
         stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, 10))
-    assert admitted(stage.feed(ev.PredictionMade, "a", 0, 10.0, 10.0, 0.0, 0.0)) == []
+    assert admitted(stage.feed(ev.PredictionMade, "a", 0, 10.0, 10.0)) == []
     stage.at += 10.0
-    assert admitted(stage.feed(ev.PredictionMade, "a", 0, 10.0, 10.0, 0.0, 0.0)) == ["a"]
+    assert admitted(stage.feed(ev.PredictionMade, "a", 0, 10.0, 10.0)) == ["a"]
 
 
 def test_guesses_are_not_waited_for() -> None:
@@ -106,7 +106,7 @@ def test_memory_is_not_promised_for_want_of_time() -> None:
     stage = stage_of("A", kv_tokens=2000, slots=8)
     for name in ("a", "b"):
         stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, 10))
-    told = [stage.feed(ev.PredictionMade, n, 0, 900.0, 900.0, 0.0, 0.0, "", 0.0, 0.0, 0.0) for n in "ab"]
+    told = [stage.feed(ev.PredictionMade, n, 0, 900.0, 900.0, "", 0.0, 0.0, 0.0) for n in "ab"]
     assert [admitted(commands) for commands in told] == [[], ["a"]]
 
 
@@ -116,7 +116,7 @@ def test_what_tools_add_is_known_for_each_where_it_is_certain() -> None:
     for name in ("a", "reader", "writer"):
         stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, 10))
     told = [
-        stage.feed(ev.PredictionMade, name, 0, tokens, tokens, 0.0, 0.0, "", 1.0, 0.0, observed)
+        stage.feed(ev.PredictionMade, name, 0, tokens, tokens, "", 1.0, 0.0, observed)
         for name, tokens, observed in (("a", 1000.0, 0.0), ("reader", 500.0, 4500.0), ("writer", 499.0, 0.0))
     ]
     assert [admitted(commands) for commands in told] == [[], [], ["a", "writer"]]
@@ -130,7 +130,7 @@ def wide_and_narrow(stage: Stage, observed: dict[str, float]) -> list[str]:
     for number, (name, more) in enumerate(observed.items()):
         stage.at -= 1.0
         tokens = 50_000.0 - number
-        told.append(stage.feed(ev.PredictionMade, name, 0, tokens, tokens, 0.0, 0.0, "", 1.0, 0.0, more))
+        told.append(stage.feed(ev.PredictionMade, name, 0, tokens, tokens, "", 1.0, 0.0, more))
     names = [name for commands in told for name in admitted(commands)]
     homes(stage, names)
     return names
