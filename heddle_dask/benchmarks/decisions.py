@@ -28,6 +28,7 @@ from heddle_dask.core.nouns import (
     StepRequest,
     TrajectorySpec,
 )
+from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.view import StrategySet
 from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.strategies.presets import build_strategies, tell_costs
@@ -251,7 +252,8 @@ class SteadyWorld:
         if agent is None:
             return
         tokens = sum(agent.tokens[steps:]) * self.rng.lognormvariate(0, 0.5)
-        event = ev.PredictionMade(self.at, name, steps, tokens, 2 * tokens, "bench", None, tokens / 100)
+        said = Prediction(tokens, 2 * tokens, "bench", tools_s=tokens / 100)
+        event = ev.PredictionMade(self.at, name, steps, said)
         self._tell(event, name)
 
     def _moved(self, move: cmd.MoveContext) -> None:

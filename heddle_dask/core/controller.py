@@ -225,8 +225,8 @@ class Controller:
             return self.state.late()
         if event.steps_finished != trajectory.steps_finished:
             return self.state.late()
-        self.state.observed_per_token = event.observed_per_token
-        self.state.take_prediction(trajectory, event)
+        self.state.observed_per_token = event.prediction.observation_per_token
+        self.state.take_prediction(trajectory, event.prediction)
         if trajectory.state is TrajectoryState.SUBMITTED:
             self.admissions.rank(trajectory)
             return self.admissions.admit(event.at)

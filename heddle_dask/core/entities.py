@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from heddle_dask.core.commands import AbortStep, Command
 from heddle_dask.core.errors import InvalidTransition
-from heddle_dask.core.events import PredictionMade, StepFinished
+from heddle_dask.core.events import StepFinished
 from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
 from heddle_dask.core.nouns import (
     ActionRequest,
@@ -16,6 +16,7 @@ from heddle_dask.core.nouns import (
     StepRequest,
     TrajectorySpec,
 )
+from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.priority import NORMAL, Priority
 from heddle_dask.core.transitions import (
     ACTION,
@@ -65,14 +66,11 @@ class Trajectory:
     resting_tools_s, tools_until
         Seconds in which tools have run since the latest step ended, those side by side counted once; when the last of
         all ended.
-    predicted_tokens, predicted_tokens_q90
-        What it still had to generate after its last finished step: median and 0.9 quantile; None before any prediction.
-    predicted_tools_s
-        Seconds of its tools that were still to come then; 0 where nobody knows.
-    predicted_observed_tokens
-        What they would add to its context then; None where nobody knows.
+    prediction
+        The latest prediction; None before the first.
     predicted_at_tokens, predicted_at_tools_s
-        Tokens that it had generated, and seconds of tools that it had behind it, when that was so.
+        Tokens that it had generated, and seconds of tools that it had behind it, at the finished step after which the
+        latest prediction counts.
     moves
         How many moves of its context were started.
     first_context_tokens
@@ -111,10 +109,7 @@ class Trajectory:
     resting_tools_s: float = 0.0
     tools_until: float = 0.0
     admitted_at: float = 0.0
-    predicted_tokens: float | None = None
-    predicted_tokens_q90: float | None = None
-    predicted_tools_s: float = 0.0
-    predicted_observed_tokens: float | None = None
+    prediction: Prediction | None = None
     predicted_at_tokens: int = 0
     predicted_at_tools_s: float = 0.0
     moves: int = 0
@@ -141,7 +136,7 @@ class Trajectory:
     @property
     def expected_tokens(self) -> int:
         """What it was predicted to generate after its last finished step; 0 without a prediction."""
-        return 0 if self.predicted_tokens is None else int(self.predicted_tokens)
+        return 0 if self.prediction is None else int(self.prediction.tokens)
 
     def take_tokens(self, tokens: int, whole: bool) -> None:
         """Count what a step has generated; `whole`: the step has ended, else it was stopped and will go on."""
@@ -169,13 +164,11 @@ class Trajectory:
         lost_tokens = self.kept_tokens - answer.cached_tokens
         return lost_tokens > max(EVICTED_SHARE * self.kept_tokens, EVICTED_LEAST_TOKENS)
 
-    def take_prediction(self, made: PredictionMade) -> None:
+    def take_prediction(self, prediction: Prediction) -> None:
         """Keep what is predicted to remain after the last finished step."""
         self.predicted_at_tokens = self.generated_tokens - self.open_step_tokens
         self.predicted_at_tools_s = self.tools_s
-        self.predicted_tokens, self.predicted_tokens_q90 = made.remaining_tokens, made.remaining_tokens_q90
-        self.predicted_tools_s = made.remaining_tools_s
-        self.predicted_observed_tokens = made.remaining_observed_tokens
+        self.prediction = prediction
 
     def take_action(self, label: str, seconds: float, ok: bool, at: float) -> None:
         """One of its actions has ended."""

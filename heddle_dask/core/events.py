@@ -15,6 +15,7 @@ from heddle_dask.core.nouns import (
     StepRequest,
     TrajectorySpec,
 )
+from heddle_dask.core.prediction import Prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,23 +98,12 @@ class StepCancelled:
 
 @dataclass(frozen=True, slots=True)
 class PredictionMade:
-    """The answer to a `PredictRemaining`: what a trajectory still has to do, as it stood at `steps_finished`.
-
-    Medians and 0.9 quantiles, from now to its end; `source` names the predictor that answered. `observed_per_token`:
-    tokens that tools add to a context for each one generated, as earlier trajectories tell; None where none do.
-    `remaining_tools_s`: seconds of its tools that are still to come; 0 where nobody knows. `remaining_observed_tokens`:
-    what they will add to its context; None where nobody knows.
-    """
+    """The answer to a `PredictRemaining`, as the trajectory stood after `steps_finished` steps."""
 
     at: float
     trajectory_id: TrajectoryId
     steps_finished: int
-    remaining_tokens: float
-    remaining_tokens_q90: float
-    source: str = ""
-    observed_per_token: float | None = None
-    remaining_tools_s: float = 0.0
-    remaining_observed_tokens: float | None = None
+    prediction: Prediction
 
 
 @dataclass(frozen=True, slots=True)

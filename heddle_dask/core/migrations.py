@@ -133,7 +133,7 @@ class MoveDesk:
             source=trajectory.home,
             target=move.target_engine_id,
             kind=move.kind,
-            length_tokens=trajectory.predicted_tokens or 0.0,
+            length_tokens=0.0 if trajectory.prediction is None else trajectory.prediction.tokens,
             order=self.state.next_number(),
         )
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from heddle_dask.core.commands import Command
 from heddle_dask.core.engine_list import EngineList
 from heddle_dask.core.entities import Action, Engine, Host, Trajectory
-from heddle_dask.core.events import PredictionMade
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, TrajectoryId
+from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.tool_seconds import ToolSeconds
 from heddle_dask.core.transitions import (
     ActionState,
@@ -166,10 +166,10 @@ class State:
             new.expected_tokens += trajectory.expected_tokens
             self.touch(new)
 
-    def take_prediction(self, trajectory: Trajectory, made: PredictionMade) -> None:
+    def take_prediction(self, trajectory: Trajectory, prediction: Prediction) -> None:
         """Keep a prediction, and the sums over its home and over all that are alive right."""
         before = trajectory.expected_tokens
-        trajectory.take_prediction(made)
+        trajectory.take_prediction(prediction)
         more = trajectory.expected_tokens - before
         if trajectory.home is not None:
             home = self.engines[trajectory.home]

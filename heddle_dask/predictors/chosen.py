@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ def build_predictor(
     known: KnownWork,
     warm: Callable[[str, Mapping[str, Any]], Predictor] | None = None,
     *,
-    observed_per_token: float = math.nan,
+    observation_per_token: float | None = None,
 ) -> Predictor:
     """The predictor of that name.
 
@@ -27,9 +26,8 @@ def build_predictor(
         What oracles read; filled as trajectories are submitted.
     warm
         Makes a predictor from the file that the options name, and the options; None: saved predictors only.
-
-    observed_per_token
-        What oracles say of it (`contract.Prediction`); others find it out.
+    observation_per_token
+        What oracles say of it (`core.prediction.Prediction`); others find it out.
 
     Raises
     ------
@@ -47,11 +45,11 @@ def build_predictor(
         case "xgboost":
             return LearnedPredictor()
         case "oracle" if options["error_factor"] == 1:
-            return Oracle(known, observed_per_token=observed_per_token)
+            return Oracle(known, observation_per_token=observation_per_token)
         case "oracle":
             return NoisyOracle(
                 known,
-                observed_per_token=observed_per_token,
+                observation_per_token=observation_per_token,
                 error=options["error_factor"],
                 seed=options["seed"],
             )

@@ -8,36 +8,10 @@ the same time in two threads: a fit swaps the finished model in with one assignm
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from heddle_dask.predictors.features import NAN, Finished, Progress
-
-
-@dataclass(slots=True)
-class Prediction:
-    """What is left of one trajectory.
-
-    Attributes
-    ----------
-    remaining_tokens, remaining_tokens_q90
-        Median and 0.9 quantile of the tokens still to be generated; at least 1, q90 never below the median.
-    remaining_tools_s
-        Seconds of tools still to come; nan where nothing is known.
-    remaining_observed_tokens
-        Tokens that they will add to the context; nan where nothing is known.
-    observed_per_token
-        Tokens that tools add to a context for each one generated, over all trajectories that ended; nan before any.
-    source
-        Who answered: ``xgboost``, ``group history``, ``prompt only``, ``constant``, ``oracle``, ``noisy oracle``.
-    """
-
-    remaining_tokens: float
-    remaining_tokens_q90: float
-    source: str
-    observed_per_token: float = NAN
-    remaining_tools_s: float = NAN
-    remaining_observed_tokens: float = NAN
+from heddle_dask.core.prediction import Prediction
+from heddle_dask.predictors.features import Finished, Progress
 
 
 class Predictor(Protocol):

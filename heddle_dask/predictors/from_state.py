@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from heddle_dask.core.entities import Trajectory
-from heddle_dask.core.events import PredictionMade
-from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.transitions import TrajectoryState
-from heddle_dask.predictors.contract import Prediction
 from heddle_dask.predictors.features import NAN, RECENT, Finished, Progress
 
 
@@ -37,23 +32,6 @@ def progress_of(trajectory: Trajectory, at: float) -> Progress:
         last_tool_failed=bool(done) and not done[-1][2],
         elapsed_s=_elapsed_s(trajectory, at),
         at_s=at,
-    )
-
-
-def prediction_made(row: Progress, made: Prediction, at: float) -> PredictionMade:
-    """A predictor's answer as the controller hears it; journals are JSON, which has no nan."""
-    per_token, observed = made.observed_per_token, made.remaining_observed_tokens
-    return PredictionMade(
-        at=at,
-        trajectory_id=TrajectoryId(row.trajectory_id),
-        steps_finished=row.steps_finished,
-        remaining_tokens=made.remaining_tokens,
-        remaining_tokens_q90=made.remaining_tokens_q90,
-        source=made.source,
-        observed_per_token=None if math.isnan(per_token) else per_token,
-        # 0 says that it is not known.
-        remaining_tools_s=0.0 if math.isnan(made.remaining_tools_s) else made.remaining_tools_s,
-        remaining_observed_tokens=None if math.isnan(observed) else observed,
     )
 
 

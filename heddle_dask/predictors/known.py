@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from heddle_dask.predictors.contract import Prediction
+from heddle_dask.core.prediction import Prediction
 from heddle_dask.predictors.features import NAN, Finished, Progress
 
 
@@ -19,10 +19,12 @@ class KnownWork:
     tools_s: dict[str, float] = field(default_factory=dict)
     observed_tokens: dict[str, float] = field(default_factory=dict)
 
-    def observed_left(self, row: Progress) -> float:
-        """Tokens that tools will still add to a context; nan where nobody knows."""
-        seen = max(0, row.context_tokens - row.prompt_tokens - row.generated_tokens)
-        return max(self.observed_tokens.get(row.trajectory_id, NAN) - seen, 0.0)
+    def observation_left(self, row: Progress) -> float | None:
+        """Tokens that tools will still add to a context; None when unknown."""
+        total = self.observed_tokens.get(row.trajectory_id, NAN)
+        if math.isnan(total):
+            return None
+        return max(total - max(0, row.context_tokens - row.prompt_tokens - row.generated_tokens), 0.0)
 
 
 class Oracle:
@@ -32,8 +34,8 @@ class Oracle:
     ----------
     known
         True totals. They are read when asked: trajectories may be added later.
-    observed_per_token
-        As `contract.Prediction` has it.
+    observation_per_token
+        As `core.prediction.Prediction` has it.
     """
 
     source = "oracle"
@@ -42,10 +44,10 @@ class Oracle:
         self,
         known: KnownWork,
         *,
-        observed_per_token: float = NAN,
+        observation_per_token: float | None = None,
     ) -> None:
         self._known = known
-        self._observed_per_token = observed_per_token
+        self._observation_per_token = observation_per_token
 
     def predict(self, rows: Sequence[Progress]) -> list[Prediction]:
         """The truth; both quantiles are the same."""
@@ -53,14 +55,16 @@ class Oracle:
 
     def _one(self, row: Progress) -> Prediction:
         tokens = max(self._known.tokens.get(row.trajectory_id, 0.0) - row.generated_tokens, 1.0)
-        return self._told(tokens, tokens, self._tools_left_s(row, 1.0), self._known.observed_left(row))
+        return self._told(tokens, tokens, self._tools_left_s(row, 1.0), self._known.observation_left(row))
 
     def _tools_left_s(self, row: Progress, factor: float) -> float:
         total_s = self._known.tools_s.get(row.trajectory_id, NAN)
-        return NAN if math.isnan(total_s) else max(total_s * factor - row.tools_s, 0.0)
+        return 0.0 if math.isnan(total_s) else max(total_s * factor - row.tools_s, 0.0)
 
-    def _told(self, tokens: float, high: float, tools_s: float, observed: float = NAN) -> Prediction:
-        return Prediction(tokens, high, self.source, self._observed_per_token, tools_s, observed)
+    def _told(
+        self, tokens: float, high: float, tools_s: float, observation_tokens: float | None = None
+    ) -> Prediction:
+        return Prediction(tokens, high, self.source, tools_s, observation_tokens, self._observation_per_token)
 
     def observe_running(self, progress: Progress) -> None:
         """Nothing to learn."""
@@ -91,13 +95,13 @@ class NoisyOracle(Oracle):
         self,
         known: KnownWork,
         *,
-        observed_per_token: float = NAN,
+        observation_per_token: float | None = None,
         error: float = 2.0,
         seed: int = 0,
     ) -> None:
         if not error >= 1.0:
             raise ValueError(f"error {error}: use a factor of at least 1")
-        super().__init__(known, observed_per_token=observed_per_token)
+        super().__init__(known, observation_per_token=observation_per_token)
         self._spread = math.log(error)
         self._seed = seed
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from heddle_dask.predictors.contract import Prediction
+from heddle_dask.core.prediction import Prediction
 from heddle_dask.predictors.features import NAN, Finished, Progress
 from heddle_dask.predictors.groups import GroupBook
 from heddle_dask.predictors.model import Model, fit_model
@@ -70,13 +70,14 @@ class LearnedPredictor:
             tokens = max(1, self._generated_tokens)
             observed_per_token, tools_s_per_token = self._observed_tokens / tokens, self._tools_s / tokens
             typical_tokens = tokens / max(1, len(self._finished))
-        made = model.predict(rows, facts)
-        for row, one in zip(rows, made, strict=True):
-            one.observed_per_token = observed_per_token
-            one.remaining_tools_s = _tools_left_s(
-                row, one.remaining_tokens, tools_s_per_token, typical_tokens
+        return [
+            replace(
+                one,
+                tools_s=_tools_left_s(row, one.tokens, tools_s_per_token, typical_tokens),
+                observation_per_token=observed_per_token,
             )
-        return made
+            for row, one in zip(rows, model.predict(rows, facts), strict=True)
+        ]
 
     def observe_running(self, progress: Progress) -> None:
         """A trajectory has reached a decision point."""

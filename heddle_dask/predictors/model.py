@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from heddle_dask.predictors.contract import Prediction
+from heddle_dask.core.prediction import Prediction
 from heddle_dask.predictors.core_model import CoreModel, Seen, fit_core
 from heddle_dask.predictors.features import Finished, Floats, GroupFacts, Progress
 from heddle_dask.predictors.length_distributions import ResidualLaw

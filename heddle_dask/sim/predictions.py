@@ -9,7 +9,7 @@ from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.state import State
 from heddle_dask.predictors.contract import Predictor
 from heddle_dask.predictors.features import Progress
-from heddle_dask.predictors.from_state import finished_of, prediction_made, progress_of
+from heddle_dask.predictors.from_state import finished_of, progress_of
 from heddle_dask.sim.loop import VirtualTime
 
 
@@ -59,7 +59,9 @@ class SimulatedPredictions:
         for row in rows:
             self._predictor.observe_running(row)
         for row, made in zip(rows, self._predictor.predict(rows), strict=True):
-            self._answer(prediction_made(row, made, self._time.now_s))
+            self._answer(
+                PredictionMade(self._time.now_s, TrajectoryId(row.trajectory_id), row.steps_finished, made)
+            )
         self._running = False
         if self._waiting:
             self._start()

@@ -245,7 +245,7 @@ def _predictor(
         return None
     known = known_work(trajectories)
     observed = sum(plan.context_tokens - plan.prompt_tokens - plan.generated_tokens for plan in trajectories)
-    predictor = build_predictor(choice, known, observed_per_token=observed / sum(known.tokens.values()))
+    predictor = build_predictor(choice, known, observation_per_token=observed / sum(known.tokens.values()))
     if warm:
         predictor.warm_start(finished_from_steps(past_of(plan)) for plan in warm)
     return predictor

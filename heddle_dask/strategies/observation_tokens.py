@@ -21,5 +21,7 @@ def observed_per_token(view: ClusterView) -> float:
 
 def growth_of(trajectory: Trajectory, growth: float) -> float:
     """Context tokens that come with each one it will generate; `growth` where nobody knows of this one."""
-    observed, tokens = trajectory.predicted_observed_tokens, trajectory.predicted_tokens
-    return growth if observed is None or not tokens else 1.0 + observed / tokens
+    said = trajectory.prediction
+    if said is None or said.observation_tokens is None or not said.tokens:
+        return growth
+    return 1.0 + said.observation_tokens / said.tokens

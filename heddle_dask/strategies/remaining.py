@@ -16,8 +16,9 @@ _NORMAL_Q90 = _NORMAL.inv_cdf(0.9)
 
 def remaining_tokens(trajectory: Trajectory, quantile: str = "median") -> float:
     """Predicted tokens still to be generated; without a prediction as many as its context holds, at least 1."""
-    predicted = trajectory.predicted_tokens if quantile == "median" else trajectory.predicted_tokens_q90
-    if predicted is not None and predicted > 0:
+    said = trajectory.prediction
+    predicted = 0.0 if said is None else said.tokens if quantile == "median" else said.tokens_q90
+    if predicted > 0:
         return predicted
     return float(max(trajectory.context_tokens, trajectory.spec.prompt_tokens, 1))
 
@@ -33,8 +34,7 @@ def _mean_tokens(median: float, q90: float) -> float:
 
 def is_certain(trajectory: Trajectory) -> bool:
     """Whether the prediction leaves no doubt, as an oracle's."""
-    predicted = trajectory.predicted_tokens
-    return predicted is not None and predicted == trajectory.predicted_tokens_q90
+    return trajectory.prediction is not None and trajectory.prediction.is_exact
 
 
 def left_now(
@@ -46,7 +46,8 @@ def left_now(
     was predicted are gone. A prediction without spread, and a `count` of 1, give one: the mean. `unseen_tokens` are
     those that its running step has sampled, which it has not reported yet.
     """
-    median, q90 = trajectory.predicted_tokens or 0.0, trajectory.predicted_tokens_q90 or 0.0
+    said = trajectory.prediction
+    median, q90 = (0.0, 0.0) if said is None else (said.tokens, said.tokens_q90)
     # What is certain is no law, and would drive the laws from the memory.
     mean, lengths = (q90, (q90,)) if q90 <= median else _law_tokens(median, q90, count)
     done = trajectory.generated_tokens - trajectory.predicted_at_tokens + unseen_tokens

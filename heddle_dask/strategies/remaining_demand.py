@@ -42,10 +42,11 @@ class Stay(NamedTuple):
 
 def tools_left_s(trajectory: Trajectory) -> float:
     """Seconds of tools that it will still call, as far as anybody knows."""
-    if trajectory.predicted_tools_s <= 0:
+    said = trajectory.prediction
+    if said is None or said.tools_s <= 0:
         return 0.0
     run_s = trajectory.tools_s - trajectory.predicted_at_tools_s
-    return max(0.0, trajectory.predicted_tools_s - run_s)
+    return max(0.0, said.tools_s - run_s)
 
 
 def tools_left(trajectory: Trajectory, pace_s: float) -> float:

@@ -13,7 +13,7 @@ from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.predictors.features import RECENT
-from heddle_dask.predictors.from_state import finished_of, prediction_made, progress_of
+from heddle_dask.predictors.from_state import finished_of, progress_of
 from heddle_dask.predictors.known import KnownWork, Oracle
 
 
@@ -107,14 +107,10 @@ def test_a_trajectory_that_began_in_an_earlier_session_is_no_whole_example() -> 
 
 def test_what_nobody_knows_is_told_without_nan() -> None:
     record = progress_of(_submitted(), 1.0)
-    told = prediction_made(record, Oracle(KnownWork({"a": 5.0})).predict([record])[0], 2.0)
-    assert (told.remaining_tools_s, told.observed_per_token, told.remaining_observed_tokens) == (
-        0.0,
-        None,
-        None,
-    )
-    told = prediction_made(record, Oracle(KnownWork(), observed_per_token=1.5).predict([record])[0], 2.0)
-    assert told.observed_per_token == 1.5
+    (told,) = Oracle(KnownWork({"a": 5.0})).predict([record])
+    assert (told.tools_s, told.observation_per_token, told.observation_tokens) == (0.0, None, None)
+    (told,) = Oracle(KnownWork(), observation_per_token=1.5).predict([record])
+    assert told.observation_per_token == 1.5
 
 
 def _submitted() -> Trajectory:
@@ -132,4 +128,4 @@ def test_an_oracle_hears_of_trajectories_that_come_later() -> None:
     assert isinstance(record.spec, TrajectorySpec)
     known["late"] = 70.0
     (answer,) = oracle.predict([progress_of(record, 1.0)])
-    assert answer.remaining_tokens == 70.0
+    assert answer.tokens == 70.0

@@ -59,9 +59,7 @@ def test_fallback_order_follows_the_amount_of_data() -> None:
 def test_nothing_known_is_still_an_answer() -> None:
     predictor = LearnedPredictor(SMALL)
     (prediction,) = predictor.predict([trajectory("a").points[0]])
-    assert (
-        prediction.source == "constant" and prediction.remaining_tokens_q90 >= prediction.remaining_tokens > 0
-    )
+    assert prediction.source == "constant" and prediction.tokens_q90 >= prediction.tokens > 0
     assert predictor.predict([]) == []
     assert not predictor.fit_if_due()
 
@@ -73,7 +71,7 @@ def test_group_history_follows_its_group() -> None:
     predictor.warm_start([*short, *long])
     low, high = predictor.predict([trajectory("n", "short1").points[0], trajectory("m", "long1").points[0]])
     assert low.source == high.source == "group history"
-    assert high.remaining_tokens > 3 * low.remaining_tokens
+    assert high.tokens > 3 * low.tokens
 
 
 def test_history_is_corrected_for_the_policy() -> None:
@@ -83,7 +81,7 @@ def test_history_is_corrected_for_the_policy() -> None:
     wordy = [trajectory(f"b{i}", f"b{i}", steps=40, policy=2) for i in range(20)]
     predictor.warm_start([*terse, *wordy, trajectory("w", "shared", steps=40, policy=2)])
     row = replace(trajectory("x", "shared", policy=1).points[0])
-    assert predictor.predict([row])[0].remaining_tokens < 1000
+    assert predictor.predict([row])[0].tokens < 1000
 
 
 rows = st.builds(
@@ -113,7 +111,7 @@ rows = st.builds(
 @settings(max_examples=60, deadline=None)
 def test_quantiles_are_ordered_and_finite(trained: LearnedPredictor, batch: list[Progress]) -> None:
     for prediction in trained.predict(batch):
-        assert 1.0 <= prediction.remaining_tokens <= prediction.remaining_tokens_q90 < math.inf
+        assert 1.0 <= prediction.tokens <= prediction.tokens_q90 < math.inf
 
 
 def test_batch_does_not_change_a_row(trained: LearnedPredictor) -> None:
@@ -128,7 +126,7 @@ def _error(predictor: LearnedPredictor, tested: list[Finished]) -> float:
     return float(
         np.mean(
             [
-                abs(math.log(said.remaining_tokens / (one.generated_tokens - point.generated_tokens)))
+                abs(math.log(said.tokens / (one.generated_tokens - point.generated_tokens)))
                 for said, one, point in zip(predicted, tested, points, strict=True)
             ]
         )
@@ -156,7 +154,7 @@ def test_coverage_on_new_groups(trained: LearnedPredictor) -> None:
     points = [one.points[1] for one in tested]
     predicted = trained.predict(points)
     covered = [
-        one.generated_tokens - point.generated_tokens <= said.remaining_tokens_q90
+        one.generated_tokens - point.generated_tokens <= said.tokens_q90
         for said, one, point in zip(predicted, tested, points, strict=True)
     ]
     assert 0.8 <= float(np.mean(covered)) <= 1.0
@@ -173,7 +171,7 @@ def test_running_trajectories_are_learnt_from() -> None:
         for point in trajectory(f"r{index}", f"r{index}", steps=40).points:
             told.observe_running(point)
     told.warm_start(short)
-    assert told.predict([row])[0].remaining_tokens_q90 > 2 * blind.predict([row])[0].remaining_tokens_q90
+    assert told.predict([row])[0].tokens_q90 > 2 * blind.predict([row])[0].tokens_q90
 
 
 def test_kaplan_meier_counts_the_cut_off() -> None:
@@ -191,9 +189,9 @@ def test_what_tools_add_is_known_from_those_that_are_kept() -> None:
     predictor.warm_start(replace(one, observed_tokens=99 * one.generated_tokens) for one in told[:10])
     predictor.warm_start([*told[10:], told[-1]])  # one of them twice
     (answer,) = predictor.predict([trajectory("new", "nobody").points[0]])
-    assert answer.observed_per_token == pytest.approx(3.0)
+    assert answer.observation_per_token == pytest.approx(3.0)
     (unknown,) = LearnedPredictor(SMALL).predict([trajectory("new", "nobody").points[0]])
-    assert math.isnan(unknown.observed_per_token)
+    assert unknown.observation_per_token is None
 
 
 def test_tools_go_on_as_they_did_and_before_the_first_as_those_of_others() -> None:
@@ -205,10 +203,10 @@ def test_tools_go_on_as_they_did_and_before_the_first_as_those_of_others() -> No
     typical = sum(one.generated_tokens for one in told[10:]) / 20
     behind = replace(fresh, generated_tokens=round(typical), tools_s=1.5 * round(typical))
     first, later = predictor.predict([fresh, behind])
-    assert first.remaining_tools_s == pytest.approx(0.5 * first.remaining_tokens)
-    assert later.remaining_tools_s == pytest.approx(1.0 * later.remaining_tokens, rel=0.01), "half its own"
+    assert first.tools_s == pytest.approx(0.5 * first.tokens)
+    assert later.tools_s == pytest.approx(1.0 * later.tokens, rel=0.01), "half its own"
     (unknown,) = LearnedPredictor(SMALL).predict([fresh])
-    assert math.isnan(unknown.remaining_tools_s)
+    assert unknown.tools_s == 0.0
 
 
 @pytest.mark.filterwarnings("error")
@@ -302,18 +300,18 @@ def test_oracle_knows_and_noise_is_fixed() -> None:
     one = trajectory("a", steps=10)
     oracle: Predictor = Oracle(KnownWork({"a": 1000.0}, {"a": 30.0}))
     (told,) = oracle.predict([one.points[3]])
-    assert (told.remaining_tokens, told.remaining_tokens_q90, told.source) == (700.0, 700.0, "oracle")
-    assert one.points[3].tools_s == 3.0 and told.remaining_tools_s == 27.0
+    assert (told.tokens, told.tokens_q90, told.source) == (700.0, 700.0, "oracle")
+    assert one.points[3].tools_s == 3.0 and told.tools_s == 27.0
     assert not oracle.fit_if_due()
     later: dict[str, float] = {}
     oracle = Oracle(KnownWork(later, later))
     later["a"] = 50.0  # as trajectories are submitted
-    assert oracle.predict([one.points[3]])[0].remaining_tools_s == 47.0
+    assert oracle.predict([one.points[3]])[0].tools_s == 47.0
     noisy = NoisyOracle(KnownWork({"a": 1000.0, "b": 1000.0}), error=2.0, seed=1)
     first = noisy.predict([one.points[0], replace(one.points[0], trajectory_id="b")])
     again = noisy.predict([one.points[0], replace(one.points[0], trajectory_id="b")])
-    assert [told.remaining_tokens for told in first] == [told.remaining_tokens for told in again]
-    assert first[0].remaining_tokens != first[1].remaining_tokens
-    assert first[0].remaining_tokens_q90 >= first[0].remaining_tokens
+    assert [told.tokens for told in first] == [told.tokens for told in again]
+    assert first[0].tokens != first[1].tokens
+    assert first[0].tokens_q90 >= first[0].tokens
     exact = NoisyOracle(KnownWork({"a": 1000.0}, {"a": 30.0}), error=1.0)
-    assert exact.predict([one.points[3]])[0].remaining_tokens == 700.0
+    assert exact.predict([one.points[3]])[0].tokens == 700.0

@@ -11,6 +11,7 @@ from heddle_dask.core.commands import AdmitTrajectory, Command, StartStep
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.events import StepFinished
 from heddle_dask.core.ids import EngineId, StepId, TrajectoryId
+from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.priority import NORMAL, Priority
 from heddle_dask.core.state import State
 from heddle_dask.core.view import ClusterView
@@ -32,7 +33,7 @@ def record(name: str = "a", *, group: str = "", generated: int = 0, number: int 
 
 def predicted(median: float, q90: float, *, generated: int = 0) -> Trajectory:
     made = record(generated=generated)
-    made.predicted_tokens, made.predicted_tokens_q90 = median, q90
+    made.prediction = Prediction(median, q90)
     return made
 
 
@@ -70,7 +71,8 @@ def test_longest_first_counts_tools_by_the_tokens_that_a_busy_engine_makes(
     rule = LongestFirst(of, tools=tools)  # type: ignore[arg-type]
     rule.use_costs({2: fixed_cost(9.0), 1: fixed_cost(0.02)})
     record = predicted(100, 300, generated=50)
-    record.predicted_tools_s, record.predicted_at_tools_s = 8.0, 4.0
+    record.prediction = Prediction(100, 300, tools_s=8.0)
+    record.predicted_at_tools_s = 4.0
     record.tools_s = 11.0  # some of them ran since, as a late prediction finds
     assert rule.priority(VIEW, record, step_of("a"), order=7).tokens == pytest.approx(priority)
 
@@ -108,7 +110,7 @@ def test_a_prediction_that_is_late_does_not_count_tokens_twice() -> None:
     second = stage.generating("a", 1)
     assert second.priority.tokens == 1000, "400 of the 1000 are done, not 400 on top"
     stage.predict("a", 600)  # while the step runs: kept for the next
-    assert stage.trajectory("a").predicted_tokens == 600
+    assert stage.trajectory("a").prediction == Prediction(600, 600)
     stage.finish(second, new_tokens=100)
     assert stage.placed("a", 2).priority.tokens == 1000
 
@@ -120,7 +122,7 @@ def test_predictions_about_a_step_that_is_over_are_late() -> None:
     stage.finish(stage.generating("a"))
     before = stage.state.late_arrivals
     assert stage.predict("a", 900, steps=0) == []
-    assert (stage.state.late_arrivals, stage.trajectory("a").predicted_tokens) == (before + 1, None)
+    assert (stage.state.late_arrivals, stage.trajectory("a").prediction) == (before + 1, None)
 
 
 # -- least attained --------------------------------------------------------------------------------------
@@ -161,7 +163,7 @@ def test_group_first_goes_by_the_group_and_then_by_length(rows: list[tuple[int, 
         name = f"g{number}"
         state.unfinished_by_group[trajectory_spec("x", group=name).group_id] = lacking
         one = record(f"t{number}", group=name)
-        one.predicted_tokens_q90 = ahead
+        one.prediction = Prediction(ahead, ahead)
         ranks.append((rule.priority(view, one, step_of("x"), number), lacking, ahead))
     for priority, lacking, ahead in ranks:
         for other, other_lacking, other_ahead in ranks:

@@ -19,6 +19,7 @@ from heddle_dask.core.nouns import (
     StepRequest,
     TrajectorySpec,
 )
+from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.state import State
 from heddle_dask.core.view import ClusterView, Move, MoveRequest, StrategySet
 from heddle_dask.strategies.migration.transfers import choose_transfers
@@ -221,7 +222,7 @@ class Stage:
         """The predictor answers, about the trajectory as it stands unless `steps` says otherwise."""
         high = tokens if q90 is None else q90
         known = self.trajectory(name).steps_finished if steps is None else steps
-        return self.feed(ev.PredictionMade, TrajectoryId(name), known, tokens, high)
+        return self.feed(ev.PredictionMade, TrajectoryId(name), known, Prediction(tokens, high))
 
     def moved(self, move: MoveContext, *, ok: bool = True, seconds: float = 0.5) -> list[Command]:
         """A move reports."""

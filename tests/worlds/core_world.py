@@ -29,6 +29,7 @@ from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Limits
 from heddle_dask.core.nouns import ActionRequest, EngineDescription, HostDescription, StepRequest
+from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.transitions import KvState
 from heddle_dask.core.view import StrategySet
 from heddle_dask.strategies.presets import PRESETS, build_strategies
@@ -475,7 +476,7 @@ class World:
         self.asked.remove(asked)
         name, steps_finished = asked
         tokens = self.pick((0.0, 20.0, 300.0, 900.0, 5000.0))
-        facts = (name, steps_finished, tokens, tokens * 1.5)
+        facts = (name, steps_finished, Prediction(tokens, tokens * 1.5))
         if name in self.programs and self.programs[name].steps_finished == steps_finished:
             self.tell(ev.PredictionMade, *facts)
         else:

@@ -70,7 +70,7 @@ def predicted_works(
     starts = [finished_from_steps(past_of(plan)).points[0] for plan in plans]
     works = []
     for number, (plan, made) in enumerate(zip(plans, predictor.predict(starts), strict=True)):
-        guess = Guess(made.remaining_tokens, made.remaining_tokens_q90)
+        guess = Guess(made.tokens, made.tokens_q90)
         tokens = min(guess.quantile_tokens(level_of(number)), float(max_context_tokens - plan.prompt_tokens))
         added = min(added_per_token * tokens, max_context_tokens - plan.prompt_tokens - tokens)
         works.append(

@@ -44,4 +44,4 @@ async def forecast(
     answers = await asyncio.to_thread(predictor.predict, rows)
     if any(answer.source not in _LEARNT for answer in answers):
         return []
-    return [[answer.remaining_tokens, answer.remaining_tokens_q90] for answer in answers]
+    return [[answer.tokens, answer.tokens_q90] for answer in answers]

@@ -17,7 +17,7 @@ from heddle_dask.core.events import PredictionMade
 from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.predictors.contract import Predictor
 from heddle_dask.predictors.features import Finished, Progress
-from heddle_dask.predictors.from_state import finished_of, prediction_made, progress_of
+from heddle_dask.predictors.from_state import finished_of, progress_of
 from heddle_dask.predictors.known import KnownWork
 
 
@@ -107,7 +107,8 @@ class Predictions:
         for row in rows:
             self._predictor.observe_running(row)
         return [
-            prediction_made(row, answer, at=0.0)  # set when it reaches the controller
+            # `at` is set when it reaches the controller
+            PredictionMade(0.0, TrajectoryId(row.trajectory_id), row.steps_finished, answer)
             for row, answer in zip(rows, self._predictor.predict(rows), strict=True)
         ]
 

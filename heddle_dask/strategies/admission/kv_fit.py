@@ -150,8 +150,10 @@ class KvFit:
         return self.certain_per_slot if self.keeps_time else self.per_slot
 
     def _left(self, trajectory: Trajectory) -> float:
-        predicted = trajectory.predicted_tokens_q90 if self.quantile == "q90" else trajectory.predicted_tokens
-        return predicted or 0.0
+        said = trajectory.prediction
+        if said is None:
+            return 0.0
+        return said.tokens_q90 if self.quantile == "q90" else said.tokens
 
     def _path(self, trajectory: Trajectory) -> float:
         """Until its end, tools included."""

@@ -47,4 +47,4 @@ def unseen_tokens(
 
 def _left(trajectory: Trajectory) -> float:
     done = trajectory.generated_tokens - trajectory.predicted_at_tokens
-    return (trajectory.predicted_tokens or 0.0) - done
+    return (0.0 if trajectory.prediction is None else trajectory.prediction.tokens) - done

@@ -16,8 +16,10 @@ from heddle_dask.strategies.engine_costs import EngineCosts
 
 def predicted_tokens(trajectory: Trajectory, quantile: Literal["median", "q90"]) -> float:
     """Tokens that the trajectory has still to generate; before any prediction, 0."""
-    value = trajectory.predicted_tokens_q90 if quantile == "q90" else trajectory.predicted_tokens
-    return 0.0 if value is None else value
+    said = trajectory.prediction
+    if said is None:
+        return 0.0
+    return said.tokens_q90 if quantile == "q90" else said.tokens
 
 
 @dataclass(slots=True)
@@ -59,7 +61,8 @@ class LongestFirst:
         The total is that of the latest prediction: neither a late one nor a step that was stopped makes it longer.
         """
         ahead = predicted_tokens(trajectory, self.quantile)
-        tools_s = trajectory.predicted_tools_s if self.tools else 0.0
+        said = trajectory.prediction
+        tools_s = said.tools_s if self.tools and said is not None else 0.0
         if self.of == "total":
             ahead += trajectory.predicted_at_tokens
             tools_s += trajectory.predicted_at_tools_s if self.tools else 0.0

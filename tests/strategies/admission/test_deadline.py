@@ -6,6 +6,7 @@ from worlds.core_builders import Stage, engine_of, step_of, trajectory_spec
 
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import AdmitTrajectory, Command, StartStep
+from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.strategies.admission.kv_fit import KvFit
@@ -34,7 +35,7 @@ def submit(stage: Stage, rows: list[Row], spread: float = 1.0) -> list[list[str]
     told = []
     for name, tokens in rows:
         stage.at -= 1.0  # answers come at once
-        told.append(admitted(stage.feed(ev.PredictionMade, name, 0, tokens, spread * tokens)))
+        told.append(admitted(stage.feed(ev.PredictionMade, name, 0, Prediction(tokens, spread * tokens))))
     return told
 
 
@@ -56,9 +57,9 @@ def test_nobody_waits_for_ever_for_an_answer_to_another() -> None:
     stage = stage_of("A")
     for name in ("a", "silent"):
         stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, 10))
-    assert admitted(stage.feed(ev.PredictionMade, "a", 0, 10.0, 10.0)) == []
+    assert admitted(stage.feed(ev.PredictionMade, "a", 0, Prediction(10.0, 10.0))) == []
     stage.at += 10.0
-    assert admitted(stage.feed(ev.PredictionMade, "a", 0, 10.0, 10.0)) == ["a"]
+    assert admitted(stage.feed(ev.PredictionMade, "a", 0, Prediction(10.0, 10.0))) == ["a"]
 
 
 def test_guesses_are_not_waited_for() -> None:
@@ -106,7 +107,7 @@ def test_memory_is_not_promised_for_want_of_time() -> None:
     stage = stage_of("A", kv_tokens=2000, slots=8)
     for name in ("a", "b"):
         stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, 10))
-    told = [stage.feed(ev.PredictionMade, n, 0, 900.0, 900.0, "", 0.0, 0.0, 0.0) for n in "ab"]
+    told = [stage.feed(ev.PredictionMade, n, 0, Prediction(900.0, 900.0, "", 0.0, 0.0, 0.0)) for n in "ab"]
     assert [admitted(commands) for commands in told] == [[], ["a"]]
 
 
@@ -116,7 +117,7 @@ def test_what_tools_add_is_known_for_each_where_it_is_certain() -> None:
     for name in ("a", "reader", "writer"):
         stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, 10))
     told = [
-        stage.feed(ev.PredictionMade, name, 0, tokens, tokens, "", 1.0, 0.0, observed)
+        stage.feed(ev.PredictionMade, name, 0, Prediction(tokens, tokens, "", 0.0, observed, 1.0))
         for name, tokens, observed in (("a", 1000.0, 0.0), ("reader", 500.0, 4500.0), ("writer", 499.0, 0.0))
     ]
     assert [admitted(commands) for commands in told] == [[], [], ["a", "writer"]]
@@ -130,7 +131,7 @@ def wide_and_narrow(stage: Stage, observed: dict[str, float]) -> list[str]:
     for number, (name, more) in enumerate(observed.items()):
         stage.at -= 1.0
         tokens = 50_000.0 - number
-        told.append(stage.feed(ev.PredictionMade, name, 0, tokens, tokens, "", 1.0, 0.0, more))
+        told.append(stage.feed(ev.PredictionMade, name, 0, Prediction(tokens, tokens, "", 0.0, more, 1.0)))
     names = [name for commands in told for name in admitted(commands)]
     homes(stage, names)
     return names
@@ -163,7 +164,7 @@ def test_who_is_in_time_stays_and_who_is_late_may_go() -> None:
     a = stage.trajectory("a")
     other = next(engine.engine_id for engine in view.ready_engines if engine.engine_id != placed["a"])
     assert not admission.may_move(view, a, other), "it will be done in time"
-    a.predicted_tokens = a.predicted_tokens_q90 = 50_000.0  # it comes otherwise
+    a.prediction = Prediction(50_000.0, 50_000.0)  # it comes otherwise
     admission._finish.postpone(view.at + 400.0)
     assert not admission.may_move(view, a, other), "there is no time for it there either"
 
@@ -176,16 +177,16 @@ def test_a_late_engine_gives_to_one_with_time_where_a_longer_one_is() -> None:
     placed = homes(stage, names)
     stage.feed(ev.TrajectorySubmitted, trajectory_spec("waits", 10))
     waits = stage.trajectory("waits")
-    waits.predicted_tokens = waits.predicted_tokens_q90 = 10.0
+    waits.prediction = Prediction(10.0, 10.0)
     view = ClusterView(stage.state)
     alone = next(name for name in placed if list(placed.values()).count(placed[name]) == 1)
     goes, grown = (stage.trajectory(name) for name in placed if name != alone)
     there = stage.trajectory(alone)
     assert there.home is not None
-    grown.predicted_tokens = grown.predicted_tokens_q90 = 50_000.0  # it comes otherwise
+    grown.prediction = Prediction(50_000.0, 50_000.0)  # it comes otherwise
     admission._finish.postpone(view.at + 200.0)
     for tokens, may in ((100.0, False), (6000.0, True)):
-        there.predicted_tokens = there.predicted_tokens_q90 = tokens
+        there.prediction = Prediction(tokens, tokens)
         admission.rank(waits)
         for engine in view.ready_engines:  # both are looked at
             admission._room(view, engine, admission._there(view, engine))
@@ -206,7 +207,7 @@ def test_once_nobody_waits_nobody_stays_with_a_late_engine_beside_idle_ones() ->
     stage.at += 1000.0  # long after everything was to be done
     stage.feed(ev.TrajectoryEnded, alone, "completed")
     for one in late:
-        one.predicted_tokens = one.predicted_tokens_q90 = 50_000.0  # they come otherwise
+        one.prediction = Prediction(50_000.0, 50_000.0)  # they come otherwise
     for engine in view.ready_engines:
         admission._room(view, engine, admission._there(view, engine))
     assert all(admission.may_leave(view, one) and admission.may_move(view, one, idle) for one in late)

@@ -12,6 +12,7 @@ from worlds.core_builders import Stage, engine_of, step_of, trajectory_spec
 
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import StepId, TrajectoryId
+from heddle_dask.core.prediction import Prediction
 from heddle_dask.cost.iteration import EngineCost
 from heddle_dask.strategies.admission.engine_backlog import Ask, EngineLeft, EngineRoom, ask_of, iterations_of
 from heddle_dask.strategies.admission.length_sums import LengthSums
@@ -160,7 +161,7 @@ def test_the_clock_tells_how_far_a_running_step_is() -> None:
     asked_at = residents[0].requested_at
     cost = EngineCost(fixed_s=0.1)
     assert unseen_tokens(engine, residents, cost, asked_at + 5.0) == {"a": 0.0}, "nobody knows how long it is"
-    residents[0].predicted_tokens = 200.0
+    residents[0].prediction = Prediction(200.0, 200.0)
     assert unseen_tokens(engine, residents, cost, asked_at + 5.0) == {"a": pytest.approx(50.0)}
     assert unseen_tokens(engine, residents, cost, asked_at + 500.0) == {"a": pytest.approx(194.0)}, (
         "it has not ended"

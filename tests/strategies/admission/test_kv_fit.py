@@ -15,6 +15,7 @@ from heddle_dask.core.commands import AdmitTrajectory, Command, StartStep
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId, GroupId, StepId, TrajectoryId
+from heddle_dask.core.prediction import Prediction
 from heddle_dask.cost.memory_profile import MemoryProfile
 from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.admission.wait_queue import WaitingLine
@@ -46,7 +47,7 @@ def submit(stage: Stage, *rows: tuple[str, int, float]) -> list[str]:
     for name, prompt, _ in rows:
         out += admitted(stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, prompt)))
     for name, _, tokens in rows:
-        out += admitted(stage.feed(ev.PredictionMade, name, 0, tokens, tokens))
+        out += admitted(stage.feed(ev.PredictionMade, name, 0, Prediction(tokens, tokens)))
     return out
 
 
@@ -63,7 +64,7 @@ def test_nobody_is_admitted_before_it_is_predicted() -> None:
     stage = stage_of()
     stage.feed(ev.EngineJoined, engine_of("A", kv_tokens=1000))
     assert admitted(stage.feed(ev.TrajectorySubmitted, trajectory_spec("a", 10))) == []
-    assert admitted(stage.feed(ev.PredictionMade, "a", 0, 50.0, 60.0)) == ["a"]
+    assert admitted(stage.feed(ev.PredictionMade, "a", 0, Prediction(50.0, 60.0))) == ["a"]
 
 
 def test_without_a_predictor_the_order_of_arrival_decides() -> None:
@@ -89,7 +90,12 @@ def test_what_tools_added_earlier_counts_before_any_has_run(observed_per_token: 
     for name in "ab":
         stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, 10))
     # At their ends both hold 10 + 100 * (1 + observed) tokens.
-    told = [stage.feed(ev.PredictionMade, n, 0, 100.0, 100.0, "", observed_per_token) for n in "ab"]
+    told = [
+        stage.feed(
+            ev.PredictionMade, n, 0, Prediction(100.0, 100.0, observation_per_token=observed_per_token)
+        )
+        for n in "ab"
+    ]
     assert [admitted(commands) for commands in told] == [["a"], ["b"] if both else []]
 
 
@@ -100,7 +106,7 @@ def test_room_is_counted_by_engine_and_not_in_all() -> None:
     # A token brings two more, as long as nothing else is known: each will hold 900 at its end.
     assert submit(stage, ("a", 300, 200.0), ("b", 300, 200.0), ("c", 200, 100.0)) == ["a", "b"]
     assert {place(stage, "a", 300), place(stage, "b", 300)} == {"A", "B"}
-    assert admitted(stage.feed(ev.PredictionMade, "b", 0, 200.0, 200.0)) == []
+    assert admitted(stage.feed(ev.PredictionMade, "b", 0, Prediction(200.0, 200.0))) == []
     assert admitted(stage.feed(ev.TrajectoryEnded, "a", "completed")) == ["c"]
 
 
@@ -182,7 +188,7 @@ def test_likely_lengths_have_the_mean_of_the_law_and_those_outlived_are_gone(
 ) -> None:
     stage = stage_of()
     stage.feed(ev.TrajectorySubmitted, trajectory_spec("t", 10))
-    stage.feed(ev.PredictionMade, "t", 0, median, median * ratio)
+    stage.feed(ev.PredictionMade, "t", 0, Prediction(median, median * ratio))
     trajectory = stage.trajectory("t")
     trajectory.generated_tokens = trajectory.predicted_at_tokens
     mean, fresh = left_now(trajectory, count)
@@ -204,7 +210,7 @@ def test_many_of_unknown_length_do_not_all_hold_at_once_what_each_holds_at_its_m
         alive: list[str] = []
         for number in range(60):
             alive += admitted(stage.feed(ev.TrajectorySubmitted, trajectory_spec(f"t{number}", 10)))
-            alive += admitted(stage.feed(ev.PredictionMade, f"t{number}", 0, 60.0, 230.0))
+            alive += admitted(stage.feed(ev.PredictionMade, f"t{number}", 0, Prediction(60.0, 230.0)))
         return len(alive)
 
     # Where nobody knows better, tools add two tokens for each generated one.
@@ -238,7 +244,7 @@ def told(stage: Stage, name: str, tokens: float, tools_s: float, q90: float | No
     """Submitted and predicted, with seconds of tools ahead."""
     stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, 10))
     high = tokens if q90 is None else q90
-    return admitted(stage.feed(ev.PredictionMade, name, 0, tokens, high, "", 0.0, tools_s))
+    return admitted(stage.feed(ev.PredictionMade, name, 0, Prediction(tokens, high, "", tools_s, None, 0.0)))
 
 
 @pytest.mark.parametrize(("option", "then"), [("", "tools"), (",tools=False", "tokens")])
@@ -261,7 +267,7 @@ def test_who_waits_for_tools_keeps_its_memory_meanwhile() -> None:
         stage = stage_of(f"admission=kv-fit,fill=1.0,per_slot=100,least_share=1,critical=0,tools={tools}")
         stage.feed(ev.EngineJoined, engine_of("A", slots=8, kv_tokens=700))
         stage.feed(ev.TrajectorySubmitted, trajectory_spec("a", 500))
-        stage.feed(ev.PredictionMade, "a", 0, 10.0, 20.0, "", 0.0, 300 * pace_s)
+        stage.feed(ev.PredictionMade, "a", 0, Prediction(10.0, 20.0, "", 300 * pace_s, None, 0.0))
         alive[tools] = told(stage, "b", 195, 0.0, 196)
     assert alive == {True: [], False: ["b"]}
 
@@ -304,7 +310,7 @@ def test_a_newcomer_starts_where_those_before_it_did_not_fit() -> None:
     ]
     for name, prompt, _ in rows:
         stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, prompt))
-    told = [stage.feed(ev.PredictionMade, name, 0, left, left) for name, _, left in rows]
+    told = [stage.feed(ev.PredictionMade, name, 0, Prediction(left, left)) for name, _, left in rows]
     assert [admitted(commands) for commands in told] == [["a"], ["b"], [], ["wide"], ["wider"]]
     placed = {name: place(stage, name, prompt) for name, prompt, _ in rows if name != "long"}
     assert placed == {"a": "A", "b": "B", "wide": "A", "wider": "B"}
@@ -376,7 +382,7 @@ def test_a_group_comes_together_where_its_prompt_costs_more_than_the_imbalance()
         stage.feed(ev.EngineJoined, engine_of(name, slots=64, kv_tokens=100_000))
     for name, group in (("a", "g"), ("x", "h"), ("b", "g")):
         stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, 3000, group))
-        stage.feed(ev.PredictionMade, name, 0, 20.0, 20.0)
+        stage.feed(ev.PredictionMade, name, 0, Prediction(20.0, 20.0))
     assert place(stage, "a", 3000) == "A"
     assert place(stage, "x", 2000) == "B"
     assert place(stage, "b", 3010) == "A", "3,000 tokens of its prompt are there"

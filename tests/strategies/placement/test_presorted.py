@@ -16,6 +16,7 @@ from worlds.core_builders import engine_of, step_of, trajectory_spec
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId
+from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import EngineState, TrajectoryState
 from heddle_dask.core.view import Placement
@@ -41,7 +42,8 @@ class Cluster:
         if group:
             spec = replace(spec, group_id=GroupId(group))
         made = Trajectory(spec, self.state.next_number())
-        made.predicted_tokens = predicted
+        if predicted is not None:
+            made.prediction = Prediction(predicted, predicted)
         self.state.trajectories[made.trajectory_id] = made
         return made
 
@@ -61,9 +63,9 @@ def engine(name: str, number: int, *, slots: int = 4, tp_degree: int = 1, kv: in
 def test_predictions_and_what_stands_in_for_them() -> None:
     made = Cluster(PresortedPlan(), engine("a", 1)).trajectory("t", None, prompt=70)
     assert remaining_tokens(made) == 70
-    made.predicted_tokens, made.predicted_tokens_q90 = 300.0, 900.0
+    made.prediction = Prediction(300.0, 900.0)
     assert (remaining_tokens(made), remaining_tokens(made, "q90")) == (300, 900)
-    made.predicted_tokens = float("nan")
+    made.prediction = Prediction(float("nan"), float("nan"))
     assert remaining_tokens(made) == 70
     made.context_tokens = 200
     assert remaining_tokens(made) == 200

@@ -1,0 +1,38 @@
+"""What a predictor says of a trajectory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a trajectory will still do, counted from its last finished step to its end.
+
+    Attributes
+    ----------
+    tokens, tokens_q90
+        Median and 0.9 quantile of the tokens still to be generated.
+    source
+        The predictor that answered: ``xgboost``, ``group history``, ``prompt only``, ``constant``, ``oracle``,
+        ``noisy oracle``.
+    tools_s
+        Seconds of tool calls still to come; 0 when unknown.
+    observation_tokens
+        Tokens that these tools will add to the context; None when unknown.
+    observation_per_token
+        Tokens that tools add for each generated one, over all trajectories that the predictor has seen end; None
+        before the first.
+    """
+
+    tokens: float
+    tokens_q90: float
+    source: str = ""
+    tools_s: float = 0.0
+    observation_tokens: float | None = None
+    observation_per_token: float | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the prediction leaves no doubt, as that of an oracle."""
+        return self.tokens == self.tokens_q90
