@@ -1,4 +1,4 @@
-"""What it costs to move a context's KV between engines, and to give an engine another TP degree."""
+"""What it costs to move a context's KV between engines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,6 @@ SETUP_S = 0.066
 """Seconds of a migration beside its bytes: agreeing, handshake, one-token requests. Least squares over the nine mean
 migration times of Heddle's Table 1 (three models, three workloads) with one slope per workload in KV bytes per token;
 largest deviation 0.041 s. At 23.75 GB/s the slopes mean contexts of 28K, 15K and 25K tokens: below the 40K cap."""
-START_S = 58.0
-"""Seconds until a new vLLM process answers, weights aside: 59 s seen with compiled graphs in the cache (vLLM issue
-20264: 7.5 s of tracing, 17 s of graph capture, the rest process start and imports), 0.9 s of them to load weights."""
-LOAD_BYTES_PER_S = 7e9
-"""Weights from the page cache to the GPUs of an engine: 70 GB in about 10 s at TP 8 (vLLM issue 19824)."""
 
 
 def link_bytes_per_s(gpu: Gpu, *, same_node: bool) -> float:
@@ -62,36 +57,3 @@ def transfer_s(
         return 0.0
     links = min(source_degree, target_degree, model.kv_heads or source_degree)
     return setup_s + tokens * model.kv_bytes_per_token / (links * link_bytes_per_s(gpu, same_node=same_node))
-
-
-def restart_s(
-    model: ModelShape, *, start_s: float = START_S, load_bytes_per_s: float = LOAD_BYTES_PER_S
-) -> float:
-    """Seconds without an engine when it is ended and started again at another TP degree: an assumption.
-
-    The defaults are single observations of others (see the constants), not measured here. A measured table says how
-    long its engine took to start (`MeasuredTable.start_s`): give that, with `load_bytes_per_s` infinite.
-    """
-    return start_s + model.weight_bytes / load_bytes_per_s
-
-
-def reshard_s(
-    model: ModelShape, gpu: Gpu, source_degree: int, target_degree: int, *, setup_s: float = 1.0
-) -> float:
-    """Seconds to give running engines of one node another TP degree without a new process: an assumption.
-
-    Each GPU of the target needs its share of the weights, from its peers over NVLink: at most
-    ``weight_bytes / min(degrees)`` leave or reach one GPU. `setup_s` stands for rebuilt communicators and graphs kept
-    from an earlier capture; no engine that runs unforked can do this today, so `restart_s` is what live runs pay.
-
-    Raises
-    ------
-    BadInput
-        A degree does not divide the heads, or the GPU's links are unknown.
-    """
-    for degree in (source_degree, target_degree):
-        check_degree(model, degree)
-    if source_degree == target_degree:
-        return 0.0
-    share_bytes = model.weight_bytes / min(source_degree, target_degree)
-    return setup_s + share_bytes / link_bytes_per_s(gpu, same_node=True)
