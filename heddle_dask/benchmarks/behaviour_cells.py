@@ -80,12 +80,10 @@ _REPLACED = {
     "heddle, oracle, kv-watermark": f"heddle{_ORACLE}:admission=kv-pressure",
     "heddle, oracle, at-most": f"heddle{_ORACLE}:admission=at-most,alive=48",
     "heddle, oracle, unlimited": f"heddle{_ORACLE}:admission=unlimited",
-    "heddle, oracle, planned": f"heddle{_ORACLE}:placement=planned",
     "heddle, oracle, group-first": f"heddle{_ORACLE}:scheduling=group-first",
     "heddle, oracle, least-attained": f"heddle{_ORACLE}:scheduling=least-attained",
     "heddle, oracle, no moves": f"heddle{_ORACLE}:migration=none",
     "heddle-paper, oracle, priced moves": f"heddle-paper{_ORACLE}:migration=priced",
-    "planned, oracle, unlimited": f"heddle{_ORACLE}:placement=planned:admission=unlimited",
     "sticky, at-most": "sticky:admission=at-most,alive=64",
     "sticky-least-loaded, kv-watermark": "sticky-least-loaded:admission=kv-pressure",
     "cache-aware, kv-watermark": "cache-aware:admission=kv-pressure",
@@ -93,7 +91,6 @@ _REPLACED = {
 _LEARNED = {
     "heddle, kv-watermark": "heddle:admission=kv-pressure",
     "heddle, at-most": "heddle:admission=at-most,alive=48",
-    "heddle, planned": "heddle:placement=planned",
     "heddle, group-first": "heddle:scheduling=group-first",
 }
 _FAULTY = {
