@@ -13,7 +13,7 @@ from heddle_dask.core.transitions import ActionEvent, TrajectoryEvent, Trajector
 from heddle_dask.core.view import ActionAllocation, ClusterView
 
 
-class ActionDesk:
+class Actions:
     """The controller's part that deals with actions and their hosts.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Admissions: who of those that were submitted may start; proposed by a strategy, each carried out once."""
+"""Admissions: which submitted trajectories start; proposed by a strategy, each carried out once."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from heddle_dask.core.commands import AdmitTrajectory, Command
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import TrajectoryEvent
-from heddle_dask.core.view import Admission, ClusterView, RanksWaiting
+from heddle_dask.core.view import Admission, Admit, ClusterView, RanksWaiting
 
 
-class AdmissionDesk:
-    """Those that wait to be admitted; the controller says when somebody may be."""
+class Admissions:
+    """Trajectories that wait to be admitted; the controller says when the strategy is asked."""
 
     def __init__(self, state: State, view: ClusterView, admission: Admission) -> None:
         self.state = state
@@ -20,22 +20,26 @@ class AdmissionDesk:
         self._ranks = admission if isinstance(admission, RanksWaiting) else None
 
     def rank(self, trajectory: Trajectory) -> None:
-        """It waits, and what is predicted of it is new: an admission that keeps a line sorts it in."""
+        """A waiting trajectory has a new prediction: an admission that keeps a queue sorts it in."""
         if self._ranks is not None:
             self._ranks.rank(trajectory)
 
     def admit(self, at: float) -> list[Command]:
-        """Start whomever the strategy starts now."""
+        """Start the trajectories that the strategy proposes now, each before the next is asked for."""
         if not self.state.unadmitted:
             return []
-        commands: list[Command] = []
-        chosen = self.admission.admit(self.view)
+        commands: list[Command] = [self._start(proposal, at) for proposal in self.admission.admit(self.view)]
         self.state.freed.clear()
-        for trajectory in chosen:
-            guards.check_admission(trajectory)
-            del self.state.unadmitted[trajectory.trajectory_id]
-            trajectory.advance(TrajectoryEvent.ADMITTED, at)
-            trajectory.admitted_at = at
-            self.state.count_alive(trajectory)
-            commands.append(AdmitTrajectory(trajectory.trajectory_id))
         return commands
+
+    def _start(self, proposal: Admit, at: float) -> Command:
+        trajectory = proposal.trajectory
+        guards.check_admission(self.state, proposal)
+        del self.state.unadmitted[trajectory.trajectory_id]
+        trajectory.advance(TrajectoryEvent.ADMITTED, at)
+        trajectory.admitted_at = at
+        self.state.count_alive(trajectory)
+        if proposal.engine_id is not None:
+            engine = self.state.engines[proposal.engine_id]
+            self.state.reserve(trajectory, engine, proposal.reserved_tokens)
+        return AdmitTrajectory(trajectory.trajectory_id, proposal.engine_id)

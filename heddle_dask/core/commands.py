@@ -10,9 +10,16 @@ from heddle_dask.core.priority import Priority
 
 @dataclass(frozen=True, slots=True)
 class AdmitTrajectory:
-    """Let the trajectory's program start."""
+    """Let the trajectory's program start.
+
+    Attributes
+    ----------
+    engine_id
+        The engine that keeps room for it until its first step is placed; None when the admission chooses no engine.
+    """
 
     trajectory_id: TrajectoryId
+    engine_id: EngineId | None = None
 
 
 @dataclass(frozen=True, slots=True)

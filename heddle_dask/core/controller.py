@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from heddle_dask.core import events as ev
-from heddle_dask.core.actions import ActionDesk
-from heddle_dask.core.admissions import AdmissionDesk
+from heddle_dask.core.actions import Actions
+from heddle_dask.core.admissions import Admissions
 from heddle_dask.core.commands import Command, PredictRemaining
-from heddle_dask.core.engines import EngineDesk
+from heddle_dask.core.engines import Engines
 from heddle_dask.core.entities import Engine, Trajectory
-from heddle_dask.core.migrations import MoveDesk
-from heddle_dask.core.placements import PlacementDesk
+from heddle_dask.core.migrations import Migrations
+from heddle_dask.core.placements import Placements
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import (
     STEP_STATES,
@@ -65,11 +65,11 @@ class Controller:
         self.strategies = strategies
         self.limits = limits or Limits()
         losses, preemptions = self.limits.max_losses, self.limits.max_preemptions
-        self.admissions = AdmissionDesk(self.state, self.view, strategies.admission)
-        self.actions = ActionDesk(self.state, self.view, strategies.actions, losses)
-        self.moves = MoveDesk(self.state, self.view, strategies.migration)
-        self.placements = PlacementDesk(self.state, self.view, strategies, preemptions)
-        self.engines = EngineDesk(self.state, self.placements, self.moves, losses)
+        self.admissions = Admissions(self.state, self.view, strategies.admission)
+        self.actions = Actions(self.state, self.view, strategies.actions, losses)
+        self.moves = Migrations(self.state, self.view, strategies.migration)
+        self.placements = Placements(self.state, self.view, strategies, preemptions)
+        self.engines = Engines(self.state, self.placements, self.moves, losses)
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             ev.TrajectorySubmitted: self._trajectory_submitted,
             ev.TrajectoryEnded: self._trajectory_ended,
@@ -126,6 +126,7 @@ class Controller:
         commands = trajectory.abort_step("trajectory ended")
         self.state.uncount_inflight(trajectory, was is TrajectoryState.GENERATING)
         self.state.unadmitted.pop(event.trajectory_id, None)
+        self.state.release_reservation(trajectory)
         self.state.set_home(trajectory, None)
         trajectory.advance_kv(KvEvent.DROPPED)
         trajectory.advance(TrajectoryEvent.ENDED, event.at)

@@ -6,13 +6,13 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.commands import Command
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId
-from heddle_dask.core.migrations import MoveDesk
-from heddle_dask.core.placements import PlacementDesk
+from heddle_dask.core.migrations import Migrations
+from heddle_dask.core.placements import Placements
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import EngineEvent, KvEvent, TrajectoryEvent, TrajectoryState
 
 
-class EngineDesk:
+class Engines:
     """The controller's part that deals with engines.
 
     Parameters
@@ -21,7 +21,7 @@ class EngineDesk:
         How often a step may die with its worker before it is given up.
     """
 
-    def __init__(self, state: State, placements: PlacementDesk, moves: MoveDesk, max_losses: int) -> None:
+    def __init__(self, state: State, placements: Placements, moves: Migrations, max_losses: int) -> None:
         self.state = state
         self.placements = placements
         self.moves = moves
@@ -43,6 +43,7 @@ class EngineDesk:
         if not engine.advance(EngineEvent.DRAIN_ORDERED):
             return self.state.late()
         self.state.refresh_ready()
+        self.state.release_reservations_of(engine)
         self.moves.forget_target(engine.engine_id)
         return []
 
@@ -53,6 +54,7 @@ class EngineDesk:
             return self.state.late()
         if engine.advance(EngineEvent.LOST):
             self.state.refresh_ready()
+            self.state.release_reservations_of(engine)
         elif not (event.stranded and engine.inflight):  # else: now its worker died too
             return self.state.late()
         if event.stranded:

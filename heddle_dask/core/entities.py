@@ -71,6 +71,8 @@ class Trajectory:
     predicted_at_tokens, predicted_at_tools_s
         Tokens that it had generated, and seconds of tools that it had behind it, at the finished step after which the
         latest prediction counts.
+    reserved_on, reserved_tokens
+        Engine that keeps KV memory for it between its admission and the placement of its first step, and how much.
     moves
         How many moves of its context were started.
     first_context_tokens
@@ -112,6 +114,8 @@ class Trajectory:
     prediction: Prediction | None = None
     predicted_at_tokens: int = 0
     predicted_at_tools_s: float = 0.0
+    reserved_on: EngineId | None = None
+    reserved_tokens: float = 0.0
     moves: int = 0
     first_context_tokens: int = 0
     open_step_tokens: int = 0
@@ -228,6 +232,9 @@ class Engine:
         How many of them are being stopped for others.
     placed
         Steps placed here so far.
+    reserved, reserved_tokens
+        Trajectories admitted to this engine whose first step is not placed yet, a dict used as an ordered set; KV tokens
+        that are kept for them.
     expected_tokens
         Tokens that the residents are predicted to generate yet, each as of its latest prediction.
     """
@@ -244,6 +251,8 @@ class Engine:
     ahead: dict[TrajectoryId, Trajectory] = field(default_factory=dict, repr=False)
     stopping: int = 0
     placed: int = 0
+    reserved: dict[TrajectoryId, None] = field(default_factory=dict)
+    reserved_tokens: float = 0.0
     expected_tokens: int = 0
 
     @property

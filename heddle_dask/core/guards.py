@@ -13,7 +13,7 @@ from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.nouns import StepRequest
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import ActionState, EngineState, KvState, TrajectoryState
-from heddle_dask.core.view import Grant, Move, MoveRequest
+from heddle_dask.core.view import Admit, Grant, Move, MoveRequest
 
 
 def can_take(engine: Engine, step: StepRequest) -> bool:
@@ -117,12 +117,19 @@ def check_grant(state: State, grant: Grant) -> None:
         raise GuardViolation(f"{grant.host_id} has {host.free_cpus} free CPUs, not {grant.cpus}")
 
 
-def check_admission(trajectory: Trajectory) -> None:
-    """Refuse to admit a trajectory twice.
+def check_admission(state: State, proposal: Admit) -> None:
+    """Refuse to admit a trajectory twice, or to an engine that takes no steps.
 
     Raises
     ------
     GuardViolation
     """
+    trajectory = proposal.trajectory
     if trajectory.state is not TrajectoryState.SUBMITTED:
         raise GuardViolation(f"{trajectory.trajectory_id} is {trajectory.state.value} and cannot be admitted")
+    if proposal.engine_id is not None:
+        engine = state.engines.get(proposal.engine_id)
+        if engine is None or engine.state is not EngineState.READY:
+            raise GuardViolation(
+                f"admission reserved room for {trajectory.trajectory_id} on {proposal.engine_id}: not a ready engine"
+            )

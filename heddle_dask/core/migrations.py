@@ -43,7 +43,7 @@ class MoveTotals:
     bytes: int = 0
 
 
-class MoveDesk:
+class Migrations:
     """Pending and running moves; the controller asks and tells."""
 
     def __init__(self, state: State, view: ClusterView, migration: Migration | None) -> None:

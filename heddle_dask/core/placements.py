@@ -18,7 +18,7 @@ from heddle_dask.core.transitions import TrajectoryEvent
 from heddle_dask.core.view import ClusterView, PlansBatches, StrategySet
 
 
-class PlacementDesk:
+class Placements:
     """Steps that wait for an engine; the controller says when one may find it.
 
     Parameters
@@ -110,6 +110,7 @@ class PlacementDesk:
         source = trajectory.home
         self.state.waiting_steps.pop(trajectory.trajectory_id, None)
         self._unplaced.pop(trajectory.trajectory_id, None)
+        self.state.release_reservation(trajectory)
         self.state.set_home(trajectory, engine.engine_id)
         self.state.count_inflight(trajectory, engine.engine_id)
         engine.placed += 1

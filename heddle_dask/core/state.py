@@ -7,6 +7,7 @@ event.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from heddle_dask.core.commands import Command
@@ -44,6 +45,8 @@ class State:
         Members of each group that have not ended.
     alive, expected_tokens
         Admitted trajectories that have not ended, and what they were predicted to generate after their last steps.
+    reservations
+        Trajectories with a reservation on an engine.
     sampled_tokens, observed_tokens
         Tokens that all trajectories have generated, and that tools and templates have added between their steps.
     observed_per_token
@@ -74,6 +77,7 @@ class State:
         self.waiting_actions: dict[ActionId, None] = {}
         self.unfinished_by_group: dict[GroupId, int] = {}
         self.alive = 0
+        self.reservations = 0
         self.expected_tokens = 0
         self.sampled_tokens = 0
         self.observed_tokens = 0
@@ -166,6 +170,31 @@ class State:
             new.expected_tokens += trajectory.expected_tokens
             self.touch(new)
 
+    def reserve(self, trajectory: Trajectory, engine: Engine, tokens: float) -> None:
+        """Keep room for an admitted trajectory on the engine until its first step is placed."""
+        trajectory.reserved_on, trajectory.reserved_tokens = engine.engine_id, tokens
+        engine.reserved[trajectory.trajectory_id] = None
+        engine.reserved_tokens += tokens
+        self.reservations += 1
+
+    def release_reservation(self, trajectory: Trajectory) -> None:
+        """The trajectory needs its reservation no more: its first step is placed, it has ended, or the engine is gone."""
+        if trajectory.reserved_on is None:
+            return
+        engine = self.engines[trajectory.reserved_on]
+        del engine.reserved[trajectory.trajectory_id]
+        # Sums of floats leave a rest: without reservations there is none.
+        engine.reserved_tokens = engine.reserved_tokens - trajectory.reserved_tokens if engine.reserved else 0.0
+        trajectory.reserved_on, trajectory.reserved_tokens = None, 0.0
+        self.reservations -= 1
+        self.freed[engine.engine_id] = None
+        self.touch(engine)
+
+    def release_reservations_of(self, engine: Engine) -> None:
+        """The engine takes no step any more: no trajectory has a reservation there."""
+        for name in list(engine.reserved):
+            self.release_reservation(self.trajectories[name])
+
     def take_prediction(self, trajectory: Trajectory, prediction: Prediction) -> None:
         """Keep a prediction, and the sums over its home and over all that are alive right."""
         before = trajectory.expected_tokens
@@ -256,6 +285,9 @@ class State:
             assert sorted(t.open_labels) == sorted(a.spec.label for a in mine), t.trajectory_id
             assert t.home is None or t.home in self.engines, t.trajectory_id
             assert t.state is not TrajectoryState.ENDED or (t.home is None and t.actions_open > 0)
+        reserving = [t for t in self.trajectories.values() if t.reserved_on is not None]
+        assert self.reservations == len(reserving)
+        assert all(t.home is None and t.state not in (*inflight, TrajectoryState.ENDED) for t in reserving)
         dormant = {TrajectoryState.SUBMITTED, TrajectoryState.ENDED}
         assert self.alive == sum(t.state not in dormant for t in self.trajectories.values())
         for engine in self.engines.values():
@@ -265,6 +297,10 @@ class State:
             assert sorted(engine.residents) == sorted(t.trajectory_id for t in living), name
             assert engine.resident_tokens == sum(t.context_tokens for t in living), name
             assert engine.expected_tokens == sum(t.expected_tokens for t in living), name
+            reserved = [t for t in self.trajectories.values() if t.reserved_on == name]
+            assert sorted(engine.reserved) == sorted(t.trajectory_id for t in reserved), name
+            assert math.isclose(engine.reserved_tokens, sum(t.reserved_tokens for t in reserved), abs_tol=1e-6), name
+            assert not reserved or engine.state is EngineState.READY, name
             assert sorted(engine.inflight) == sorted(t.trajectory_id for t in here), name
             assert engine.inflight_tokens == sum(t.counted_tokens for t in here), name
             generating = sum(t.state is TrajectoryState.GENERATING for t in here)

@@ -121,6 +121,16 @@ class ClusterView:
         """Admitted trajectories that have not ended."""
         return self._state.alive
 
+    def reserved(self, engine: Engine) -> list[Trajectory]:
+        """Trajectories admitted to this engine whose first step is not placed yet, in the order of their admission."""
+        trajectories = self._state.trajectories
+        return [trajectories[name] for name in engine.reserved]
+
+    @property
+    def reservations(self) -> int:
+        """How many admitted trajectories wait for their first step on an engine that keeps room for them."""
+        return self._state.reservations
+
 
 class Placement(Protocol):
     """Where a step runs."""
@@ -217,11 +227,32 @@ class ForgetsTrajectories(Protocol):
         """The trajectory has ended; it may never have been asked about."""
 
 
-class Admission(Protocol):
-    """How many trajectories are alive."""
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Proposal: let this trajectory start.
 
-    def admit(self, view: ClusterView) -> Sequence[Trajectory]:
-        """Those of `view.unadmitted` that may start now."""
+    Attributes
+    ----------
+    engine_id
+        Where its first step should be placed; None leaves that to the placement.
+    reserved_tokens
+        KV tokens that the engine keeps for it until then.
+    """
+
+    trajectory: Trajectory
+    engine_id: EngineId | None = None
+    reserved_tokens: float = 0.0
+
+
+class Admission(Protocol):
+    """Which waiting trajectories start, and where."""
+
+    def admit(self, view: ClusterView) -> Iterable[Admit]:
+        """Those of `view.unadmitted` that may start now.
+
+        May be a generator: each proposal is carried out before the next one is asked for, so that the view shows its
+        reservation.
+        """
 
 
 @runtime_checkable

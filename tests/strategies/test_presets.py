@@ -11,7 +11,7 @@ from heddle_dask.core.view import PredictorChoice
 from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
 from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.admission.kv_watermark import KvPressure
-from heddle_dask.strategies.migration.moves import Priced, RankRule
+from heddle_dask.strategies.migration.priced import Priced, RankRule
 from heddle_dask.strategies.placement.cache_aware import CacheAware
 from heddle_dask.strategies.placement.least_load import LeastLoad
 from heddle_dask.strategies.placement.least_work import Roomiest

@@ -1,4 +1,4 @@
-"""One engine as an admission sees it: how many may still queue, how many it holds, its memory and its prompts."""
+"""One engine during one call of an admission: how much may still queue, its memory and the prompts it holds."""
 
 from __future__ import annotations
 
@@ -9,56 +9,51 @@ from typing import NamedTuple
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import GroupId
 from heddle_dask.cost.memory_profile import MemoryProfile
-from heddle_dask.strategies.admission.engine_backlog import EngineRoom, ask_of
-from heddle_dask.strategies.remaining import is_certain
-from heddle_dask.strategies.remaining_demand import Stay
+from heddle_dask.strategies.remaining_demand import RemainingDemand
 
 
 class Longest(NamedTuple):
-    """Who of an engine ends last: its path, the tokens of that, and whether there is no doubt about them."""
+    """The trajectory of an engine that ends last: its path, the tokens of that, and whether its prediction is exact."""
 
     path: float
     tokens: float
     exact: bool
 
 
-NOBODY = Longest(0.0, 0.0, exact=True)
+NONE_LONGEST = Longest(0.0, 0.0, exact=True)
+
+Residents = Sequence[tuple[Trajectory, RemainingDemand]]
 
 
-def longest_of(there: Sequence[tuple[Trajectory, Stay]]) -> Longest:
-    """Who ends last of them."""
-    paths = [stay.tokens * stay.stretch for _, stay in there]
+def longest_of(there: Residents) -> Longest:
+    """The trajectory that ends last of these."""
+    paths = [demand.tokens * demand.stretch for _, demand in there]
     if not paths:
-        return NOBODY
+        return NONE_LONGEST
     path = max(paths)
-    trajectory, stay = there[paths.index(path)]
-    return Longest(path, stay.tokens, is_certain(trajectory))
+    trajectory, demand = there[paths.index(path)]
+    exact = trajectory.prediction is not None and trajectory.prediction.is_exact
+    return Longest(path, demand.tokens, exact)
 
 
-class AdmissionSite:
+class EngineSnapshot:
     """An engine during one admission.
 
     Parameters
     ----------
     free
-        How many more may generate or queue.
+        How many more trajectories may generate or queue.
     held
-        How many live there or are coming.
+        Trajectories that live there or have a reservation.
     capacity_tokens
-        KV memory that may be promised; 0 when the engine does not say how much it has.
+        KV memory that may be reserved; 0 when the engine does not report its memory.
+    residents
+        Trajectories that live there or have a reservation, and what is left of each. May be left out where none will
+        be added.
     longest
         Of the residents.
-    residents
-        Who lives there or is coming, and how long each may stay. May be left out where nobody will be fitted in.
     margin
         Standard deviations of the memory in use that are kept free.
-    room
-        Its work until everything is to be done; None: that does not matter.
-
-    Attributes
-    ----------
-    late
-        Who fits by memory, and would not be done in time; None while nobody was found.
     """
 
     def __init__(
@@ -67,10 +62,9 @@ class AdmissionSite:
         free: float,
         held: int,
         capacity_tokens: float = 0.0,
-        residents: Sequence[tuple[Trajectory, Stay]] = (),
-        longest: Longest = NOBODY,
+        residents: Residents = (),
+        longest: Longest = NONE_LONGEST,
         margin: float = 0.0,
-        room: EngineRoom | None = None,
     ) -> None:
         self.engine = engine
         self.free = free
@@ -79,12 +73,10 @@ class AdmissionSite:
         self._residents = residents
         self.longest = longest
         self._margin = margin
-        self.room = room
-        self.late: Trajectory | None = None
 
     @functools.cached_property
     def prompts(self) -> dict[GroupId, int]:
-        """The longest prompt of each group that is there: as much of the others' prompts takes no memory of its own."""
+        """The longest prompt of each group that is there: this much of a sibling's prompt takes no memory of its own."""
         prompts: dict[GroupId, int] = {}
         for trajectory, _ in self._residents:
             _keep_longest(prompts, trajectory)
@@ -92,7 +84,7 @@ class AdmissionSite:
 
     @functools.cached_property
     def _memory(self) -> MemoryProfile | None:
-        """Made when it is first asked for: where the queue is too long already, nobody asks."""
+        """Made when it is first asked for: not needed where the queue is too long already."""
         if self._capacity_tokens <= 0:
             return None
         # `_need` and `_keep_longest` of each, written out: hundreds of residents at each look.
@@ -110,45 +102,43 @@ class AdmissionSite:
         return MemoryProfile(self._capacity_tokens, needs, self._margin)
 
     def set_capacity(self, capacity_tokens: float) -> None:
-        """So much may be promised from now on."""
+        """This much KV memory may be reserved from now on."""
         if self._memory is not None:
             self._capacity_tokens = capacity_tokens
             self._memory.set_capacity(capacity_tokens)
 
-    def fits(self, trajectory: Trajectory, stay: Stay) -> bool:
-        """Whether it fits until it ends, in the mean."""
+    def fits(self, trajectory: Trajectory, demand: RemainingDemand) -> bool:
+        """Whether the memory suffices until the trajectory ends, in the mean."""
         if self._memory is None:
             return True
-        need = _need(trajectory, stay, self.prompts)
-        return self._memory.fits(need, stay.tokens, stay.stretch, stay.growth)
+        need = _need(trajectory, demand, self.prompts)
+        return self._memory.fits(need, demand.tokens, demand.stretch, demand.growth)
 
-    def may_ever_fit(self, stay: Stay) -> bool:
-        """Whether it would fit if nobody else were there."""
+    def takes(self, trajectory: Trajectory, demand: RemainingDemand) -> bool:
+        """Whether the trajectory may start here."""
+        return self.fits(trajectory, demand)
+
+    def may_ever_fit(self, demand: RemainingDemand) -> bool:
+        """Whether the trajectory would fit if it were alone here."""
         return (
             self._capacity_tokens <= 0
-            or stay.context_tokens + stay.growth * stay.tokens <= self._capacity_tokens
+            or demand.context_tokens + demand.growth * demand.tokens <= self._capacity_tokens
         )
 
-    def in_time(self, stay: Stay) -> bool:
-        """Whether it will be done in time with one more."""
-        return self.room is None or self.room.fits(ask_of(stay))
-
-    def add(self, trajectory: Trajectory, stay: Stay) -> None:
-        """It will come."""
+    def add(self, trajectory: Trajectory, demand: RemainingDemand) -> None:
+        """The trajectory has a reservation here."""
         if self._memory is not None:
-            need = _need(trajectory, stay, self.prompts)
-            self._memory.add(need, stay.lengths, stay.stretch, stay.growth)
-        if self.room is not None:
-            self.room.add(ask_of(stay))
+            need = _need(trajectory, demand, self.prompts)
+            self._memory.add(need, demand.lengths, demand.stretch, demand.growth)
         self.free -= 1
         self.held += 1
         _keep_longest(self.prompts, trajectory)
 
 
-def _need(trajectory: Trajectory, stay: Stay, prompts: dict[GroupId, int]) -> float:
-    """KV tokens of its own."""
+def _need(trajectory: Trajectory, demand: RemainingDemand, prompts: dict[GroupId, int]) -> float:
+    """KV tokens that the trajectory does not share."""
     shared = min(trajectory.spec.prompt_tokens, prompts.get(trajectory.spec.group_id, 0))
-    return stay.context_tokens - shared
+    return demand.context_tokens - shared
 
 
 def _keep_longest(prompts: dict[GroupId, int], trajectory: Trajectory) -> None:

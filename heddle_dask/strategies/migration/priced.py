@@ -1,210 +1,244 @@
-"""Priced migration: move only when another engine, with this trajectory added, finishes clearly earlier.
-
-Three options are priced against the tool time still expected: *stay*; *transfer* the KV (what the tool does not hide
-of it delays the next step); *recompute* on the target (its prefix cache is warmed while the tool runs; what the tool
-does not hide delays the next step, and the prefill is work for the target in any case). An independent simulation found
-this rule better than the paper's rank rule in every case (`rank_rule`).
-"""
+"""Migration strategies: what the controller asks after each prediction, put to the pure rules of `migration`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
 
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId, TrajectoryId
-from heddle_dask.strategies.migration.engine_load import EngineLoad
+from heddle_dask.core.view import ClusterView, Move, MoveRequest
+from heddle_dask.cost.engine_cost import EngineCost
+from heddle_dask.strategies.admission.kv_fit import KvFit
+from heddle_dask.strategies.engine_costs import EngineCosts
+from heddle_dask.strategies.migration.load_board import LoadBoard
+from heddle_dask.strategies.migration.pricing import Link, Margin, MovingCandidate
+from heddle_dask.strategies.migration.rank_order import RankOrder, rank_target
+from heddle_dask.strategies.migration.transfers import choose_transfers
+from heddle_dask.strategies.placement.presorted import PresortedPlan
+from heddle_dask.strategies.remaining import QUANTILES, remaining_tokens
 
-MoveKind = Literal["transfer", "recompute"]
+
+def expected_tool_s(view: ClusterView, trajectory: Trajectory) -> float:
+    """Mean seconds of all calls of the tool that runs; before it is known which, of its own actions so far.
+
+    0 where neither is known: then nothing hides a move.
+    """
+    of_label = view.tool_seconds.mean_s(trajectory.open_labels)
+    if of_label is not None:
+        return of_label
+    done = len(trajectory.actions_done)
+    return trajectory.tools_s / done if done else 0.0
+
+
+def _check_quantile(quantile: str) -> None:
+    if quantile not in QUANTILES:
+        raise ValueError(f"quantile is {quantile!r}; use {' or '.join(QUANTILES)}")
 
 
 @dataclass(slots=True)
-class MovingCandidate:
-    """A trajectory that might move.
+class _Remaining:
+    """Predicted tokens of an engine's residents: sums that may be a little out of date, and how much so."""
+
+    counted: dict[TrajectoryId, float] = field(default_factory=dict)
+    total: float = 0.0
+    longest: float = 0.0
+    changed: int = 0
+
+    def told(self, trajectory_id: TrajectoryId, tokens: float) -> None:
+        """A resident has a new prediction."""
+        self.total += tokens - self.counted.get(trajectory_id, 0.0)
+        self.counted[trajectory_id] = tokens
+        self.longest = max(self.longest, tokens)
+        self.changed += 1
+
+    def outdated(self, engine: Engine) -> bool:
+        """More than an eighth has changed: with few residents, anything."""
+        gone = abs(len(engine.residents) - len(self.counted))
+        return self.changed + gone > len(self.counted) // 8
+
+    def recount(self, view: ClusterView, engine: Engine, quantile: str) -> None:
+        """Take the latest predictions of those that live there now."""
+        here = view.residents(engine)
+        self.counted = {t.spec.trajectory_id: remaining_tokens(t, quantile) for t in here}
+        self.total = sum(self.counted.values())
+        self.longest = max(self.counted.values(), default=0.0)
+        self.changed = 0
+
+
+def _reach_of(engines: Sequence[Engine]) -> dict[int, frozenset[EngineId]]:
+    """By TP degree: all engines of it, where each can transfer KV. Of other degrees they would misread it."""
+    degrees: dict[int, list[Engine]] = {}
+    for engine in engines:
+        degrees.setdefault(engine.spec.tp_degree, []).append(engine)
+    return {
+        degree: frozenset(e.engine_id for e in alike)
+        for degree, alike in degrees.items()
+        if all(e.spec.kv_transfer for e in alike)
+    }
+
+
+@dataclass(slots=True)
+class Priced:
+    """Move when another engine ends the trajectory clearly earlier, all prices counted (`migration.priced`).
+
+    Parameters
+    ----------
+    profile
+        Cost profile of the engines.
+    relative, absolute_s, max_moves
+        What *clearly earlier* means, and the most moves of one trajectory.
+    setup_s, token_s
+        Price of a KV transfer between engines that can, of one TP degree: seconds per move and per token.
+    quantile
+        Which prediction is planned with.
 
     Attributes
     ----------
-    remaining_tokens
-        Predicted tokens that it will still generate.
-    context_tokens
-        Tokens in front of the model at its next step, as far as known: what a move must bring along.
-    home
-        Engine that holds its KV; the load of that engine counts it.
-    tool_s
-        Seconds that its running tools are still expected to take; 0 when none runs.
-    cached_tokens
-        By engine, how much of its context is in the prefix cache there already (the group's prompt, say).
-    moved
-        How often it has moved.
+    admission
+        Which has engines take what they can do in time: the preset hands it over. It may forbid a move.
+
+    Notes
+    -----
+    What the residents of an engine still need is counted anew when an eighth of it has changed, not at every question:
+    amortised O(1). A question looks at every engine, and prices the few that can win (`migration.load_board`).
     """
 
-    trajectory_id: TrajectoryId
-    remaining_tokens: float
-    context_tokens: float
-    home: EngineId
-    tool_s: float = 0.0
-    cached_tokens: Mapping[EngineId, float] = field(default_factory=dict)
-    moved: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """How KV travels between engines: ``setup_s + tokens · token_s``. No link: `None` in place of this."""
-
-    setup_s: float
-    token_s: float
-
-    def transfer_s(self, tokens: float) -> float:
-        """Seconds to bring so many tokens' KV over."""
-        return self.setup_s + tokens * self.token_s
-
-
-@dataclass(frozen=True, slots=True)
-class Margin:
-    """What *clearly earlier* means: both must hold.
-
-    Attributes
-    ----------
-    relative
-        Least gain as a share of what staying takes.
-    absolute_s
-        Least gain in seconds.
-    max_moves
-        Most moves of one trajectory: predictions that swing do not carry it to and fro for ever.
-    kv_share
-        Most of the target's KV memory that may be taken when this trajectory has grown to its predicted end.
-    """
-
+    profile: str = "tiny-cpu"
     relative: float = 0.15
     absolute_s: float = 1.0
     max_moves: int = 4
-    kv_share: float = 1.0
+    setup_s: float = 0.1
+    token_s: float = 5e-6
+    quantile: str = "median"
+    admission: KvFit | None = field(init=False, default=None)
+    _costs: EngineCosts = field(init=False)
+    _remaining: list[_Remaining] = field(init=False, default_factory=list)
+    _seen: int = field(init=False, default=0)
+    _engines: Sequence[Engine] = field(init=False, default=())
+    _board: LoadBoard = field(init=False, default_factory=lambda: LoadBoard(()))
+    _link: Link = field(init=False)
+    # By TP degree: the engines among which KV can be transferred.
+    _reach: Mapping[int, frozenset[EngineId]] = field(init=False, default_factory=dict)
+    _margin: Margin = field(init=False, default_factory=Margin)
+
+    def __post_init__(self) -> None:
+        _check_quantile(self.quantile)
+        prices = (self.relative, self.absolute_s, self.max_moves, self.setup_s, self.token_s)
+        if min(prices) < 0:
+            raise ValueError(
+                "use numbers of at least 0 for relative, absolute_s, max_moves, setup_s and token_s"
+            )
+        self._costs = EngineCosts(self.profile)
+        self._margin = Margin(self.relative, self.absolute_s, self.max_moves)
+        self._link = Link(self.setup_s, self.token_s)
+
+    def use_costs(self, known: Mapping[int, EngineCost]) -> None:
+        """Price with these costs by TP degree in place of the profile."""
+        self._costs = EngineCosts(self.profile, known)
+        self._engines, self._remaining = (), []
+
+    def propose(self, view: ClusterView, trajectory: Trajectory) -> Move | None:
+        """A move that pays, or None."""
+        assert trajectory.home is not None, trajectory.trajectory_id
+        engines = view.ready_engines
+        if len(engines) < 2:
+            return None
+        if engines is not self._engines:
+            self._seat(engines)
+        remaining = remaining_tokens(trajectory, self.quantile)
+        self._take_loads(view, trajectory, remaining)
+        if self.admission is not None and not self.admission.may_leave(view, trajectory):
+            return None  # before any engine is priced
+        candidate = MovingCandidate(
+            trajectory_id=trajectory.trajectory_id,
+            remaining_tokens=remaining,
+            context_tokens=trajectory.context_tokens,
+            home=trajectory.home,
+            tool_s=expected_tool_s(view, trajectory),
+            moved=trajectory.moves,
+        )
+        reach = self._reach.get(view.engine(trajectory.home).spec.tp_degree, frozenset())
+        move = self._board.decide(candidate, self._link, self._margin, reach)
+        if move is None or (
+            self.admission is not None and not self.admission.may_move(view, trajectory, move.target)
+        ):
+            return None
+        # With the tool call or not at all: one that begins later is seldom hidden, and the next call is another chance.
+        return Move(move.target, move.kind, move.gain_s, may_wait=False)
+
+    def choose(self, waiting: Sequence[MoveRequest], running: Sequence[MoveRequest]) -> Sequence[MoveRequest]:
+        """Longest first, disjoint ends."""
+        return choose_transfers(waiting, running)
+
+    def _seat(self, engines: Sequence[Engine]) -> None:
+        """The ready engines have changed: a new board; what was counted on those that stay is kept."""
+        known = dict(zip([engine.engine_id for engine in self._engines], self._remaining, strict=True))
+        self._engines, self._seen = engines, 0
+        seats = [(e.engine_id, self._costs.of(e), e.spec.slots, e.spec.max_context_tokens) for e in engines]
+        self._board = LoadBoard(seats)
+        self._remaining = [known.get(engine.engine_id) or _Remaining() for engine in engines]
+        self._reach = _reach_of(engines)
+
+    def _take_loads(self, view: ClusterView, trajectory: Trajectory, remaining: float) -> None:
+        """Bring the board up to date: the home has a new prediction, any engine may hold others than before."""
+        board = self._board
+        home = board.number_of.get(trajectory.home) if trajectory.home is not None else None
+        if home is not None:
+            self._remaining[home].told(trajectory.spec.trajectory_id, remaining)
+        kv_tokens, residents = board.kv_tokens, board.residents
+        for j in self._changed(view, home):
+            engine = self._engines[j]
+            if engine.resident_tokens != kv_tokens[j] or len(engine.residents) != residents[j] or j == home:
+                sums = self._remaining[j]
+                if sums.outdated(engine):
+                    sums.recount(view, engine, self.quantile)
+                board.set(j, len(engine.residents), engine.resident_tokens, sums.total, sums.longest)
+
+    def _changed(self, view: ClusterView, home: int | None) -> Iterable[int]:
+        """Numbers of the engines that may hold others than the board says; a new board says nothing yet."""
+        fresh = self._seen == 0
+        names, self._seen = view.touched_since(self._seen)
+        if fresh:
+            return range(len(self._engines))
+        number_of = self._board.number_of
+        return dict.fromkeys(
+            [number_of[name] for name in names if name in number_of] + ([] if home is None else [home])
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class PricedMove:
-    """Go to `target`. Times are from now until the trajectory's last token, tools to come not counted.
+@dataclass(slots=True)
+class RankRule:
+    """The paper's rule: the rank of the new prediction names the engine (`migration.rank_rule`).
 
-    Attributes
-    ----------
-    price_s
-        Seconds that transfer or recomputation takes; `exposed_s` of them after the tool has returned.
+    Needs the sizes of the presorted plan: the preset hands it the placement.
     """
 
-    trajectory_id: TrajectoryId
-    target: EngineId
-    kind: MoveKind
-    stay_s: float
-    move_s: float
-    price_s: float
-    exposed_s: float
+    quantile: str = "median"
+    plan: PresortedPlan | None = field(init=False, default=None)
+    _order: RankOrder = field(init=False, default_factory=RankOrder)
 
-    @property
-    def gain_s(self) -> float:
-        """Seconds that its end comes earlier."""
-        return self.stay_s - self.move_s
+    def __post_init__(self) -> None:
+        _check_quantile(self.quantile)
 
+    def propose(self, view: ClusterView, trajectory: Trajectory) -> Move | None:
+        """A move to the engine of the trajectory's rank."""
+        if self.plan is None or self.plan.latest is None:
+            return None
+        rank = self._order.update(trajectory.trajectory_id, remaining_tokens(trajectory, self.quantile))
+        latest = self.plan.latest
+        target: EngineId = latest.engines[rank_target(rank, len(self._order), latest.sizes)]
+        ready = {engine.engine_id: engine for engine in view.ready_engines}
+        if target == trajectory.home or target not in ready or trajectory.home not in ready:
+            return None
+        ends = (ready[target].spec, ready[trajectory.home].spec)
+        can_transfer = all(e.kv_transfer for e in ends) and ends[0].tp_degree == ends[1].tp_degree
+        return Move(target, "transfer" if can_transfer else "recompute")
 
-def decide_move(
-    candidate: MovingCandidate, loads: Sequence[EngineLoad], link: Link | None, margin: Margin
-) -> PricedMove | None:
-    """The move that ends this trajectory earliest if that is clearly earlier than staying, else None.
+    def choose(self, waiting: Sequence[MoveRequest], running: Sequence[MoveRequest]) -> Sequence[MoveRequest]:
+        """Longest first, disjoint ends."""
+        return choose_transfers(waiting, running)
 
-    A target must also, with the trajectory and its recomputation added, finish all its own work before the home
-    would have with the trajectory on it: a move may not make another engine the last one.
-
-    Parameters
-    ----------
-    loads
-        Of all ready engines, the home among them; when it is not, the answer is None.
-    link
-        None when KV cannot be transferred.
-    """
-    home = next((load for load in loads if load.engine_id == candidate.home), None)
-    if home is None or candidate.remaining_tokens <= 0 or candidate.moved >= margin.max_moves:
-        return None
-    stay = price_stay(candidate, home, margin)
-    best: PricedMove | None = None
-    for target in loads:
-        move = None if target is home else price_move(candidate, target, link, margin, stay)
-        if move is not None and (best is None or move.move_s < best.move_s):
-            best = move
-    return best
-
-
-class Stay(NamedTuple):
-    """What staying comes to.
-
-    Attributes
-    ----------
-    stay_s
-        Seconds to the trajectory's end at home.
-    most_s
-        The latest end elsewhere that is clearly earlier.
-    drain_s
-        Seconds until its home has finished all it holds.
-    """
-
-    stay_s: float
-    most_s: float
-    drain_s: float
-
-
-def price_stay(candidate: MovingCandidate, home: EngineLoad, margin: Margin) -> Stay:
-    """The trajectory goes on where it is; the load of `home` counts it."""
-    remaining, context = candidate.remaining_tokens, candidate.context_tokens
-    rest = home.without(remaining, context)
-    stay_s = candidate.tool_s + rest.finish_s(remaining, context)
-    most_s = min(stay_s - margin.absolute_s, stay_s * (1 - margin.relative))
-    return Stay(stay_s, most_s, rest.drain_s(remaining, context))
-
-
-def price_move(
-    candidate: MovingCandidate, target: EngineLoad, link: Link | None, margin: Margin, stay: Stay
-) -> PricedMove | None:
-    """The cheapest way to that target; None when it does not fit there or is not clearly better."""
-    if not _fits(candidate, target, margin):
-        return None
-    remaining, context = candidate.remaining_tokens, candidate.context_tokens
-    finish_s = target.finish_s(remaining, context)
-    if candidate.tool_s + finish_s > stay.most_s:  # whatever the price of moving
-        return None
-    drain_s = target.drain_s(remaining, context)
-    if drain_s >= stay.drain_s:
-        return None
-    move = cheapest_move(candidate, target, link, stay.stay_s, finish_s)
-    burden_s = move.price_s if move.kind == "recompute" else 0.0
-    if drain_s + burden_s >= stay.drain_s or move.move_s > stay.most_s:
-        return None
-    return move
-
-
-def cheapest_move(
-    candidate: MovingCandidate, target: EngineLoad, link: Link | None, stay_s: float, finish_s: float
-) -> PricedMove:
-    """Transfer or recompute, whichever exposes less; of equals the one of smaller price.
-
-    Parameters
-    ----------
-    stay_s
-        Seconds to its end at home.
-    finish_s
-        Seconds on the target from its next step to its end.
-    """
-    cached = min(candidate.cached_tokens.get(target.engine_id, 0.0), candidate.context_tokens)
-    missing = candidate.context_tokens - cached
-    prices: list[tuple[float, MoveKind]] = [
-        (target.cost.prefill_s(round(missing), round(cached)), "recompute")
-    ]
-    if link is not None:
-        prices.append((link.transfer_s(missing), "transfer"))
-    price_s, kind = min(prices, key=lambda price: (max(0.0, price[0] - candidate.tool_s), price[0]))
-    exposed_s = max(0.0, price_s - candidate.tool_s)
-    move_s = candidate.tool_s + exposed_s + finish_s
-    return PricedMove(candidate.trajectory_id, target.engine_id, kind, stay_s, move_s, price_s, exposed_s)
-
-
-def _fits(candidate: MovingCandidate, target: EngineLoad, margin: Margin) -> bool:
-    grown = candidate.context_tokens + candidate.remaining_tokens
-    room = margin.kv_share * target.cost.capacity_tokens - target.kv_tokens
-    return candidate.context_tokens <= target.max_context_tokens and grown <= room
+    def forget(self, trajectory: Trajectory) -> None:
+        """It has ended: the ranks are those of the active."""
+        self._order.remove(trajectory.trajectory_id)

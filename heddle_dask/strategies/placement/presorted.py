@@ -19,7 +19,7 @@ from heddle_dask.core.nouns import StepRequest
 from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
-from heddle_dask.strategies.migration.rank_rule import rank_target
+from heddle_dask.strategies.migration.rank_order import rank_target
 from heddle_dask.strategies.partition.interference import worker_of
 from heddle_dask.strategies.partition.makespan import partition_in_order
 from heddle_dask.strategies.partition.runs import Presorted, Worker

@@ -19,11 +19,12 @@ class Hysteresis:
     Parameters
     ----------
     ratio, margin_tokens
-        Within one level, the tokens of the waiting step must be above ``ratio`` times those of the running one, and
-        above them by ``margin_tokens``.
+        For priorities without levels (longest-first): the tokens of the waiting step must be above ``ratio`` times those
+        of the running one, and above them by ``margin_tokens``.
     margin_levels
-        Between levels (group-first: lacking members; least-attained: levels of its queue), the waiting step must be
-        this many levels above the running one. First come, first served never preempts: a waiting step came later.
+        For priorities with levels (group-first: lacking members; least-attained: levels of its queue): the waiting step
+        must be this many levels above the running one; tokens only order the steps of one level. First come, first
+        served never preempts: a waiting step came later.
     least_wait_tokens
         Nobody is stopped where a slot is about to be free anyway: where the running steps, each taken to have as much
         left as its trajectory's steps have had on average, are expected to leave one within so many tokens. Stopping
@@ -56,7 +57,7 @@ class Hysteresis:
         return max((t for t in running if t.priority == least), key=lambda t: t.number)
 
     def _clearly_above(self, waiting: Priority, running: Priority) -> bool:
-        if waiting.level != running.level:
+        if waiting.level or running.level:
             return waiting.level - running.level >= self.margin_levels
         return waiting.tokens > max(self.ratio * running.tokens, running.tokens + self.margin_tokens)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heddle_dask.core.ids import TrajectoryId
-from heddle_dask.strategies.migration.rank_rule import RankOrder, rank_target
+from heddle_dask.strategies.migration.rank_order import RankOrder, rank_target
 
 sizes_of = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(lambda sizes: sum(sizes) > 0)
 

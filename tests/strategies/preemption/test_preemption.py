@@ -122,8 +122,7 @@ def test_without_a_margin_anything_longer_stops_and_an_equal_does_not() -> None:
         (Priority(-3), Priority(-3), 1, False),
         (Priority(-3), Priority(-2), 2, False),
         (Priority(-2, 5000.0), Priority(-1, 1.0), 1, True),  # group first: lacking members before tokens
-        (Priority(-1, 500.0), Priority(-1, 700.0), 1, False),  # within a level by the margin of tokens
-        (Priority(-1, 500.0), Priority(-1, 900.0), 1, True),
+        (Priority(-1, 500.0), Priority(-1, 900.0), 1, False),  # within a level tokens only order
         (Priority(-1, 1.0), Priority(-2, 5000.0), 1, False),
         (Priority(-7), Priority(-9), 1, False),  # first come: a waiting step came later
     ],
