@@ -25,6 +25,7 @@ from heddle_dask.engines.contract import (
     EngineUnreachable,
     GenerateRequest,
     GenerateResult,
+    KvTransferFailed,
     SamplingParams,
     VersionSpan,
 )
@@ -426,6 +427,16 @@ def test_nonsense_is_refused(engine, context, max_tokens):
         with pytest.raises(EngineRefused):
             await client.generate(_step(context, max_tokens))
         assert await client.healthy()
+
+    engine.tell(story)
+
+
+def test_an_engine_without_kv_transfers_says_so(engine):
+    async def story(client: EngineClient) -> None:
+        with pytest.raises(KvTransferFailed) as caught:
+            await client.export_kv("export", _prompt(100, 21))
+        assert caught.value.cause == "unsupported"
+        assert (await client.warm(_prompt(100, 22), "warm")).cached_tokens == 0
 
     engine.tell(story)
 

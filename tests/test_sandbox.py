@@ -388,7 +388,9 @@ def test_death_of_the_parent_ends_the_run(mode: str) -> None:
         assert parent.stdout.readline() == "up\n"
 
         def started() -> bool:
-            return any(is_of_a_run(child.pid) for child in psutil.Process(parent.pid).children(recursive=True))
+            return any(
+                is_of_a_run(child.pid) for child in psutil.Process(parent.pid).children(recursive=True)
+            )
 
         deadline_s = time.monotonic() + 30
         while not started() and time.monotonic() < deadline_s:
