@@ -44,7 +44,7 @@ def with_cluster(body: Body, workers: int = 1, **resources: float) -> None:
             ):
                 await body(client, cluster.scheduler, [w for w in cluster.workers.values()])
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), 120))
 
 
 class Recorder(SchedulerPlugin):
@@ -68,11 +68,11 @@ def submit(client: Client, task: Callable[..., Any], values: list[Any], **annota
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    for _ in range(2000):
+    for _ in range(12_000):
         if condition():
             return
         await asyncio.sleep(0.005)
-    raise AssertionError("condition not met within 10 s")
+    raise AssertionError("condition not met within a minute")
 
 
 async def note_order(value: int) -> int:
@@ -363,5 +363,5 @@ def test_a_plugin_is_removed_from_all_workers_though_one_dies_meanwhile(tmp_path
             assert there and not any(there.values())
             assert "ends" not in cluster.scheduler.worker_plugins
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), 120))
     assert (tmp_path / "removed").exists()
