@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,7 @@ def test_futures_are_released_and_keys_share_two_prefixes(model_dir: str) -> Non
                 tasks, prefixes = await client.run_on_scheduler(left)
                 if tasks == 0:
                     break
+                await asyncio.sleep(0.05)
             assert tasks == 0
             assert prefixes == ["llm", "tool"]
 

@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds.record_builders import steady
 
@@ -40,7 +40,7 @@ def write(path: Path, records) -> None:
             journal.append(kind, body)
 
 
-@steady
+@settings(steady, max_examples=30)
 @given(records=st.lists(st.tuples(st.text(), bodies), max_size=6), cut=st.integers(0, 6))
 def test_reads_back_what_was_appended_in_two_sessions(tmp_path_factory, records, cut):
     path = tmp_path_factory.mktemp("journal") / "j"

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-import pytest
 from distributed import Client
 
 from heddle_dask.engines.spec import EngineSpec
@@ -24,12 +23,6 @@ from heddle_dask.records.trajectory import TrajectoryRecord
 
 HANG_S = 120
 ENGINE = "heddle_dask.engines.emulated"
-
-# NIXL's progress threads spin, a core per CPU engine: with two engines on two cores imports stall for many seconds.
-needs_nixl_cores = pytest.mark.skipif(
-    (os.cpu_count() or 1) < 4 and not os.environ.get("HEDDLE_TEST_NIXL"),
-    reason="two engines with NIXL need 4 cores; HEDDLE_TEST_NIXL=1 tries it with fewer",
-)
 
 
 def run(coroutine: Coroutine[Any, Any, Any], hang_s: float = HANG_S) -> Any:
