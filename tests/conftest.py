@@ -24,12 +24,3 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "deterministic"))
 def model_dir() -> str:
     """The shipped model directory: its tokenizer and template are real whatever engine runs."""
     return str(REPOSITORY / "pipelines" / "tiny_agent" / "checkpoint")
-
-
-@pytest.fixture(scope="session")
-def trace_dir() -> Path:
-    """The recorded trajectories beside the checkout; skips where they are absent."""
-    directory = REPOSITORY.parent / "shared" / "traces"
-    if not directory.is_dir():
-        pytest.skip("no traces beside this checkout")
-    return directory

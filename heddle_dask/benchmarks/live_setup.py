@@ -34,7 +34,7 @@ ARM_PREFIX = "vllm-router/"
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Trajectories of one trace file, scaled."""
+    """Trajectories of one trace, by name or file, scaled."""
 
     trace: Path
     tasks: int

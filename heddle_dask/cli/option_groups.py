@@ -24,7 +24,11 @@ def measured_live(*, token_scale: float, engine: str) -> Callable[[F], F]:
     return in_order(
         [
             click.option(
-                "--trace", multiple=True, required=True, type=Path, help="Trace file; may be given again."
+                "--trace",
+                multiple=True,
+                required=True,
+                type=Path,
+                help="Recorded trace, NAME or FILE; repeatable.",
             ),
             click.option("--tasks", type=COUNT, default=64, show_default=True, help="Trajectories."),
             click.option(
@@ -64,7 +68,7 @@ def simulated(function: F) -> F:
     """Workload, model and how they are simulated."""
     add: Callable[[F], F] = in_order(
         [
-            click.option("--workload", required=True, help="coding, search, math, or a trace FILE."),
+            click.option("--workload", required=True, help="coding, search, math, or a trace, NAME or FILE."),
             click.option(
                 "--model",
                 default="qwen3-14b",

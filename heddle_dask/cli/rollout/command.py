@@ -25,7 +25,7 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     "--env",
     default="math",
     show_default=True,
-    help="NAME, NAME:TIER, package.module:function or replay:FILE.",
+    help="NAME, NAME:TIER, package.module:function or replay:TRACE (NAME or FILE).",
 )
 @click.option("--tasks", type=COUNT, default=16, show_default=True, help="Tasks to draw.")
 @click.option("--samples", type=COUNT, default=4, show_default=True, help="Attempts per task.")

@@ -15,7 +15,7 @@ Tasks = int | Sequence[Task | str]
 
 
 def environment_of(env: object) -> Environment:
-    """An environment from its name, ``replay:FILE``, ``package.module:function``, a coroutine function or itself.
+    """An environment from its name, ``replay:TRACE``, ``package.module:function``, a coroutine function or itself.
 
     Raises
     ------
