@@ -22,6 +22,7 @@ import numpy as np
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import GenerateRequest, KvTransferFailed, SamplingParams
+from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
 
@@ -64,10 +65,8 @@ def engine_spec(kind: str, model: str, max_model_len: int, seed: int = 0) -> Eng
     BadInput
         The kind is none.
     """
-    if kind not in ("vllm", "emulated"):
-        raise BadInput(f"engine {kind!r} is unknown: use vllm or emulated")
     return EngineSpec(
-        "vllm" if kind == "vllm" else "emulated",
+        kind,
         model,
         slots=8,
         max_model_len=max_model_len,
@@ -107,7 +106,8 @@ async def measure_kv_transfer(
         for process in processes:
             stack.push_async_callback(process.stop)
         urls = await asyncio.gather(*(process.start(START_S) for process in processes))
-        source, target = [await stack.enter_async_context(EngineClient(url)) for url in urls]
+        dialect = engine_kind(spec.kind).dialect
+        source, target = [await stack.enter_async_context(EngineClient(url, dialect)) for url in urls]
         on_progress("warming up")
         await _measure(source, target, [contexts[0]] * 2, rng, _Samples())
         for length in contexts:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 import uvloop
 
+from heddle_dask.cli.engine_option import engine_option
 from heddle_dask.cli.shared_options import print_measured, shared_options
 from heddle_dask.cli.whole_numbers import whole_numbers
 
 
 @click.command("kv-transfer")
-@click.option("--engine", default="vllm", show_default=True, help="vllm or emulated.")
+@engine_option("vllm")
 @click.option("--contexts", default="128,512,1024,2048,3072", show_default=True, help="Lengths in tokens.")
 @click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True, help="Per length.")
 @click.option("--model", default=None, help="Model directory [default: the shipped tiny-agent].")

@@ -1,6 +1,6 @@
 """Signals during a rollout: the first asks for an orderly end, the second ends this process at once.
 
-Nothing is orphaned by the second: engines and workers hang on a leash that this process holds.
+The second leaves no orphans: watchdogs end engines and workers when this process ends.
 """
 
 from __future__ import annotations

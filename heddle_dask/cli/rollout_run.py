@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 from contextlib import AbstractAsyncContextManager
@@ -26,6 +25,7 @@ from heddle_dask.cli.cluster_choice import (
     workers_joined,
 )
 from heddle_dask.cli.degree_options import check_cost, check_degrees, parsed_cost, parsed_degrees
+from heddle_dask.cli.engine_option import import_from_here
 from heddle_dask.cli.interrupts import Interrupts
 from heddle_dask.cli.model_choice import chosen_model, context_limit
 from heddle_dask.cli.one_line import EXIT_TERMINATED
@@ -35,7 +35,7 @@ from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.cli.summary import Tally, table
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
-from heddle_dask.engines.vllm_command import installed_vllm_build
+from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.capacity import Patience
@@ -123,7 +123,7 @@ class _Run:
     def __init__(self, order: RolloutOrder, progress: Progress) -> None:
         self.order = order
         self.progress = progress
-        self.tally = Tally(queued_inside=order.engine == "vllm")
+        self.tally = Tally(queued_inside=engine_kind(order.engine).prefill_includes_queue)
         self.out = order.out if order.out is not None else default_out(order.env, datetime.now())
         self.shape = LocalShape(order.engines, order.slots, order.tool_workers, order.tool_cpus)
         if order.cluster is not None:
@@ -142,8 +142,8 @@ class _Run:
         # Elsewhere the scheduler reads it, which may see other files.
         if order.scheduler is None and predictor is not None and predictor.options.get("warm"):
             check_warm(str(predictor.options["warm"]))
-        if order.engine == "vllm" and order.scheduler is None:
-            installed_vllm_build()
+        if order.scheduler is None:
+            engine_kind(order.engine).check_installed()
         self.dashboard = _dashboard(order.dashboard)
         self.left = order.tasks * order.samples
         if order.mode == "resume":
@@ -257,9 +257,7 @@ class _Run:
 
 
 def _environment(order: RolloutOrder) -> Environment:
-    # As `python -m` does: a user's module lies where the command is given.
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)
+    here = import_from_here()
     scales = {"token_scale": order.token_scale, "tool_scale": order.tool_scale}
     given = {name: value for name, value in scales.items() if value is not None}
     environment = load_environment(order.env, options=given)

@@ -22,7 +22,6 @@ from heddle_dask.engines.emulated.kv_transfer import READ_PATH, KvTransfers, Tra
 from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine
 from heddle_dask.engines.emulated.traits import Faults, traits_of
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.engines.wire import EMULATED_OWNER
 
 _LONGEST_BODY_BYTES = 1 << 28
 
@@ -85,7 +84,7 @@ class EmulatedServer:
             "id": self._spec.model,
             "object": "model",
             "created": int(time.time()),
-            "owned_by": EMULATED_OWNER,
+            "owned_by": "heddle-emulated",
             "root": self._spec.model,
             "max_model_len": self._spec.max_model_len,
         }

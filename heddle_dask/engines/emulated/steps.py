@@ -11,6 +11,7 @@ from typing import Any
 
 from heddle_dask.cost.batching import Batch
 from heddle_dask.engines.emulated.kv_cache import Held, KvCache, RoomForTokens, TokenJob
+from heddle_dask.engines.emulated.options import emulated_options
 from heddle_dask.engines.emulated.precise_timer import PreciseTimer
 from heddle_dask.engines.emulated.tokens import TokenSource
 from heddle_dask.engines.emulated.traits import EmulatedTraits
@@ -159,7 +160,8 @@ class EmulatedEngine:
         self._source = TokenSource(spec.seed, traits.mean_length_tokens, traits.end_token_id)
         self._kv_cache = KvCache(traits.kv_capacity_tokens, traits.cost.block_tokens)
         self._batch: Batch[TokenJob] = Batch(traits.cost, spec.slots, RoomForTokens(self._kv_cache))
-        self._scale = spec.time_scale * traits.faults.slow_factor
+        self._time_scale = emulated_options(spec.options).time_scale
+        self._scale = self._time_scale * traits.faults.slow_factor
         self._real_zero_s = time.monotonic()
         self._model_zero_s = 0.0
         self._steps: dict[TokenJob, Step] = {}
@@ -178,7 +180,7 @@ class EmulatedEngine:
         now_s = self._now_s()
         self._settle(self._batch.advance(now_s))
         self._real_zero_s, self._model_zero_s = time.monotonic(), now_s
-        self._scale = self.spec.time_scale * factor
+        self._scale = self._time_scale * factor
         self._arm()
 
     async def run(
