@@ -75,6 +75,7 @@ def test_a_third_kind_starts_and_answers_in_its_own_dialect(tmp_path: Path):
 
 async def _agent(task: Task, ctx: Any) -> float:
     for _ in range(2):
+        ctx.append("user", task.prompt)
         await ctx.generate(max_tokens=4, ignore_eos=True)
     return 1.0
 
@@ -89,7 +90,7 @@ def test_a_rollout_runs_on_a_third_kind(model_dir: str, monkeypatch: pytest.Monk
             spec = EngineSpec(ECHO, model_dir, slots=2, max_model_len=1024)
             async with Rollout(client, env=_agent, model=model_dir, engine=spec, engines=1) as rollout:
                 batch = await rollout.run(["one", "two"])
-            assert batch.counts == {"completed": 2}
+            assert batch.counts == {"completed": 2}, [record.detail for record in batch]
             assert batch.generated_tokens == 2 * 2 * 4
 
     run(body())
