@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from heddle_dask.cli.engine_option import engine_option
 from heddle_dask.cli.shared_options import F, in_order
 
 COUNT = click.IntRange(min=1)
@@ -35,7 +36,7 @@ def measured_live(*, token_scale: float, engine: str) -> Callable[[F], F]:
                 "--token-scale", default=token_scale, show_default=True, help="Factor on all token counts."
             ),
             click.option("--tool-scale", default=0.02, show_default=True, help="Factor on all tool seconds."),
-            click.option("--engine", default=engine, show_default=True, help="vllm or emulated."),
+            engine_option(engine),
             click.option("--engines", type=COUNT, default=2, show_default=True, help="How many."),
             click.option("--slots", type=COUNT, default=6, show_default=True, help="Of each engine."),
             click.option(

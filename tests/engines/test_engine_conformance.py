@@ -29,6 +29,7 @@ from heddle_dask.engines.contract import (
     SamplingParams,
     VersionSpan,
 )
+from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
 
@@ -84,8 +85,9 @@ def _emulated_spec() -> EngineSpec:
         "emulated-model",
         slots=SLOTS,
         max_model_len=MAX_MODEL_LEN,
-        cost={"seconds_per_token": 0.002},
-        emulation={"end_token_id": 257, "mean_length_tokens": 40},
+        options=EmulatedOptions(
+            cost={"seconds_per_token": 0.002}, emulation={"end_token_id": 257, "mean_length_tokens": 40}
+        ),
     )
 
 
@@ -163,7 +165,6 @@ def test_it_is_healthy_and_describes_itself(engine):
         assert info.model == engine.spec.model
         assert info.max_model_len == MAX_MODEL_LEN
         assert info.slots == SLOTS
-        assert info.kind == engine.spec.kind
         assert info.tp_degree == 1
 
     engine.tell(story)

@@ -28,6 +28,7 @@ from heddle_dask.engines.contract import (
     KvTransferFailed,
     SamplingParams,
 )
+from heddle_dask.engines.emulated.options import EmulatedOptions, emulated_options
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
 
@@ -43,8 +44,10 @@ EMULATED = EngineSpec(
     "emulated-model",
     slots=4,
     max_model_len=MAX_MODEL_LEN,
-    cost={"fixed_s": 0.001, "prefill_token_s": 1e-4},
-    emulation={"kv_bytes_per_token": 1000, "transfer_bytes_per_s": 1e9, "transfer_fixed_s": 0.001},
+    options=EmulatedOptions(
+        cost={"fixed_s": 0.001, "prefill_token_s": 1e-4},
+        emulation={"kv_bytes_per_token": 1000, "transfer_bytes_per_s": 1e9, "transfer_fixed_s": 0.001},
+    ),
     kv_transfer=True,
 )
 VLLM = EngineSpec(
@@ -52,6 +55,12 @@ VLLM = EngineSpec(
 )
 
 Story = Callable[[EngineClient, EngineClient], Awaitable[None]]
+
+
+def emulating(emulation: dict[str, float]) -> EngineSpec:
+    """The emulated engine with other traits."""
+    options = emulated_options(EMULATED.options)
+    return replace(EMULATED, options=replace(options, emulation=emulation))
 
 
 @dataclass(frozen=True)
@@ -380,7 +389,7 @@ def test_faults_of_the_source_fail_the_import(emulated, fault):
 
 
 def test_a_transfer_takes_the_time_of_its_bytes(tmp_path):
-    slow = replace(EMULATED, emulation={"kv_bytes_per_token": 1000, "transfer_bytes_per_s": 1e6})
+    slow = emulating({"kv_bytes_per_token": 1000, "transfer_bytes_per_s": 1e6})
     with ExitStack() as stack:
         pair = Pair(*start(stack, tmp_path, slow, slow))
 
@@ -401,7 +410,7 @@ def test_a_transfer_takes_the_time_of_its_bytes(tmp_path):
 
 def test_blocks_are_let_go_when_the_lease_ends_and_an_import_waits_no_longer(tmp_path):
     brief = {"kv_bytes_per_token": 1000, "transfer_bytes_per_s": 1e4, "kv_lease_s": 0.6}
-    spec = replace(EMULATED, emulation={**brief, "kv_capacity_tokens": MAX_MODEL_LEN + 16})
+    spec = emulating({**brief, "kv_capacity_tokens": MAX_MODEL_LEN + 16})
     with ExitStack() as stack:
         pair = Pair(*start(stack, tmp_path, spec, spec))
 

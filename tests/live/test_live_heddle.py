@@ -26,6 +26,7 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.journal_codec import decode, replay
+from heddle_dask.engines.emulated.options import emulated_options
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.driver import open_session
@@ -179,7 +180,8 @@ def test_an_engine_that_is_killed_while_contexts_move_costs_no_trajectory(
     spec = emulated(model_dir, seconds_per_token=0.005, slots=2, kv_transfer=True)
     agent = UnevenAgent(tokens=25)
     plain = roll(spec, "sticky-least-loaded", (), None, agent, 12)
-    slow = replace(spec, emulation={"transfer_fixed_s": 4.0})
+    options = replace(emulated_options(spec.options), emulation={"transfer_fixed_s": 4.0})
+    slow = replace(spec, options=options)
 
     async def body() -> tuple[Batch, cmd.MoveContext]:
         async with cluster() as (_, client):

@@ -21,9 +21,9 @@ import psutil
 import pytest
 
 from heddle_dask.core.errors import BadInput, HeddleError
-from heddle_dask.sandbox.census import Census, scan
 from heddle_dask.sandbox.limits import SandboxLimits
 from heddle_dask.sandbox.outcome import ToolOutput
+from heddle_dask.sandbox.process_accounting import ProcessAccounting, scan
 from heddle_dask.sandbox.python_runner import PythonSandbox, run_python, sandbox_mode
 
 T = TypeVar("T")
@@ -141,7 +141,10 @@ def test_the_probe_of_a_mode_does_not_depend_on_when_the_watchdog_looks(
     """On a busy machine its first look came while the probe's processes lived, and no mode was left."""
     monkeypatch.setattr("heddle_dask.sandbox.process._FIRST_LOOK_S", 0.0)
     monkeypatch.setattr("heddle_dask.sandbox.process._LONGEST_LOOK_S", 0.0)
-    monkeypatch.setattr("heddle_dask.sandbox.python_runner.Census", functools.partial(Census, period_s=0.0))
+    monkeypatch.setattr(
+        "heddle_dask.sandbox.python_runner.ProcessAccounting",
+        functools.partial(ProcessAccounting, period_s=0.0),
+    )
     for _ in range(3):
         asyncio.run(PythonSandbox.detect(only=mode))  # type: ignore[arg-type]
 
