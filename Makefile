@@ -5,17 +5,31 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ROLLOUT_ARGS ?= --env math --tasks 16 --samples 4 --engines 2 --overwrite --out runs/math.zarr
 
-.PHONY: rollout test test-fast lint system clean
+# Pure tests start neither a Dask cluster nor vLLM; they run beside each other, a file in one process.
+PURE := not cluster and not vllm
+PARALLEL := -n logical --maxprocesses 8 --dist loadfile
+ROUNDS ?= 3
+
+.PHONY: rollout test test-fast explore lint clean
 
 rollout: $(STAMP)
 	$(BIN)/heddle rollout $(ROLLOUT_ARGS)
 
+# Tests with `hash_seed` in their name set hash seeds themselves: the second run leaves them out.
 test: lint
-	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q
-	PYTHONHASHSEED=1 $(BIN)/python -m pytest -q -m "not slow and not cluster and not vllm"
+	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE)"
+	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q -m "cluster or vllm"
+	PYTHONHASHSEED=1 $(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE) and not slow" -k "not hash_seed"
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -q -m "not slow and not vllm"
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE) and not slow"
+	$(BIN)/python -m pytest -q -m "cluster and not slow and not vllm"
+
+# New examples for the property tests, ROUNDS times; `make test` draws the same ones every time.
+explore: $(STAMP)
+	for round in $$(seq $(ROUNDS)); do \
+	  HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -q $(PARALLEL) -m "hypothesis and $(PURE)" || exit 1; \
+	done
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

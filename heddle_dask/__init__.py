@@ -1,6 +1,6 @@
 """Agentic-RL rollouts on Dask clusters with vLLM, and a short tail of long trajectories.
 
-The public names are loaded when they are first used: engines, leashes and the command line import this package at
+The public names are loaded when they are first used: engines, watchdogs and the command line import this package at
 every start and need none of them.
 """
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 REPOSITORY = Path(__file__).parents[1]
 
-# A busy machine is slow and not wrong: no example of a property test has a deadline.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# A busy machine is slow and not wrong: neither an example nor its generation is timed. `make test` has the same verdict
+# every time: examples follow from the test itself, and none are kept. `make explore` draws new examples and keeps
+# those that fail in `.hypothesis`.
+_untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("deterministic", _untimed, derandomize=True, database=None)
+settings.register_profile("explore", _untimed, max_examples=500, print_blob=True)
+# `--hypothesis-profile` is read later and loads another one.
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "deterministic"))
 
 
 @pytest.fixture(scope="session")
 def model_dir() -> str:
     """The shipped model directory: its tokenizer and template are real whatever engine runs."""
     return str(REPOSITORY / "pipelines" / "tiny_agent" / "checkpoint")
-
-
-@pytest.fixture(scope="session")
-def trace_dir() -> Path:
-    """The recorded trajectories beside the checkout; skips where they are absent."""
-    directory = REPOSITORY.parent / "shared" / "traces"
-    if not directory.is_dir():
-        pytest.skip("no traces beside this checkout")
-    return directory

@@ -12,13 +12,14 @@ from __future__ import annotations
 import click
 from distributed import Worker
 
-from heddle_dask.engines.spec import ENGINE_KINDS, EngineSpec
+from heddle_dask.engines.kinds import ENGINE_KINDS
+from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
 
 
 @click.command()
 @click.option("--model", default=None, help="model directory; without it no engine is started here")
-@click.option("--engine", default="vllm", type=click.Choice(ENGINE_KINDS))
+@click.option("--engine", default="vllm", help=f"{', '.join(ENGINE_KINDS)} or package.module:object")
 @click.option("--slots", default=8, type=click.IntRange(min=1))
 @click.option("--max-model-len", default=4096, type=click.IntRange(min=2))
 @click.option("--tp-degree", default=1, type=click.IntRange(min=1))
@@ -27,5 +28,5 @@ async def dask_setup(
 ) -> None:
     """Start supervising an engine when a model is named."""
     if model is not None:
-        spec = EngineSpec(engine, model, slots, max_model_len, tp_degree=tp_degree)  # type: ignore[arg-type]
+        spec = EngineSpec(engine, model, slots, max_model_len, tp_degree=tp_degree)
         await worker.plugin_add(RolloutWorker(spec), catch_errors=False)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 import psutil
 
-# What the command lines of engine servers hold; their workers are their children.
-_SERVERS = ("vllm.entrypoints", "heddle_dask.engines.emulated")
+from heddle_dask.engines.kinds import ENGINE_KINDS
+
+# Modules in the command lines of engine servers; their workers are their children.
+_SERVERS = tuple(kind.server_module for kind in ENGINE_KINDS.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.cost.measured import MeasuredTable
+from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.sim.clusters import ACTION_ADDED_S, STEP_ADDED_S
 from heddle_dask.sim.fleet import ControlDelays, SimulatedFleet
 
@@ -70,7 +71,7 @@ def twins_of(
         max_model_len=max_context_tokens,
     )
     delays = replace(delays, steps_ahead=fleet.spec.steps_ahead)
-    if kind == "emulated":
+    if engine_kind(kind).takes_cost:
         told = _Told(fleet.cost, fleet.cost.capacity_tokens)
     else:
         told = _told_by(_by_engines(tables, model, fleet.spec.tp_degree), engines)

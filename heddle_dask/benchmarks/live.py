@@ -20,6 +20,7 @@ from distributed import Client
 
 from heddle_dask.benchmarks.live_setup import ARM_PREFIX, Fleet, LiveRow, Workload, lower_bound_s
 from heddle_dask.benchmarks.router import route
+from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.batch import Batch
 from heddle_dask.live.driver.capacity import Patience, wait_for_capacity
@@ -118,7 +119,7 @@ async def _run(
         model=fleet.spec.model,
         engine=fleet.spec,
         engines=fleet.engines,
-        cost=fleet.spec.cost or fleet.cost.to_mapping(),
+        cost=engine_kind(fleet.spec.kind).cost_of(fleet.spec.options) or fleet.cost.to_mapping(),
         strategy=arm.preset,
         overrides=_overrides(arm, learnt),
         budget=Budget(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import EngineCost, load_profile
 from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.cost.published import model_of
+from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.replay import ReplayEnvironment
 from heddle_dask.sim.bound import makespan_bound
@@ -34,7 +33,7 @@ ARM_PREFIX = "vllm-router/"
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Trajectories of one trace file, scaled."""
+    """Trajectories of one trace, by name or file, scaled."""
 
     trace: Path
     tasks: int
@@ -131,25 +130,22 @@ def fleet_of(
     BadInput
         Unknown kind, profile or table, or a table of another model.
     """
-    if kind not in ("vllm", "emulated"):
-        raise BadInput(f"--engine {kind}: use vllm or emulated")
     measured = table_of(table, model).fit().cost if table else None
     cost = measured.for_contexts(max_model_len) if measured else load_profile(profile)
     if kv_capacity_tokens:
         cost = replace(cost, capacity_tokens=kv_capacity_tokens)
     # Replayed tokens mean nothing to the model, so it may run beyond the positions that it was trained on.
-    longer = ("--hf-overrides", json.dumps({"max_position_embeddings": max_model_len}))
+    own = engine_kind(kind)
+    options = own.options_for(cost.to_mapping(), time_scale=time_scale, max_positions=max_model_len)
     spec = EngineSpec(
-        kind,  # type: ignore[arg-type]
+        kind,
         model,
         slots=slots,
         max_model_len=max_model_len,
-        cost=cost.to_mapping() if kind == "emulated" else None,
-        extra_args=longer if kind == "vllm" else (),
-        time_scale=time_scale if kind == "emulated" else 1.0,
         kv_transfer=kv_transfer,
+        options=options,
     )
-    return Fleet(engines, spec, cost.scaled(spec.time_scale))
+    return Fleet(engines, spec, cost.scaled(own.time_scale(options)))
 
 
 def table_of(name: str, model: str, tp_degree: int = 1) -> MeasuredTable:

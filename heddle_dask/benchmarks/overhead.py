@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from distributed import Client
 
+from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.clusters.local import LocalRolloutCluster
@@ -121,7 +122,9 @@ class EmptyAgent:
 
 def _engine(model: str, seconds_per_token: float, seed: int) -> EngineSpec:
     cost = {"seconds_per_token": seconds_per_token}
-    return EngineSpec("emulated", model, slots=1024, max_model_len=65_536, seed=seed, cost=cost)
+    return EngineSpec(
+        "emulated", model, slots=1024, max_model_len=65_536, seed=seed, options=EmulatedOptions(cost)
+    )
 
 
 async def measure_overhead(

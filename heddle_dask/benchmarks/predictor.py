@@ -27,6 +27,7 @@ from heddle_dask.predictors.length_distributions import ResidualLaw
 from heddle_dask.predictors.model import Model, fit_model
 from heddle_dask.predictors.samples import fold_numbers
 from heddle_dask.predictors.trees import TreeSettings
+from heddle_dask.workloads.recorded import trace_file
 
 STEPS = (0, 1, 2, 5, 10)
 METHODS = ("xgboost cold", "xgboost warm", "group history", "prompt only", "survival mean")
@@ -99,7 +100,7 @@ def measure_predictor(
     as_asked: bool = False,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> PredictorReport:
-    """Measure one trace file.
+    """Measure one trace, by name or file.
 
     Parameters
     ----------
@@ -113,6 +114,7 @@ def measure_predictor(
     BadInput
         The file is unusable, or has fewer groups than folds.
     """
+    path = trace_file(path)
     settings = replace(settings or TreeSettings(), seed=seed)
     read = _as_asked(path) if as_asked else read_finished(path)
     # Scored without the durations of siblings, which not every trace has.

@@ -17,17 +17,19 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.predictors.features import NAN, RECENT, Finished, Progress
+from heddle_dask.workloads.recorded import trace_file
 from heddle_dask.workloads.traces import TracedStep, TracedTrajectory, read_traces
 
 
 def read_finished(path: Path) -> list[Finished]:
-    """All trajectories of a trace file in order, cut-off ones as censored.
+    """All trajectories of a trace, by name or file, in order, cut-off ones as censored.
 
     Raises
     ------
     BadInput
         The file cannot be read, holds no trajectory, or lacks a field that the predictor needs.
     """
+    path = trace_file(path)
     traced = list(read_traces(path))
     if not traced:
         raise BadInput(f"trace file {str(path)!r} holds no trajectory: give a file with one per line")

@@ -23,8 +23,9 @@ import aiohttp
 from heddle_dask.benchmarks.live_setup import ARM_PREFIX, Fleet, LiveRow, Workload
 from heddle_dask.benchmarks.router_client import RouterClient, replay, together
 from heddle_dask.core.errors import BadInput, HeddleError
-from heddle_dask.engines.leashed import LeashedProcess
-from heddle_dask.engines.process import EngineProcess, free_port, likely_cause
+from heddle_dask.engines.ports import free_port
+from heddle_dask.engines.process import EngineProcess, likely_cause
+from heddle_dask.engines.supervised_process import SupervisedProcess
 
 ROUTER_POLICIES = (
     "round_robin",
@@ -149,7 +150,7 @@ async def running_router(
         It did not come up, or the body of the context failed; the message has the cause in the router's log.
     """
     port = free_port()
-    process = LeashedProcess(
+    process = SupervisedProcess(
         _command(policy, options, worker_urls, port), directory, "router", env=_ENVIRONMENT
     )
     process.launch()
@@ -174,14 +175,14 @@ def _command(policy: str, options: Sequence[str], worker_urls: Sequence[str], po
     return argv
 
 
-def _said(process: LeashedProcess) -> str:
+def _said(process: SupervisedProcess) -> str:
     """What the router's log says of a failure, in brackets; nothing where it says nothing."""
     lines = [_COLOUR.sub("", line) for line in process.log_tail(400)]
     cause = likely_cause(tuple(line for line in lines if not line.startswith("DEBUG: ")))
     return f" (router's log: {cause})" if cause else ""
 
 
-async def _until_ready(process: LeashedProcess, url: str, workers: int) -> None:
+async def _until_ready(process: SupervisedProcess, url: str, workers: int) -> None:
     deadline = time.monotonic() + _ROUTER_START_S
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0)) as session:
         while not await _sees(session, url, workers):

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.engines.vllm_command import check_model
+from heddle_dask.engines.kinds import engine_kind
 
 MOST_CONTEXT_TOKENS = 4096
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
@@ -45,8 +45,7 @@ def chosen_model(model: str | None, engine: str) -> str:
     """
     if model is None:
         return str(shipped_model())
-    if engine == "vllm":
-        check_model(model)
+    engine_kind(engine).check_model(model)
     if not Path(model).is_dir():
         raise BadInput(f"model directory {model} does not exist: give a directory with a tokenizer")
     if not any(next(Path(model).glob(pattern), None) for pattern in _TOKENIZER_FILES):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from heddle_dask.cli.engine_option import engine_option
 from heddle_dask.cli.shared_options import F, in_order
 
 COUNT = click.IntRange(min=1)
@@ -24,14 +25,18 @@ def measured_live(*, token_scale: float, engine: str) -> Callable[[F], F]:
     return in_order(
         [
             click.option(
-                "--trace", multiple=True, required=True, type=Path, help="Trace file; may be given again."
+                "--trace",
+                multiple=True,
+                required=True,
+                type=Path,
+                help="Recorded trace, NAME or FILE; repeatable.",
             ),
             click.option("--tasks", type=COUNT, default=64, show_default=True, help="Trajectories."),
             click.option(
                 "--token-scale", default=token_scale, show_default=True, help="Factor on all token counts."
             ),
             click.option("--tool-scale", default=0.02, show_default=True, help="Factor on all tool seconds."),
-            click.option("--engine", default=engine, show_default=True, help="vllm or emulated."),
+            engine_option(engine),
             click.option("--engines", type=COUNT, default=2, show_default=True, help="How many."),
             click.option("--slots", type=COUNT, default=6, show_default=True, help="Of each engine."),
             click.option(
@@ -64,7 +69,7 @@ def simulated(function: F) -> F:
     """Workload, model and how they are simulated."""
     add: Callable[[F], F] = in_order(
         [
-            click.option("--workload", required=True, help="coding, search, math, or a trace FILE."),
+            click.option("--workload", required=True, help="coding, search, math, or a trace, NAME or FILE."),
             click.option(
                 "--model",
                 default="qwen3-14b",

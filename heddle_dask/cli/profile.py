@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import click
 import uvloop
 
+from heddle_dask.cli.engine_option import engine_option
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
     from heddle_dask.cost.measured import MeasuredTable
     from heddle_dask.engines.spec import EngineSpec
-
-ENGINES = ("vllm", "emulated", "operators")
 
 
 @click.command("profile")
@@ -25,12 +24,7 @@ ENGINES = ("vllm", "emulated", "operators")
     default=None,
     help="Model directory, for operators also a name [default: the shipped tiny-agent].",
 )
-@click.option(
-    "--engine",
-    default="vllm",
-    show_default=True,
-    help="vllm, emulated, or operators: no engine, a model's kernels on one GPU with torch alone, without weights.",
-)
+@engine_option("vllm", "operators")
 @click.option(
     "--engines",
     type=click.IntRange(1),
@@ -81,12 +75,15 @@ def profile(
     as_json: bool,
     seed: int,
 ) -> None:
-    """Measure the time per token by batch and context, prefill and KV transfer of one engine, and write a table."""
+    """Measure the time per token by batch and context, prefill and KV transfer of one engine, and write a table.
+
+    With --engine operators no engine is started: a model's kernels are timed on one GPU with torch alone, without
+    weights.
+    """
+    from heddle_dask.engines.kinds import engine_kind
     from heddle_dask.engines.spec import EngineSpec
     from heddle_dask.profiling.engines import model_name
 
-    if engine not in ENGINES:
-        raise BadInput(f"--engine {engine}: use {', '.join(ENGINES)}")
     if engine == "operators":
         if engines > 1 or kv_transfer or dtype != "auto":
             raise BadInput(
@@ -97,14 +94,14 @@ def profile(
     else:
         chosen, limit = _engine_model(model, engine, max_context_tokens, tp_degree, profile)
         spec = EngineSpec(
-            "vllm" if engine == "vllm" else "emulated",
+            engine,
             chosen,
             slots=slots or 8,
             max_model_len=limit,
             dtype=dtype,
             tp_degree=tp_degree,
             seed=seed,
-            cost={"profile": profile} if engine == "emulated" else None,
+            options=engine_kind(engine).options_for({"profile": profile}),
         )
         measured = _of_engine(spec, tokens, repeats or 5, engines, device, kv_transfer)
     target = out or Path(f"{model_name(chosen)}-tp{tp_degree}.json")
@@ -122,10 +119,11 @@ def _engine_model(
     from heddle_dask.cost.engine_cost import load_profile
     from heddle_dask.cost.hardware import check_degree
     from heddle_dask.cost.model_config import read_shape
+    from heddle_dask.engines.kinds import engine_kind
 
     chosen = chosen_model(model, engine)
     check_degree(read_shape(chosen), tp_degree)
-    if engine == "emulated":
+    if engine_kind(engine).takes_cost:
         load_profile(profile, tp_degree)
     return chosen, context_limit(chosen, max_context_tokens)
 

@@ -1,8 +1,8 @@
-"""The only way to talk to an engine: one HTTP client per engine, for any engine that keeps the contract.
+"""The HTTP client of one engine, of any kind: requests and answers are those of the kind's `Dialect`.
 
-Every failure comes out as one of two errors: `EngineUnreachable` (try again or elsewhere) or
-`EngineRefused` (this request will never do). There is no limit on how long a step may take, since a
-step of 30,000 tokens is ordinary; only connecting and the small questions are bounded.
+Every failure is one of two errors: `EngineUnreachable` (try again or elsewhere) or `EngineRefused` (this request will
+never be accepted). A step may take any time, since a step of 30,000 tokens is ordinary; only connecting, health,
+description and abort have timeouts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -27,11 +26,12 @@ from heddle_dask.engines.contract import (
     KvHandle,
     KvImport,
 )
+from heddle_dask.engines.engine_kind import Dialect
 from heddle_dask.engines.kv_transfer import KvTransfers
 
 _JSON_HEADERS = {"Content-Type": "application/json"}
-# vLLM closes idle connections after 5 s. Ours must be shorter: a request written to a connection
-# that the other side is just closing is lost, and a step must not be sent twice blindly.
+# vLLM closes idle connections after 5 s. The client must close them earlier: a request written to a connection that the
+# engine is closing is lost, and a step must not be sent twice.
 _KEEPALIVE_S = 3.0
 _FIRST_ABORT_GAP_S = 0.01
 _LONGEST_ABORT_GAP_S = 0.25
@@ -45,6 +45,8 @@ class EngineClient:
     ----------
     base_url
         ``http://host:port``.
+    dialect
+        That of the engine's kind.
     connect_timeout_s
         Bound for opening a connection.
     question_timeout_s
@@ -52,17 +54,23 @@ class EngineClient:
     """
 
     def __init__(
-        self, base_url: str, *, connect_timeout_s: float = 10.0, question_timeout_s: float = 10.0
+        self,
+        base_url: str,
+        dialect: Dialect = wire,
+        *,
+        connect_timeout_s: float = 10.0,
+        question_timeout_s: float = 10.0,
     ) -> None:
         self._base_url = base_url.rstrip("/")
-        self._generate_url = self._base_url + "/inference/v1/generate"
+        self._dialect = dialect
+        self._generate_url = self._base_url + dialect.GENERATE_PATH
         self._step_timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
         self._question_timeout = aiohttp.ClientTimeout(
             total=question_timeout_s, sock_connect=connect_timeout_s
         )
         self._session: aiohttp.ClientSession | None = None
         self._in_flight: dict[str, asyncio.Future[None]] = {}
-        self._transfers = KvTransfers(self)
+        self._transfers = KvTransfers(self, dialect)
 
     @property
     def base_url(self) -> str:
@@ -77,44 +85,44 @@ class EngineClient:
         Raises
         ------
         EngineUnreachable
-            Nobody answered, the connection broke, or the engine failed inside.
+            The engine did not answer, the connection broke, or the engine failed internally.
         EngineRefused
             The engine declined the request; carries its message.
         """
         with self._flying(request.request_id):
-            return await self._generate(wire.generate_body(request))
+            return await self._generate(self._dialect.generate_body(request))
 
     async def export_kv(self, request_id: str, token_ids: Sequence[int]) -> KvHandle:
         """Have this engine keep the KV of a context for another engine to fetch.
 
-        A step of one token: cheap where the context is in the prefix cache, else its prefill. Like those of
-        `import_kv` and `warm` it goes before every step that waits in the engine: a trajectory waits for its end.
+        A step of one token: cheap when the context is in the prefix cache, else its whole prefill. Like those of
+        `import_kv` and `warm` it precedes every step that waits in the engine, because a trajectory waits for it.
 
         Raises
         ------
         KvTransferFailed
             ``unsupported`` or ``source`` (this engine did not answer).
         EngineRefused
-            The context is none that the engine takes.
+            The engine does not accept the context.
         """
         return await self._transfers.export_kv(request_id, token_ids)
 
     async def import_kv(self, request_id: str, token_ids: Sequence[int], handle: KvHandle) -> KvImport:
-        """Fetch the KV that another engine keeps; the next step with this context finds it here.
+        """Fetch the KV that another engine keeps; the next step with this context finds it in this engine's cache.
 
-        A step of one token that ends by `handle.expires_s`, whatever happens. A handle is for one import.
+        A step of one token that always ends by `handle.expires_s`. A handle is valid for one import.
 
         Raises
         ------
         KvTransferFailed
-            For every cause there is. This engine then holds nothing wrong and can be warmed.
+            For every cause. This engine then holds no wrong KV and can be warmed.
         EngineRefused
-            The context is none that the engine takes.
+            The engine does not accept the context.
         """
         return await self._transfers.import_kv(request_id, token_ids, handle)
 
     async def warm(self, token_ids: Sequence[int], request_id: str) -> KvImport:
-        """Have this engine compute the KV of a context by itself: a plain step of one token.
+        """Have this engine compute the KV of a context: a plain step of one token.
 
         Raises
         ------
@@ -124,7 +132,7 @@ class EngineClient:
         return await self._transfers.warm(request_id, token_ids)
 
     async def one_token_step(self, request_id: str, body: bytes) -> bytes:
-        """Send a `wire.one_token_body`; returns the answer's bytes. `abort` finds it.
+        """Send a `Dialect.one_token_body`; returns the answer's bytes. `abort` finds it.
 
         Raises
         ------
@@ -135,16 +143,15 @@ class EngineClient:
             return await self._answered("POST", self._generate_url, body, self._step_timeout)
 
     async def configuration(self) -> Mapping[str, Any]:
-        """The engine's whole configuration, in vLLM's words.
+        """The engine's whole configuration, in its own words.
 
         Raises
         ------
         EngineUnreachable, EngineRefused
             As `describe`.
         """
-        info = json.loads(await self._question("GET", "/server_info?config_format=json"))
-        config: Mapping[str, Any] = info["vllm_config"]
-        return config
+        answer = await self._question("GET", self._dialect.CONFIGURATION_PATH)
+        return self._dialect.configuration_of_answer(answer)
 
     @contextlib.contextmanager
     def _flying(self, request_id: str) -> Iterator[None]:
@@ -168,33 +175,31 @@ class EngineClient:
                 timeout=self._step_timeout,
             ) as response:
                 if response.status != 200:
-                    message = wire.error_message(await response.read())
-                    raise wire.error_of_status(response.status, message)
+                    raise self._dialect.error_of_answer(response.status, await response.read())
                 if response.content_type != "text/event-stream":
-                    return wire.result_of_json(await response.read())
+                    return self._dialect.result_of_json(await response.read())
                 first = await response.content.readany()
                 first_at = time.monotonic()
                 answer = first + await response.content.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._unreachable(error) from error
-        return wire.result_of_stream(answer, first_at - submitted, time.monotonic() - first_at)
+        return self._dialect.result_of_stream(answer, first_at - submitted, time.monotonic() - first_at)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests early; their `generate` calls return what they have, reason ``"abort"``.
 
-        Ids that the engine does not know are ignored. A request of this client that is still on its
-        way is aborted once it has arrived: an engine forgets an abort that overtakes its request, so the
-        abort is repeated until the request has ended.
+        Unknown ids are ignored. An engine forgets an abort that arrives before its request, so the abort of a request
+        of this client is repeated until that request has ended.
 
         Raises
         ------
         EngineUnreachable
-            Nobody answered.
+            The engine did not answer.
         """
-        # An empty list would abort everything that runs on the engine.
+        # An empty list would abort every request of the engine.
         names, gap_s = list(request_ids), _FIRST_ABORT_GAP_S
         while names:
-            await self._question("POST", "/abort_requests", wire.abort_body(names))
+            await self._question("POST", self._dialect.ABORT_PATH, self._dialect.abort_body(names))
             waiting = [self._in_flight[name] for name in names if name in self._in_flight]
             if waiting:
                 await asyncio.wait(waiting, timeout=gap_s)
@@ -202,34 +207,25 @@ class EngineClient:
             gap_s = min(2 * gap_s, _LONGEST_ABORT_GAP_S)
 
     async def healthy(self) -> bool:
-        """True when the engine says it can serve; False for every other answer, or none."""
+        """True when the engine reports that it can serve; False for any other answer, and for none."""
         try:
-            await self._question("GET", "/health")
+            await self._question("GET", self._dialect.HEALTH_PATH)
         except (EngineRefused, EngineUnreachable):
             return False
         return True
 
     async def describe(self) -> EngineInfo:
-        """What the engine says of itself.
+        """The engine's description of itself.
 
         Raises
         ------
         EngineUnreachable
-            Nobody answered.
+            The engine did not answer.
         EngineRefused
             The engine has no such endpoint (vLLM without ``VLLM_SERVER_DEV_MODE=1``).
         """
-        models = json.loads(await self._question("GET", "/v1/models"))
-        config = await self.configuration()
-        model = models["data"][0]
-        return EngineInfo(
-            model=model["id"],
-            max_model_len=int(model["max_model_len"]),
-            slots=int(config["scheduler_config"]["max_num_seqs"]),
-            kind="emulated" if model.get("owned_by") == wire.EMULATED_OWNER else "vllm",
-            tp_degree=int(config["parallel_config"]["tensor_parallel_size"]),
-            kv_capacity_tokens=_kv_capacity_tokens(config.get("cache_config") or {}),
-        )
+        models = await self._question("GET", self._dialect.MODELS_PATH)
+        return self._dialect.info_of_answers(models, await self.configuration())
 
     async def close(self) -> None:
         """Close all connections; steps in flight end with `EngineUnreachable`."""
@@ -255,7 +251,7 @@ class EngineClient:
             ) as response:
                 answer = await response.read()
                 if response.status != 200:
-                    raise wire.error_of_status(response.status, wire.error_message(answer))
+                    raise self._dialect.error_of_answer(response.status, answer)
                 return answer
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._unreachable(error) from error
@@ -275,11 +271,6 @@ class EngineClient:
         return EngineUnreachable(f"engine at {self._base_url} is unreachable: {cause}")
 
 
-def _kv_capacity_tokens(cache_config: Mapping[str, Any]) -> int:
-    blocks, block_tokens = cache_config.get("num_gpu_blocks"), cache_config.get("block_size")
-    return int(blocks) * int(block_tokens) if blocks and block_tokens else 0
-
-
 def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
-    # aiohttp warns of large bodies as bytes; a context of 150,000 tokens is one.
+    # aiohttp warns about large bodies given as bytes, such as a context of 150,000 tokens.
     return body if body is None or len(body) < _LARGE_BODY_BYTES else io.BytesIO(body)

@@ -1,21 +1,19 @@
-"""Python's garbage collector in processes that answer within milliseconds, or hold a million plans."""
+"""Settings of Python's garbage collector for processes that must answer within milliseconds or hold many objects."""
 
 from __future__ import annotations
 
 import gc
 
-# Net new containers before the young are looked at; looks at the young per look at the middle-aged; and of those per
-# look at everything. Python's own are 700, 10 and 10.
+# Thresholds of generations 0, 1 and 2 (`gc.set_threshold`). Python's defaults are 700, 10 and 10.
 _THRESHOLDS = (20_000, 20, 20)
 
 
 def collect_seldom() -> None:
-    """Look at the modules no more, and at the rest less often; for processes of our own, once they have started.
+    """Exclude loaded modules from collection and collect the rest less often; call it once after start-up.
 
-    A look at everything stops the process for 40 ms with Dask's modules loaded, and comes every few seconds while
-    messages flow: it was most of the 99th percentile of a step's latency (docs/LOG.md). Nearly all that a message
-    leaves behind dies by its reference count; cycles are still found, later. The same holds of a
-    simulation, whose plans are many and live until its end.
+    A full collection stops a process that has loaded Dask for 40 ms, every few seconds while messages arrive. It was
+    most of the 99th percentile of a step's latency (docs/LOG.md). Reference counts free nearly all garbage of a
+    message; cycles are still collected, later. The same holds for a simulation, which keeps many plans until its end.
     """
     gc.collect()
     gc.freeze()

@@ -1,6 +1,6 @@
-"""What an engine promises over HTTP, whichever engine it is.
+"""What every engine promises, of any kind.
 
-Token ids in, token ids out. The engine's own sign of priority is used here: **smaller runs first**.
+Token ids in, token ids out. Priorities have the engine's sign: **smaller runs first**.
 A request ends in one of three ways: `stop` (an end token was sampled and is kept, since it was
 sampled), `length` (the token limit), `abort` (interrupted; all tokens so far are returned).
 """
@@ -18,36 +18,36 @@ from heddle_dask.core.errors import HeddleError
 FinishReason = Literal["stop", "length", "abort"]
 
 WARM_UP_REQUEST_ID = "warm-up"
-"""Id of the first step of every engine; it counts as nobody's."""
+"""Id of the first step of every engine; it belongs to no trajectory."""
 
 VERSION_UNKNOWN = -1
-"""Policy version of a result whose engine did not say (or that holds no token)."""
+"""Policy version of a result that holds no token, or for which the engine reported none."""
 
 
 class EngineUnreachable(HeddleError):
-    """No answer: nobody listens, the connection broke, or the engine failed inside (HTTP 5xx).
+    """No answer: no process listens, the connection broke, or the engine failed internally (HTTP 5xx).
 
-    The request may be sent again, to this engine once it lives or to another one.
+    The request may be sent again, to this engine once it is healthy or to another one.
     """
 
 
 class EngineRefused(HeddleError):
-    """The engine understood and declined (HTTP 4xx): the same request would be refused again."""
+    """The engine rejected the request (HTTP 4xx) and would reject it again."""
 
 
 KvTransferCause = Literal["unsupported", "mismatch", "used", "expired", "source", "target"]
 
 
 class KvTransferFailed(HeddleError):
-    """KV could not be handed over; `EngineClient.warm` on the target, or staying, is what remains.
+    """KV was not transferred. The alternatives are `EngineClient.warm` on the target, or not moving.
 
     Attributes
     ----------
     cause
         ``unsupported``: the engine runs without `EngineSpec.kv_transfer`; ``mismatch``: the tokens are not those that
-        were exported, or the engines' KV blocks differ in size; ``used``: the handle was imported before;
-        ``expired``: the source pins the blocks no longer, or would not until the transfer ended; ``source``: they
-        could not be read, since the source is dead or does not fit the target; ``target``: the target is dead.
+        were exported, or the engines' KV blocks or TP degrees differ; ``used``: the handle was imported before;
+        ``expired``: the source no longer pins the blocks, or would free them during the transfer; ``source``: they
+        could not be read, since the source is dead or incompatible; ``target``: the target is dead.
     """
 
     def __init__(self, message: str, cause: KvTransferCause) -> None:
@@ -65,11 +65,11 @@ class SamplingParams:
     Attributes
     ----------
     max_tokens
-        Most tokens to generate, at least 1.
+        Maximum number of tokens to generate, at least 1.
     temperature
         0 means greedy.
     seed
-        None: the engine draws as it likes.
+        None: the engine chooses.
     ignore_eos
         True: exactly `max_tokens` tokens, whatever is sampled.
     stop_token_ids
@@ -129,10 +129,10 @@ class GenerateResult:
         staleness); `VERSION_UNKNOWN` without tokens or when the engine does not say.
     queue_s, prefill_s, decode_s
         Waiting for admission; admission to first token; first to last token. NaN: not known.
-        vLLM tells no queue time: there `queue_s` is NaN and `prefill_s`, measured from the client,
-        is the whole time to the first token.
+        vLLM reports no queue time: then `queue_s` is NaN and `prefill_s`, measured by the client, is the whole time to
+        the first token.
     version_spans
-        The policy version of every token; more than one span when weights changed on the way.
+        The policy version of every token; more than one span when weights changed during the step.
     """
 
     token_ids: tuple[int, ...]
@@ -148,7 +148,7 @@ class GenerateResult:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine says of itself.
+    """The description that an engine gives of itself.
 
     Attributes
     ----------
@@ -157,19 +157,35 @@ class EngineInfo:
     max_model_len
         Longest context, prompt and generated tokens together.
     slots
-        Most sequences in one batch.
-    kind
-        ``"vllm"`` or ``"emulated"``.
+        Maximum number of sequences in one batch.
     kv_capacity_tokens
-        Tokens whose KV fits into the engine; 0 when it does not say.
+        Tokens whose KV fits into the engine; 0 when it is not known.
     """
 
     model: str
     max_model_len: int
     slots: int
-    kind: str
     tp_degree: int
     kv_capacity_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KvFacts:
+    """What a KV transfer depends on.
+
+    Attributes
+    ----------
+    lease_s
+        Seconds that the engine keeps exported blocks.
+    block_tokens
+        Size of its KV blocks.
+    tp_degree
+        Its TP degree.
+    """
+
+    lease_s: float
+    block_tokens: int
+    tp_degree: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,19 +195,19 @@ class KvHandle:
     Attributes
     ----------
     source_engine_id
-        The source's own id of this life of it: an engine that was started again has another.
+        The source's own id; it changes when the engine is restarted.
     tokens
         Length of the context.
     digest
-        Of the context's token ids: KV imported for other tokens would be taken for theirs.
+        Digest of the context's token ids: an engine would accept KV imported for other tokens.
     block_tokens
-        Size of the source's KV blocks; engines with others would misread them.
+        Size of the source's KV blocks; an engine with another size would misread them.
     tp_degree
-        Of the source: each GPU of an engine holds its share of the heads.
+        TP degree of the source: each GPU of an engine holds its share of the heads.
     expires_s
-        Unix time after which the handle must not be used: the source pins the blocks a little longer.
+        Unix time after which the handle must not be used. The source pins the blocks slightly longer.
     params
-        The engine's own words, passed on as they are.
+        The engine's own parameters, passed on unchanged.
     """
 
     source_engine_id: str
@@ -214,13 +230,13 @@ class KvHandle:
 
 @dataclass(frozen=True, slots=True)
 class KvImport:
-    """What a target engine has of a context after an import or a warm-up.
+    """The KV that a target engine holds of a context after an import or a warm-up.
 
     Attributes
     ----------
     cached_tokens
-        Context tokens that the engine did not have to compute. After an import all of them, since one that
-        cannot be whole fails; after a warm-up those found in the prefix cache, whole KV blocks.
+        Context tokens that the engine did not have to compute. After an import all of them, since a partial import
+        fails; after a warm-up those found in the prefix cache, in whole KV blocks.
     seconds
         From the call to its end.
     """
@@ -230,5 +246,5 @@ class KvImport:
 
 
 def context_digest(token_ids: Sequence[int]) -> str:
-    """A short digest that tells contexts apart."""
+    """A short digest that distinguishes contexts."""
     return hashlib.blake2b(array("I", token_ids).tobytes(), digest_size=8).hexdigest()

@@ -1,10 +1,9 @@
-"""The client's side of moving KV between engines: what is asked of whom, and what must never be asked.
+"""The client's side of moving KV between engines, and the checks that engines do not make.
 
-An engine does not check what it is told. A handle used a second time, or after the source let go of the blocks, makes
-the target read whatever those blocks hold by then and keep it for the KV of the context, without a word; so does a
-handle used for another context, and a target whose blocks are larger than the source's. A longer context ends the
-target. Such calls are therefore refused here, before they are sent, and an import that is still waiting when the
-source is about to let go is aborted.
+A target does not validate a handle. It silently takes wrong data for the KV of the context when a handle is used a
+second time, after the source freed the blocks, for another context, or with blocks larger than the source's. A context
+longer than the exported one crashes the target. Such calls are therefore refused here, before they are sent, and an
+import that still waits shortly before the source frees the blocks is aborted.
 """
 
 from __future__ import annotations
@@ -13,40 +12,27 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from heddle_dask.engines import wire
 from heddle_dask.engines.contract import (
     EngineUnreachable,
+    KvFacts,
     KvHandle,
     KvImport,
     KvTransferFailed,
     context_digest,
 )
+from heddle_dask.engines.engine_kind import Dialect
 from heddle_dask.engines.priority import FIRST
 
-# A third of the lease is left for the abort to arrive and for the clocks of two machines to differ.
+# A third of the lease is reserved for the abort to arrive and for the clocks of two machines to differ.
 _USABLE_SHARE = 2 / 3
-# How long an abort of an overdue import may take to be answered before the target counts as dead.
+# Timeout of the abort of an overdue import, after which the target counts as dead.
 _ABORT_ANSWER_S = 5.0
 
 
-# vLLM's own, where its command line says nothing.
-_VLLM_LEASE_S = 30
-
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What is asked of an engine once: how long a handle may be used, its KV blocks, and its TP degree."""
-
-    usable_s: float
-    block_tokens: int
-    tp_degree: int
-
-
 class Engine(Protocol):
-    """What is needed of `EngineClient`."""
+    """The methods of `EngineClient` that transfers use."""
 
     @property
     def base_url(self) -> str:
@@ -58,7 +44,7 @@ class Engine(Protocol):
         ...
 
     async def configuration(self) -> Mapping[str, Any]:
-        """The engine's configuration, in vLLM's words."""
+        """The engine's configuration, in its own words."""
         ...
 
     async def abort(self, request_ids: Sequence[str]) -> None:
@@ -73,20 +59,23 @@ class Engine(Protocol):
 class KvTransfers:
     """Exports from, imports to and warm-ups of one engine; see `EngineClient` for the promises."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, dialect: Dialect) -> None:
         self._engine = engine
-        self._facts: _Facts | None = None
-        # Handles imported here, by the source's name for them, and until when they could be used again.
+        self._dialect = dialect
+        self._facts: KvFacts | None = None
+        # Handles imported here, by the source's name for them, and the Unix time until which they are valid.
         self._used: dict[tuple[str, str], float] = {}
 
     async def export_kv(self, request_id: str, token_ids: Sequence[int]) -> KvHandle:
         """Pin a context's KV on this engine."""
         try:
             facts = await self._ask()
-            # Taken before the step, so that the lease, which begins at its end, outlasts it.
+            # Read before the step: the lease begins at the step's end and so outlasts the handle.
             asked_s = time.time()
-            body = wire.one_token_body(request_id, token_ids, FIRST, wire.export_params())
-            result, params = wire.transfer_of_json(await self._engine.one_token_step(request_id, body))
+            body = self._dialect.one_token_body(request_id, token_ids, FIRST, self._dialect.export_params())
+            result, params = self._dialect.transfer_of_json(
+                await self._engine.one_token_step(request_id, body)
+            )
         except EngineUnreachable as error:
             raise KvTransferFailed(f"KV was not exported: {error}", "source") from error
         if result.finish_reason == "abort":
@@ -99,7 +88,7 @@ class KvTransfers:
             digest=context_digest(token_ids),
             block_tokens=facts.block_tokens,
             tp_degree=facts.tp_degree,
-            expires_s=asked_s + facts.usable_s,
+            expires_s=asked_s + facts.lease_s * _USABLE_SHARE,
             params=dict(params),
         )
 
@@ -111,11 +100,11 @@ class KvTransfers:
         except EngineUnreachable as error:
             raise KvTransferFailed(f"KV was not imported: {error}", "target") from error
         self._check(token_ids, handle, facts)
-        body = wire.one_token_body(request_id, token_ids, FIRST, handle.params)
+        body = self._dialect.one_token_body(request_id, token_ids, FIRST, handle.params)
         step = asyncio.ensure_future(self._engine.one_token_step(request_id, body))
         try:
             async with asyncio.timeout(handle.expires_s - time.time()):
-                result, _ = wire.transfer_of_json(await asyncio.shield(step))
+                result, _ = self._dialect.transfer_of_json(await asyncio.shield(step))
         except TimeoutError:
             await self._give_up(request_id, step)
             raise KvTransferFailed(
@@ -128,35 +117,28 @@ class KvTransfers:
             step.cancel()
         if result.finish_reason == "abort":
             raise KvTransferFailed(f"import {request_id} was aborted", "expired")
-        # vLLM counts here only what it had before. Engines are told to fail rather than to recompute, so this is all.
+        # vLLM counts only tokens cached before. Engines fail rather than recompute, so a success has imported them all.
         return KvImport(handle.tokens, time.monotonic() - began_s)
 
     async def warm(self, request_id: str, token_ids: Sequence[int]) -> KvImport:
         """Compute a context's KV here."""
         began_s = time.monotonic()
-        body = wire.one_token_body(request_id, token_ids, FIRST, None)
-        result, _ = wire.transfer_of_json(await self._engine.one_token_step(request_id, body))
+        body = self._dialect.one_token_body(request_id, token_ids, FIRST, None)
+        result, _ = self._dialect.transfer_of_json(await self._engine.one_token_step(request_id, body))
         return KvImport(result.cached_tokens, time.monotonic() - began_s)
 
     # ------------------------------------------------------------------ inside
 
-    async def _ask(self) -> _Facts:
+    async def _ask(self) -> KvFacts:
         if self._facts is None:
-            config = await self._engine.configuration()
-            transfer = config.get("kv_transfer_config")
-            if transfer is None:
+            facts = self._dialect.kv_facts(await self._engine.configuration())
+            if facts is None:
                 raise self._unsupported()
-            extra = transfer.get("kv_connector_extra_config") or {}
-            lease_s = float(extra.get("kv_lease_duration", _VLLM_LEASE_S))
-            self._facts = _Facts(
-                lease_s * _USABLE_SHARE,
-                int(config["cache_config"]["block_size"]),
-                int(config["parallel_config"]["tensor_parallel_size"]),
-            )
+            self._facts = facts
         return self._facts
 
-    def _check(self, token_ids: Sequence[int], handle: KvHandle, facts: _Facts) -> None:
-        """Refuse what the engine would take and should not; else count the handle as used."""
+    def _check(self, token_ids: Sequence[int], handle: KvHandle, facts: KvFacts) -> None:
+        """Raise for a handle that the engine would wrongly accept; else mark it as used."""
         if len(token_ids) != handle.tokens or context_digest(token_ids) != handle.digest:
             raise KvTransferFailed(
                 f"{len(token_ids)} tokens are not the {handle.tokens} that were exported: export them",
@@ -179,7 +161,7 @@ class KvTransfers:
         self._used[name] = handle.expires_s
 
     async def _give_up(self, request_id: str, step: asyncio.Future[bytes]) -> None:
-        """Abort an import and see it end: until then it may still read."""
+        """Abort an import and wait for its end: until then it may still read."""
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ABORT_ANSWER_S):
@@ -189,12 +171,12 @@ class KvTransfers:
             raise await self._failed(error) from error
 
     async def _failed(self, error: EngineUnreachable) -> KvTransferFailed:
-        # The target says only that something failed. If it lives, it was the reading from the source.
+        # The target's error does not name the cause. If the target is healthy, reading from the source failed.
         if await self._engine.healthy():
             return KvTransferFailed(f"KV could not be read from its source: {error}", "source")
         return KvTransferFailed(f"KV was not imported: {error}", "target")
 
     def _unsupported(self) -> KvTransferFailed:
         return KvTransferFailed(
-            f"engine at {self._engine.base_url} hands over no KV: start it with kv_transfer", "unsupported"
+            f"engine at {self._engine.base_url} transfers no KV: start it with kv_transfer", "unsupported"
         )

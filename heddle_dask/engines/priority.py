@@ -1,11 +1,11 @@
-"""Our priorities in the engine's sign: vLLM runs the smaller number first."""
+"""Priorities in the engine's sign: vLLM runs the smaller number first."""
 
 from __future__ import annotations
 
-# vLLM keeps priorities as Python ints, but its peers parse 32 bits; beyond that the order is all the same.
+# vLLM keeps priorities as Python ints, but other engines parse 32 bits; larger values are clipped.
 _LIMIT = 2**31 - 1
 
-# Before every step: a move that queued behind the steps of a full engine would keep its trajectory waiting.
+# Precedes every step: a migration that queued behind the steps of a full engine would delay its trajectory.
 FIRST = -_LIMIT
 
 

@@ -1,60 +1,46 @@
-"""What an engine is to be: plain data that travels by pickle and JSON, checked once, here."""
+"""The description of an engine: plain data that travels by pickle and JSON, checked once, on construction."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Any
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.engine_kind import EngineOptions
+from heddle_dask.engines.kinds import engine_kind
 
-EngineKind = Literal["vllm", "emulated"]
-ENGINE_KINDS: tuple[str, ...] = get_args(EngineKind)
+_DEFAULT_OPTIONS = EngineOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """One engine, described.
+    """One engine, described. Options of one kind only are in `options`.
 
     Attributes
     ----------
     kind
-        ``"vllm"`` or ``"emulated"``.
+        A name of `heddle_dask.engines.kinds.ENGINE_KINDS`, or ``package.module:object`` for a kind of another package.
     model
         A model directory (or, for vLLM, a name it can load). The emulated engine only reads the end
         token from it, where it is a directory.
     slots
-        Most sequences in one batch.
-    steps_ahead
-        How many steps more may wait in the engine's own queue. A slot that a step leaves is filled in the next
-        iteration then, and not only when the step's end is known here and another one has been sent.
+        Maximum number of sequences in one batch.
     max_model_len
-        Longest context, prompt and generated tokens together.
-    kv_cache_gib
-        KV cache of vLLM on CPUs. On GPUs vLLM sizes the cache itself (`extra_args` with
-        ``--gpu-memory-utilization``); the emulated engine's is counted in tokens (`emulation`).
-    extra_args
-        Appended to vLLM's command line as they are.
-    cost
-        Cost model of the emulated engine, see `heddle_dask.cost.engine_cost.cost_from_mapping`.
-        None: the profile ``tiny-cpu``.
-    faults
-        Faults of the emulated engine, see `heddle_dask.engines.emulated.traits.Faults`.
-    time_scale
-        The emulated engine takes its model's seconds times this.
-    cpu_threads
-        OpenMP threads of a CPU build of vLLM.
-    emulation
-        Further traits of the emulated engine: ``mean_length_tokens`` (mean of the geometric length
-        when end tokens count), ``end_token_id``, ``kv_capacity_tokens``; of its KV transfers
-        ``kv_bytes_per_token``, ``transfer_bytes_per_s``, ``transfer_fixed_s``, ``kv_lease_s``.
+        Longest context in tokens, prompt and generated tokens together.
+    dtype
+        Type of the weights, for kinds that run a model.
     kv_transfer
-        True: the engine can hand the KV cache of a context to another one and take one over
+        True: the engine can export the KV cache of a context to another engine and import one
         (`EngineClient.export_kv` and `import_kv`); vLLM then runs with its NIXL connector.
     devices
-        The GPUs of a GPU build of vLLM by name (``CUDA_VISIBLE_DEVICES``); none: those that its owner sees. Others run
-        where they are.
+        Names of the GPUs of a kind that uses GPUs (``CUDA_VISIBLE_DEVICES``), one for each of `tp_degree`. Empty: those
+        that its owner sees.
+    steps_ahead
+        How many steps beyond `slots` may wait in the engine's own queue. The next iteration then fills a slot that a
+        step leaves; otherwise it would stay empty until the step's end is known here and another step has been sent.
+    options
+        The kind's own options (`VllmOptions`, `EmulatedOptions`); not given: their defaults.
 
     Raises
     ------
@@ -62,27 +48,26 @@ class EngineSpec:
         A value that no engine can have.
     """
 
-    kind: EngineKind
+    kind: str
     model: str
     slots: int
     max_model_len: int
     dtype: str = "auto"
     tp_degree: int = 1
     seed: int = 0
-    kv_cache_gib: float = 1.0
-    extra_args: tuple[str, ...] = ()
-    cost: Mapping[str, Any] | None = None
-    faults: Mapping[str, Any] | None = None
-    time_scale: float = 1.0
-    cpu_threads: int = 1
-    emulation: Mapping[str, Any] | None = None
     kv_transfer: bool = False
     devices: tuple[str, ...] = ()
     steps_ahead: int = 6
+    options: EngineOptions = _DEFAULT_OPTIONS
 
     def __post_init__(self) -> None:
-        if self.kind not in ENGINE_KINDS:
-            raise BadInput(f"engine kind {self.kind!r} is unknown: use {' or '.join(ENGINE_KINDS)}")
+        options_type = engine_kind(self.kind).options_type
+        if type(self.options) is EngineOptions:
+            object.__setattr__(self, "options", options_type())
+        if not isinstance(self.options, options_type):
+            raise BadInput(
+                f"engine options are {type(self.options).__name__}: {self.kind} takes {options_type.__name__}"
+            )
         if not isinstance(self.model, str) or not self.model:
             raise BadInput("engine model is empty: give a model directory")
         for name, least in (
@@ -90,7 +75,6 @@ class EngineSpec:
             ("steps_ahead", 0),
             ("max_model_len", 2),
             ("tp_degree", 1),
-            ("cpu_threads", 1),
             ("seed", 0),
         ):
             value = getattr(self, name)
@@ -103,17 +87,11 @@ class EngineSpec:
             raise BadInput(
                 f"engine devices are {named}: name {self.tp_degree}, one for each of tp_degree, or none"
             )
-        for name in ("kv_cache_gib", "time_scale"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise BadInput(f"engine {name} is {value!r}: use a number above 0")
 
     def to_mapping(self) -> dict[str, Any]:
         """A JSON-able mapping from which `from_mapping` makes an equal spec."""
-        mapping = asdict(self)
-        mapping["extra_args"] = list(self.extra_args)
-        mapping["devices"] = list(self.devices)
-        return mapping
+        mapping = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**mapping, "devices": list(self.devices), "options": self.options.to_mapping()}
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> EngineSpec:
@@ -132,6 +110,6 @@ class EngineSpec:
         if missing:
             raise BadInput(f"engine spec lacks {', '.join(missing)}")
         values = dict(mapping)
-        values["extra_args"] = tuple(mapping.get("extra_args", ()))
         values["devices"] = tuple(mapping.get("devices", ()))
+        values["options"] = engine_kind(mapping["kind"]).options_type.from_mapping(mapping.get("options", {}))
         return cls(**values)

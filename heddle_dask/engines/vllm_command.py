@@ -1,4 +1,4 @@
-"""The command line and environment that start vLLM, unforked, from a spec.
+"""The command line and environment that start an unmodified vLLM, from a spec.
 
 Nothing here imports vllm: which build is installed is read from package metadata. The server is run as
 a module, since the `vllm` command needs metadata that CPU builds lack.
@@ -12,41 +12,74 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.engine_kind import EngineCommand, EngineOptions
+
+if TYPE_CHECKING:
+    from heddle_dask.engines.spec import EngineSpec
 
 VllmBuild = Literal["cpu", "gpu"]
 
 _INSTALL = "install it with `pip install 'heddle-dask[cpu]'` (or `[gpu]` on a machine with GPUs)"
 
 KV_LEASE_S = 60
-"""Whole seconds that exported blocks stay pinned on the source when nobody reads them."""
+"""Whole seconds that exported blocks stay pinned on the source when no target reads them."""
 
 # vLLM's own default for an API server; fewer make long queues of prompts slow.
 _LEAST_BATCHED_TOKENS = 2048
-# A worker process and its engine core spin while they wait for each other, a core and a half for one thread of work. On
-# CPUs vLLM takes the executor without that process only by its class, not by its name "uni", since it could not set the
-# OpenMP threads there; they are set before it starts.
+# A worker process and its engine core busy-wait for each other: one and a half cores for one thread of work. On CPUs
+# vLLM accepts the in-process executor only by its class, not by its name "uni", because it could not set the OpenMP
+# threads there; here they are set before it starts.
 _IN_PROCESS = ("--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor")
 
 
 @dataclass(frozen=True, slots=True)
-class EngineCommand:
-    """How to start an engine: the arguments, and the environment variables to set on top."""
+class VllmOptions(EngineOptions):
+    """Options that only vLLM engines have.
 
-    argv: tuple[str, ...]
-    env: dict[str, str]
+    Attributes
+    ----------
+    kv_cache_gib
+        KV cache of a CPU build. On GPUs vLLM sizes the cache itself (`extra_args` with
+        ``--gpu-memory-utilization``).
+    extra_args
+        Appended to vLLM's command line as they are.
+    cpu_threads
+        OpenMP threads of a CPU build.
+    """
+
+    kv_cache_gib: float = 1.0
+    extra_args: tuple[str, ...] = ()
+    cpu_threads: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "extra_args", tuple(self.extra_args))  # JSON has lists only
+        self._check_positive("kv_cache_gib")
+        self._check_whole("cpu_threads", 1)
 
 
-def installed_vllm_build() -> VllmBuild:
-    """Which vLLM this Python has.
+def vllm_options(options: EngineOptions) -> VllmOptions:
+    """The options, known to be those of a vLLM engine.
 
     Raises
     ------
     BadInput
-        None.
+        They are those of another kind.
+    """
+    if not isinstance(options, VllmOptions):
+        raise BadInput(f"a vLLM engine takes VllmOptions, not {type(options).__name__}")
+    return options
+
+
+def installed_vllm_build() -> VllmBuild:
+    """The build of vLLM that this Python has.
+
+    Raises
+    ------
+    BadInput
+        vLLM is not installed.
     """
     if util.find_spec("vllm") is None:
         raise BadInput(f"vLLM is not installed in {sys.prefix}: {_INSTALL}")
@@ -63,12 +96,12 @@ def installed_vllm_build() -> VllmBuild:
 
 
 def check_kv_transfer() -> None:
-    """Refuse KV transfers where vLLM would find no NIXL.
+    """Refuse KV transfers when NIXL, which vLLM needs for them, is absent.
 
     Raises
     ------
     BadInput
-        It is not installed.
+        NIXL is not installed.
     """
     if util.find_spec("nixl") is None:
         raise BadInput(f"KV transfers need NIXL, which is not installed in {sys.prefix}: `pip install nixl`")
@@ -77,7 +110,7 @@ def check_kv_transfer() -> None:
 def check_model(model: str) -> None:
     """Refuse a model that vLLM cannot load for a reason visible from outside.
 
-    A name that is no path is left to vLLM (it may be a model to download).
+    A name that is not a path is left to vLLM: it may be a model to download.
 
     Raises
     ------
@@ -105,8 +138,9 @@ def vllm_command(
     Parameters
     ----------
     side_channel_port
-        Where engines that pull KV from this one shake hands; must be given with `spec.kv_transfer`.
+        Port for the handshake with engines that fetch KV from this one; required with `spec.kv_transfer`.
     """
+    options = vllm_options(spec.options)
     argv = [
         sys.executable,
         "-m",
@@ -130,33 +164,33 @@ def vllm_command(
         env["HF_HUB_OFFLINE"] = "1"
     if build == "cpu":
         argv.append("--enforce-eager")
-        # Torch's CPU generator cannot step back, which vLLM asks of it when it cuts the prefill of a seeded request:
-        # the engine core would die. Without chunks a prompt waits until the whole of it fits into one iteration.
+        # vLLM rewinds the random generator of a seeded request when it splits its prefill; Torch's CPU generator cannot
+        # do that, and the engine core would die. Without chunks a prompt waits until all of it fits into one iteration.
         argv += ["--no-enable-chunked-prefill", "--max-num-batched-tokens"]
         argv.append(str(max(spec.max_model_len, _LEAST_BATCHED_TOKENS)))
         # vLLM reads whole GiB only.
-        env["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(spec.kv_cache_gib))
+        env["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(options.kv_cache_gib))
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        env["OMP_NUM_THREADS"] = str(spec.cpu_threads)
+        env["OMP_NUM_THREADS"] = str(options.cpu_threads)
         if spec.tp_degree == 1:
             argv += _IN_PROCESS
     elif spec.devices:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.devices)
     if spec.kv_transfer:
-        assert side_channel_port is not None, "an engine that hands over KV needs a side channel"
+        assert side_channel_port is not None, "KV transfers need a side channel port"
         argv += ["--kv-transfer-config", json.dumps(_kv_transfer_config(build), separators=(",", ":"))]
         env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
         env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(side_channel_port)
         if build == "cpu":
             env["UCX_TLS"] = "tcp,self,sm"
-    return EngineCommand((*argv, *spec.extra_args), env)
+    return EngineCommand((*argv, *options.extra_args), env)
 
 
 def _kv_transfer_config(build: VllmBuild) -> dict[str, Any]:
     config: dict[str, Any] = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
     if build == "cpu":
         config["kv_buffer_device"] = "cpu"
-    # A load that fails is an error and never a silent recomputation: the caller decides what to do instead.
+    # A failed load is an error, not a silent recomputation: the caller decides what to do instead.
     config["kv_load_failure_policy"] = "fail"
     config["kv_connector_extra_config"] = {"kv_lease_duration": KV_LEASE_S}
     return config

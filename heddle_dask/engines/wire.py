@@ -1,8 +1,8 @@
-"""The bytes of the engine protocol: what a step looks like going out and coming back.
+"""vLLM's HTTP dialect: the bytes of requests and the meaning of answers. This module is a `Dialect`.
 
-Pure. Two forms of answer exist for one step: a stream of server-sent events (vLLM, asked to send the
-first token at once and all others at the end, so that the time to the first token can be seen) and
-one JSON object (the emulated engine, which states its times itself in `metrics`).
+Pure. A step has two forms of answer: a stream of server-sent events (vLLM is asked to send the first token at once and
+all others at the end, so that the time to the first token can be measured), or one JSON object (the emulated engine,
+which states its times in `metrics`).
 """
 
 from __future__ import annotations
@@ -15,19 +15,27 @@ from typing import Any, cast
 
 from heddle_dask.engines.contract import (
     VERSION_UNKNOWN,
+    EngineInfo,
     EngineRefused,
     EngineUnreachable,
     FinishReason,
     GenerateRequest,
     GenerateResult,
+    KvFacts,
     VersionSpan,
 )
 
 ENGINE_ID_PREFIX = "generate-tokens-"
-"""vLLM keeps a request under this prefix plus the id that the caller gave."""
+"""vLLM keeps a request under this prefix plus the caller's id."""
 
-EMULATED_OWNER = "heddle-emulated"
-"""By this `owned_by` the emulated engine's model can be told from vLLM's."""
+GENERATE_PATH = "/inference/v1/generate"
+ABORT_PATH = "/abort_requests"
+HEALTH_PATH = "/health"
+MODELS_PATH = "/v1/models"
+CONFIGURATION_PATH = "/server_info?config_format=json"
+
+# Of vLLM, where its command line names none.
+_DEFAULT_LEASE_S = 30
 
 _ONE_CHUNK_TOKENS = 1 << 30
 _FINISH_REASONS = ("stop", "length", "abort")
@@ -48,10 +56,10 @@ def generate_body(request: GenerateRequest) -> bytes:
     }
     if sampling.seed is not None:
         params["seed"] = sampling.seed
-    # vLLM's ignore_eos spares only the model's own end tokens; ours promises the full length.
+    # vLLM's ignore_eos ignores only the model's own end tokens; `SamplingParams.ignore_eos` promises the full length.
     if sampling.stop_token_ids and not sampling.ignore_eos:
         params["stop_token_ids"] = sampling.stop_token_ids
-    # numpy arrays come from the token record; JSON wants plain integers.
+    # The token record gives numpy arrays; JSON needs plain integers.
     to_list = getattr(request.token_ids, "tolist", None)
     body = {
         "request_id": request.request_id,
@@ -90,9 +98,42 @@ def one_token_body(
 
 
 def export_params() -> dict[str, Any]:
-    """The words by which an engine is asked to keep a step's KV for another engine."""
+    """The `kv_transfer_params` that ask an engine to keep a step's KV for another engine."""
     remote = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
     return {"do_remote_decode": True, "do_remote_prefill": False, **dict.fromkeys(remote)}
+
+
+def configuration_of_answer(body: bytes) -> Mapping[str, Any]:
+    """The whole configuration, from the answer to `CONFIGURATION_PATH`."""
+    configuration: Mapping[str, Any] = json.loads(body)["vllm_config"]
+    return configuration
+
+
+def info_of_answers(models: bytes, configuration: Mapping[str, Any]) -> EngineInfo:
+    """The engine's description, from the answer to `MODELS_PATH` and its configuration."""
+    model = json.loads(models)["data"][0]
+    cache = configuration.get("cache_config") or {}
+    blocks, block_tokens = cache.get("num_gpu_blocks"), cache.get("block_size")
+    return EngineInfo(
+        model=model["id"],
+        max_model_len=int(model["max_model_len"]),
+        slots=int(configuration["scheduler_config"]["max_num_seqs"]),
+        tp_degree=int(configuration["parallel_config"]["tensor_parallel_size"]),
+        kv_capacity_tokens=int(blocks) * int(block_tokens) if blocks and block_tokens else 0,
+    )
+
+
+def kv_facts(configuration: Mapping[str, Any]) -> KvFacts | None:
+    """What a KV transfer depends on; None when the engine transfers no KV."""
+    transfer = configuration.get("kv_transfer_config")
+    if transfer is None:
+        return None
+    extra = transfer.get("kv_connector_extra_config") or {}
+    return KvFacts(
+        lease_s=float(extra.get("kv_lease_duration", _DEFAULT_LEASE_S)),
+        block_tokens=int(configuration["cache_config"]["block_size"]),
+        tp_degree=int(configuration["parallel_config"]["tensor_parallel_size"]),
+    )
 
 
 def abort_body(request_ids: Sequence[str]) -> bytes:
@@ -101,7 +142,7 @@ def abort_body(request_ids: Sequence[str]) -> bytes:
 
 
 def error_message(body: bytes) -> str:
-    """The engine's own words in an error answer, on one line, however it wraps them."""
+    """The message of an error answer, on one line, from any of the forms in which it is wrapped."""
     try:
         value = json.loads(body)
     except ValueError:
@@ -113,6 +154,11 @@ def error_message(body: bytes) -> str:
     return " ".join(text.split())[:500]
 
 
+def error_of_answer(status: int, body: bytes) -> EngineRefused | EngineUnreachable:
+    """The error that an answer with another HTTP status than 200 stands for."""
+    return error_of_status(status, error_message(body))
+
+
 def error_of_status(status: int, message: str) -> EngineRefused | EngineUnreachable:
     """The error that an HTTP status (or the code in a streamed error) stands for."""
     if 400 <= status < 500:
@@ -122,7 +168,7 @@ def error_of_status(status: int, message: str) -> EngineRefused | EngineUnreacha
 
 @dataclass(slots=True)
 class _Gathered:
-    """One answer, put together from its chunks."""
+    """One answer, assembled from its chunks."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -154,7 +200,7 @@ class _Gathered:
 
     def result(self, first_s: float, decode_s: float) -> GenerateResult:
         if self.finish_reason not in _FINISH_REASONS:
-            raise EngineUnreachable(f"engine broke off its answer (finish reason {self.finish_reason!r})")
+            raise EngineUnreachable(f"engine cut its answer short (finish reason {self.finish_reason!r})")
         if len(self.logprobs) != len(self.token_ids):
             raise EngineUnreachable(
                 f"engine returned {len(self.token_ids)} tokens with {len(self.logprobs)} logprobs"
@@ -169,7 +215,7 @@ class _Gathered:
         spans = _spans(self.versions)
         return GenerateResult(
             token_ids=tuple(self.token_ids),
-            # Rounding can put the logprob of a sure token a hair above 0.
+            # Rounding can put the logprob of a certain token slightly above 0.
             logprobs=tuple([value if value < 0.0 else 0.0 for value in self.logprobs]),
             finish_reason=cast(FinishReason, self.finish_reason),
             cached_tokens=self.cached_tokens,
@@ -193,7 +239,7 @@ def _spans(versions: Sequence[Mapping[str, Any]] | None) -> tuple[VersionSpan, .
 
 
 def _policy_version(label: str) -> int:
-    # An engine whose weights were never updated calls them "default": our version 0.
+    # vLLM calls weights that were never updated "default": version 0.
     if label == "default":
         return 0
     try:
@@ -203,7 +249,7 @@ def _policy_version(label: str) -> int:
 
 
 def result_of_json(body: bytes) -> GenerateResult:
-    """Read an answer that came as one JSON object, with the engine's own times if it states them.
+    """Read an answer that came as one JSON object; its times are those that the engine states, else NaN.
 
     Raises
     ------
@@ -214,7 +260,7 @@ def result_of_json(body: bytes) -> GenerateResult:
 
 
 def transfer_of_json(body: bytes) -> tuple[GenerateResult, Mapping[str, Any] | None]:
-    """Read the answer to a `one_token_body`, and what it says of the KV kept for another engine.
+    """Read the answer to a `one_token_body`: its result, and the parameters of the KV kept for another engine.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """From the text of ``--env`` to an environment. Whatever is wrong is named in one line.
 
-Forms: a name with an optional tier (``math``, ``code:hard``), ``replay:FILE``, and
-``package.module:function``. The function of the last form is one of
+Forms: a name with an optional tier (``math``, ``code:hard``), ``replay:TRACE`` (the name of a
+recorded trace, or a file), and ``package.module:function``. The function of the last form is one of
 
 - ``async def solve(task, ctx)``: the agent program itself. A function ``tasks(count, seed)`` of the
   same module gives its tasks; without one they are numbered and empty.
@@ -33,7 +33,7 @@ TIERS = ("easy", "hard")
 REPLAY_OPTIONS = ("token_scale", "tool_scale")
 _FORMS = (
     f"allowed are {', '.join(f'{name}[:tier]' for name in BUILT_IN if name != 'replay')} "
-    f"(tier {' or '.join(TIERS)}), replay:FILE and package.module:function"
+    f"(tier {' or '.join(TIERS)}), replay:TRACE and package.module:function"
 )
 
 
@@ -56,7 +56,7 @@ def load_environment(spec: str, *, options: Mapping[str, Any] | None = None) -> 
     name, colon, rest = spec.partition(":")
     if name == "replay":
         if not rest:
-            raise BadInput(f"environment {spec!r}: name the trace file, as in replay:FILE")
+            raise BadInput(f"environment {spec!r}: name the trace, as in replay:tau_dialogues or replay:FILE")
         _only(given, REPLAY_OPTIONS, spec)
         return cast(Environment, _class_of(name)(rest, **given))
     if name in BUILT_IN:

@@ -20,6 +20,7 @@ from pathlib import Path
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.workloads.planned import is_replayable, plan_replay, scaled_tokens, tool_waits_s
+from heddle_dask.workloads.recorded import trace_file
 from heddle_dask.workloads.traces import TracedTrajectory, read_traces
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,8 @@ class ReplayEnvironment:
     Parameters
     ----------
     path
-        A ``.jsonl`` or ``.jsonl.gz`` file of trajectories (`workloads.traces`).
+        A ``.jsonl`` or ``.jsonl.gz`` file of trajectories (`workloads.traces`), or the name of a recorded trace
+        (`workloads.recorded`).
     token_scale, tool_scale
         Factors on all token counts and on all tool seconds.
     salt
@@ -66,7 +68,7 @@ class ReplayEnvironment:
             raise BadInput(f"token scale {token_scale!r}: must be greater than 0")
         if not (math.isfinite(tool_scale) and tool_scale >= 0):
             raise BadInput(f"tool scale {tool_scale!r}: must be 0 or greater")
-        self._path = Path(path)
+        self._path = trace_file(path)
         self._token_scale = token_scale
         self._tool_scale = tool_scale
         self._salt = salt

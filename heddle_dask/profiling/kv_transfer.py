@@ -19,6 +19,7 @@ from pathlib import Path
 from heddle_dask.cost.measured import TokensPoint
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import KvTransferFailed
+from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
 
@@ -61,7 +62,8 @@ async def measure_kv_transfer(
         for process in processes:
             stack.push_async_callback(process.stop)
         urls = await asyncio.gather(*(process.start(START_S) for process in processes))
-        source, target = [await stack.enter_async_context(EngineClient(url)) for url in urls]
+        dialect = engine_kind(spec.kind).dialect
+        source, target = [await stack.enter_async_context(EngineClient(url, dialect)) for url in urls]
         on_progress("warming up")
         await _transfers(source, target, contexts[0], 2, rng)
         for length in contexts:

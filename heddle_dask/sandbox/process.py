@@ -15,11 +15,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from heddle_dask.sandbox.census import Census, proportional_bytes, scan
 from heddle_dask.sandbox.child import Child
 from heddle_dask.sandbox.confinement import Cell
 from heddle_dask.sandbox.limits import SandboxLimits
 from heddle_dask.sandbox.outcome import Cause, RawRun
+from heddle_dask.sandbox.process_accounting import ProcessAccounting, proportional_bytes, scan
 
 # Ceiling for what should take milliseconds: the kernel clearing away killed processes.
 _REAP_S = 10.0
@@ -27,7 +27,9 @@ _FIRST_LOOK_S = 0.1
 _LONGEST_LOOK_S = 0.5
 
 
-async def run_confined(cell: Cell, order: Mapping[str, Any], limits: SandboxLimits, census: Census) -> RawRun:
+async def run_confined(
+    cell: Cell, order: Mapping[str, Any], limits: SandboxLimits, accounting: ProcessAccounting
+) -> RawRun:
     """Start the cell's program, give it its order, and wait until nothing of it is left.
 
     Raises
@@ -38,7 +40,7 @@ async def run_confined(cell: Cell, order: Mapping[str, Any], limits: SandboxLimi
     started_s = time.monotonic()
     child = Child(cell, marshal.dumps(dict(order)), limits.output_bytes)
     exit_seen = asyncio.create_task(child.exited.wait())
-    watch = asyncio.create_task(_watch(cell, child.pid, limits, census))
+    watch = asyncio.create_task(_watch(cell, child.pid, limits, accounting))
     over = asyncio.create_task(child.output_over.wait())
     try:
         stopped_for = await _until_end(exit_seen, watch, over, timeout_s=limits.wall_s)
@@ -82,13 +84,13 @@ async def _until_end(
     return "timeout"
 
 
-async def _watch(cell: Cell, root: int, limits: SandboxLimits, census: Census) -> Cause:
+async def _watch(cell: Cell, root: int, limits: SandboxLimits, accounting: ProcessAccounting) -> Cause:
     """Return the limit that the run breaks as a whole; looks less often the longer it runs."""
     pause_s = _FIRST_LOOK_S
     while True:
         await asyncio.sleep(pause_s)
         pause_s = min(_LONGEST_LOOK_S, pause_s * 1.5)
-        usage = await census.usage(cell, root)
+        usage = await accounting.usage(cell, root)
         if usage.threads - cell.wrapper_processes > limits.processes:
             return "processes"
         if usage.resident_bytes > limits.memory_bytes:

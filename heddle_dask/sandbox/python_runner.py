@@ -15,12 +15,12 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.sandbox.bubblewrap import Bubblewrap
-from heddle_dask.sandbox.census import Census
 from heddle_dask.sandbox.confinement import Confinement, Mode
 from heddle_dask.sandbox.interpreter import Interpreter
 from heddle_dask.sandbox.limits import SandboxLimits
 from heddle_dask.sandbox.outcome import RawRun, ToolOutput, judge
 from heddle_dask.sandbox.process import run_confined
+from heddle_dask.sandbox.process_accounting import ProcessAccounting
 from heddle_dask.sandbox.weak import Weak
 
 __all__ = [
@@ -60,7 +60,7 @@ class PythonSandbox:
 
     def __init__(self, confinement: Confinement) -> None:
         self.confinement = confinement
-        self._census = Census()
+        self._accounting = ProcessAccounting()
         self._places = asyncio.Semaphore(_MOST_AT_ONCE)
 
     @classmethod
@@ -132,7 +132,7 @@ class PythonSandbox:
                 "code": code,
                 "calls": None if calls is None else dict(calls),
             }
-            return await run_confined(cell, order, limits, self._census)
+            return await run_confined(cell, order, limits, self._accounting)
 
 
 def candidates() -> Iterator[tuple[str, Confinement]]:

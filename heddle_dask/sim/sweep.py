@@ -18,6 +18,7 @@ from heddle_dask.sim.rollout import Arm, SimulatedRollout, check_fit, simulate
 from heddle_dask.strategies.presets import build_strategies
 from heddle_dask.workloads.choice import load_workload
 from heddle_dask.workloads.planned import PlannedTrajectory
+from heddle_dask.workloads.recorded import RECORDED, trace_file
 from heddle_dask.workloads.synthetic import WORKLOADS
 
 WARM_TRAJECTORIES = 1600
@@ -94,7 +95,9 @@ class SimulatedWorkload:
         return {name: factor for name, factor in factors.items() if factor != 1.0}
 
     def pinned(self) -> SimulatedWorkload:
-        """The same workload for another process: a trace file by its whole path, and with the digest it has now.
+        """The same workload for another process: a trace with the digest it has now, a file by its whole path.
+
+        A recorded trace keeps its name: every process reads the one of its own installation.
 
         Raises
         ------
@@ -105,10 +108,12 @@ class SimulatedWorkload:
             return self
         # A name that is no file is refused when it is loaded, with what is allowed.
         path = Path(self.name)
+        if self.name in RECORDED:
+            return replace(self, digest=_digest(trace_file(self.name)))
         return replace(self, name=str(path.resolve()), digest=_digest(path)) if path.is_file() else self
 
     def _load(self, trajectories: int, seed: int) -> list[PlannedTrajectory]:
-        if self.digest and Path(self.name).is_file() and _digest(Path(self.name)) != self.digest:
+        if self.digest and (path := trace_file(self.name)).is_file() and _digest(path) != self.digest:
             raise BadInput(
                 f"workload {self.name!r}: the file read here is not the one that the sweep was asked for: "
                 "give all workers the same file"

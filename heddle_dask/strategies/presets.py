@@ -73,7 +73,8 @@ _PLAIN = {
     "predictor": "none",
     "actions": "fcfs-minimum",
 }
-# What peers ship, each with the order rule of its original.
+# Placements after other frameworks and routers, each with the order rule of its original. `slime` lacks slime's cap on
+# live trajectories (`admission=at-most`); `verl` is hash-sticky, veRL itself assigns by count.
 _BASELINES = {
     **{name: name for name in ("round-robin", "least-load", "sticky", "sticky-least-loaded", "cache-aware")},
     "slime": "least-load",

@@ -25,7 +25,7 @@ def bootstrap(
     tool_scale: float = 1.0,
     max_context_tokens: int,
 ) -> list[PlannedTrajectory]:
-    """`trajectories` trajectories of a trace file, group by group; the last group may be cut short.
+    """`trajectories` trajectories of a trace, by name or file, group by group; the last group may be cut short.
 
     Draw number k, from 0, puts ``~k`` behind the ids of the group and its trajectories. Scales and the fit into the
     context are those of `planned.plan_replay`. The domain is the file's name without its endings. More trajectories

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from heddle_dask.core.errors import BadInput
 from heddle_dask.workloads.bootstrap import bootstrap
 from heddle_dask.workloads.planned import PlannedTrajectory
+from heddle_dask.workloads.recorded import RECORDED
 from heddle_dask.workloads.synthetic import WORKLOADS, fit_into_context, synthesize
 
 
@@ -31,7 +32,8 @@ def load_workload(
     Parameters
     ----------
     name_or_file
-        "coding", "search" or "math" (`synthetic`), or the path of a trace file (`bootstrap`).
+        "coding", "search" or "math" (`synthetic`), or a trace (`bootstrap`): the name of a recorded one
+        (`recorded.RECORDED`) or the path of a file.
     samples
         Trajectories a prompt of a synthetic workload. The groups of a file are as recorded: there it only must be 1
         or more.
@@ -48,10 +50,9 @@ def load_workload(
     name = str(name_or_file)
     _check_numbers(name, trajectories, samples, seed, token_scale, tool_scale, max_context_tokens)
     if name not in WORKLOADS:
-        if not Path(name_or_file).is_file():
-            raise BadInput(
-                f"workload {name!r}: neither one of {', '.join(WORKLOADS)} nor a trace file that is there"
-            )
+        if name not in RECORDED and not Path(name_or_file).is_file():
+            allowed = ", ".join((*WORKLOADS, *RECORDED))
+            raise BadInput(f"workload {name!r}: neither one of {allowed} nor a trace file that is there")
         return bootstrap(
             name_or_file,
             trajectories=trajectories,

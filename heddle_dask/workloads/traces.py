@@ -19,6 +19,7 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.nouns import joined_domain
+from heddle_dask.workloads.recorded import trace_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +91,20 @@ class TracedTrajectory:
 
 
 def read_traces(path: Path | str) -> Iterator[TracedTrajectory]:
-    """Yield the trajectories of a ``.jsonl`` or ``.jsonl.gz`` file in order.
+    """Yield the trajectories of a trace in order.
+
+    Parameters
+    ----------
+    path
+        A ``.jsonl`` or ``.jsonl.gz`` file, or the name of a recorded trace (`recorded.trace_file`).
 
     Raises
     ------
     BadInput
-        The file cannot be read, or a line lacks a field; the message names file, line and field.
+        There is no such file or name, it cannot be read, or a line lacks a field; the message names file, line and
+        field.
     """
-    path = Path(path)
+    path = trace_file(path)
     with _lines(path) as lines:
         number = 0
         while True:

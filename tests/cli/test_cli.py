@@ -145,7 +145,7 @@ def test_rollout_refuses_degrees_of_a_real_model_before_a_cluster_starts():
     [
         ("absent.json.gz", None, "absent.json.gz"),
         ("other.json.gz", b"no predictor", "other.json.gz"),
-        ("old.json.gz", gzip.compress(b'{"format": "heddle predictor", "version": 1}'), "version"),
+        ("old.json.gz", gzip.compress(b'{"format": "heddle predictor", "version": 1}', mtime=0), "version"),
         ("trace.jsonl", b"{}", "line 1"),
     ],
 )

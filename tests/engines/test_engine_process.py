@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.engines import leash
+from heddle_dask.engines import watchdog
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import (
     EngineRefused,
@@ -26,15 +26,21 @@ from heddle_dask.engines.contract import (
     GenerateRequest,
     SamplingParams,
 )
-from heddle_dask.engines.process import EngineProcess, EngineStartError, free_port, likely_cause
+from heddle_dask.engines.emulated.options import EmulatedOptions
+from heddle_dask.engines.ports import free_port
+from heddle_dask.engines.process import EngineProcess, EngineStartError, likely_cause
 from heddle_dask.engines.spec import EngineSpec
 
 CEILING_S = 60.0
 
 
 def _spec(**changes) -> EngineSpec:
-    given = {"slots": 4, "max_model_len": 100_000, "cost": {"seconds_per_token": 0.001}, **changes}
-    return EngineSpec("emulated", "none", **given)
+    names = ("cost", "faults", "time_scale", "emulation")
+    own = {name: changes.pop(name) for name in names if name in changes}
+    options = EmulatedOptions(**{"cost": {"seconds_per_token": 0.001}, **own})
+    return EngineSpec(
+        "emulated", "none", **{"slots": 4, "max_model_len": 100_000, "options": options, **changes}
+    )
 
 
 def _step(name: str, tokens: int = 5) -> GenerateRequest:
@@ -62,19 +68,19 @@ def _fails(spec: EngineSpec, directory: Path, timeout_s: float = CEILING_S) -> E
     with pytest.raises(EngineStartError) as caught:
         asyncio.run(process.start(timeout_s))
     assert process.returncode is not None, "nothing may be left running"
-    assert not list(directory.glob("*.leash.json"))
+    assert not list(directory.glob("*.watchdog.json"))
     return caught.value
 
 
 def test_start_serve_and_stop(tmp_path):
     async def story(process: EngineProcess, client: EngineClient) -> None:
         assert process.base_url == f"http://127.0.0.1:{process.port}"
-        assert leash.start_time(process.pid) and leash.start_time(process.engine_pid)
+        assert watchdog.start_time(process.pid) and watchdog.start_time(process.engine_pid)
         assert len((await client.generate(_step("a"))).token_ids) == 5
         engine_pid = process.engine_pid
         await process.stop()
         assert process.engine_pid == 0
-        assert not leash.start_time(engine_pid)
+        assert not watchdog.start_time(engine_pid)
         assert await process.wait() == 0
         await process.stop()
 
@@ -247,7 +253,7 @@ def test_the_models_own_end_token_is_used(tmp_path):
         assert result.finish_reason == "stop"
         assert result.token_ids[-1] == 333
 
-    spec = EngineSpec("emulated", str(model), 2, 1000, cost={"seconds_per_token": 0.0})
+    spec = EngineSpec("emulated", str(model), 2, 1000, options=EmulatedOptions({"seconds_per_token": 0.0}))
     _with_engine(tmp_path / "engine", spec, story)
 
 
@@ -272,27 +278,27 @@ def test_sigkill_of_the_owner_ends_the_engine(tmp_path):
     try:
         assert owner.stdout is not None
         pids = [int(word) for word in owner.stdout.readline().split()]
-        assert len(pids) == 2 and all(leash.start_time(pid) for pid in pids)
+        assert len(pids) == 2 and all(watchdog.start_time(pid) for pid in pids)
     finally:
         owner.send_signal(signal.SIGKILL)
         owner.wait()
         owner.stdout.close()
     deadline = time.monotonic() + CEILING_S
-    while any(leash.start_time(pid) for pid in pids):
+    while any(watchdog.start_time(pid) for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def test_killing_guard_and_leash_together_leaves_nothing_after_stop(tmp_path):
+def test_killing_guard_and_watchdog_together_leaves_nothing_after_stop(tmp_path):
     async def story(process: EngineProcess, client: EngineClient) -> None:
         engine_pid = process.engine_pid
-        stat = leash._stat(engine_pid)
+        stat = watchdog._stat(engine_pid)
         assert stat is not None
         os.kill(stat[1], signal.SIGKILL)
         os.kill(process.pid, signal.SIGKILL)
         assert await process.wait() == 128 + signal.SIGKILL
         await process.stop()
-        assert not leash.start_time(engine_pid)
+        assert not watchdog.start_time(engine_pid)
 
     _with_engine(tmp_path, _spec(), story)
 

@@ -12,7 +12,13 @@ import pytest
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.engines.vllm_command import KV_LEASE_S, check_model, installed_vllm_build, vllm_command
+from heddle_dask.engines.vllm_command import (
+    KV_LEASE_S,
+    VllmOptions,
+    check_model,
+    installed_vllm_build,
+    vllm_command,
+)
 
 
 @pytest.fixture
@@ -51,7 +57,7 @@ def test_cpu_command(spec, model):
 def test_ranks_and_gpus_have_worker_processes_and_a_users_executor_wins(spec):
     for other, build in ((replace(spec, tp_degree=2), "cpu"), (spec, "gpu")):
         assert "--distributed-executor-backend" not in vllm_command(other, 8123, build).argv
-    own = replace(spec, extra_args=("--distributed-executor-backend", "mp"))
+    own = replace(spec, options=VllmOptions(extra_args=("--distributed-executor-backend", "mp")))
     assert vllm_command(own, 8123, "cpu").argv[-1] == "mp", "of an option given twice the last counts"
 
 
@@ -92,7 +98,8 @@ def test_an_engine_that_hands_over_kv_has_a_connector_and_a_side_channel(spec):
 
 def test_extra_arguments_come_last_and_kv_space_is_whole_gib(spec):
     extra = ("--gpu-memory-utilization", "0.8")
-    command = vllm_command(replace(spec, extra_args=extra, kv_cache_gib=2.5, cpu_threads=3), 1, "cpu")
+    options = VllmOptions(extra_args=extra, kv_cache_gib=2.5, cpu_threads=3)
+    command = vllm_command(replace(spec, options=options), 1, "cpu")
     assert command.argv[-2:] == extra
     assert command.env["VLLM_CPU_KVCACHE_SPACE"] == "3"
     assert command.env["OMP_NUM_THREADS"] == "3"

@@ -137,10 +137,10 @@ def test_arguments_as_text_are_read() -> None:
 @pytest.mark.parametrize("tier", TIERS)
 def test_tasks_are_different_and_follow_the_seed(make: Any, tier: str) -> None:
     environment = make(tier=tier)
-    tasks = environment.tasks(60, 3)
-    assert environment.tasks(60, 3) == tasks
-    assert environment.tasks(60, 4) != tasks
-    assert len({task.task_id for task in tasks}) == len({task.prompt for task in tasks}) == 60
+    tasks = environment.tasks(40, 3)
+    assert environment.tasks(40, 3) == tasks
+    assert environment.tasks(40, 4) != tasks
+    assert len({task.task_id for task in tasks}) == len({task.prompt for task in tasks}) == 40
     for task in tasks:
         assert json.loads(json.dumps(task.payload)) == task.payload
 
@@ -149,7 +149,7 @@ def test_tasks_are_different_and_follow_the_seed(make: Any, tier: str) -> None:
 @pytest.mark.parametrize("tier", TIERS)
 def test_test_tasks_cannot_occur_in_training(make: Any, tier: str) -> None:
     for split in ("train", "test"):
-        for task in make(tier=tier, split=split).tasks(200, 0):
+        for task in make(tier=tier, split=split).tasks(80, 0):
             assert split_of(task.prompt) == split
 
 

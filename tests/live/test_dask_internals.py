@@ -42,11 +42,11 @@ def submit(client: Client, task: Callable[..., Any], values: list[Any], **annota
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    for _ in range(2000):
+    for _ in range(12_000):
         if condition():
             return
         await asyncio.sleep(0.005)
-    raise AssertionError("condition not met within 10 s")
+    raise AssertionError("condition not met within a minute")
 
 
 async def note_order(value: int) -> int:
@@ -335,5 +335,5 @@ def test_a_plugin_is_removed_from_all_workers_though_one_dies_meanwhile(tmp_path
             assert there and not any(there.values())
             assert "ends" not in cluster.scheduler.worker_plugins
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), 120))
     assert (tmp_path / "removed").exists()

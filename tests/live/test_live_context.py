@@ -270,7 +270,7 @@ def test_an_action_whose_result_was_lost_runs_again_under_another_id(model_dir: 
 async def impatient(ctx: LiveContext) -> list[Any]:
     ctx.append("user", "hello")
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
+        async with asyncio.timeout(0.5):
             await ctx.generate(max_tokens=4)
     ctx.append("user", "shorter")
     first = await ctx.generate(max_tokens=2)

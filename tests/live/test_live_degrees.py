@@ -22,6 +22,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.journal_codec import replay
 from heddle_dask.cost.engine_cost import cost_from_mapping
+from heddle_dask.engines.emulated.options import EmulatedOptions, emulated_options
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import vllm_command
 from heddle_dask.environments.base import Context, Task
@@ -213,16 +214,19 @@ def test_the_predictor_is_asked_for_prompts_only_once_it_has_learnt() -> None:
 
 
 def test_an_engine_of_another_degree_has_its_slots_cost_and_gpus(model_dir: str) -> None:
-    spec = EngineSpec("emulated", model_dir, 4, 4096, cost=PROFILE)
+    spec = EngineSpec("emulated", model_dir, 4, 4096, options=EmulatedOptions(PROFILE))
     pair = DegreeSpecs(spec).at(2, ("0", "3"))
-    assert (pair.tp_degree, pair.slots, pair.devices, pair.cost) == (2, 8, ("0", "3"), PROFILE)
+    assert (pair.tp_degree, pair.slots, pair.devices) == (2, 8, ("0", "3"))
+    assert pair.options == EmulatedOptions(PROFILE)
     assert EngineSpec.from_mapping(pair.to_mapping()) == pair
     engines = DegreeSpecs(spec).engines()
     assert sorted(engines) == [1, 2, 4, 8, 16]
     assert engines[2].cost.fixed_s < engines[1].cost.fixed_s
     by_degree = {"1": {"seconds_per_token": 0.004}, "2": {"seconds_per_token": 0.003}}
-    given = DegreeSpecs(EngineSpec("emulated", model_dir, 4, 4096, cost=by_degree, time_scale=2.0))
-    assert given.at(2).cost == {"seconds_per_token": 0.003}
+    given = DegreeSpecs(
+        EngineSpec("emulated", model_dir, 4, 4096, options=EmulatedOptions(by_degree, time_scale=2.0))
+    )
+    assert emulated_options(given.at(2).options).cost == {"seconds_per_token": 0.003}
     assert {d: engine.cost.decode_token_s(1, 0) for d, engine in given.engines().items()} == {
         1: pytest.approx(0.008),
         2: pytest.approx(0.006),
@@ -231,7 +235,7 @@ def test_an_engine_of_another_degree_has_its_slots_cost_and_gpus(model_dir: str)
     assert told is not None and (told["tp_degree"], sorted(told["by_degree"])) == (1, ["1", "2"])
     assert told["of"] == told["by_degree"]["1"], "in real seconds, as tools and transfers are"
     assert [cost_from_mapping(told["by_degree"][d]).fixed_s for d in "12"] == [0.008, 0.006]
-    given = DegreeSpecs(EngineSpec("emulated", model_dir, 4, 4096, cost=by_degree))
+    given = DegreeSpecs(EngineSpec("emulated", model_dir, 4, 4096, options=EmulatedOptions(by_degree)))
     assert given.described((1, 2, 4)) == {
         "of": {"seconds_per_token": 0.004},
         "tp_degree": 1,
@@ -252,7 +256,7 @@ def test_a_cost_that_is_not_known_at_a_degree_is_refused(
     model_dir: str, cost: Mapping[str, Any] | None, message: str
 ) -> None:
     with pytest.raises(BadInput, match=message):
-        DegreeSpecs(EngineSpec("emulated", model_dir, 4, 4096, cost=cost)).at(2)
+        DegreeSpecs(EngineSpec("emulated", model_dir, 4, 4096, options=EmulatedOptions(cost))).at(2)
 
 
 def test_a_real_engine_needs_a_cost_for_auto_and_heads_that_divide(model_dir: str) -> None:
@@ -267,7 +271,7 @@ def test_a_real_engine_needs_a_cost_for_auto_and_heads_that_divide(model_dir: st
 
 def test_without_degrees_the_cost_is_described_as_ever(model_dir: str) -> None:
     cost = {"seconds_per_token": 0.002}
-    spec = EngineSpec("emulated", model_dir, 4, 4096, cost=cost)
+    spec = EngineSpec("emulated", model_dir, 4, 4096, options=EmulatedOptions(cost))
     assert DegreeSpecs(spec).described(()) == {"of": cost, "tp_degree": 1}
     assert DegreeSpecs(EngineSpec("vllm", model_dir, 4, 4096)).described(()) is None
     assert cost_at(cost, 1, 1) is cost
@@ -276,7 +280,7 @@ def test_without_degrees_the_cost_is_described_as_ever(model_dir: str) -> None:
 def test_gpus_are_named_by_gpu_engines_only(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sees = {"CUDA_VISIBLE_DEVICES": "0, GPU-7"}
     assert visible_gpus(EngineSpec("emulated", model_dir, 4, 4096), sees) == []
-    monkeypatch.setattr("heddle_dask.live.worker.rollout_worker.installed_vllm_build", lambda: "gpu")
+    monkeypatch.setattr("heddle_dask.engines.vllm_command.installed_vllm_build", lambda: "gpu")
     assert visible_gpus(EngineSpec("vllm", model_dir, 4, 4096), sees) == ["0", "GPU-7"]
     assert visible_gpus(EngineSpec("vllm", model_dir, 4, 4096), {}) == []
 
@@ -388,12 +392,12 @@ class KnownAgent(ToolAgent):
 def emulated_at_degrees(model: str) -> EngineSpec:
     """Engines of two GPUs are nearly twice as fast."""
     cost = {"1": {"seconds_per_token": 0.004}, "2": {"seconds_per_token": 0.0022}}
-    return EngineSpec("emulated", model, slots=4, max_model_len=4096, cost=cost)
+    return EngineSpec("emulated", model, slots=4, max_model_len=4096, options=EmulatedOptions(cost))
 
 
 def servers() -> list[psutil.Process]:
     """Emulated engines themselves, without the guards around them."""
-    return [p for p in descendants(ENGINE) if "leash.py" not in " ".join(p.cmdline())]
+    return [p for p in descendants(ENGINE) if "watchdog.py" not in " ".join(p.cmdline())]
 
 
 async def published(client: Client) -> dict[str, float]:

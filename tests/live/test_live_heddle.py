@@ -17,7 +17,6 @@ from worlds.live_world import (
     emulated,
     engine_process,
     kill,
-    needs_nixl_cores,
     run,
     until,
 )
@@ -27,6 +26,7 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.journal_codec import decode, replay
+from heddle_dask.engines.emulated.options import emulated_options
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.driver import open_session
@@ -180,7 +180,8 @@ def test_an_engine_that_is_killed_while_contexts_move_costs_no_trajectory(
     spec = emulated(model_dir, seconds_per_token=0.005, slots=2, kv_transfer=True)
     agent = UnevenAgent(tokens=25)
     plain = roll(spec, "sticky-least-loaded", (), None, agent, 12)
-    slow = replace(spec, emulation={"transfer_fixed_s": 4.0})
+    options = replace(emulated_options(spec.options), emulation={"transfer_fixed_s": 4.0})
+    slow = replace(spec, options=options)
 
     async def body() -> tuple[Batch, cmd.MoveContext]:
         async with cluster() as (_, client):
@@ -214,37 +215,41 @@ def batch_tokens(batch: Batch) -> dict[str, list[int]]:
     return {record.trajectory_id: record.branches[0].token_ids.tolist() for record in batch}
 
 
+@pytest.fixture(scope="module")
+def plain_vllm(model_dir: str) -> Batch:
+    """What one vLLM engine says when nothing is preempted or moved; float32 and temperature 0."""
+    spec = EngineSpec("vllm", model_dir, slots=2, max_model_len=2048, dtype="float32")
+    return roll(spec, "sticky-least-loaded", (), None, UnevenAgent(tokens=40, tool_s=0.5), 12, degrees=(1,))
+
+
 @pytest.mark.vllm
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kv_transfer", [False, pytest.param(True, marks=needs_nixl_cores)])
+@pytest.mark.parametrize("kv_transfer", [False, True])
 def test_greedy_vllm_output_is_the_same_with_preemptions_and_moves(
-    kv_transfer: bool, model_dir: str, tmp_path: Path
+    kv_transfer: bool, plain_vllm: Batch, model_dir: str, tmp_path: Path
 ) -> None:
-    """Real vLLM, float32, temperature 0: stopping, continuing and moving change no token."""
+    """Real vLLM: stopping, continuing and moving change no token."""
     spec = EngineSpec(
         "vllm", model_dir, slots=2, max_model_len=2048, dtype="float32", kv_transfer=kv_transfer
     )
-    agent = UnevenAgent(tokens=40, tool_s=0.5)
-    plain = roll(spec, "sticky-least-loaded", (), None, agent, 12)
-    busy, _ = roll_until_it_acts(spec, agent, 12, tmp_path)
+    busy, _ = roll_until_it_acts(spec, UnevenAgent(tokens=40, tool_s=0.5), 12, tmp_path)
     totals = busy.moves["transfer" if kv_transfer else "recompute"]
     assert totals["started"] > totals["failed"]
-    assert batch_tokens(busy) == batch_tokens(plain)
+    assert batch_tokens(busy) == batch_tokens(plain_vllm)
 
 
 @pytest.mark.vllm
 @pytest.mark.timeout(900)
-@needs_nixl_cores
-def test_contexts_move_between_vllm_engines_of_unlike_degrees(model_dir: str, tmp_path: Path) -> None:
+def test_contexts_move_between_vllm_engines_of_unlike_degrees(
+    plain_vllm: Batch, model_dir: str, tmp_path: Path
+) -> None:
     """Their KV caches are cut otherwise: a context is computed anew at the target, though both could hand it over."""
     spec = EngineSpec("vllm", model_dir, slots=2, max_model_len=2048, dtype="float32", kv_transfer=True)
-    agent = UnevenAgent(tokens=20, tool_s=0.5)
-    plain = roll(spec, "sticky-least-loaded", (), None, agent, 9, degrees=(1,))
-    busy, _ = roll_until_it_acts(spec, agent, 9, tmp_path, degrees=(2, 1))
+    busy, _ = roll_until_it_acts(spec, UnevenAgent(tokens=40, tool_s=0.5), 12, tmp_path, degrees=(2, 1))
     assert set(busy.moves) == {"recompute"}
     totals = busy.moves["recompute"]
     assert totals["started"] > totals["failed"]
-    assert batch_tokens(busy) == batch_tokens(plain)
+    assert batch_tokens(busy) == batch_tokens(plain_vllm)
 
 
 def test_a_predictor_file_that_cannot_be_read_is_the_users_to_mend(model_dir: str, tmp_path: Path) -> None:

@@ -25,8 +25,6 @@ from heddle_dask.predictors.features import (
 from heddle_dask.predictors.groups import GroupBook, facts_then
 from heddle_dask.workloads.traces import TracedStep, TracedTrajectory
 
-TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
-
 
 def _zero(one: Progress | Finished) -> float:
     return 0.0
@@ -159,9 +157,8 @@ def test_empty_trace_is_bad_input(tmp_path: Path) -> None:
         read_finished(path)
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="recorded traces are not here")
 def test_recorded_traces_are_read() -> None:
-    made = read_finished(TRACES / "tau_dialogues.jsonl.gz")
+    made = read_finished(Path("tau_dialogues"))
     assert len(made) == 1570
     assert sum(one.censored for one in made) == 12
     assert all(one.points[0].generated_tokens == 0 for one in made)

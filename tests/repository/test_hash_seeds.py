@@ -10,7 +10,7 @@ from pathlib import Path
 
 from worlds.core_world import WORLDS
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parent.parent
 
 
 def journal_under(hash_seed: str) -> bytes:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import heddle_dask
+from heddle_dask.workloads.recorded import RECORDED
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -156,6 +157,16 @@ def test_the_licence_is_the_whole_apache_licence() -> None:
 def test_the_changelog_begins_with_this_version() -> None:
     versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert versions[0] == PROJECT["version"]
+
+
+def test_the_package_data_hold_the_recorded_traces_and_their_licences() -> None:
+    """The patterns say what a wheel holds; the licences ask for their notices in every copy."""
+    pyproject: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = pyproject["tool"]["setuptools"]["package-data"]["heddle_dask"]
+    shipped = {path for pattern in patterns for path in (ROOT / "heddle_dask").glob(pattern)}
+    traces = ROOT / "heddle_dask" / "workloads" / "recorded"
+    assert {traces / f"{name}.jsonl.gz" for name in RECORDED} | {traces / "README.md"} <= shipped
+    assert all(path.is_file() for path in shipped)
 
 
 def test_the_typing_marker_ships() -> None:

@@ -17,12 +17,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 import pytest
 
 from heddle_dask.core.errors import BadInput, HeddleError
-from heddle_dask.sandbox.census import Census, scan
 from heddle_dask.sandbox.limits import SandboxLimits
 from heddle_dask.sandbox.outcome import ToolOutput
+from heddle_dask.sandbox.process_accounting import ProcessAccounting, scan
 from heddle_dask.sandbox.python_runner import PythonSandbox, run_python, sandbox_mode
 
 T = TypeVar("T")
@@ -42,6 +43,13 @@ def mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(autouse=True)
+def folders_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other test processes make their sandbox folders elsewhere."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
 def in_sandbox(mode: str, body: Callable[[PythonSandbox], Awaitable[T]]) -> T:
     async def main() -> T:
         return await body(await PythonSandbox.detect(only=mode))  # type: ignore[arg-type]
@@ -57,7 +65,7 @@ def run(mode: str, code: str, limits: SandboxLimits = LIMITS, **more: object) ->
 
 
 def traces_of_runs() -> set[str | int]:
-    """Directories and processes of runs on this machine, ours and those of other test processes."""
+    """Our directories of runs; processes of runs on this machine, ours and those of other test processes."""
     folders = glob.glob(os.path.join(tempfile.gettempdir(), "heddle-sandbox-*"))
     return {*folders, *(entry.pid for entry in scan() if is_of_a_run(entry.pid))}
 
@@ -133,7 +141,10 @@ def test_the_probe_of_a_mode_does_not_depend_on_when_the_watchdog_looks(
     """On a busy machine its first look came while the probe's processes lived, and no mode was left."""
     monkeypatch.setattr("heddle_dask.sandbox.process._FIRST_LOOK_S", 0.0)
     monkeypatch.setattr("heddle_dask.sandbox.process._LONGEST_LOOK_S", 0.0)
-    monkeypatch.setattr("heddle_dask.sandbox.python_runner.Census", functools.partial(Census, period_s=0.0))
+    monkeypatch.setattr(
+        "heddle_dask.sandbox.python_runner.ProcessAccounting",
+        functools.partial(ProcessAccounting, period_s=0.0),
+    )
     for _ in range(3):
         asyncio.run(PythonSandbox.detect(only=mode))  # type: ignore[arg-type]
 
@@ -378,14 +389,20 @@ def test_death_of_the_parent_ends_the_run(mode: str) -> None:
     with subprocess.Popen([sys.executable, "-c", program, mode], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "up\n"
+
+        def started() -> bool:
+            return any(
+                is_of_a_run(child.pid) for child in psutil.Process(parent.pid).children(recursive=True)
+            )
+
         deadline_s = time.monotonic() + 30
-        while not (traces_of_runs() - before) and time.monotonic() < deadline_s:
+        while not started() and time.monotonic() < deadline_s:
             time.sleep(0.05)
+        assert started()
         time.sleep(1)  # past the start, where the death signal is not yet set
-        ours = traces_of_runs() - before
+        folders = [trace for trace in traces_of_runs() - before if isinstance(trace, str)]
         parent.kill()
-    for folder in [trace for trace in ours if isinstance(trace, str)]:
+    for folder in folders:
         assert mode == "weak"  # which says that its directory stays
         shutil.rmtree(folder)
-    assert ours
     assert_gone(before)

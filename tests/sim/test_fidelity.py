@@ -37,6 +37,7 @@ from heddle_dask.core.ids import EngineId, StepId, TrajectoryId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import fixed_cost, load_profile
 from heddle_dask.cost.measured import MeasuredTable
+from heddle_dask.engines.emulated.options import emulated_options
 from heddle_dask.records.trajectory import ActionRecord, StepRecord
 from heddle_dask.sim.engine import SimulatedEngine
 from heddle_dask.sim.fleet import ControlDelays
@@ -131,7 +132,10 @@ def test_emulated_twins_take_and_believe_the_scaled_profile(model_dir: str) -> N
         assert cost.iteration_s(2, 50, 7) == pytest.approx(4 * profile.iteration_s(2, 50, 7))
         assert cost.capacity_tokens == profile.capacity_tokens
     assert pair.simulated.beliefs == {1: profile.scaled(4.0)} and pair.live.cost == profile.scaled(4.0)
-    assert pair.live.spec.time_scale == 4.0 and len(pair.simulated.engines) == pair.live.engines == 2
+    assert (
+        emulated_options(pair.live.spec.options).time_scale == 4.0
+        and len(pair.simulated.engines) == pair.live.engines == 2
+    )
 
 
 def test_vllm_twins_take_the_table_and_its_way_of_a_request(model_dir: str) -> None:

@@ -26,7 +26,6 @@ from heddle_dask.sim.rollout import simulate
 from heddle_dask.sim.sweep import SimulatedWorkload, parse_arms
 from heddle_dask.sim.timeline import means
 
-TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
 SMALL = ("--cluster", "small.toml", "--trajectories", "32", "--samples", "4", "--max-context-tokens", "20000")
 WORK = SimulatedWorkload("coding", 32, 4, 20_000)
 
@@ -104,9 +103,8 @@ def test_a_warm_predictor_has_learnt_from_other_groups() -> None:
     assert warm.finished_s != cold.finished_s
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="no traces here")
 def test_the_others_of_a_trace_are_groups_that_were_not_drawn() -> None:
-    work = SimulatedWorkload(str(TRACES / "intercode.jsonl.gz"), 40, 1, 32_768)
+    work = SimulatedWorkload("intercode", 40, 1, 32_768)
     others = work.others(0)
     drawn = {plan.group_id.rpartition("~")[0] for plan in work.drawn(0)}
     names = [plan.group_id.removeprefix("earlier ").rpartition("~")[0] for plan in others]

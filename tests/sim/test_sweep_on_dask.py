@@ -23,6 +23,7 @@ from heddle_dask.live.wire.messages import TOOL_RESOURCE
 from heddle_dask.sim.clusters import Cluster
 from heddle_dask.sim.rollout import Arm
 from heddle_dask.sim.sweep import SimulatedWorkload, SimulationJob, run_job
+from heddle_dask.workloads.recorded import trace_file
 
 pytestmark = pytest.mark.cluster
 
@@ -118,24 +119,32 @@ def test_the_papers_tables_are_the_same_with_and_without_a_cluster(scheduler: st
     assert "3/3: qwen3-8b/math, " in there.stderr
 
 
-def test_a_trace_file_is_read_by_the_workers_wherever_they_run(scheduler: str, trace_dir: Path) -> None:
-    Path("mine.jsonl.gz").write_bytes((trace_dir / "intercode.jsonl.gz").read_bytes())
+def test_a_trace_file_is_read_by_the_workers_wherever_they_run(scheduler: str) -> None:
+    Path("mine.jsonl.gz").write_bytes(trace_file("intercode").read_bytes())
     arguments = ("simulate", "--workload", "mine.jsonl.gz", *SMALL, "--strategy", "slime,verl", "--json")
     here, there = invoke(*arguments), invoke(*arguments, "--scheduler", scheduler)
     assert here.exit_code == there.exit_code == 0, there.output
     assert here.stdout == there.stdout
 
 
-def test_another_file_under_the_same_path_is_refused(trace_dir: Path) -> None:
+def test_another_file_under_the_same_path_is_refused() -> None:
     path = Path("mine.jsonl.gz")
-    path.write_bytes((trace_dir / "intercode.jsonl.gz").read_bytes())
+    path.write_bytes(trace_file("intercode").read_bytes())
     pinned = SimulatedWorkload("mine.jsonl.gz", 8, 1, 32_768).pinned()
     assert Path(pinned.name).is_absolute()
     assert len(pinned.drawn(0)) == 8
-    path.write_bytes((trace_dir / "tau_dialogues.jsonl.gz").read_bytes())
+    path.write_bytes(trace_file("tau_dialogues").read_bytes())
     with pytest.raises(BadInput, match="not the one that the sweep was asked for"):
         pinned.drawn(0)
     assert SimulatedWorkload("coding", 8, 4, 1000).pinned() == SimulatedWorkload("coding", 8, 4, 1000)
+
+
+def test_a_recorded_trace_keeps_its_name_and_is_checked_by_content() -> None:
+    pinned = SimulatedWorkload("tau_dialogues", 8, 1, 32_768).pinned()
+    assert pinned.name == "tau_dialogues"
+    assert len(pinned.drawn(0)) == 8
+    with pytest.raises(BadInput, match="not the one that the sweep was asked for"):
+        replace(pinned, digest="0" * 64).drawn(0)
 
 
 def test_what_a_worker_refuses_is_one_line(scheduler: str) -> None:

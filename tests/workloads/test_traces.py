@@ -13,7 +13,6 @@ import pytest
 from heddle_dask.core.errors import BadInput
 from heddle_dask.workloads.traces import TracedStep, read_traces
 
-TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
 STEP = {"gen_tokens": 5, "obs_tokens": 7, "tool": "bash", "tool_s": 0.5, "in_tokens": 11, "human": 1}
 GOOD = {"id": "a", "group": "g", "prompt_tokens": 11, "complete": True, "success": None}
 GOOD["steps"] = [STEP, {"gen_tokens": 1, "obs_tokens": None, "tool": None, "tool_s": None}]
@@ -63,18 +62,13 @@ def test_gzip_is_read_and_blank_lines_are_skipped(tmp_path: Path) -> None:
     ],
 )
 def test_real_files_are_read_whole(file: str, count: int, steps: int) -> None:
-    path = TRACES / f"{file}.jsonl.gz"
-    if not path.exists():
-        pytest.skip("the trace files are not here")
-    traces = list(read_traces(path))
+    traces = list(read_traces(file))
     assert (len(traces), sum(len(trace.steps) for trace in traces)) == (count, steps)
 
 
-def test_arrivals_are_not_trajectories() -> None:
-    path = TRACES / "arrivals_azure2023_code.jsonl.gz"
-    if not path.exists():
-        pytest.skip("the trace files are not here")
-    with pytest.raises(BadInput, match=r"arrivals_azure2023_code.*line 1: field 'steps' is missing"):
+def test_a_log_of_single_requests_is_no_trace(tmp_path: Path) -> None:
+    path = written(tmp_path, {"t_s": 0.0, "in": 4808, "out": 10})
+    with pytest.raises(BadInput, match=r"t\.jsonl.*line 1: field 'steps' is missing"):
         list(read_traces(path))
 
 

@@ -15,9 +15,9 @@ import pytest
 from heddle_dask.core.errors import BadInput
 from heddle_dask.workloads.bootstrap import bootstrap, file_domain
 from heddle_dask.workloads.planned import PlannedStep, is_replayable, plan_replay
+from heddle_dask.workloads.recorded import RECORDED
 from heddle_dask.workloads.traces import read_traces
 
-TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
 FIT = {"token_scale": 1.0, "tool_scale": 1.0, "max_context_tokens": 10**6}
 
 
@@ -148,15 +148,10 @@ def test_the_domain_is_the_file_name_without_endings(name: str, domain: str) -> 
     assert file_domain(name) == domain
 
 
-@pytest.mark.parametrize(
-    "name", ["claude_code_transcripts", "claude_code_proxy", "tau_dialogues", "intercode"]
-)
+@pytest.mark.parametrize("name", RECORDED)
 def test_real_traces_give_any_number(name: str) -> None:
-    path = TRACES / f"{name}.jsonl.gz"
-    if not path.exists():
-        pytest.skip("the trace files are not here")
-    plans = {one.trajectory_id: plan_replay(one, **FIT) for one in read_traces(path) if is_replayable(one)}
-    planned = bootstrap(path, trajectories=20_000, seed=0, **FIT)
+    plans = {one.trajectory_id: plan_replay(one, **FIT) for one in read_traces(name) if is_replayable(one)}
+    planned = bootstrap(name, trajectories=20_000, seed=0, **FIT)
     assert len(planned) == 20_000 == len({one.trajectory_id for one in planned})
     for one in planned:
         plan = plans[one.trajectory_id.rsplit("~", 1)[0]]

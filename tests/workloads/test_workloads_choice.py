@@ -67,7 +67,8 @@ def test_a_path_gives_the_file_drawn_again_whatever_the_samples(tmp_path: Path) 
     [
         (
             {"name_or_file": "poetry"},
-            "workload 'poetry': neither one of coding, search, math nor a trace file",
+            "workload 'poetry': neither one of coding, search, math, claude_code_transcripts, claude_code_proxy, "
+            "tau_dialogues, intercode nor a trace file",
         ),
         ({"name_or_file": "."}, "workload '.': neither one of"),
         ({"trajectories": 0}, "trajectories is 0, give 1 or more"),

@@ -34,4 +34,4 @@ def with_cluster(body: Body, workers: int = 1, **resources: float) -> None:
             ):
                 await body(client, cluster.scheduler, [w for w in cluster.workers.values()])
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), 120))

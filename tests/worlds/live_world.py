@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import psutil
-import pytest
 from distributed import Client
 
+from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.run_writer import journal_path
@@ -25,12 +25,6 @@ from heddle_dask.records.trajectory import TrajectoryRecord
 HANG_S = 120
 ENGINE = "heddle_dask.engines.emulated"
 
-# NIXL's progress threads spin, a core per CPU engine: with two engines on two cores imports stall for many seconds.
-needs_nixl_cores = pytest.mark.skipif(
-    (os.cpu_count() or 1) < 4 and not os.environ.get("HEDDLE_TEST_NIXL"),
-    reason="two engines with NIXL need 4 cores; HEDDLE_TEST_NIXL=1 tries it with fewer",
-)
-
 
 def run(coroutine: Coroutine[Any, Any, Any], hang_s: float = HANG_S) -> Any:
     """Run to the end; the ceiling is for hangs only."""
@@ -39,7 +33,9 @@ def run(coroutine: Coroutine[Any, Any, Any], hang_s: float = HANG_S) -> Any:
 
 def emulated(model: str, *, seconds_per_token: float = 0.002, slots: int = 4, **options: Any) -> EngineSpec:
     cost = {"seconds_per_token": seconds_per_token}
-    return EngineSpec("emulated", model, slots=slots, max_model_len=4096, cost=cost, **options)
+    own = {name: options.pop(name) for name in ("faults", "time_scale", "emulation") if name in options}
+    chosen = EmulatedOptions(cost=cost, **own)
+    return EngineSpec("emulated", model, slots=slots, max_model_len=4096, options=chosen, **options)
 
 
 @contextlib.asynccontextmanager
@@ -72,14 +68,14 @@ def descendants(word: str) -> list[psutil.Process]:
 
 def worker_process(name: str) -> psutil.Process:
     """The process that runs a Dask worker: the nanny's only child that is no engine."""
-    # The leash around it has the same words in its command line, later.
+    # The watchdog around it has the same words in its command line, later.
     (nanny,) = [p for p in descendants(name) if p.cmdline()[1:4] == ["-m", "dask", "worker"]]
     (worker,) = [c for c in nanny.children() if not any("resource_tracker" in part for part in c.cmdline())]
     return worker
 
 
 def engine_processes(worker_name: str) -> list[psutil.Process]:
-    """The emulated engine of a Dask worker and the leash around it, oldest first."""
+    """The emulated engine of a Dask worker and the watchdog around it, oldest first."""
     inside = worker_process(worker_name).children(recursive=True)
     found = [process for process in inside if ENGINE in " ".join(process.cmdline())]
     return sorted(found, key=lambda process: process.create_time())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     required=True,
     multiple=True,
-    help="Trajectory file (JSON lines, plain or gzip); may be given several times.",
+    help="Recorded trace, NAME or FILE (JSON lines, plain or gzip); repeatable.",
 )
 @click.option(
     "--folds",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from heddle_dask.cli.engine_option import engine_option
 from heddle_dask.cli.option_groups import COUNT
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
@@ -25,12 +26,12 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     "--env",
     default="math",
     show_default=True,
-    help="NAME, NAME:TIER, package.module:function or replay:FILE.",
+    help="NAME, NAME:TIER, package.module:function or replay:TRACE (NAME or FILE).",
 )
 @click.option("--tasks", type=COUNT, default=16, show_default=True, help="Tasks to draw.")
 @click.option("--samples", type=COUNT, default=4, show_default=True, help="Attempts per task.")
 @click.option("--model", default=None, help="Model directory [default: the shipped tiny-agent].")
-@click.option("--engine", type=click.Choice(["vllm", "emulated"]), default="vllm", show_default=True)
+@engine_option("vllm")
 @click.option("--engines", type=COUNT, default=1, show_default=True, help="How many engines.")
 @click.option("--slots", type=COUNT, default=16, show_default=True, help="Most sequences per engine.")
 @click.option(

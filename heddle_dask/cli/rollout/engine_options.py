@@ -11,12 +11,13 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import profile_names
 from heddle_dask.cost.measured import MeasuredTable, table_names
 from heddle_dask.cost.published import model_of
+from heddle_dask.engines.kinds import engine_kind
 
 
 def check_cost(cost: Mapping[str, Any] | None, model: str, engine: str) -> None:
     """Refuse, before anything starts, a measured table that cannot be read or is of another model than the engines'.
 
-    An emulated engine takes the cost it is given, so the model of its table is not checked.
+    An engine that takes the cost it is given may have that of any model.
 
     Raises
     ------
@@ -26,7 +27,7 @@ def check_cost(cost: Mapping[str, Any] | None, model: str, engine: str) -> None:
     if cost is None or "table" not in cost:
         return
     table = MeasuredTable.load(str(cost["table"]))
-    if engine == "vllm":
+    if not engine_kind(engine).takes_cost:
         table.check(model_of(model), table.degree)
 
 

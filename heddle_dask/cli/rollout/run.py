@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 from contextlib import AbstractAsyncContextManager
@@ -25,6 +24,7 @@ from heddle_dask.cli.cluster_choice import (
     remote_client,
     workers_joined,
 )
+from heddle_dask.cli.engine_option import import_from_here
 from heddle_dask.cli.model_choice import chosen_model, context_limit
 from heddle_dask.cli.one_line import EXIT_TERMINATED
 from heddle_dask.cli.rollout.engine_options import check_cost, parsed_cost, parsed_degrees
@@ -36,7 +36,7 @@ from heddle_dask.cli.rollout.summary import Tally, table
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
-from heddle_dask.engines.vllm_command import installed_vllm_build
+from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.driver.capacity import Patience
@@ -87,12 +87,13 @@ class _Run:
     def __init__(self, order: RolloutOrder, progress: Progress) -> None:
         self.order = order
         self.progress = progress
-        self.tally = Tally(queued_inside=order.fleet.engine == "vllm")
-        self.out = order.out if order.out is not None else default_out(order.work.env, datetime.now())
         fleet, where = order.fleet, order.where
+        kind = engine_kind(fleet.engine)
+        self.tally = Tally(queued_inside=kind.prefill_includes_queue)
+        self.out = order.out if order.out is not None else default_out(order.work.env, datetime.now())
         self.shape = LocalShape(fleet.engines, fleet.slots, where.tool_workers, where.tool_cpus)
-        if order.where.cluster is not None:
-            self.shape = self.shape.overlaid(order.where.cluster, order.given)
+        if where.cluster is not None:
+            self.shape = self.shape.overlaid(where.cluster, order.given)
         predictor = build_strategies(order.strategy, seed=order.seed, overrides=order.overrides).predictor
         self.degrees = parsed_degrees(order.fleet.degrees)
         self.cost = parsed_cost(order.fleet.cost)
@@ -108,9 +109,9 @@ class _Run:
         # With --scheduler the scheduler reads this file, possibly from another file system.
         if order.where.scheduler is None and predictor is not None and predictor.options.get("warm"):
             check_warm(str(predictor.options["warm"]))
-        if order.fleet.engine == "vllm" and order.where.scheduler is None:
-            installed_vllm_build()
-        self.dashboard = _dashboard(order.where.dashboard)
+        if where.scheduler is None:
+            kind.check_installed()
+        self.dashboard = _dashboard(where.dashboard)
         self.left = order.work.tasks * order.work.samples
         if order.mode == "resume":
             self._take_over()
@@ -234,9 +235,7 @@ class _Run:
 
 
 def _environment(order: RolloutOrder) -> Environment:
-    # As `python -m` does: import a user's module from the current directory.
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)
+    here = import_from_here()
     scales = {"token_scale": order.work.token_scale, "tool_scale": order.work.tool_scale}
     given = {name: value for name, value in scales.items() if value is not None}
     environment = load_environment(order.work.env, options=given)

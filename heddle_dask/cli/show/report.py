@@ -13,6 +13,7 @@ from heddle_dask.cli.rollout.summary import Tally, table
 from heddle_dask.cli.show.transcript import Passage, passages, trajectory_facts
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.records.token_record import Attribution
 
 _STYLES = {
@@ -33,11 +34,10 @@ def show_run(path: Path, *, to_stderr: bool) -> dict[str, Any]:
         It is no run.
     """
     run = StoredRun(path)
-    engine = run.metadata.get("engine")
     tally = Tally(
         run.metadata.get("slots", 0),
         run.metadata.get("tool_cpus", 0),
-        queued_inside=isinstance(engine, dict) and engine.get("kind") == "vllm",
+        queued_inside=_prefill_includes_queue(run.metadata.get("engine")),
     )
     # Each session that writes to a run has its own clock: times of two sessions cannot be compared.
     timed = int(run.metadata.get("batches", 1)) <= 1
@@ -102,3 +102,10 @@ def _template(model: str) -> ChatTemplate | None:
         return ChatTemplate.load(model)
     except BadInput:
         return None
+
+
+def _prefill_includes_queue(engine: object) -> bool:
+    try:
+        return isinstance(engine, dict) and engine_kind(engine.get("kind", "")).prefill_includes_queue
+    except BadInput:
+        return False  # a kind of another package, which is not installed here

@@ -66,7 +66,7 @@ class KvCache:
     _users: dict[int, int] = field(default_factory=dict)
     # Insertion order is order of last use: a dict is the LRU list.
     _idle: dict[int, None] = field(default_factory=dict)
-    # Blocks that have KV; of those in use, the ones that somebody has given back already.
+    # Blocks that hold KV; of the blocks in use, those that at least one job has released.
     _computed: set[int] = field(default_factory=set)
     _loose_tokens: int = 0
     _last_id: int = 0
@@ -124,8 +124,8 @@ class KvCache:
     def release(self, held: Held, context: Sequence[int]) -> None:
         """Give back what a request holds; the full blocks of `context` stay cached for a while.
 
-        `context` is everything whose KV was computed, from the first token on; blocks beyond it, of
-        a prefill that was broken off, hold nothing and are dropped, unless somebody computed them before.
+        `context` is the computed part, from the first token on; blocks beyond it, of
+        an interrupted prefill, hold no KV and are dropped, unless another job computed them before.
         """
         self._loose_tokens -= held.loose_tokens
         blocks = list(held.blocks)
@@ -150,7 +150,7 @@ class KvCache:
             del self._users[block]
             if block in self._computed:
                 self._idle[block] = None
-            else:  # reserved for a prompt whose prefill was broken off
+            else:  # reserved for a prompt with an interrupted prefill
                 del self._child[self._key.pop(block)]
         self._evict()
 

@@ -1,7 +1,7 @@
-"""A timer of the event loop that is late by tens of microseconds instead of a millisecond.
+"""An event loop timer with a delay of tens of microseconds instead of a millisecond.
 
-Event loops hand whole milliseconds to the kernel and wake after the next one. An engine that is to take the time a cost
-model says must not add that to every step, so this one is a Linux timerfd that the loop watches like a socket.
+Event loops round their timeouts up to whole milliseconds. An engine that takes the time of a cost model must not add
+that to every step, so this timer is a Linux timerfd that the loop watches like a socket.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PreciseTimer:
     Parameters
     ----------
     callback
-        Called in the event loop, never before the time that was set.
+        Called in the event loop, never before the set time.
 
     Raises
     ------
@@ -49,7 +49,7 @@ class PreciseTimer:
         self._loop.add_reader(self._fd, self._fired)
 
     def set(self, at_s: float) -> None:
-        """Call back at `at_s` of ``time.monotonic()``, at once when that is past; replaces what was set."""
+        """Call back at `at_s` of ``time.monotonic()``, at once when that is past; replaces the previous time."""
         # A value of zero would disarm the timer.
         at_ns = max(1, round(at_s * 1e9))
         self._settime(at_ns)
@@ -59,7 +59,7 @@ class PreciseTimer:
         self._settime(0)
 
     def close(self) -> None:
-        """Give the kernel its timer back; not to be used any more."""
+        """Free the kernel's timer; the object cannot be used afterwards."""
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
 
@@ -68,7 +68,7 @@ class PreciseTimer:
         _checked(_libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, ctypes.byref(spec), None))
 
     def _fired(self) -> None:
-        # Set anew between the wake-up and now: nothing to read, the new time will come.
+        # When the timer was set again since the wake-up there is nothing to read; it fires at the new time.
         with contextlib.suppress(BlockingIOError):
             os.read(self._fd, 8)
             self._callback()

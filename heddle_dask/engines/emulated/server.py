@@ -1,7 +1,7 @@
-"""The emulated engine's HTTP surface: the part of vLLM's that the project uses, and its faults.
+"""The emulated engine's HTTP server: the part of vLLM's HTTP interface that the project uses, and faults.
 
-Dev endpoint of its own: ``POST /faults`` with a JSON object of `traits.Faults` replaces the faults in
-force and starts their counts anew.
+One endpoint is not vLLM's: ``POST /faults`` with a JSON object of `traits.Faults` replaces the faults in force and
+restarts their counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from heddle_dask.engines.emulated.kv_transfer import READ_PATH, KvTransfers, Tra
 from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine
 from heddle_dask.engines.emulated.traits import Faults, traits_of
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.engines.wire import EMULATED_OWNER
 
 _LONGEST_BODY_BYTES = 1 << 28
 
@@ -30,7 +29,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class EmulatedServer:
-    """Handlers over one `EmulatedEngine`, with faults in front."""
+    """HTTP handlers of one `EmulatedEngine`; faults apply before they run."""
 
     def __init__(self, spec: EngineSpec, port: int) -> None:
         traits = traits_of(spec)
@@ -59,7 +58,7 @@ class EmulatedServer:
         return application
 
     async def close(self) -> None:
-        """Give back what the engine holds; after the last request."""
+        """Free the engine's resources, after the last request."""
         await self._transfers.close()
         self._engine.close()
 
@@ -85,7 +84,7 @@ class EmulatedServer:
             "id": self._spec.model,
             "object": "model",
             "created": int(time.time()),
-            "owned_by": EMULATED_OWNER,
+            "owned_by": "heddle-emulated",
             "root": self._spec.model,
             "max_model_len": self._spec.max_model_len,
         }
@@ -176,7 +175,7 @@ async def serve(spec: EngineSpec, port: int) -> None:
         The port cannot be had.
     """
     server = EmulatedServer(spec, port)
-    # Without cancellation a step whose caller is gone would run to its end.
+    # Without cancellation a step would run to its end after its caller has disconnected.
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None)
     await runner.setup()
     try:

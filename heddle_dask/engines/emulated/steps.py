@@ -1,4 +1,4 @@
-"""The emulated engine proper: requests to jobs, real time to model time, ended jobs to answers."""
+"""The emulated engine: turns requests into jobs of a batch, real time into model time, ended jobs into answers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from heddle_dask.cost.batching import Batch
 from heddle_dask.engines.emulated.kv_cache import Held, KvCache, RoomForTokens, TokenJob
+from heddle_dask.engines.emulated.options import emulated_options
 from heddle_dask.engines.emulated.precise_timer import PreciseTimer
 from heddle_dask.engines.emulated.tokens import TokenSource
 from heddle_dask.engines.emulated.traits import EmulatedTraits
@@ -25,9 +26,9 @@ class BadRequest(Exception):
 
 
 class Step:
-    """One request in the engine: its job, and what it samples.
+    """One request in the engine: its job and its sampled tokens.
 
-    `own_seed` is used when the request brings none.
+    `own_seed` is used when the request has none.
     """
 
     def __init__(self, body: Mapping[str, Any], spec: EngineSpec, source: TokenSource, own_seed: int) -> None:
@@ -66,10 +67,10 @@ class Step:
         return self._draw()[0][:count]
 
     def prepare(self) -> None:
-        """Write what the answer says of each token, ahead of the end: then it would cost the caller time."""
+        """Format the answer's entry of each token before the step ends; afterwards it would delay the answer."""
         if self._texts is None:
             tokens, logprobs, _ = self._draw()
-            # Written by hand: a step of 1,000 tokens costs a third of what json.dumps takes.
+            # Formatted by hand: for a step of 1,000 tokens this takes a third of the time of json.dumps.
             content = [
                 f'{{"token_id":{token},"logprob":{logprob},"rank":1,"top_logprobs":[]}}'
                 for token, logprob in zip(tokens, logprobs, strict=True)
@@ -138,7 +139,7 @@ def _integers(value: Any, name: str) -> list[int]:
 
 
 def _seed(sampling: Mapping[str, Any], own_seed: int) -> int | None:
-    # Greedy sampling has no use for a seed; None is the token source's word for greedy.
+    # Greedy sampling needs no seed; None selects greedy sampling in the token source.
     if sampling.get("temperature", 1.0) == 0:
         return None
     seed = sampling.get("seed")
@@ -150,8 +151,8 @@ def _seed(sampling: Mapping[str, Any], own_seed: int) -> int | None:
 class EmulatedEngine:
     """Runs steps in the time of its cost model; one per event loop.
 
-    Model time is real time over `scale` since the engine began, so that a change of speed (a fault)
-    touches only what is still to come.
+    Model time is real time since the engine's start divided by the scale. A change of speed (a fault) affects only the
+    time after it.
     """
 
     def __init__(self, spec: EngineSpec, traits: EmulatedTraits) -> None:
@@ -159,7 +160,8 @@ class EmulatedEngine:
         self._source = TokenSource(spec.seed, traits.mean_length_tokens, traits.end_token_id)
         self._kv_cache = KvCache(traits.kv_capacity_tokens, traits.cost.block_tokens)
         self._batch: Batch[TokenJob] = Batch(traits.cost, spec.slots, RoomForTokens(self._kv_cache))
-        self._scale = spec.time_scale * traits.faults.slow_factor
+        self._time_scale = emulated_options(spec.options).time_scale
+        self._scale = self._time_scale * traits.faults.slow_factor
         self._real_zero_s = time.monotonic()
         self._model_zero_s = 0.0
         self._steps: dict[TokenJob, Step] = {}
@@ -168,17 +170,17 @@ class EmulatedEngine:
         self._timer: PreciseTimer | None = None
 
     def close(self) -> None:
-        """Stop the clock; steps in progress never end."""
+        """Stop the clock; running steps never end."""
         if self._timer is not None:
             self._timer.close()
             self._timer = None
 
     def set_slow_factor(self, factor: float) -> None:
-        """Take the cost model's seconds times `factor` from now on."""
+        """Multiply the cost model's seconds by `factor` from now on."""
         now_s = self._now_s()
         self._settle(self._batch.advance(now_s))
         self._real_zero_s, self._model_zero_s = time.monotonic(), now_s
-        self._scale = self.spec.time_scale * factor
+        self._scale = self._time_scale * factor
         self._arm()
 
     async def run(

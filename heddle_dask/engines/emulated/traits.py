@@ -1,4 +1,4 @@
-"""What the emulated engine can be told to be and to do wrong: parsed once, unknown keys refused."""
+"""The traits and faults of an emulated engine: parsed once, unknown keys refused."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any, Self
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import EngineCost, cost_from_mapping
+from heddle_dask.engines.emulated.options import DEFAULT_COST, emulated_options
 from heddle_dask.engines.spec import EngineSpec
-
-DEFAULT_COST: Mapping[str, Any] = {"profile": "tiny-cpu"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +48,17 @@ class Faults(_Traits):
     start_delay_s
         Sleep that long before answering.
     crash_after_requests
-        Die without a word when one more step than this arrives.
+        Exit without a message when the step after this many arrives.
     hang_after_requests
-        Answer nothing at all any more, health included, from the step after this many.
+        Stop answering, health checks included, from the step after this many.
     refuse_after_requests
         Answer HTTP 500 to every step after this many.
     slow_factor
-        Take the cost model's seconds times this.
+        Factor on the cost model's seconds.
     kv_source_lost
         Break every connection by which another engine fetches KV.
     kv_blocks_expired
-        Let go of exported blocks at once.
+        Free exported blocks immediately.
     """
 
     fail_start: str | None = None
@@ -89,11 +88,11 @@ class Emulation(_Traits):
     end_token_id
         None: the first of the model directory's ``eos_token_id``, or 0.
     kv_capacity_tokens
-        None: as many as the cost model says.
+        None: the capacity of the cost model.
     kv_bytes_per_token
-        Bytes of a token's KV that a transfer moves; as of Qwen3 8B in bfloat16.
+        Bytes of a token's KV that a transfer moves; the default is that of Qwen3 8B in bfloat16.
     transfer_bytes_per_s, transfer_fixed_s
-        A transfer takes the latter, in model seconds, and its bytes at the former's rate.
+        A transfer takes `transfer_fixed_s` plus its bytes divided by the rate, in seconds of the cost model.
     kv_lease_s
         Real seconds that exported blocks stay pinned.
     """
@@ -118,7 +117,7 @@ class Emulation(_Traits):
 
 @dataclass(frozen=True, slots=True)
 class EmulatedTraits:
-    """All that the emulated engine needs to know, checked."""
+    """Everything that the emulated engine's server needs, checked."""
 
     cost: EngineCost
     faults: Faults
@@ -136,9 +135,10 @@ def traits_of(spec: EngineSpec) -> EmulatedTraits:
     BadInput
         An unknown key, an impossible value, or a KV cache too small for one full context.
     """
-    told = cost_from_mapping(spec.cost if spec.cost is not None else DEFAULT_COST, spec.tp_degree)
+    options = emulated_options(spec.options)
+    told = cost_from_mapping(options.cost if options.cost is not None else DEFAULT_COST, spec.tp_degree)
     cost = told.for_contexts(spec.max_model_len)
-    emulation = Emulation.from_mapping(spec.emulation)
+    emulation = Emulation.from_mapping(options.emulation)
     capacity = emulation.kv_capacity_tokens or cost.capacity_tokens
     if capacity < spec.max_model_len + cost.block_tokens:
         raise BadInput(
@@ -148,7 +148,7 @@ def traits_of(spec: EngineSpec) -> EmulatedTraits:
     end = emulation.end_token_id
     return EmulatedTraits(
         cost=cost,
-        faults=Faults.from_mapping(spec.faults),
+        faults=Faults.from_mapping(options.faults),
         emulation=emulation,
         end_token_id=_model_end_token(spec.model) if end is None else end,
         mean_length_tokens=emulation.mean_length_tokens,

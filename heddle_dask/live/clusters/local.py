@@ -1,6 +1,6 @@
 """A cluster on this machine: the scheduler, rollout workers and tool workers, each in a process of its own.
 
-Every process is held on a leash: when the process that made the cluster dies, by whatever death, so do they, with
+Every process has a watchdog: when the process that made the cluster dies, by whatever death, so do they, with
 the engines they host.
 """
 
@@ -21,7 +21,7 @@ from distributed.core import rpc
 from distributed.deploy.spec import ProcessInterface, SpecCluster
 
 from heddle_dask.core.errors import HeddleError
-from heddle_dask.engines.leashed import LeashedProcess
+from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.live.wire.messages import ENGINE_RESOURCE, TOOL_RESOURCE
 
 # Coroutine tasks take a slot each and no thread: slots must never be what limits.
@@ -47,12 +47,12 @@ class ClusterProcessFailed(HeddleError):
     """A scheduler or worker process of the local cluster ended while it was starting."""
 
 
-class LeashedDask(ProcessInterface):
-    """A Dask command-line program on a leash."""
+class SupervisedDask(ProcessInterface):
+    """A Dask command-line program under a watchdog."""
 
     def __init__(self, arguments: Sequence[str], directory: str, name: str, env: Mapping[str, str]) -> None:
         argv = [sys.executable, "-m", "dask", *arguments]
-        self._process = LeashedProcess(argv, Path(directory), name, env=env, grace_s=8.0)
+        self._process = SupervisedProcess(argv, Path(directory), name, env=env, grace_s=8.0)
         super().__init__()
 
     async def start(self) -> None:
@@ -77,7 +77,7 @@ class LeashedDask(ProcessInterface):
         return f"{self._process.name} ended with exit code {self._process.returncode}: {tail}"
 
 
-class LocalScheduler(LeashedDask):
+class LocalScheduler(SupervisedDask):
     """The scheduler, alone in its process: nothing else delays its loop."""
 
     def __init__(self, directory: str, dashboard: bool) -> None:
@@ -117,7 +117,7 @@ class LocalScheduler(LeashedDask):
         raise ClusterProcessFailed(f"the scheduler does not listen after {START_TIMEOUT_S:.0f} s")
 
 
-class LocalWorker(LeashedDask):
+class LocalWorker(SupervisedDask):
     """A worker with resource tags; with a nanny, which restarts it when it dies."""
 
     def __init__(
@@ -229,7 +229,7 @@ class LocalRolloutCluster(SpecCluster):
         return {"cls": LocalWorker, "options": options}
 
     async def _close(self) -> None:
-        if isinstance(self.scheduler, LeashedDask) and self.scheduler.failed():
+        if isinstance(self.scheduler, SupervisedDask) and self.scheduler.failed():
             await self._close_without_scheduler()
         await super()._close()
         if self._temporary:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import EngineCost, cost_from_mapping
-from heddle_dask.cost.model_config import read_config
-from heddle_dask.engines.emulated.traits import DEFAULT_COST, traits_of
+from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.strategies.partition.work_plan import WorkEngine
 
@@ -47,12 +45,14 @@ class DegreeSpecs:
         BadInput
             The degree does not divide the model's heads, or an emulated engine's cost is not known there.
         """
-        self._check_heads(degree)
-        own = self.spec.cost
-        if self.spec.kind == "emulated":
-            own = cost_at(DEFAULT_COST if own is None else own, degree, self.spec.tp_degree)
+        kind, options = engine_kind(self.spec.kind), self.spec.options
+        kind.check_tp_degree(self.spec.model, degree)
+        own = kind.cost_of(options)
+        own = kind.default_cost if own is None else own
+        if own is not None:
+            options = kind.with_cost(options, cost_at(own, degree, self.spec.tp_degree))
         slots = max(1, self.spec.slots * degree // self.spec.tp_degree)
-        return replace(self.spec, tp_degree=degree, slots=slots, cost=own, devices=tuple(gpus))
+        return replace(self.spec, tp_degree=degree, slots=slots, options=options, devices=tuple(gpus))
 
     def engine(self, degree: int) -> WorkEngine:
         """Believed cost, in real seconds, and slots of an engine of `degree`.
@@ -63,15 +63,18 @@ class DegreeSpecs:
             Its cost is not known, or its memory holds no whole context.
         """
         spec = self.at(degree)
-        believed = spec.cost if self.cost is None else cost_at(self.cost, degree, self.spec.tp_degree)
+        kind = engine_kind(spec.kind)
+        believed = (
+            kind.cost_of(spec.options)
+            if self.cost is None
+            else cost_at(self.cost, degree, self.spec.tp_degree)
+        )
         if believed is None:
             raise BadInput(
                 "degrees 'auto' need to know what an engine costs: give a cost (a profile, a table that "
                 "`heddle profile` wrote, shapes of model and GPU)"
             )
-        cost = cost_from_mapping(believed, degree)
-        if spec.kind == "emulated":
-            cost = replace(cost.scaled(spec.time_scale), capacity_tokens=traits_of(spec).kv_capacity_tokens)
+        cost = kind.effective_cost(spec, cost_from_mapping(believed, degree))
         if cost.capacity_tokens < spec.max_model_len:
             raise BadInput(
                 f"an engine of degree {degree} has KV memory for {cost.capacity_tokens} tokens, fewer than a context "
@@ -114,7 +117,8 @@ class DegreeSpecs:
 
     def described(self, degrees: Iterable[int]) -> dict[str, Any] | None:
         """The cost as a run's store describes it: `of` at `tp_degree`, and by each of `degrees` where it is known."""
-        cost = self.spec.cost if self.cost is None else self.cost
+        kind = engine_kind(self.spec.kind)
+        cost = kind.cost_of(self.spec.options) if self.cost is None else self.cost
         if cost is None:
             return None
         known: dict[int, dict[str, Any]] = {}
@@ -125,22 +129,13 @@ class DegreeSpecs:
             except BadInput:
                 continue  # an engine of that degree will be refused, or does not fit
             # In real seconds: tools and transfers are.
-            stretched = self.spec.kind == "emulated" and self.spec.time_scale != 1
-            known[degree] = told.scaled(self.spec.time_scale).to_mapping() if stretched else form
+            scale = kind.time_scale(self.spec.options)
+            known[degree] = told.scaled(scale).to_mapping() if scale != 1 else form
         own = self.spec.tp_degree
         if not known:
             return {"of": dict(cost), "tp_degree": own}
         at = own if own in known else min(known)
         return {"of": known[at], "tp_degree": at, "by_degree": {str(d): form for d, form in known.items()}}
-
-    def _check_heads(self, degree: int) -> None:
-        if self.spec.kind != "vllm" or not Path(self.spec.model).is_dir():
-            return
-        heads = read_config(self.spec.model).get("num_attention_heads")
-        if isinstance(heads, int) and heads % degree:
-            raise BadInput(
-                f"degree {degree} does not divide the {heads} attention heads of {self.spec.model}: use one that does"
-            )
 
 
 def cost_at(cost: Mapping[str, Any], degree: int, known_degree: int) -> Mapping[str, Any]:

@@ -39,7 +39,7 @@ class Rollout:
         Any `distributed.Client`. With an asynchronous one, `run` and `close` are awaited and `stream` is an async
         iterator.
     env
-        Name (``"math"``), ``"replay:FILE"``, ``"package.module:function"``, an `Environment`, or a coroutine
+        Name (``"math"``), ``"replay:TRACE"``, ``"package.module:function"``, an `Environment`, or a coroutine
         function ``solve(task, ctx)``.
     model
         Model directory; its chat template renders the prompts.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment, Task
 from heddle_dask.environments.functions import as_environment
@@ -15,7 +16,7 @@ Tasks = int | Sequence[Task | str]
 
 
 def environment_of(env: object) -> Environment:
-    """An environment from its name, ``replay:FILE``, ``package.module:function``, a coroutine function or itself.
+    """An environment from its name, ``replay:TRACE``, ``package.module:function``, a coroutine function or itself.
 
     Raises
     ------
@@ -50,13 +51,13 @@ def engine_spec_of(
     if isinstance(engine, EngineSpec):
         return engine
     return EngineSpec(
-        kind=engine,  # type: ignore[arg-type]
+        kind=engine,
         model=model,
         slots=slots,
         kv_transfer=kv_transfer,
         max_model_len=budget.max_context_tokens,
         seed=seed,
-        cost=cost if engine == "emulated" else None,
+        options=engine_kind(engine).options_for(cost),
     )
 
 

@@ -13,6 +13,7 @@ from heddle_dask.predictors.stored import load_predictor
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.workloads.planned import is_replayable, planned_trace
+from heddle_dask.workloads.recorded import trace_file
 from heddle_dask.workloads.traces import read_traces
 
 # Nothing is clipped: what was recorded is learnt from, whatever the engines take.
@@ -25,15 +26,16 @@ def warm_predictor(source: str, options: Mapping[str, Any]) -> LearnedPredictor:
     Parameters
     ----------
     source
-        A file that `predictors.stored.save_predictor` wrote; the directory of a run's store; or a trace file
-        (``.jsonl``, ``.jsonl.gz``), whose token counts and tool times are taken times `token_scale` and `tool_scale`.
+        A file that `predictors.stored.save_predictor` wrote; the directory of a run's store; or a trace, by name
+        or file (``.jsonl``, ``.jsonl.gz``), whose token counts and tool times are taken times `token_scale` and
+        `tool_scale`.
 
     Raises
     ------
     BadInput
         It cannot be read, or holds no trajectory to learn from.
     """
-    path = Path(source)
+    path = trace_file(source)
     if path.is_dir():
         past = _of_store(path)
     elif path.name.endswith((".jsonl", ".jsonl.gz")):
@@ -56,7 +58,7 @@ def check_warm(source: str) -> None:
     BadInput
         There is no such file or store, or it is none that can be read.
     """
-    path = Path(source)
+    path = trace_file(source)
     if path.is_dir():
         RunReader(path)
     elif path.name.endswith((".jsonl", ".jsonl.gz")):
@@ -66,13 +68,14 @@ def check_warm(source: str) -> None:
 
 
 def past_of_trace(path: Path, token_scale: float, tool_scale: float) -> Iterator[PastTrajectory]:
-    """The trajectories of a trace file as a session that replays it would have met them.
+    """The trajectories of a trace, by name or file, as a session that replays it would have met them.
 
     Raises
     ------
     BadInput
         It is no trace file.
     """
+    path = trace_file(path)
     for trace in filter(is_replayable, read_traces(path)):
         plan = planned_trace(
             trace,

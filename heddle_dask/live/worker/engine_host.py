@@ -15,6 +15,7 @@ from pathlib import Path
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import EngineInfo
+from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.process import EngineProcess, EngineStartError
 from heddle_dask.engines.spec import EngineSpec
 
@@ -127,7 +128,7 @@ class EngineHost:
             self._on_trouble(str(error))
             return False
         self.start_s = time.monotonic() - began_s
-        client = EngineClient(url)
+        client = EngineClient(url, engine_kind(self.spec.kind).dialect)
         try:
             self._on_ready(client, await client.describe())
             self._on_lost(await self._watch_until_lost(process, client))

@@ -24,7 +24,6 @@ import numpy as np
 from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.contract import (
@@ -35,10 +34,9 @@ from heddle_dask.engines.contract import (
     GenerateResult,
     SamplingParams,
 )
-from heddle_dask.engines.kv_bytes import kv_bytes_per_token
+from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.priority import engine_priority
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.engines.vllm_command import installed_vllm_build
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.messages import (
     ENGINE_RESOURCE,
@@ -61,11 +59,8 @@ TELL_STARTED_AFTER_S = 0.005
 
 def visible_gpus(spec: EngineSpec, environ: Mapping[str, str]) -> Sequence[str]:
     """The GPUs that this process sees, by name; none where it does not say, or where the engine uses none."""
-    try:
-        if spec.kind != "vllm" or installed_vllm_build() != "gpu":
-            return []
-    except BadInput:
-        return []  # no vLLM at all: the start of the engine says so
+    if not engine_kind(spec.kind).uses_gpus():
+        return []
     return [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
 
 
@@ -220,7 +215,7 @@ class RolloutWorker(WorkerPlugin):
                 info.kv_capacity_tokens,
                 0,
                 self.spec.kv_transfer,
-                kv_bytes_per_token(self.spec),
+                engine_kind(self.spec.kind).kv_bytes_per_token(self.spec),
             ]
             model = [self.spec.kind, self.spec.model]
             start_s = 0.0 if self._host is None else self._host.start_s

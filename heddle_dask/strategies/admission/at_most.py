@@ -20,7 +20,10 @@ class Unlimited:
 
 @dataclass(frozen=True, slots=True)
 class AtMost:
-    """Keep at most `alive` trajectories alive, in order of submission."""
+    """Keep at most `alive` trajectories alive, in order of submission.
+
+    slime's semaphore of concurrency times engines around the whole multi-turn generation is such a cap.
+    """
 
     alive: int
 

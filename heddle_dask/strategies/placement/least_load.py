@@ -44,7 +44,8 @@ def pick_least(
 
 @dataclass(slots=True)
 class LeastLoad:
-    """Per step, the engine with the fewest context tokens in flight per slot (slime's router, in tokens).
+    """Per step, the engine with the fewest context tokens in flight per slot (slime's router, which
+    counts requests).
 
     Balances well and forgets the prefix cache: a trajectory's context is prefilled wherever it goes.
     """

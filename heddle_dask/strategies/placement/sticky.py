@@ -26,6 +26,9 @@ def hash_weight(trajectory_id: str, engine_id: str) -> int:
 class Sticky:
     """Keep the home; without one, rendezvous hashing (consistent hash by session, as routers ship it).
 
+    The preset `verl` is this rule; veRL itself assigns by count (fewest assigned or in flight) and then
+    keeps the home.
+
     With rendezvous hashing the loss of an engine moves only the trajectories that lived on it.
     """
 

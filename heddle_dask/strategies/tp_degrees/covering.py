@@ -26,7 +26,7 @@ def earliest_state(packing: Packing, budget: Budget, running: Running | None, be
     best: State | None = None
     for price_s, growing in _growths(budget, running):
         most = _most(budget, running, growing)
-        low, high = 0, packing.step_below(below_s - price_s) + 1
+        low, high = 0, packing.step_below(below_s, price_s) + 1
         # What is sought is rare: the last step first, bisection only below a find.
         middle = high - 1
         while low < high:

@@ -94,12 +94,16 @@ class Packing:
         """Seconds of a step of the grid."""
         return self._low_s * self._grid**step
 
-    def step_below(self, seconds: float) -> int:
-        """The last step of the grid whose limit is under `seconds`; -1 if there is none."""
+    def step_below(self, seconds: float, price_s: float) -> int:
+        """The last step of the grid whose limit and price together are below `seconds`; -1 if there is none.
+
+        The price is added as in the score of a state: subtracted from `seconds` instead, it rounds differently, and a
+        state that scores exactly `seconds` would count as below it.
+        """
         low, high = -1, self.last_step
         while low < high:
             middle = (low + high + 1) // 2
-            if self.limit_s(middle) < seconds:
+            if self.limit_s(middle) + price_s < seconds:
                 low = middle
             else:
                 high = middle - 1

@@ -38,7 +38,7 @@ class Usage:
     resident_bytes: int
 
 
-class Census:
+class ProcessAccounting:
     """Shared view of all processes of this machine."""
 
     def __init__(self, period_s: float = 0.1) -> None:
@@ -88,7 +88,7 @@ def proportional_bytes(pids: Sequence[int]) -> int | None:
 
 
 def scan() -> list[ProcessFacts]:
-    """Read /proc once. Processes that have ended are left out, also those that nobody has reaped yet."""
+    """Read /proc once. Ended processes are left out, zombies too."""
     facts = []
     for name in os.listdir("/proc"):
         if not name.isdigit():

@@ -1,19 +1,18 @@
-"""A wrapper that ties an engine to its owner: when the owner dies, by whatever death, so does the engine.
+"""A parent-death watchdog: when the owner of an engine dies, for any reason, the engine is ended.
 
-Runs as its own program (`python leash.py ...`, standard library only, no import of this package), so
-that it starts in milliseconds and stays small. The chain is::
+Runs as its own program (`python watchdog.py ...`, standard library only, no import of this package), so that it starts
+in milliseconds and stays small. The chain of processes is::
 
-    owner ── guard ── leash ── engine (own session) ── whatever the engine starts
+    owner ── guard ── watchdog ── engine (own session) ── processes that the engine starts
 
-- The *guard* and the *leash* both wait for: the end of the pipe that the owner holds open, the end of
-  the owner (a pidfd, since a forked sibling may hold a copy of the pipe), and the end of each other.
-  Whichever sees one of these kills the engine's whole tree. So SIGKILL of the owner, of the guard, of
-  the leash, or of the owner and one of the two leaves nothing behind.
-- The engine itself has PDEATHSIG, for the case that all three are killed in one stroke. What it has
-  started may then survive (vLLM's engine core does): a record in `records` lets `kill_stale` find and
-  end it before the next engine starts.
-- The tree is found by session, by descent (guard and leash are subreapers, so orphans stay below
-  them) and by a mark in the environment, which a process keeps even if it leaves both.
+- The *guard* and the *watchdog* both wait for the end of the pipe that the owner holds open, the end of the owner (a
+  pidfd, since a forked sibling may hold a copy of the pipe), and the end of each other. The first to see one of these
+  kills the engine's whole tree. So SIGKILL of the owner, of the guard, of the watchdog, or of the owner and one of the
+  two leaves no process behind.
+- The engine itself has PDEATHSIG, for the case that all three are killed at once. Its children may then survive
+  (vLLM's engine core does): a record in `records` lets `kill_stale` find and end them before the next engine starts.
+- The tree is found by session, by descent (guard and watchdog are subreapers, so orphans stay below them) and by a
+  mark in the environment, which a process keeps even if it leaves both.
 
 The guard exits with the engine's exit status (128 + n when signal n ended it). SIGTERM to the guard
 asks the engine to end, and kills the tree `grace` seconds later.
@@ -54,8 +53,10 @@ def _stat(pid: int) -> tuple[str, int, int, int] | None:
 
 
 def start_time(pid: int) -> int:
-    """Start time of a live process in clock ticks since boot; 0 when there is none. Names a process
-    for good together with its pid, which alone is used again."""
+    """Start time of a live process in clock ticks since boot; 0 when there is none.
+
+    A pid alone is reused; pid and start time identify a process.
+    """
     stat = _stat(pid)
     return 0 if stat is None or stat[0] in "ZX" else stat[3]
 
@@ -65,7 +66,7 @@ def _marked(pid: int, mark: str) -> bool:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return f"{MARK}={mark}".encode() in file.read().split(b"\0")
     except OSError:
-        return False  # gone, or another user's: then it is none of ours
+        return False  # ended, or another user's process, which is not part of this tree
 
 
 def _living() -> dict[int, tuple[str, int, int, int]]:
@@ -100,9 +101,9 @@ def _tree(session: int, mark: str, root: int, spared: set[int]) -> list[int]:
 def kill_tree(session: int, mark: str, root: int = 0, spared: frozenset[int] = frozenset()) -> int:
     """SIGKILL the engine's processes until none is left; returns how many signals went out.
 
-    Repeats, since a process may fork between being listed and being killed, for about 30 s at most:
-    a process that gives back GPU memory takes seconds to go. With `root` (the caller itself: guard
-    or leash) its descendants are killed too, and reaped; elsewhere the caller's children are not touched.
+    Repeats for up to about 30 s, since a process may fork between being listed and being killed, and a process that
+    frees GPU memory takes seconds to end. With `root` (the caller itself: guard or watchdog) the caller's descendants
+    are killed too, and reaped; without it the caller's children are not touched.
     """
     sent = 0
     for round_index in range(_KILL_ROUNDS):
@@ -144,7 +145,7 @@ def _boot_id() -> str:
 
 
 def write_record(path: str, *, engine: int, mark: str, owner: int, owner_started: int) -> None:
-    """Note down a running engine, so that a later start can find it if its owner is gone."""
+    """Record a running engine, so that a later start can find it when its owner has died."""
     record = {
         "engine": engine,
         "engine_started": start_time(engine),
@@ -159,7 +160,7 @@ def write_record(path: str, *, engine: int, mark: str, owner: int, owner_started
 
 
 def kill_stale(records: str) -> list[int]:
-    """Kill what engines of dead owners have left running; returns the pids of those engines.
+    """Kill the processes left by engines of dead owners; returns the pids of those engines.
 
     Parameters
     ----------
@@ -172,7 +173,7 @@ def kill_stale(records: str) -> list[int]:
     except FileNotFoundError:
         return killed
     for name in names:
-        if not (name.startswith("engine-") and name.endswith(".leash.json")):
+        if not (name.startswith("engine-") and name.endswith(".watchdog.json")):
             continue
         path = os.path.join(records, name)
         try:
@@ -184,12 +185,12 @@ def kill_stale(records: str) -> list[int]:
         except FileNotFoundError:
             continue
         except (ValueError, KeyError, TypeError):
-            os.unlink(path)  # half-written by a machine that went down: names nobody
+            os.unlink(path)  # half-written when the machine went down: names no process
             continue
         if boot_id == _boot_id():
             if start_time(owner) == owner_started:
                 continue
-            # A pid is used again; the session counts only if its leader is still our engine.
+            # Pids are reused; the session counts only if its leader is still the recorded engine.
             session = engine if start_time(engine) == engine_started else 0
             if kill_tree(session, mark):
                 killed.append(engine)
@@ -198,7 +199,7 @@ def kill_stale(records: str) -> list[int]:
     return killed
 
 
-# ------------------------------------------------------------------------------ guard and leash
+# ------------------------------------------------------------------------------ guard and watchdog
 
 
 def _prctl(option: int, value: int) -> None:
@@ -239,7 +240,7 @@ def _exit_code(status: int) -> int:
 def _watch(options: argparse.Namespace, alarm: _Alarm, child: int, session: int, upper: int) -> int:
     """Wait for the end of `child`, of the owner or of the process above; returns the exit code.
 
-    `session` is the engine's session where known (the leash), 0 in the guard.
+    `session` is the engine's session in the watchdog, 0 in the guard, which does not know it.
     """
     poll = select.poll()
     fds = [options.pipe, _pidfd(options.owner), _pidfd(upper)]
@@ -262,7 +263,7 @@ def _watch(options: argparse.Namespace, alarm: _Alarm, child: int, session: int,
             return 128 + signal.SIGKILL
         if numbers & {signal.SIGTERM, signal.SIGINT, signal.SIGHUP} and deadline is None:
             os.kill(child, signal.SIGTERM)
-            # The guard gives the leash time to do the killing itself.
+            # The guard waits longer, so that the watchdog can do the killing.
             deadline = time.monotonic() + options.grace + (0.0 if session else 5.0)
         if deadline is not None and time.monotonic() >= deadline:
             _end_tree(session, options.mark, upper, child)
@@ -270,9 +271,9 @@ def _watch(options: argparse.Namespace, alarm: _Alarm, child: int, session: int,
 
 
 def _end_tree(session: int, mark: str, upper: int, child: int) -> None:
-    """Kill the engine's processes; the guard kills its leash last.
+    """Kill the engine's processes; the guard kills its watchdog last.
 
-    A guard that dies right after it has killed the leash would leave nobody to end what the engine has started.
+    If the guard killed the watchdog first and then died, no process would be left to end the engine's children.
     """
     if not session:
         kill_tree(session, mark, os.getpid(), frozenset({upper, child}))
@@ -284,14 +285,14 @@ def _owner_lives(options: argparse.Namespace) -> bool:
 
 
 def _fork_engine(options: argparse.Namespace, engine_argv: list[str]) -> int:
-    leash = os.getpid()
+    watchdog = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     try:
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != leash:  # it died before the line above took effect
+        if os.getppid() != watchdog:  # the watchdog died before the line above took effect
             os._exit(1)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
@@ -304,15 +305,15 @@ def _fork_engine(options: argparse.Namespace, engine_argv: list[str]) -> int:
         os.environ["SPT_NOENV"] = "1"
         os.execvp(engine_argv[0], engine_argv)
     except OSError as error:
-        os.write(2, f"leash: cannot start {engine_argv[0]}: {error}\n".encode())
+        os.write(2, f"watchdog: cannot start {engine_argv[0]}: {error}\n".encode())
     os._exit(127)
 
 
-def _run_leash(options: argparse.Namespace, engine_argv: list[str], guard: int) -> int:
+def _run_watchdog(options: argparse.Namespace, engine_argv: list[str], guard: int) -> int:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     alarm = _Alarm()
     engine = _fork_engine(options, engine_argv)
-    path = os.path.join(options.records, f"engine-{options.mark}.leash.json")
+    path = os.path.join(options.records, f"engine-{options.mark}.watchdog.json")
     write_record(
         path,
         engine=engine,
@@ -324,10 +325,10 @@ def _run_leash(options: argparse.Namespace, engine_argv: list[str], guard: int) 
 
 
 def main(argv: list[str]) -> int:
-    """Run `argv` behind `--` as an engine on a leash; returns its exit code."""
+    """Run the part of `argv` behind `--` as an engine under the watchdog; returns its exit code."""
     split = argv.index("--")
-    parser = argparse.ArgumentParser(prog="leash")
-    parser.add_argument("--pipe", type=int, required=True, help="read end; its owner's end is ours")
+    parser = argparse.ArgumentParser(prog="watchdog")
+    parser.add_argument("--pipe", type=int, required=True, help="read end; it closes when the owner ends")
     parser.add_argument("--owner", type=int, required=True)
     parser.add_argument("--owner-started", type=int, required=True)
     parser.add_argument("--mark", required=True)
@@ -336,18 +337,18 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_args(argv[:split])
     guard = os.getpid()
-    os.set_inheritable(options.pipe, False)  # no business of the engine's
+    os.set_inheritable(options.pipe, False)  # the engine does not inherit it
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     owner_is_parent = os.getppid() == options.owner
     if not owner_is_parent or not _owner_lives(options):
         return 128 + signal.SIGKILL
-    leash = os.fork()
-    if leash == 0:
-        os._exit(_run_leash(options, argv[split + 1 :], guard))
+    watchdog = os.fork()
+    if watchdog == 0:
+        os._exit(_run_watchdog(options, argv[split + 1 :], guard))
     alarm = _Alarm()
-    code = _watch(options, alarm, leash, 0, options.owner)
+    code = _watch(options, alarm, watchdog, 0, options.owner)
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(os.path.join(options.records, f"engine-{options.mark}.leash.json"))
+        os.unlink(os.path.join(options.records, f"engine-{options.mark}.watchdog.json"))
     return code
 
 

@@ -1,6 +1,6 @@
-"""Any program on a leash: it writes to a log, ends when told to, and never outlives its owner.
+"""A supervised program: it writes to a log, ends on request, and never outlives its owner.
 
-See `leash` for how the death of the owner, by whatever signal, takes the whole tree with it.
+See `watchdog` for how the whole process tree is ended when the owner dies.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from heddle_dask.core.errors import HeddleError
-from heddle_dask.engines import leash
+from heddle_dask.engines import watchdog
 
 _POLL_S = 0.05
 _TAIL_BYTES = 64 * 1024
 
 
-class LeashedProcess:
+class SupervisedProcess:
     """One program that this process owns.
 
     Parameters
@@ -31,10 +31,11 @@ class LeashedProcess:
     argv
         Its command line.
     directory
-        Made when absent; gets ``NAME.log`` and, unless `records` names another place, the record by which
-        `clear_stale` finds what a dead owner has left behind.
+        Made when absent; receives ``NAME.log``.
+    records
+        Directory of the records by which `clear_stale` finds the processes of dead owners; None: `directory`.
     grace_s
-        Time that `stop` leaves the program to end by itself.
+        Seconds between the SIGTERM and the SIGKILL of `stop`.
     """
 
     def __init__(
@@ -61,13 +62,13 @@ class LeashedProcess:
 
     @property
     def pid(self) -> int:
-        """Pid of the guard in front of the program; SIGKILL to it ends the program. 0 before `launch`."""
+        """Pid of the program's guard process; SIGKILL to it ends the program. 0 before `launch`."""
         return self._popen.pid if self._popen is not None else 0
 
     @property
     def program_pid(self) -> int:
         """Pid of the program itself; 0 when it is not running."""
-        path = self.records / f"engine-{self._mark}.leash.json"
+        path = self.records / f"engine-{self._mark}.watchdog.json"
         try:
             return int(json.loads(path.read_text(encoding="utf-8"))["engine"])
         except FileNotFoundError:
@@ -79,12 +80,12 @@ class LeashedProcess:
         return self._popen.poll() if self._popen is not None else None
 
     async def clear_stale(self) -> None:
-        """End what owners that died have left behind in `records`."""
+        """End the processes of dead owners that `records` names."""
         self.records.mkdir(parents=True, exist_ok=True)
-        await asyncio.to_thread(leash.kill_stale, str(self.records))
+        await asyncio.to_thread(watchdog.kill_stale, str(self.records))
 
     def launch(self) -> None:
-        """Start the program; returns at once.
+        """Start the program without waiting for it.
 
         Raises
         ------
@@ -97,9 +98,9 @@ class LeashedProcess:
         self.records.mkdir(parents=True, exist_ok=True)
         read_end, self._pipe = os.pipe()
         owner = os.getpid()
-        argv = [sys.executable, "-I", "-S", leash.__file__]
+        argv = [sys.executable, "-I", "-S", watchdog.__file__]
         argv += ["--pipe", str(read_end), "--mark", self._mark, "--records", str(self.records)]
-        argv += ["--owner", str(owner), "--owner-started", str(leash.start_time(owner))]
+        argv += ["--owner", str(owner), "--owner-started", str(watchdog.start_time(owner))]
         argv += ["--grace", str(self._grace_s)]
         for name, value in self._env.items():
             argv += ["--env", f"{name}={value}"]
@@ -112,7 +113,7 @@ class LeashedProcess:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     pass_fds=(read_end,),
-                    # A Ctrl-C at the terminal is for the owner, who then decides.
+                    # Ctrl-C at the terminal signals the owner only, which then decides.
                     start_new_session=True,
                 )
             finally:
@@ -130,7 +131,7 @@ class LeashedProcess:
         return code if code >= 0 else 128 - code
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """End the program: SIGTERM, then SIGKILL of everything it started. Harmless when it is gone."""
+        """End the program: SIGTERM, then SIGKILL of everything it started. Does nothing when it has ended."""
         popen = self._popen
         if popen is None:
             return
@@ -139,16 +140,16 @@ class LeashedProcess:
             if popen.poll() is None and grace_s > 0:
                 popen.send_signal(signal.SIGTERM)
                 await self.ended_within(grace_s)
-            # The guard takes the end of the pipe for our end, and kills the tree.
+            # The guard takes the end of the pipe for the end of this process and kills the tree.
             self._close_pipe()
             if not await self.ended_within(30.0):
                 popen.kill()
         finally:
             self._close_pipe()
-        # What guard and leash could not end (they were killed themselves) ends here.
-        await asyncio.to_thread(leash.kill_tree, 0, self._mark)
+        # Ends the rest when guard and watchdog were killed themselves.
+        await asyncio.to_thread(watchdog.kill_tree, 0, self._mark)
         await asyncio.to_thread(popen.wait)
-        (self.records / f"engine-{self._mark}.leash.json").unlink(missing_ok=True)
+        (self.records / f"engine-{self._mark}.watchdog.json").unlink(missing_ok=True)
 
     async def ended_within(self, seconds: float) -> bool:
         """Whether the program ends within so many seconds."""

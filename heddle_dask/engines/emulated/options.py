@@ -1,0 +1,50 @@
+"""The options that only emulated engines have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.engine_kind import EngineOptions
+
+DEFAULT_COST: Mapping[str, Any] = {"profile": "tiny-cpu"}
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedOptions(EngineOptions):
+    """Options of an emulated engine.
+
+    Attributes
+    ----------
+    cost
+        Its cost model, see `heddle_dask.cost.engine_cost.cost_from_mapping`. None: `DEFAULT_COST`.
+    faults
+        See `heddle_dask.engines.emulated.traits.Faults`.
+    time_scale
+        Real seconds for each second of the cost model.
+    emulation
+        See `heddle_dask.engines.emulated.traits.Emulation`.
+    """
+
+    cost: Mapping[str, Any] | None = None
+    faults: Mapping[str, Any] | None = None
+    time_scale: float = 1.0
+    emulation: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self._check_positive("time_scale")
+
+
+def emulated_options(options: EngineOptions) -> EmulatedOptions:
+    """The options, known to be those of an emulated engine.
+
+    Raises
+    ------
+    BadInput
+        They are those of another kind.
+    """
+    if not isinstance(options, EmulatedOptions):
+        raise BadInput(f"an emulated engine takes EmulatedOptions, not {type(options).__name__}")
+    return options

