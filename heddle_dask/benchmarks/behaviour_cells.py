@@ -72,24 +72,26 @@ _ORACLE = ":predictor=oracle"
 _PRESETS = {name: name for name in PRESETS}
 _WITH_PREDICTOR = [name for name, parts in PRESETS.items() if parts["predictor"] != "none"]
 _ORACLES = {f"{name}, oracle": f"{name}{_ORACLE}" for name in _WITH_PREDICTOR}
+# `heddle` admitted by a deadline where predictions were exact; these labels are of that time.
+_ORACLES["heddle, oracle"] = _ORACLES.pop("heddle-deadline, oracle")
 _REPLACED = {
     "heddle, no predictor": "heddle:predictor=none",
-    "heddle, no predictor, kv-watermark": "heddle:predictor=none:admission=kv-pressure",
+    "heddle, no predictor, kv-watermark": "heddle:predictor=none:admission=kv-watermark",
     "heddle, oracle that errs": f"heddle{_ORACLE},error_factor=2",
-    "heddle, oracle, no deadline": f"heddle{_ORACLE}:admission=kv-fit,in_time=False",
-    "heddle, oracle, kv-watermark": f"heddle{_ORACLE}:admission=kv-pressure",
+    "heddle, oracle, no deadline": f"heddle{_ORACLE}",
+    "heddle, oracle, kv-watermark": f"heddle{_ORACLE}:admission=kv-watermark",
     "heddle, oracle, at-most": f"heddle{_ORACLE}:admission=at-most,alive=48",
     "heddle, oracle, unlimited": f"heddle{_ORACLE}:admission=unlimited",
-    "heddle, oracle, group-first": f"heddle{_ORACLE}:scheduling=group-first",
-    "heddle, oracle, least-attained": f"heddle{_ORACLE}:scheduling=least-attained",
-    "heddle, oracle, no moves": f"heddle{_ORACLE}:migration=none",
+    "heddle, oracle, group-first": f"heddle-deadline{_ORACLE}:scheduling=group-first",
+    "heddle, oracle, least-attained": f"heddle-deadline{_ORACLE}:scheduling=least-attained",
+    "heddle, oracle, no moves": f"heddle-deadline{_ORACLE}:migration=none",
     "heddle-paper, oracle, priced moves": f"heddle-paper{_ORACLE}:migration=priced",
     "sticky, at-most": "sticky:admission=at-most,alive=64",
-    "sticky-least-loaded, kv-watermark": "sticky-least-loaded:admission=kv-pressure",
-    "cache-aware, kv-watermark": "cache-aware:admission=kv-pressure",
+    "sticky-least-loaded, kv-watermark": "sticky-least-loaded:admission=kv-watermark",
+    "cache-aware, kv-watermark": "cache-aware:admission=kv-watermark",
 }
 _LEARNED = {
-    "heddle, kv-watermark": "heddle:admission=kv-pressure",
+    "heddle, kv-watermark": "heddle:admission=kv-watermark",
     "heddle, at-most": "heddle:admission=at-most,alive=48",
     "heddle, group-first": "heddle:scheduling=group-first",
 }

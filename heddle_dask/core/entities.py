@@ -233,8 +233,8 @@ class Engine:
     placed
         Steps placed here so far.
     reserved, reserved_tokens
-        Trajectories admitted to this engine whose first step is not placed yet, a dict used as an ordered set; KV tokens
-        that are kept for them.
+        Trajectories admitted to this engine whose first step is not placed yet, a dict used as an ordered set; KV
+        tokens that are kept for them.
     expected_tokens
         Tokens that the residents are predicted to generate yet, each as of its latest prediction.
     """

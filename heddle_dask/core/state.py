@@ -178,13 +178,15 @@ class State:
         self.reservations += 1
 
     def release_reservation(self, trajectory: Trajectory) -> None:
-        """The trajectory needs its reservation no more: its first step is placed, it has ended, or the engine is gone."""
+        """End the reservation: the first step is placed, the trajectory has ended, or the engine is gone."""
         if trajectory.reserved_on is None:
             return
         engine = self.engines[trajectory.reserved_on]
         del engine.reserved[trajectory.trajectory_id]
         # Sums of floats leave a rest: without reservations there is none.
-        engine.reserved_tokens = engine.reserved_tokens - trajectory.reserved_tokens if engine.reserved else 0.0
+        engine.reserved_tokens = (
+            engine.reserved_tokens - trajectory.reserved_tokens if engine.reserved else 0.0
+        )
         trajectory.reserved_on, trajectory.reserved_tokens = None, 0.0
         self.reservations -= 1
         self.freed[engine.engine_id] = None
@@ -299,7 +301,9 @@ class State:
             assert engine.expected_tokens == sum(t.expected_tokens for t in living), name
             reserved = [t for t in self.trajectories.values() if t.reserved_on == name]
             assert sorted(engine.reserved) == sorted(t.trajectory_id for t in reserved), name
-            assert math.isclose(engine.reserved_tokens, sum(t.reserved_tokens for t in reserved), abs_tol=1e-6), name
+            assert math.isclose(
+                engine.reserved_tokens, sum(t.reserved_tokens for t in reserved), abs_tol=1e-6
+            ), name
             assert not reserved or engine.state is EngineState.READY, name
             assert sorted(engine.inflight) == sorted(t.trajectory_id for t in here), name
             assert engine.inflight_tokens == sum(t.counted_tokens for t in here), name

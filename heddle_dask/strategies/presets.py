@@ -14,13 +14,15 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.view import PredictorChoice, StrategySet
 from heddle_dask.cost.engine_cost import EngineCost, cost_from_mapping
 from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
+from heddle_dask.strategies.admission.deadline import Deadline
 from heddle_dask.strategies.admission.kv_fit import KvFit
-from heddle_dask.strategies.admission.kv_watermark import KvPressure
+from heddle_dask.strategies.admission.kv_watermark import KvWatermark
 from heddle_dask.strategies.engine_costs import UsesCosts
-from heddle_dask.strategies.migration.priced import Priced, RankRule
+from heddle_dask.strategies.migration.priced import Priced
+from heddle_dask.strategies.migration.rank_rule import RankRule
 from heddle_dask.strategies.placement.cache_aware import CacheAware
 from heddle_dask.strategies.placement.least_load import LeastLoad
-from heddle_dask.strategies.placement.least_work import Roomiest
+from heddle_dask.strategies.placement.least_work import LeastWork
 from heddle_dask.strategies.placement.presorted import PresortedPlan
 from heddle_dask.strategies.placement.round_robin import RoundRobin
 from heddle_dask.strategies.placement.sticky import Sticky
@@ -46,7 +48,7 @@ PARTS: Mapping[str, Mapping[str, type]] = {
         "sticky-least-loaded": StickyLeastLoaded,
         "cache-aware": CacheAware,
         "presorted": PresortedPlan,
-        "roomiest": Roomiest,
+        "least-work": LeastWork,
     },
     "scheduling": {
         "fcfs": FirstComeFirstServed,
@@ -56,7 +58,13 @@ PARTS: Mapping[str, Mapping[str, type]] = {
     },
     "preemption": {"none": NoPart, "hysteresis": Hysteresis},
     "migration": {"none": NoPart, "priced": Priced, "rank-rule": RankRule},
-    "admission": {"unlimited": Unlimited, "at-most": AtMost, "kv-pressure": KvPressure, "kv-fit": KvFit},
+    "admission": {
+        "unlimited": Unlimited,
+        "at-most": AtMost,
+        "kv-watermark": KvWatermark,
+        "kv-fit": KvFit,
+        "deadline": Deadline,
+    },
     "predictor": {
         "none": NoPart,
         "xgboost": LearnedPredictor,
@@ -86,11 +94,20 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
     "autellix": {"placement": "sticky-least-loaded", **_PLAIN, "scheduling": "least-attained"},
     "heddle": {
         **_PLAIN,
-        "placement": "roomiest",
+        "placement": "least-work",
         "scheduling": "longest-first",
         "preemption": "hysteresis",
         "migration": "priced",
         "admission": "kv-fit",
+        "predictor": "xgboost",
+    },
+    "heddle-deadline": {
+        **_PLAIN,
+        "placement": "least-work,scarce=0",
+        "scheduling": "longest-first",
+        "preemption": "hysteresis",
+        "migration": "priced",
+        "admission": "deadline",
         "predictor": "xgboost",
     },
     "heddle-paper": {
@@ -173,23 +190,17 @@ def build_strategies(preset: str, *, seed: int = 0, overrides: Sequence[str] = (
         part, name, options = _parse_override(text)
         chosen[part] = (name, options)
     name, options = chosen.pop("predictor")
-    parts = {part: _build(part, name, options, seed) for part, (name, options) in chosen.items()}
-    return _wired(StrategySet(**parts, predictor=_predictor_choice(name, options, seed)))
+    parts: dict[str, Any] = {}
+    for part in sorted(chosen, key=lambda part: part == "migration"):  # it may be given other parts
+        parts[part] = _build(part, *chosen[part], seed, parts)
+    return StrategySet(**parts, predictor=_predictor_choice(name, options, seed))
 
 
-def _wired(strategies: StrategySet) -> StrategySet:
-    """The rank rule scales the sizes of the presorted plan; who is admitted to an engine is placed there."""
-    if isinstance(strategies.migration, RankRule):
-        if not isinstance(strategies.placement, PresortedPlan):
-            raise BadInput(
-                "migration 'rank-rule' needs placement=presorted: it scales the sizes of that plan"
-            )
-        strategies.migration.plan = strategies.placement
-    if isinstance(strategies.placement, Roomiest) and isinstance(strategies.admission, KvFit):
-        strategies.placement.admission = strategies.admission
-        if isinstance(strategies.migration, Priced):
-            strategies.migration.admission = strategies.admission
-    return strategies
+def _parts_for(kind: type, built: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of the same preset that this strategy takes: fields with a part in their metadata, where it fits."""
+    wanted = {f.name: f.metadata for f in fields(kind) if "part" in f.metadata}
+    found = {name: (built.get(asked["part"]), asked["kind"]) for name, asked in wanted.items()}
+    return {name: part for name, (part, of) in found.items() if isinstance(part, of)}
 
 
 def _predictor_choice(name: str, options: dict[str, Any], seed: int) -> PredictorChoice | None:
@@ -216,9 +227,11 @@ def _parse_override(text: str) -> tuple[str, str, dict[str, Any]]:
     return part, name, options
 
 
-def _build(part: str, name: str, options: dict[str, Any], seed: int) -> Any:
+def _build(
+    part: str, name: str, options: dict[str, Any], seed: int, built: Mapping[str, Any] | None = None
+) -> Any:
     kind = PARTS[part][name]
-    allowed = {f.name: f for f in fields(kind) if f.init and not f.name.startswith("_")}
+    allowed = {f.name: f for f in fields(kind) if f.init and not f.name.startswith("_") and not f.metadata}
     for key in options:
         if key not in allowed:
             listed = ", ".join(allowed) or "none"
@@ -231,7 +244,7 @@ def _build(part: str, name: str, options: dict[str, Any], seed: int) -> Any:
         if not isinstance(options["seed"], int):  # None would seed from the system: no replay
             raise BadInput(f"{part} '{name}': seed is {options['seed']!r}; it must be a whole number")
     try:
-        strategy = kind(**options)
+        strategy = kind(**options, **_parts_for(kind, built or {}))
     except (TypeError, ValueError) as error:
         raise BadInput(f"{part} '{name}': {error}") from error
     return None if kind is NoPart else strategy

@@ -1,8 +1,8 @@
-"""How long a trajectory will be there, in tokens: those that it generates, and those for which its tools take as long.
+"""What a trajectory still needs of an engine, in tokens: those it generates, and those that its tools take as long as.
 
-One unit for both: the time in which a busy engine samples a token for one trajectory (`EngineCosts.pace_s`). Who waits
-for tools most of its time generates little, and ends last all the same if it starts late; and it holds its memory for
-longer than its tokens tell.
+Tokens and tool seconds have one unit: the time in which a busy engine samples a token for one trajectory
+(`EngineCosts.pace_s`). A trajectory that spends most of its time in tools generates little; it still ends last if it
+starts late, and it holds its memory for longer than its tokens tell.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from heddle_dask.core.entities import Trajectory
 from heddle_dask.strategies.remaining import left_now
 
 
-class Stay(NamedTuple):
-    """From now to the end.
+class RemainingDemand(NamedTuple):
+    """From now to the end of a trajectory.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Stay(NamedTuple):
 
 
 def tools_left_s(trajectory: Trajectory) -> float:
-    """Seconds of tools that it will still call, as far as anybody knows."""
+    """Seconds of tools that the trajectory will still call; 0 when unknown."""
     said = trajectory.prediction
     if said is None or said.tools_s <= 0:
         return 0.0
@@ -50,30 +50,30 @@ def tools_left_s(trajectory: Trajectory) -> float:
 
 
 def tools_left(trajectory: Trajectory, pace_s: float) -> float:
-    """Tokens that take as long as the tools that it will still call, as far as anybody knows."""
+    """Tokens that take as long as the tools that the trajectory will still call; 0 when unknown."""
     return tools_left_s(trajectory) / pace_s
 
 
-def stay_of(
+def demand_of(
     trajectory: Trajectory,
     count: int,
     pace_s: float | None,
     growth: float = 1.0,
     unseen_tokens: float = 0.0,
-) -> Stay:
-    """By at most `count` lengths (`remaining.left_now`).
+) -> RemainingDemand:
+    """What is left of a trajectory, by at most `count` lengths (`remaining.left_now`).
 
     Parameters
     ----------
     pace_s
-        Seconds of a token; without it tools are taken to need no time.
+        Seconds of a token; None takes tools to need no time.
     growth
         Context tokens that come with each generated one.
     unseen_tokens
-        Those that its running step has sampled by now (`running_step`).
+        Tokens that its running step has sampled by now (`running_step`).
     """
     tokens, lengths = left_now(trajectory, count, unseen_tokens)
     tools_s = 0.0 if pace_s is None or tokens <= 0 else tools_left_s(trajectory)
     stretch = 1.0 if pace_s is None or tools_s <= 0 else 1.0 + tools_s / pace_s / tokens
     context = max(trajectory.context_tokens, trajectory.spec.prompt_tokens) + unseen_tokens
-    return Stay(tokens, lengths, stretch, context, growth, tools_s)
+    return RemainingDemand(tokens, lengths, stretch, context, growth, tools_s)

@@ -16,7 +16,7 @@ from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
 from heddle_dask.core.nouns import StepRequest
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import ActionState, EngineState, KvState
-from heddle_dask.core.view import ClusterView, Grant, Move, MoveRequest
+from heddle_dask.core.view import Admit, ClusterView, Grant, Move, MoveRequest
 from heddle_dask.strategies.presets import build_strategies
 
 
@@ -49,7 +49,7 @@ def test_check_admission_refuses_a_second_time() -> None:
     stage = Stage()
     stage.submit("a")
     with pytest.raises(GuardViolation, match="a is thinking and cannot be admitted"):
-        guards.check_admission(stage.trajectory("a"))
+        guards.check_admission(stage.state, Admit(stage.trajectory("a")))
 
 
 def cluster() -> Stage:
@@ -182,8 +182,8 @@ class Greedy:
 class Twice:
     """Admits the oldest twice."""
 
-    def admit(self, view: ClusterView) -> Sequence[Trajectory]:
-        return [t for t in view.unadmitted for _ in range(2)]
+    def admit(self, view: ClusterView) -> Sequence[Admit]:
+        return [Admit(t) for t in view.unadmitted for _ in range(2)]
 
 
 def test_the_controller_refuses_a_placement_on_a_lost_engine() -> None:

@@ -410,7 +410,7 @@ def test_an_admission_by_kv_pressure_computes_little_twice_where_memory_is_short
         return run.world.controller.state.evictions, run.world.time.now_s
 
     everybody, unlimited_s = played("admission=unlimited")
-    some, bounded_s = played("admission=kv-pressure")
+    some, bounded_s = played("admission=kv-watermark")
     assert everybody > 2 * some and bounded_s < 0.8 * unlimited_s
     ample = replace(cost, capacity_tokens=60_000)
     run = Run("sticky", SimulatedFleet(equal_engines(1, ample, slots=16, max_context_tokens=CONTEXT)), plans)

@@ -16,7 +16,7 @@ from heddle_dask.core.priority import NORMAL, Priority
 from heddle_dask.core.state import State
 from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import fixed_cost
-from heddle_dask.strategies.admission.kv_watermark import KvPressure
+from heddle_dask.strategies.admission.kv_watermark import KvWatermark
 from heddle_dask.strategies.placement.cache_aware import CacheAware
 from heddle_dask.strategies.scheduling.group_first import GroupFirst
 from heddle_dask.strategies.scheduling.least_attained import LeastAttained
@@ -187,7 +187,7 @@ def test_group_first_prefers_the_group_that_lacks_one() -> None:
 
 # -- admission by KV pressure ----------------------------------------------------------------------------
 
-PRESSURE = "admission=kv-pressure,low=0.5,high=0.8,cut=0.5,per_slot="
+PRESSURE = "admission=kv-watermark,low=0.5,high=0.8,cut=0.5,per_slot="
 
 
 def admitted(commands: list[Command]) -> list[str]:
@@ -375,7 +375,7 @@ def test_a_slow_trickle_does_not_bank_a_limit_for_a_later_burst() -> None:
 )
 def test_kv_pressure_refuses_what_cannot_work(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="use 0 < low <= high"):
-        KvPressure(**wrong)  # type: ignore[arg-type]
+        KvWatermark(**wrong)  # type: ignore[arg-type]
 
 
 # -- cache-aware placement -------------------------------------------------------------------------------

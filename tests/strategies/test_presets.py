@@ -10,11 +10,12 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.view import PredictorChoice
 from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
 from heddle_dask.strategies.admission.kv_fit import KvFit
-from heddle_dask.strategies.admission.kv_watermark import KvPressure
-from heddle_dask.strategies.migration.priced import Priced, RankRule
+from heddle_dask.strategies.admission.kv_watermark import KvWatermark
+from heddle_dask.strategies.migration.priced import Priced
+from heddle_dask.strategies.migration.rank_rule import RankRule
 from heddle_dask.strategies.placement.cache_aware import CacheAware
 from heddle_dask.strategies.placement.least_load import LeastLoad
-from heddle_dask.strategies.placement.least_work import Roomiest
+from heddle_dask.strategies.placement.least_work import LeastWork
 from heddle_dask.strategies.placement.presorted import PresortedPlan
 from heddle_dask.strategies.placement.round_robin import RoundRobin
 from heddle_dask.strategies.placement.sticky import Sticky
@@ -45,7 +46,7 @@ BASELINES: dict[str, type] = {
 
 
 def test_the_presets_are_the_baselines_and_heddle_as_we_and_as_the_paper_have_it() -> None:
-    assert set(PRESETS) == {*BASELINES, "heddle", "heddle-paper"}
+    assert set(PRESETS) == {*BASELINES, "heddle", "heddle-deadline", "heddle-paper"}
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -61,7 +62,7 @@ def test_a_baseline_is_its_placement_with_the_order_of_its_original_and_nothing_
 
 def test_heddle_has_every_mechanism() -> None:
     built = build_strategies("heddle", seed=3)
-    assert isinstance(built.placement, Roomiest)
+    assert isinstance(built.placement, LeastWork)
     assert built.scheduling == LongestFirst()
     assert built.preemption == Hysteresis()
     assert isinstance(built.migration, Priced)
@@ -97,9 +98,9 @@ TYPES: dict[str, type] = {
     "priced": Priced,
     "rank-rule": RankRule,
     "at-most": AtMost,
-    "kv-pressure": KvPressure,
+    "kv-watermark": KvWatermark,
     "kv-fit": KvFit,
-    "roomiest": Roomiest,
+    "least-work": LeastWork,
 }
 
 
@@ -188,8 +189,8 @@ def test_overrides_replace_parts_and_the_last_of_one_part_wins() -> None:
             "placement 'least-load': seed is None; it must be a whole",
         ),
         ("sticky", "placement=sticky-least-loaded,seed=x", "seed is 'x'; it must be a whole number"),
-        ("heddle", "migration=rank-rule", "migration 'rank-rule' needs placement=presorted"),
-        ("heddle-paper", "placement=sticky", "migration 'rank-rule' needs placement=presorted"),
+        ("heddle", "migration=rank-rule", "migration 'rank-rule': it needs placement=presorted"),
+        ("heddle-paper", "placement=sticky", "migration 'rank-rule': it needs placement=presorted"),
         (
             "heddle",
             "migration=priced,quantile=mean",
@@ -223,8 +224,8 @@ def test_overrides_replace_parts_and_the_last_of_one_part_wins() -> None:
             "preemption=hysteresis,margin=1",
             "'hysteresis' has no option 'margin'; its options: ratio, ",
         ),
-        ("heddle", "admission=kv-pressure,low=0.95", "use 0 < low <= high"),
-        ("heddle", "admission=kv-pressure,_limit=9", "admission 'kv-pressure' has no option '_limit'"),
+        ("heddle", "admission=kv-watermark,low=0.95", "use 0 < low <= high"),
+        ("heddle", "admission=kv-watermark,_limit=9", "admission 'kv-watermark' has no option '_limit'"),
         ("heddle", "placement=cache-aware,skew_ratio=0", "skew_ratio=0: use >= 0 and >= 1"),
         (
             "heddle",

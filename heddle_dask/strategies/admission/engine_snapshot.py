@@ -76,7 +76,7 @@ class EngineSnapshot:
 
     @functools.cached_property
     def prompts(self) -> dict[GroupId, int]:
-        """The longest prompt of each group that is there: this much of a sibling's prompt takes no memory of its own."""
+        """The longest prompt of each group that is there: a sibling's prompt takes no memory of its own up to it."""
         prompts: dict[GroupId, int] = {}
         for trajectory, _ in self._residents:
             _keep_longest(prompts, trajectory)

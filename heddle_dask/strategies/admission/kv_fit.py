@@ -247,13 +247,15 @@ class KvFit:
     def _open_for(self, view: ClusterView, newcomer: Trajectory) -> None:
         """Open the full engine that holds least and has room for this trajectory, as it was when it rejected.
 
-        No other waiting trajectory may start there: all were rejected, or wait for a critical one. The share that may be
-        reserved is as of now.
+        No other waiting trajectory may start there: all were rejected, or wait for a critical one. The share that may
+        be reserved is as of now.
         """
         demand = self._demand(newcomer, 1)
         rest_tokens = self._all_left(view) / max(1, view.alive)
         for site in self._candidates.full():
-            site.set_capacity(self._capacity(site.engine, self._share(site.engine, site.longest, rest_tokens)))
+            site.set_capacity(
+                self._capacity(site.engine, self._share(site.engine, site.longest, rest_tokens))
+            )
             if site.fits(newcomer, demand):
                 self._open(view, site.engine)
                 return

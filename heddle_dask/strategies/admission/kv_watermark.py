@@ -1,4 +1,4 @@
-"""Admission by KV pressure: as many trajectories alive as their contexts fit into the engines.
+"""Admission by a watermark on KV use: as many trajectories alive as their contexts fit into the engines.
 
 Beyond the KV capacity every placement thrashes: contexts throw each other out, and what was computed is computed again.
 """
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from heddle_dask.core.entities import Engine, Trajectory
-from heddle_dask.core.view import ClusterView
+from heddle_dask.core.entities import Engine
+from heddle_dask.core.view import Admit, ClusterView
 
 
 @dataclass(slots=True)
-class KvPressure:
+class KvWatermark:
     """Raise the number alive slowly while KV is free, cut it when KV is short, never below what keeps engines full.
 
     Additive increase, multiplicative decrease (as CONCUR, 2601.22705), after a start like TCP's (Jacobson 1988): every
@@ -57,13 +57,13 @@ class KvPressure:
         if not (0 < self.low <= self.high) or not 0 < self.cut < 1 or self.rise < 1 or self.per_slot <= 0:
             raise ValueError("use 0 < low <= high, 0 < cut < 1, rise >= 1 and per_slot > 0")
 
-    def admit(self, view: ClusterView) -> Sequence[Trajectory]:
+    def admit(self, view: ClusterView) -> Sequence[Admit]:
         """The oldest that wait, up to the limit of now."""
         engines = view.ready_engines
         if engines is not self._engines:
             self._sum_up(engines)
         if not self._known:
-            return list(view.unadmitted)
+            return [Admit(trajectory) for trajectory in view.unadmitted]
         if not view.alive:
             self._evictions = view.evictions  # those of a batch that has ended
         used = sum([engine.resident_tokens for engine in engines])
@@ -75,7 +75,8 @@ class KvPressure:
             self._limit += self.rise * (len(engines) / view.alive if self._was_short else 1)
         self._evictions = view.evictions
         self._limit = max(self._limit, self._floor(used, residents), float(len(engines)), 1.0)
-        return list(islice(view.unadmitted, max(0, int(self._limit) - view.alive)))
+        room = max(0, int(self._limit) - view.alive)
+        return [Admit(trajectory) for trajectory in islice(view.unadmitted, room)]
 
     def _floor(self, used: int, residents: int) -> float:
         """What keeps engines full: a share of their slots, or as many contexts as fill them to `low`."""

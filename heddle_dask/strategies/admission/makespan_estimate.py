@@ -14,23 +14,25 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.strategies.admission.engine_backlog import EngineLeft, iterations_of, work_s
-from heddle_dask.strategies.admission.length_sums import Alike
+from heddle_dask.strategies.admission.engine_backlog import BacklogLeft, iterations_of, work_s
+from heddle_dask.strategies.admission.length_sums import LengthClass
 
 _TOLERANCE, _TOLERANCE_S = 0.005, 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class EngineAhead:
+class BusyEngine:
     """An engine with what it has still to do; `capacity_tokens` of KV memory may be promised."""
 
     cost: EngineCost
     slots: int
     capacity_tokens: float
-    left: EngineLeft
+    left: BacklogLeft
 
 
-def foreseen_rest_s(waiting: Sequence[Alike], engines: Sequence[EngineAhead], guess_s: float = 1.0) -> float:
+def makespan_estimate_s(
+    waiting: Sequence[LengthClass], engines: Sequence[BusyEngine], guess_s: float = 1.0
+) -> float:
     """Seconds in which `waiting`, the longest first, can be done beside what the engines have to do; 0 for nobody.
 
     An engine that takes longer for what it has takes none of them, and does not count. O(engines log classes) for each
@@ -57,11 +59,11 @@ def foreseen_rest_s(waiting: Sequence[Alike], engines: Sequence[EngineAhead], gu
 class _Plan:
     """Sums over the classes, from the longest on, for each kind of engine: of work, and of what bounds iterations."""
 
-    def __init__(self, waiting: Sequence[Alike], engines: Sequence[EngineAhead]) -> None:
+    def __init__(self, waiting: Sequence[LengthClass], engines: Sequence[BusyEngine]) -> None:
         self._engines = engines
         self._count = len(waiting)
-        self._tokens = [alike.asks.tokens / alike.members for alike in waiting]
-        self._tools_s = [alike.asks.tools_s / alike.members for alike in waiting]
+        self._tokens = [one.items.tokens / one.members for one in waiting]
+        self._tools_s = [one.items.tools_s / one.members for one in waiting]
         alone_s = min(e.cost.decode_token_s(1, 0) for e in engines)
         paths = zip(self._tokens, self._tools_s, strict=True)
         self._longest_s = max(tokens * alone_s + tools_s for tokens, tools_s in paths)
@@ -92,12 +94,12 @@ class _Plan:
 
 
 def _sums(
-    waiting: Sequence[Alike], cost: EngineCost, slots: int, capacity_tokens: float
+    waiting: Sequence[LengthClass], cost: EngineCost, slots: int, capacity_tokens: float
 ) -> tuple[list[float], list[float], list[float]]:
-    asks = [alike.asks for alike in waiting]
-    work = [work_s(cost, ask.tokens, ask.observed_tokens, ask.area) for ask in asks]
-    by_slots = [w + cost.fixed_s * ask.tokens / slots for w, ask in zip(work, asks, strict=True)]
-    by_memory = [w + cost.fixed_s * ask.held / capacity_tokens for w, ask in zip(work, asks, strict=True)]
+    items = [one.items for one in waiting]
+    work = [work_s(cost, item.tokens, item.observation_tokens, item.area) for item in items]
+    by_slots = [w + cost.fixed_s * item.tokens / slots for w, item in zip(work, items, strict=True)]
+    by_memory = [w + cost.fixed_s * item.held / capacity_tokens for w, item in zip(work, items, strict=True)]
     every = [list(accumulate(seconds, initial=0.0)) for seconds in (work, by_slots, by_memory)]
     return every[0], every[1], every[2]
 

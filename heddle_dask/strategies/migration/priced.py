@@ -1,21 +1,19 @@
-"""Migration strategies: what the controller asks after each prediction, put to the pure rules of `migration`."""
+"""Migration by price: asked after each prediction, answered by the rules of `pricing` and `load_board`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.view import ClusterView, Move, MoveRequest
 from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.migration.load_board import LoadBoard
 from heddle_dask.strategies.migration.pricing import Link, Margin, MovingCandidate
-from heddle_dask.strategies.migration.rank_order import RankOrder, rank_target
 from heddle_dask.strategies.migration.transfers import choose_transfers
-from heddle_dask.strategies.placement.presorted import PresortedPlan
 from heddle_dask.strategies.remaining import QUANTILES, remaining_tokens
 
 
@@ -31,7 +29,13 @@ def expected_tool_s(view: ClusterView, trajectory: Trajectory) -> float:
     return trajectory.tools_s / done if done else 0.0
 
 
-def _check_quantile(quantile: str) -> None:
+def check_quantile(quantile: str) -> None:
+    """Refuse a quantile that predictions do not have.
+
+    Raises
+    ------
+    ValueError
+    """
     if quantile not in QUANTILES:
         raise ValueError(f"quantile is {quantile!r}; use {' or '.join(QUANTILES)}")
 
@@ -78,6 +82,17 @@ def _reach_of(engines: Sequence[Engine]) -> dict[int, frozenset[EngineId]]:
     }
 
 
+@runtime_checkable
+class PermitsMoves(Protocol):
+    """A strategy that may forbid a move."""
+
+    def may_leave(self, view: ClusterView, trajectory: Trajectory) -> bool:
+        """Whether the trajectory may move at all; asked before any engine is priced."""
+
+    def may_move(self, view: ClusterView, trajectory: Trajectory, target: EngineId) -> bool:
+        """Whether it may move to that engine."""
+
+
 @dataclass(slots=True)
 class Priced:
     """Move when another engine ends the trajectory clearly earlier, all prices counted (`migration.priced`).
@@ -93,10 +108,8 @@ class Priced:
     quantile
         Which prediction is planned with.
 
-    Attributes
-    ----------
-    admission
-        Which has engines take what they can do in time: the preset hands it over. It may forbid a move.
+    permits
+        May forbid moves: an admission that plans what each engine finishes when (`admission.deadline`).
 
     Notes
     -----
@@ -111,7 +124,7 @@ class Priced:
     setup_s: float = 0.1
     token_s: float = 5e-6
     quantile: str = "median"
-    admission: KvFit | None = field(init=False, default=None)
+    permits: PermitsMoves | None = field(default=None, metadata={"part": "admission", "kind": PermitsMoves})
     _costs: EngineCosts = field(init=False)
     _remaining: list[_Remaining] = field(init=False, default_factory=list)
     _seen: int = field(init=False, default=0)
@@ -123,7 +136,7 @@ class Priced:
     _margin: Margin = field(init=False, default_factory=Margin)
 
     def __post_init__(self) -> None:
-        _check_quantile(self.quantile)
+        check_quantile(self.quantile)
         prices = (self.relative, self.absolute_s, self.max_moves, self.setup_s, self.token_s)
         if min(prices) < 0:
             raise ValueError(
@@ -145,10 +158,10 @@ class Priced:
         if len(engines) < 2:
             return None
         if engines is not self._engines:
-            self._seat(engines)
+            self._rebuild(engines)
         remaining = remaining_tokens(trajectory, self.quantile)
         self._take_loads(view, trajectory, remaining)
-        if self.admission is not None and not self.admission.may_leave(view, trajectory):
+        if self.permits is not None and not self.permits.may_leave(view, trajectory):
             return None  # before any engine is priced
         candidate = MovingCandidate(
             trajectory_id=trajectory.trajectory_id,
@@ -160,9 +173,9 @@ class Priced:
         )
         reach = self._reach.get(view.engine(trajectory.home).spec.tp_degree, frozenset())
         move = self._board.decide(candidate, self._link, self._margin, reach)
-        if move is None or (
-            self.admission is not None and not self.admission.may_move(view, trajectory, move.target)
-        ):
+        if move is None:
+            return None
+        if self.permits is not None and not self.permits.may_move(view, trajectory, move.target):
             return None
         # With the tool call or not at all: one that begins later is seldom hidden, and the next call is another chance.
         return Move(move.target, move.kind, move.gain_s, may_wait=False)
@@ -171,7 +184,7 @@ class Priced:
         """Longest first, disjoint ends."""
         return choose_transfers(waiting, running)
 
-    def _seat(self, engines: Sequence[Engine]) -> None:
+    def _rebuild(self, engines: Sequence[Engine]) -> None:
         """The ready engines have changed: a new board; what was counted on those that stay is kept."""
         known = dict(zip([engine.engine_id for engine in self._engines], self._remaining, strict=True))
         self._engines, self._seen = engines, 0
@@ -205,40 +218,3 @@ class Priced:
         return dict.fromkeys(
             [number_of[name] for name in names if name in number_of] + ([] if home is None else [home])
         )
-
-
-@dataclass(slots=True)
-class RankRule:
-    """The paper's rule: the rank of the new prediction names the engine (`migration.rank_rule`).
-
-    Needs the sizes of the presorted plan: the preset hands it the placement.
-    """
-
-    quantile: str = "median"
-    plan: PresortedPlan | None = field(init=False, default=None)
-    _order: RankOrder = field(init=False, default_factory=RankOrder)
-
-    def __post_init__(self) -> None:
-        _check_quantile(self.quantile)
-
-    def propose(self, view: ClusterView, trajectory: Trajectory) -> Move | None:
-        """A move to the engine of the trajectory's rank."""
-        if self.plan is None or self.plan.latest is None:
-            return None
-        rank = self._order.update(trajectory.trajectory_id, remaining_tokens(trajectory, self.quantile))
-        latest = self.plan.latest
-        target: EngineId = latest.engines[rank_target(rank, len(self._order), latest.sizes)]
-        ready = {engine.engine_id: engine for engine in view.ready_engines}
-        if target == trajectory.home or target not in ready or trajectory.home not in ready:
-            return None
-        ends = (ready[target].spec, ready[trajectory.home].spec)
-        can_transfer = all(e.kv_transfer for e in ends) and ends[0].tp_degree == ends[1].tp_degree
-        return Move(target, "transfer" if can_transfer else "recompute")
-
-    def choose(self, waiting: Sequence[MoveRequest], running: Sequence[MoveRequest]) -> Sequence[MoveRequest]:
-        """Longest first, disjoint ends."""
-        return choose_transfers(waiting, running)
-
-    def forget(self, trajectory: Trajectory) -> None:
-        """It has ended: the ranks are those of the active."""
-        self._order.remove(trajectory.trajectory_id)

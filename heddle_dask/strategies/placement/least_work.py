@@ -1,7 +1,7 @@
 """Placement for trajectories that start one by one as others end: the least work among the engines with room.
 
-A plan of the whole batch binds trajectories before anybody knows which engine will be free, and ends late on the engine
-that got the unexpected; measured so in `docs/strategies.md`. Work is what is predicted of the residents and of the
+A plan of the whole batch binds trajectories before it is known which engine will be free, and ends late on the engine
+that got the unexpected (docs/experiments, memory short). Work is what is predicted of the residents and of the
 newcomer, in seconds of a full batch, and the prefill of its prompt unless a member of its group has it there.
 """
 
@@ -15,21 +15,18 @@ from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId, GroupId
 from heddle_dask.core.nouns import StepRequest
 from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.placement.sticky import home_among
 
-# A session may last for days; groups that nobody asked for in so long have ended.
+# A session may last for days; groups that no step belonged to for so long have ended.
 _GROUPS_KEPT = 4096
 # Context tokens per predicted token: recorded coding agents read two tokens for each that they write, and a context
 # that grows evenly is on average half as much longer as at its end.
 _GROWTH = 1.5
-# Share of the KV memory above which the admission, which looks ahead, knows better where room is.
-_SCARCE = 0.5
 
 
 @dataclass(slots=True)
-class Roomiest:
+class LeastWork:
     """Keep the home; without one, of the engines with KV memory for it, the one with least work then.
 
     Parameters
@@ -37,24 +34,22 @@ class Roomiest:
     profile
         Cost profile of the engines (`heddle_dask.cost`); only ratios matter.
     fill
-        Share of the KV memory that may be taken, as residents and newcomer will be on average. Where memory is scarce,
-        the engine to which the trajectory was admitted takes it; without one, and no room, the one that is least full.
-
-    Attributes
-    ----------
-    admission
-        Where trajectories were admitted to, if an admission says so: the preset hands it over.
+        Share of the KV memory that may be taken, as residents and newcomer will be on average. Without an engine that
+        has room, the least full one takes the trajectory.
+    scarce
+        Share of the KV memory above which the reservation of a trajectory decides, because the admission looks ahead;
+        below it the engine with the least work takes the trajectory. 0: the reservation always decides.
     """
 
     profile: str = "tiny-cpu"
     fill: float = 0.95
-    admission: KvFit | None = field(init=False, default=None)
+    scarce: float = 0.5
     _costs: EngineCosts = field(init=False)
     _prompts: dict[GroupId, dict[EngineId, int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.fill <= 0:
-            raise ValueError("use fill above 0")
+        if self.fill <= 0 or self.scarce < 0:
+            raise ValueError("use fill above 0 and scarce of at least 0")
         self._costs = EngineCosts(self.profile)
 
     def use_costs(self, known: Mapping[int, EngineCost]) -> None:
@@ -71,10 +66,11 @@ class Roomiest:
         prompts = self._prompts_of(trajectory.spec.group_id)
         context = max(step.context_tokens, trajectory.spec.prompt_tokens)
         need = context + _GROWTH * trajectory.expected_tokens
-        chosen = self._admitted_to(trajectory, candidates)
-        in_time = self.admission is not None and self.admission.keeps_time
-        if chosen is None or (not in_time and _taken(chosen, need, 0) < _SCARCE):
-            roomy = [e for e in candidates if self._has_room(e, need, prompts.get(e.engine_id, 0))]
+        chosen = engine_among(candidates, trajectory.reserved_on)
+        if chosen is None or _taken(chosen, need, 0) < self.scarce:
+            roomy = [
+                e for e in candidates if self._has_room(e, trajectory, need, prompts.get(e.engine_id, 0))
+            ]
             if roomy:
                 chosen = min(
                     roomy, key=lambda e: self._work_s(e, trajectory, context, prompts.get(e.engine_id, 0))
@@ -86,21 +82,18 @@ class Roomiest:
             prompts[chosen.engine_id] = max(known, context)
         return chosen
 
-    def _admitted_to(self, trajectory: Trajectory, candidates: Sequence[Engine]) -> Engine | None:
-        if self.admission is None:
-            return None
-        return engine_among(candidates, self.admission.engine_for(trajectory.trajectory_id))
-
-    def _has_room(self, engine: Engine, need: float, prompt_there: int) -> bool:
-        """Whether it fits there beside the residents, and those that the admission sends there."""
-        coming = 0.0 if self.admission is None else self.admission.promised_tokens(engine.engine_id)
-        return _taken(engine, need, prompt_there, coming) <= self.fill
+    def _has_room(self, engine: Engine, trajectory: Trajectory, need: float, prompt_there: int) -> bool:
+        """Whether it fits there beside the residents and the reservations of other trajectories."""
+        reserved = engine.reserved_tokens
+        if trajectory.reserved_on == engine.engine_id:
+            reserved = reserved - trajectory.reserved_tokens if len(engine.reserved) > 1 else 0.0
+        return _taken(engine, need, prompt_there, reserved) <= self.fill
 
     def _work_s(self, engine: Engine, trajectory: Trajectory, context: int, prompt_there: int) -> float:
         """Seconds in which the engine would have done all that is predicted of its residents and the newcomer."""
         cost, slots = self._costs.of(engine), engine.spec.slots
         per_token_s = cost.iteration_s(slots, engine.resident_tokens) / slots
-        # Those of whom nothing is predicted count by what they hold, as routers do that know nothing of the future.
+        # Trajectories without a prediction count by what they hold, as for routers that know nothing of the future.
         tokens = engine.expected_tokens + trajectory.expected_tokens
         decode_s = per_token_s * (tokens or engine.inflight_tokens + context)
         return decode_s + cost.prefill_token_s * max(0, context - prompt_there)

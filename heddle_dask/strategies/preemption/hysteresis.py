@@ -19,8 +19,8 @@ class Hysteresis:
     Parameters
     ----------
     ratio, margin_tokens
-        For priorities without levels (longest-first): the tokens of the waiting step must be above ``ratio`` times those
-        of the running one, and above them by ``margin_tokens``.
+        For priorities without levels (longest-first): the tokens of the waiting step must be above ``ratio`` times
+        those of the running one, and above them by ``margin_tokens``.
     margin_levels
         For priorities with levels (group-first: lacking members; least-attained: levels of its queue): the waiting step
         must be this many levels above the running one; tokens only order the steps of one level. First come, first

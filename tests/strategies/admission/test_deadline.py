@@ -9,14 +9,14 @@ from heddle_dask.core.commands import AdmitTrajectory, Command, StartStep
 from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import load_profile
-from heddle_dask.strategies.admission.kv_fit import KvFit
+from heddle_dask.strategies.admission.deadline import Deadline
 from heddle_dask.strategies.presets import build_strategies
 
 Row = tuple[str, float]
 
 
 def stage_of(engines: str, *overrides: str, kv_tokens: int = 10**7, slots: int = 64) -> Stage:
-    stage = Stage(strategies=build_strategies("heddle", overrides=["predictor=oracle", *overrides]))
+    stage = Stage(strategies=build_strategies("heddle-deadline", overrides=["predictor=oracle", *overrides]))
     for name in engines:
         stage.feed(
             ev.EngineJoined, engine_of(name, slots=slots, kv_tokens=kv_tokens, max_context_tokens=10**6)
@@ -62,13 +62,14 @@ def test_nobody_waits_for_ever_for_an_answer_to_another() -> None:
     assert admitted(stage.feed(ev.PredictionMade, "a", 0, Prediction(10.0, 10.0))) == ["a"]
 
 
-def test_guesses_are_not_waited_for() -> None:
+def test_guesses_are_treated_as_certain_lengths_are() -> None:
+    """The strategy does not look at how sure predictions are to decide what it is."""
     told = submit(stage_of("A"), [("a", 10.0), ("b", 20.0)], spread=1.5)
-    assert told == [["a"], ["b"]]
+    assert told == [[], ["b", "a"]]
 
 
 def test_the_long_ones_come_together_and_the_work_is_shared_out() -> None:
-    stage = stage_of("ABCD", "admission=kv-fit,profile=qwen3-14b-h100")
+    stage = stage_of("ABCD", "admission=deadline,profile=qwen3-14b-h100")
     rows = [(f"long{i}", 8000.0 - i) for i in range(8)] + [(f"short{i}", 2000.0 - i) for i in range(1200)]
     names = [name for told in submit(stage, rows) for name in told]
     placed = homes(stage, names)
@@ -97,9 +98,10 @@ def test_hardly_more_than_have_slots_are_alive() -> None:
     """Of those that queue the short ones go last, and would keep memory that was foreseen to be free by then."""
     rows = [(f"t{i:02}", 1000.0 - 10 * i) for i in range(40)]
     certain = [name for told in submit(stage_of("A", slots=20), rows) for name in told]
-    guessed = [name for told in submit(stage_of("A", slots=20), rows, spread=1.5) for name in told]
+    by_memory = stage_of("A", "admission=kv-fit", slots=20)
+    without = [name for told in submit(by_memory, rows) for name in told]
     assert certain == [f"t{i:02}" for i in range(24)]
-    assert len(guessed) > 24, "here it helps to see more of them begin"
+    assert len(without) > 24, "by memory alone more of them begin"
 
 
 def test_memory_is_not_promised_for_want_of_time() -> None:
@@ -112,7 +114,7 @@ def test_memory_is_not_promised_for_want_of_time() -> None:
 
 
 def test_what_tools_add_is_known_for_each_where_it_is_certain() -> None:
-    # Alike in tokens; one reads nine for each, and has no room beside the first.
+    # LengthClass in tokens; one reads nine for each, and has no room beside the first.
     stage = stage_of("A", kv_tokens=3000, slots=8)
     for name in ("a", "reader", "writer"):
         stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, 10))
@@ -140,24 +142,24 @@ def wide_and_narrow(stage: Stage, observed: dict[str, float]) -> list[str]:
 def test_nobody_passes_a_critical_one_that_waits_for_memory() -> None:
     rows = {"a": 5e4, "b": 5e4, "wide": 2e5, "narrow": 0.0}
     # 85 in a hundred of 440,000 hold a and b at their ends (200,018), and the wide one (250,008) beside one of them.
-    patient = stage_of("A", "admission=kv-fit,critical=0.1", kv_tokens=440_000)
+    patient = stage_of("A", "admission=deadline,critical=0.1", kv_tokens=440_000)
     assert wide_and_narrow(patient, rows) == ["a", "b"]
     assert admitted(patient.feed(ev.TrajectoryEnded, "a", "completed")) == ["wide"]
-    greedy = stage_of("A", "admission=kv-fit,critical=100", kv_tokens=440_000)
+    greedy = stage_of("A", "admission=deadline,critical=100", kv_tokens=440_000)
     assert wide_and_narrow(greedy, rows) == ["a", "b", "narrow"]
     assert admitted(greedy.feed(ev.TrajectoryEnded, "a", "completed")) == [], "the narrow one holds it up"
 
 
 def test_nobody_waits_for_one_that_no_engine_can_hold() -> None:
     rows = {"a": 5e4, "b": 5e4, "wide": 9e5, "narrow": 0.0}
-    stage = stage_of("A", "admission=kv-fit,critical=0.1", kv_tokens=360_000)
+    stage = stage_of("A", "admission=deadline,critical=0.1", kv_tokens=360_000)
     assert wide_and_narrow(stage, rows) == ["a", "b", "narrow"]
 
 
 def test_who_is_in_time_stays_and_who_is_late_may_go() -> None:
     stage = stage_of("AB")
     admission = stage.controller.strategies.admission
-    assert isinstance(admission, KvFit)
+    assert isinstance(admission, Deadline)
     names = [name for told in submit(stage, [("a", 5000.0), ("b", 100.0)]) for name in told]
     placed = homes(stage, names)
     view = ClusterView(stage.state)
@@ -165,14 +167,14 @@ def test_who_is_in_time_stays_and_who_is_late_may_go() -> None:
     other = next(engine.engine_id for engine in view.ready_engines if engine.engine_id != placed["a"])
     assert not admission.may_move(view, a, other), "it will be done in time"
     a.prediction = Prediction(50_000.0, 50_000.0)  # it comes otherwise
-    admission._finish.postpone(view.at + 400.0)
+    admission._deadline.postpone(view.at + 400.0)
     assert not admission.may_move(view, a, other), "there is no time for it there either"
 
 
 def test_a_late_engine_gives_to_one_with_time_where_a_longer_one_is() -> None:
     stage = stage_of("AB")
     admission = stage.controller.strategies.admission
-    assert isinstance(admission, KvFit)
+    assert isinstance(admission, Deadline)
     names = [name for told in submit(stage, [("a", 5000.0), ("b", 4990.0), ("c", 4980.0)]) for name in told]
     placed = homes(stage, names)
     stage.feed(ev.TrajectorySubmitted, trajectory_spec("waits", 10))
@@ -184,19 +186,19 @@ def test_a_late_engine_gives_to_one_with_time_where_a_longer_one_is() -> None:
     there = stage.trajectory(alone)
     assert there.home is not None
     grown.prediction = Prediction(50_000.0, 50_000.0)  # it comes otherwise
-    admission._finish.postpone(view.at + 200.0)
+    admission._deadline.postpone(view.at + 200.0)
     for tokens, may in ((100.0, False), (6000.0, True)):
         there.prediction = Prediction(tokens, tokens)
         admission.rank(waits)
         for engine in view.ready_engines:  # both are looked at
-            admission._room(view, engine, admission._there(view, engine))
+            admission._backlog(view, engine)
         assert admission.may_move(view, goes, there.home) is may
 
 
 def test_once_nobody_waits_nobody_stays_with_a_late_engine_beside_idle_ones() -> None:
     stage = stage_of("AB")
     admission = stage.controller.strategies.admission
-    assert isinstance(admission, KvFit)
+    assert isinstance(admission, Deadline)
     names = [name for told in submit(stage, [("a", 5000.0), ("b", 4990.0), ("c", 4980.0)]) for name in told]
     placed = homes(stage, names)
     view = ClusterView(stage.state)
@@ -209,7 +211,7 @@ def test_once_nobody_waits_nobody_stays_with_a_late_engine_beside_idle_ones() ->
     for one in late:
         one.prediction = Prediction(50_000.0, 50_000.0)  # they come otherwise
     for engine in view.ready_engines:
-        admission._room(view, engine, admission._there(view, engine))
+        admission._backlog(view, engine)
     assert all(admission.may_leave(view, one) and admission.may_move(view, one, idle) for one in late)
     home = late[0].home
     assert home is not None

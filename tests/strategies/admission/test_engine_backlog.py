@@ -14,25 +14,31 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.ids import StepId, TrajectoryId
 from heddle_dask.core.prediction import Prediction
 from heddle_dask.cost.iteration import EngineCost
-from heddle_dask.strategies.admission.engine_backlog import Ask, EngineLeft, EngineRoom, ask_of, iterations_of
+from heddle_dask.strategies.admission.engine_backlog import (
+    BacklogItem,
+    BacklogLeft,
+    EngineBacklog,
+    backlog_item,
+    iterations_of,
+)
 from heddle_dask.strategies.admission.length_sums import LengthSums
-from heddle_dask.strategies.admission.makespan_estimate import EngineAhead, foreseen_rest_s
+from heddle_dask.strategies.admission.makespan_estimate import BusyEngine, makespan_estimate_s
 from heddle_dask.strategies.admission.running_step import unseen_tokens
-from heddle_dask.strategies.remaining_demand import Stay
+from heddle_dask.strategies.remaining_demand import RemainingDemand
 
 COST = EngineCost(fixed_s=0.005, token_s=3e-5, prefill_token_s=2e-5, sequence_s=1e-5, context_token_s=1e-8)
-IDLE = EngineLeft(0.0, 0.0, 0.0, 0.0)
+IDLE = BacklogLeft(0.0, 0.0, 0.0, 0.0)
 
 
-def plain(tokens: float, context: float = 100.0, tools_s: float = 0.0) -> Ask:
-    return ask_of(Stay(tokens, (tokens,), 1.0, context, 1.0, tools_s))
+def plain(tokens: float, context: float = 100.0, tools_s: float = 0.0) -> BacklogItem:
+    return backlog_item(RemainingDemand(tokens, (tokens,), 1.0, context, 1.0, tools_s))
 
 
 def test_an_ask_is_the_sum_over_its_tokens() -> None:
-    ask = ask_of(Stay(10.0, (10.0,), 1.5, 100.0, 3.0, 2.0))
+    ask = backlog_item(RemainingDemand(10.0, (10.0,), 1.5, 100.0, 3.0, 2.0))
     # Half a token further each time: the sum over the middles.
     area = sum(100.0 + 3.0 * (token + 0.5) for token in range(10))
-    assert ask == Ask(10.0, 20.0, 2.0, pytest.approx(area), pytest.approx(1.5 * area))
+    assert ask == BacklogItem(10.0, 20.0, 2.0, pytest.approx(area), pytest.approx(1.5 * area))
 
 
 @given(
@@ -50,7 +56,7 @@ def test_a_room_is_the_sum_over_all_that_are_there(
     tokens, area = sum(ask.tokens for ask in asks), sum(ask.area for ask in asks)
     iterations = max(longest, tokens / 8, area / 20_000)
     by_hand_s = 0.005 * iterations + 4e-5 * tokens + 1e-8 * area
-    room = EngineRoom(COST, 8, 20_000, rest_s, asks=asks[:-1])
+    room = EngineBacklog(COST, 8, 20_000, rest_s, items=asks[:-1])
     assert room.end_with_s(asks[-1], rest_s) == pytest.approx(by_hand_s)
     assert room.fits(asks[-1]) == (room.end_with_s(asks[-1], rest_s) <= rest_s)
     later_s = room.rest_with_s(asks[-1])
@@ -60,9 +66,9 @@ def test_a_room_is_the_sum_over_all_that_are_there(
 
 
 def test_what_is_left_shrinks_as_the_engine_works_and_is_gone_at_its_end() -> None:
-    room = EngineRoom(COST, 8, 1e6, 100.0, at=10.0, asks=[plain(1000), plain(2000)])
+    room = EngineBacklog(COST, 8, 1e6, 100.0, at=10.0, items=[plain(1000), plain(2000)])
     now, half, gone = (room.left(10.0 + share * room.end_s) for share in (0.0, 0.5, 1.5))
-    assert now.longest == 2000 and gone == EngineLeft(0.0, 0.0, 0.0, 0.0)
+    assert now.longest == 2000 and gone == BacklogLeft(0.0, 0.0, 0.0, 0.0)
     assert half == pytest.approx(tuple(part / 2 for part in now))
 
 
@@ -83,8 +89,8 @@ def test_the_foreseen_end_is_that_of_the_best_split_in_the_order_of_length_but_f
     sums = LengthSums()
     for length, _ in itertools.product(row, range(many)):
         sums.add(length, plain(length))
-    ahead = [EngineAhead(cost, 64, 1e6, IDLE) for cost in costs]
-    found_s = foreseen_rest_s(sums.longest_first(), ahead)
+    ahead = [BusyEngine(cost, 64, 1e6, IDLE) for cost in costs]
+    found_s = makespan_estimate_s(sums.longest_first(), ahead)
 
     def end_s(cost: EngineCost, shares: list[float]) -> float:
         """Of an engine that takes these shares of each length."""
@@ -114,13 +120,13 @@ def test_the_foreseen_end_is_that_of_the_best_split_in_the_order_of_length_but_f
 def test_an_engine_that_has_enough_takes_nobody_and_does_not_count() -> None:
     sums = LengthSums()
     sums.add(100, plain(100))
-    busy = EngineLeft(1000.0, 10.0, 0.0, 0.0)
-    free = EngineAhead(COST, 8, 1e6, IDLE)
-    alone_s = foreseen_rest_s(sums.longest_first(), [free])
-    assert foreseen_rest_s(sums.longest_first(), [EngineAhead(COST, 8, 1e6, busy), free]) == pytest.approx(
+    busy = BacklogLeft(1000.0, 10.0, 0.0, 0.0)
+    free = BusyEngine(COST, 8, 1e6, IDLE)
+    alone_s = makespan_estimate_s(sums.longest_first(), [free])
+    assert makespan_estimate_s(sums.longest_first(), [BusyEngine(COST, 8, 1e6, busy), free]) == pytest.approx(
         alone_s, rel=0.01
     )
-    assert foreseen_rest_s([], [free]) == 0.0
+    assert makespan_estimate_s([], [free]) == 0.0
 
 
 @given(st.lists(st.tuples(st.integers(1, 10_000), st.booleans()), max_size=30))
@@ -134,10 +140,10 @@ def test_sums_by_length_are_those_of_who_is_there(rows: list[tuple[int, bool]]) 
     stay = [plain(tokens) for tokens, leaves in rows if not leaves]
     found = sums.longest_first()
     assert sum(alike.members for alike in found) == len(stay)
-    assert sum(alike.asks.tokens for alike in found) == pytest.approx(
+    assert sum(alike.items.tokens for alike in found) == pytest.approx(
         sum(ask.tokens for ask in stay), abs=1e-6
     )
-    means = [alike.asks.tokens / alike.members for alike in found]
+    means = [alike.items.tokens / alike.members for alike in found]
     assert means == sorted(means, reverse=True)
 
 

@@ -18,23 +18,22 @@ from heddle_dask.core.ids import EngineId, GroupId, StepId, TrajectoryId
 from heddle_dask.core.prediction import Prediction
 from heddle_dask.cost.memory_profile import MemoryProfile
 from heddle_dask.strategies.admission.kv_fit import KvFit
-from heddle_dask.strategies.admission.wait_queue import WaitingLine
+from heddle_dask.strategies.admission.wait_queue import WaitQueue
 from heddle_dask.strategies.engine_costs import EngineCosts
-from heddle_dask.strategies.placement.least_work import Roomiest
+from heddle_dask.strategies.placement.least_work import LeastWork
 from heddle_dask.strategies.presets import build_strategies
 from heddle_dask.strategies.remaining import left_now
-from heddle_dask.strategies.remaining_demand import Stay, stay_of, tools_left
+from heddle_dask.strategies.remaining_demand import RemainingDemand, demand_of, tools_left
 
 
 def stage_of(*overrides: str, predictor: str = "oracle") -> Stage:
-    """By memory alone: what an engine can do in time is in `test_kv_fit_in_time`."""
+    """By memory alone: what an engine can do in time is in `test_deadline`."""
     parts = [
         "admission=kv-fit,fill=1.0",
-        "placement=roomiest",
+        "placement=least-work",
         f"predictor={predictor}",
     ]
-    timeless = [f"{part},in_time=False" if "=kv-fit" in part else part for part in (*parts, *overrides)]
-    return Stage(strategies=build_strategies("sticky", overrides=timeless))
+    return Stage(strategies=build_strategies("sticky", overrides=[*parts, *overrides]))
 
 
 def admitted(commands: list[Command]) -> list[str]:
@@ -277,11 +276,17 @@ def test_what_of_the_tools_has_run_is_no_longer_ahead() -> None:
     told(stage, "a", 100, 8.0)
     trajectory = stage.trajectory("a")
     assert tools_left(trajectory, pace_s=0.1) == pytest.approx(80.0)
-    assert stay_of(trajectory, 4, 0.1) == Stay(100.0, (100.0,), pytest.approx(1.8), 10.0, 1.0, 8.0)
+    assert demand_of(trajectory, 4, 0.1) == RemainingDemand(
+        100.0, (100.0,), pytest.approx(1.8), 10.0, 1.0, 8.0
+    )
     trajectory.take_action("test", 6.0, True, 6.0)
     assert tools_left(trajectory, pace_s=0.1) == pytest.approx(20.0)
     trajectory.take_action("test", 6.0, True, 12.0)
-    assert stay_of(trajectory, 4, 0.1) == stay_of(trajectory, 4, None) == Stay(100.0, (100.0,), 1.0, 10.0)
+    assert (
+        demand_of(trajectory, 4, 0.1)
+        == demand_of(trajectory, 4, None)
+        == RemainingDemand(100.0, (100.0,), 1.0, 10.0)
+    )
 
 
 @pytest.mark.parametrize(("q90", "beside"), [(1000.0, 0), (1001.0, 3)])
@@ -342,7 +347,7 @@ def test_everybody_is_admitted_in_the_end(rows: list[tuple[int, int]], engines: 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3), st.booleans()), max_size=30))
 def test_a_line_gives_the_longest_whatever_happened(rows: list[tuple[int, int, bool]]) -> None:
-    line = WaitingLine()
+    line = WaitQueue()
     kept: dict[str, tuple[int, int, str]] = {}
     for number, (left, group, leaves) in enumerate(rows):
         record = Trajectory(trajectory_spec(f"t{number}", group=f"g{group}"), number)
@@ -398,7 +403,7 @@ def test_kv_fit_refuses_what_cannot_work(wrong: str) -> None:
 
 def test_heddle_uses_both() -> None:
     built = build_strategies("heddle")
-    assert isinstance(built.admission, KvFit) and isinstance(built.placement, Roomiest)
+    assert isinstance(built.admission, KvFit) and isinstance(built.placement, LeastWork)
 
 
 def test_memory_is_promised_until_who_was_admitted_arrives_or_ends() -> None:
@@ -407,10 +412,11 @@ def test_memory_is_promised_until_who_was_admitted_arrives_or_ends() -> None:
     stage = Stage(strategies=built)
     stage.feed(ev.EngineJoined, engine_of("A", kv_tokens=10_000))
     name = EngineId("A")
-    assert submit(stage, ("a", 100, 50.0), ("b", 200, 60.0)) == ["b", "a"]
-    both = built.admission.promised_tokens(name)
+    assert submit(stage, ("a", 100, 50.0), ("b", 200, 60.0)) == ["a", "b"]
+    both = stage.engine(name).reserved_tokens
+    assert (stage.trajectory("a").reserved_on, stage.trajectory("b").reserved_on) == (name, name)
     assert both >= 300 + (50 + 60) / 2, "contexts, and half of what they will grow by"
     place(stage, "b", 200)
-    assert both - 300 < built.admission.promised_tokens(name) < both - 200
+    assert both - 300 < stage.engine(name).reserved_tokens < both - 200
     place(stage, "a", 100)
-    assert built.admission.promised_tokens(name) == 0
+    assert stage.engine(name).reserved_tokens == 0

@@ -16,7 +16,8 @@ from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.migrations import MoveTotals
 from heddle_dask.core.transitions import KvState, TrajectoryState
 from heddle_dask.core.view import ClusterView, Migration, Move, MoveRequest, PredictorChoice
-from heddle_dask.strategies.migration.priced import Priced, RankRule, expected_tool_s
+from heddle_dask.strategies.migration.priced import Priced, expected_tool_s
+from heddle_dask.strategies.migration.rank_rule import RankRule
 from heddle_dask.strategies.migration.transfers import choose_transfers
 from heddle_dask.strategies.presets import build_strategies
 

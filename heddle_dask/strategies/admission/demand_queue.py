@@ -1,0 +1,43 @@
+"""Waiting trajectories with their demands, also summed by length: what a makespan estimate of thousands needs."""
+
+from __future__ import annotations
+
+from heddle_dask.core.entities import Trajectory
+from heddle_dask.core.ids import TrajectoryId
+from heddle_dask.strategies.admission.engine_backlog import backlog_item
+from heddle_dask.strategies.admission.length_sums import LengthSums
+from heddle_dask.strategies.admission.wait_queue import WaitQueue
+from heddle_dask.strategies.remaining_demand import RemainingDemand
+
+
+class DemandQueue(WaitQueue):
+    """A wait queue that keeps the demand of each trajectory, as of when it was put into the queue.
+
+    Attributes
+    ----------
+    classes
+        The demands, summed by length.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes = LengthSums()
+        self._demands: dict[TrajectoryId, RemainingDemand] = {}
+
+    def put_demand(
+        self, trajectory: Trajectory, left_tokens: float, path: float, demand: RemainingDemand
+    ) -> None:
+        """Add a trajectory with its demand, or change both."""
+        self.put(trajectory, left_tokens, path)
+        self._demands[trajectory.trajectory_id] = demand
+        self.classes.add(path, backlog_item(demand))
+
+    def remove(self, trajectory: Trajectory) -> None:
+        """Take a trajectory out of the queue."""
+        path = self.path_of(trajectory)
+        super().remove(trajectory)
+        self.classes.remove(path, backlog_item(self._demands.pop(trajectory.trajectory_id)))
+
+    def demand_of(self, trajectory: Trajectory) -> RemainingDemand:
+        """As it was put into the queue with."""
+        return self._demands[trajectory.trajectory_id]
