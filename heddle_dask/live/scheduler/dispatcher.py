@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, assert_never
 
 from distributed import Scheduler
 
@@ -78,6 +78,8 @@ class Dispatcher:
             case cmd.GiveUpAction():
                 self._session.held.pop(action_key(self._session.session_id, command.action_id), None)
                 self._session.notify("action-given-up", command.action_id, command.cause)
+            case _:
+                assert_never(command)
 
     def _key_of(self, command: cmd.StartStep | cmd.AbortStep | cmd.GiveUpStep) -> Key:
         return step_key(self._session.session_id, command.step_id)
