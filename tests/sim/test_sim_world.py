@@ -250,7 +250,7 @@ def test_moves_end_and_contexts_are_found_where_they_went(kind: str, lost_s: flo
             assert min(moved.values()) > 0.3
         first = {plan.trajectory_id: plan.prompt_tokens for plan in plans}
         found = [e for e in run.events(ev.StepFinished) if e.step_id.trajectory_id == moves[0].trajectory_id]
-        assert all(e.cached_tokens > first[e.trajectory_id] // 2 for e in found[1:])
+        assert all(e.cached_tokens > first[e.step_id.trajectory_id] // 2 for e in found[1:])
         run.check_tokens()
     else:
         assert totals.failed > 0, "no move was under way: choose another second"
