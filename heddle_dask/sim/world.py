@@ -139,6 +139,10 @@ class SimulatedWorld:
                 self._admit(command)
             case cmd.MoveContext():
                 self._move(command)
+            case cmd.DropContext():
+                # No message goes to the engine, as none does live: the worker drops its copy of the tokens, which the
+                # simulation does not have. A prefix cache keeps the blocks until it needs their room.
+                pass
             case cmd.AbortStep():
                 self._abort_step(command)
             case cmd.AbortAction():

@@ -137,6 +137,8 @@ class World:
                 self.asked.append((command.trajectory_id, program.steps_finished))
             case cmd.MoveContext():
                 self._move_context(command)
+            case cmd.DropContext():
+                self._drop_context(command)
             case cmd.RunAction():
                 self._run_action(command)
             case cmd.GiveUpAction():
@@ -192,6 +194,17 @@ class World:
         assert command.kind in ("transfer", "recompute")
         self.moves[name] = command
         self.seen[f"move by {command.kind}"] += 1
+
+    def _drop_context(self, command: cmd.DropContext) -> None:
+        name = command.trajectory_id
+        program = self.programs.get(name)
+        if (
+            program is not None and program.step is None
+        ):  # a step that is placed there now fetches it from its source
+            assert self.stage.trajectory(name).home != command.engine_id, "its next step finds it there"
+        assert name not in self.moves or self.moves[name].target_engine_id != command.engine_id
+        assert command.engine_id in self.stage.state.engines
+        self.seen["context dropped"] += 1
 
     def _engine_gone_for_moves(self, engine_id: str) -> None:
         """Nobody has to report the moves of a lost engine; one that reports all the same comes late."""
