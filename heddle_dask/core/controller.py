@@ -17,7 +17,6 @@ Promises
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from heddle_dask.core import events as ev
@@ -29,6 +28,7 @@ from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import ActionId, StepId
 from heddle_dask.core.migrations import MoveDesk
 from heddle_dask.core.placements import PlacementDesk
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import (
     STEP_STATES,
@@ -40,32 +40,15 @@ from heddle_dask.core.transitions import (
 from heddle_dask.core.view import ClusterView, StrategySet
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds that no strategy may lift.
-
-    Attributes
-    ----------
-    max_losses
-        How often one step or action may die with its worker before it is given up. A request that kills
-        its engine must not kill every engine in turn.
-    max_preemptions
-        How often one step may be stopped for others.
-    """
-
-    max_losses: int = 3
-    max_preemptions: int = 2
-
-
 class Controller:
     """Turns events into commands through strategies and guards."""
 
-    def __init__(self, strategies: StrategySet, limits: Limits | None = None) -> None:
+    def __init__(self, strategies: StrategySet, retries: RetryPolicy | None = None) -> None:
         self.state = State()
         self.view = ClusterView(self.state)
         self.strategies = strategies
-        self.limits = limits or Limits()
-        losses, preemptions = self.limits.max_losses, self.limits.max_preemptions
+        self.retries = retries or RetryPolicy()
+        losses, preemptions = self.retries.max_losses, self.retries.max_preemptions
         self.admissions = AdmissionDesk(self.state, self.view, strategies.admission)
         self.actions = ActionDesk(self.state, self.view, strategies.actions, losses)
         self.moves = MoveDesk(self.state, self.view, strategies.migration)

@@ -13,9 +13,10 @@ from typing import assert_never
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.controller import Controller, Limits
+from heddle_dask.core.controller import Controller
 from heddle_dask.core.ids import ActionId, EngineId, StepId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, EngineDescription, StepRequest
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.view import StrategySet
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.predictors.contract import Predictor
@@ -60,11 +61,11 @@ class SimulatedWorld:
         *,
         predictor: Predictor | None = None,
         seed: int = 0,
-        limits: Limits | None = None,
+        retries: RetryPolicy | None = None,
         watch: Callable[[ev.Event, Sequence[cmd.Command]], None] | None = None,
     ) -> None:
         self.fleet = fleet
-        self.controller = Controller(strategies, limits)
+        self.controller = Controller(strategies, retries)
         self.time = VirtualTime()
         self.programs = {plan.trajectory_id: Program(plan) for plan in trajectories}
         self.engines: dict[EngineId, SimulatedEngine] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import Command, DropContext, MoveContext, RunAction, StartStep
-from heddle_dask.core.controller import Controller, Limits
+from heddle_dask.core.controller import Controller
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, StepId, TrajectoryId
 from heddle_dask.core.journal_codec import encode
@@ -19,6 +19,7 @@ from heddle_dask.core.nouns import (
     StepRequest,
     TrajectorySpec,
 )
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.state import State
 from heddle_dask.core.view import ClusterView, Move, MoveRequest, StrategySet
 from heddle_dask.strategies.migration.transfers import choose_transfers
@@ -98,10 +99,10 @@ class Stage:
         seed: int = 0,
         overrides: Sequence[str] = (),
         strategies: StrategySet | None = None,
-        limits: Limits | None = None,
+        retries: RetryPolicy | None = None,
     ) -> None:
         chosen = strategies or build_strategies(preset, seed=seed, overrides=overrides)
-        self.controller = Controller(chosen, limits)
+        self.controller = Controller(chosen, retries)
         self.journal: list[tuple[Row, list[Row]]] = []
         self.at = 0.0
 

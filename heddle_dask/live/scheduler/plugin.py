@@ -28,6 +28,7 @@ from heddle_dask.core.nouns import (
     StepRequest,
     TrajectorySpec,
 )
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.live.scheduler.deployment import Seating
 from heddle_dask.live.scheduler.dispatcher import Dispatcher
@@ -131,12 +132,14 @@ class HeddleScheduler(SchedulerPlugin):
         overrides: Sequence[str],
         seed: int,
         cost: Mapping[str, Any] | None = None,
+        retries: Mapping[str, int] | None = None,
     ) -> Mapping[str, Any]:
         """Start a session with its own controller; refuses while another client's session is open."""
         known = KnownWork()
         predictor = None
         try:
             self._check_free()
+            policy = RetryPolicy.from_mapping(retries or {})
             strategies = strategies_of_run(
                 {"strategy": preset, "overrides": overrides, "seed": seed, "cost": cost}
             )
@@ -150,7 +153,7 @@ class HeddleScheduler(SchedulerPlugin):
             return {"error": str(error)}
         if self.session is not None:
             self.session.close()
-        self.session = Session(session, client_id, Controller(strategies))
+        self.session = Session(session, client_id, Controller(strategies, policy))
         self._predictor = predictor
         if predictor is not None:
             answer = functools.partial(self.on_prediction, session)
