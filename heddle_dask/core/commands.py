@@ -88,6 +88,18 @@ class MoveContext:
 
 
 @dataclass(frozen=True, slots=True)
+class DropContext:
+    """Drop the copy of the trajectory's context at this engine: no step of it will run there from that copy.
+
+    The trajectory has ended, its context has moved away, or it has arrived too late. An engine that does not hold it
+    ignores the command.
+    """
+
+    trajectory_id: TrajectoryId
+    engine_id: EngineId
+
+
+@dataclass(frozen=True, slots=True)
 class RunAction:
     """Run the action on this host with this many CPUs, now."""
 
@@ -119,6 +131,7 @@ Command = (
     | AbortStep
     | PredictRemaining
     | MoveContext
+    | DropContext
     | RunAction
     | GiveUpAction
     | AbortAction

@@ -17,17 +17,18 @@ Promises
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from heddle_dask.core import events as ev
 from heddle_dask.core.actions import Actions
 from heddle_dask.core.admissions import Admissions
-from heddle_dask.core.commands import Command, PredictRemaining
+from heddle_dask.core.commands import Command, DropContext, PredictRemaining
 from heddle_dask.core.engines import Engines
 from heddle_dask.core.entities import Engine, Trajectory
+from heddle_dask.core.ids import ActionId, StepId
 from heddle_dask.core.migrations import Migrations
 from heddle_dask.core.placements import Placements
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import (
     STEP_STATES,
@@ -39,32 +40,15 @@ from heddle_dask.core.transitions import (
 from heddle_dask.core.view import ClusterView, StrategySet
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds that no strategy may lift.
-
-    Attributes
-    ----------
-    max_losses
-        How often one step or action may die with its worker before it is given up. A request that kills
-        its engine must not kill every engine in turn.
-    max_preemptions
-        How often one step may be stopped for others.
-    """
-
-    max_losses: int = 3
-    max_preemptions: int = 2
-
-
 class Controller:
     """Turns events into commands through strategies and guards."""
 
-    def __init__(self, strategies: StrategySet, limits: Limits | None = None) -> None:
+    def __init__(self, strategies: StrategySet, retries: RetryPolicy | None = None) -> None:
         self.state = State()
         self.view = ClusterView(self.state)
         self.strategies = strategies
-        self.limits = limits or Limits()
-        losses, preemptions = self.limits.max_losses, self.limits.max_preemptions
+        self.retries = retries or RetryPolicy()
+        losses, preemptions = self.retries.max_losses, self.retries.max_preemptions
         self.admissions = Admissions(self.state, self.view, strategies.admission)
         self.actions = Actions(self.state, self.view, strategies.actions, losses)
         self.moves = Migrations(self.state, self.view, strategies.migration)
@@ -101,6 +85,18 @@ class Controller:
         self.state.at = event.at
         return self._handlers[type(event)](event)
 
+    def awaits(self, step_id: StepId) -> bool:
+        """Whether this step has not ended: it waits for an engine, or one was told to run it.
+
+        The body asks before it tells of a result that may have been told before, and for a task that came back from a
+        dead worker: one that is not awaited will never be commanded.
+        """
+        return self._open(step_id) is not None
+
+    def awaits_action(self, action_id: ActionId) -> bool:
+        """Whether this action has not ended: it waits for CPUs, or a host was told to run it."""
+        return action_id in self.state.actions
+
     # -- trajectories ------------------------------------------------------------------------------
 
     def _trajectory_submitted(self, event: ev.TrajectorySubmitted) -> list[Command]:
@@ -123,7 +119,10 @@ class Controller:
         if trajectory is None or trajectory.state is TrajectoryState.ENDED:
             return self.state.late()
         was = trajectory.state
-        commands = trajectory.abort_step("trajectory ended")
+        commands: list[Command] = []
+        if trajectory.home is not None:
+            commands.append(DropContext(event.trajectory_id, trajectory.home))
+        commands += trajectory.abort_step("trajectory ended")
         self.state.uncount_inflight(trajectory, was is TrajectoryState.GENERATING)
         self.state.unadmitted.pop(event.trajectory_id, None)
         self.state.release_reservation(trajectory)
@@ -240,7 +239,7 @@ class Controller:
         return commands
 
     def _step_delivered(self, event: ev.StepDelivered) -> list[Command]:
-        trajectory = self._open(event)
+        trajectory = self._open(event.step_id)
         if trajectory is None:
             return self.state.late()
         if trajectory.counted_on == event.engine_id:
@@ -250,19 +249,19 @@ class Controller:
         return [*commands, *self._after_answer(trajectory, event)]
 
     def _step_cancelled(self, event: ev.StepCancelled) -> list[Command]:
-        trajectory = self._open(event)
+        trajectory = self._open(event.step_id)
         if trajectory is None:
             return self.state.late()
         commands = self._call_off(trajectory, "cancelled by its program", event.at)
         return [*commands, *self.placements.place_waiting(event.at), *self.admissions.admit(event.at)]
 
-    def _open(self, event: ev.StepDelivered | ev.StepCancelled) -> Trajectory | None:
+    def _open(self, step_id: StepId) -> Trajectory | None:
         """The trajectory whose step this is, wherever that waits or runs; None when it has ended."""
-        trajectory = self.state.trajectories.get(event.step_id.trajectory_id)
+        trajectory = self.state.trajectories.get(step_id.trajectory_id)
         step = None if trajectory is None else trajectory.step
         if trajectory is None or step is None or trajectory.state not in STEP_STATES:
             return None
-        return trajectory if step.step_id == event.step_id else None
+        return trajectory if step.step_id == step_id else None
 
     def _call_off(self, trajectory: Trajectory, reason: str, at: float) -> list[Command]:
         """Nobody waits for its step any more."""

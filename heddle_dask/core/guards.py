@@ -80,8 +80,10 @@ def can_stop(trajectory: Trajectory, max_preemptions: int) -> bool:
     return generating and not trajectory.stopping and trajectory.preemptions < max_preemptions
 
 
-def check_victim(waiting: Trajectory, victim: Trajectory, running: Sequence[Trajectory]) -> None:
-    """Refuse to preempt what was not offered.
+def check_victim(
+    waiting: Trajectory, victim: Trajectory, running: Sequence[Trajectory], max_preemptions: int
+) -> None:
+    """Refuse to preempt a step that was not offered, or that cannot be stopped.
 
     Raises
     ------
@@ -92,6 +94,11 @@ def check_victim(waiting: Trajectory, victim: Trajectory, running: Sequence[Traj
         raise GuardViolation(
             f"preemption chose {victim.trajectory_id} ({victim.state.value}) for {waiting.trajectory_id}; it may "
             f"choose among: {offered}"
+        )
+    if not can_stop(victim, max_preemptions):
+        raise GuardViolation(
+            f"preemption chose {victim.trajectory_id} ({victim.state.value}) for {waiting.trajectory_id}; its step "
+            f"does not generate, is being stopped, or was stopped {max_preemptions} times"
         )
 
 

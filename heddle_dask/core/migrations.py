@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from heddle_dask.core import events as ev
 from heddle_dask.core import guards
-from heddle_dask.core.commands import Command, MoveContext
+from heddle_dask.core.commands import Command, DropContext, MoveContext
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.state import State
@@ -160,12 +160,15 @@ class Migrations:
         return self.totals.setdefault(kind, MoveTotals())
 
     def ended(self, event: ev.MoveEnded) -> list[Command]:
-        """A move reported; the caller places the step that waited for it."""
+        """A move reported; the caller places the step that waited for it.
+
+        The context is dropped where it is no longer needed: at the source when it has arrived, at the target when it
+        came too late.
+        """
         running = self._running.get(event.trajectory_id)
-        if running is None or running.target != event.target_engine_id:
-            return self.state.late()
-        if event.source_engine_id not in (None, running.source):
-            return self.state.late()
+        current = running is not None and running.target == event.target_engine_id
+        if running is None or not current or event.source_engine_id not in (None, running.source):
+            return [*self.state.late(), *self._drop_unneeded(event)]
         del self._running[event.trajectory_id]
         self._release(running)
         totals = self._totals(running.kind)
@@ -178,6 +181,7 @@ class Migrations:
             totals.exposed += 1
             totals.exposed_s += event.at - trajectory.requested_at
             totals.late += event.ok and event.seconds <= trajectory.resting_tools_s
+        arrived = False
         if trajectory is not None and trajectory.kv is KvState.MOVING:
             engine = self.state.engines.get(running.target)
             arrived = event.ok and engine is not None and engine.state is EngineState.READY
@@ -185,7 +189,17 @@ class Migrations:
             if arrived:
                 self.state.set_home(trajectory, running.target)
                 trajectory.kept_on = running.target
-        return self._start()
+        left = [DropContext(event.trajectory_id, running.source)] if arrived else self._drop_unneeded(event)
+        return [*left, *self._start()]
+
+    def _drop_unneeded(self, event: ev.MoveEnded) -> list[Command]:
+        """Drop what has arrived at an engine that is not the trajectory's home and to which no move is under way."""
+        trajectory = self.state.trajectories.get(event.trajectory_id)
+        running = self._running.get(event.trajectory_id)
+        needed = (trajectory and trajectory.home, running and running.target)
+        if not event.ok or event.target_engine_id in needed:
+            return []
+        return [DropContext(event.trajectory_id, event.target_engine_id)]
 
     def _kv_bytes(self, move: MoveRequest, tokens: int) -> int:
         target = self.state.engines.get(move.target)

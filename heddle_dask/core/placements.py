@@ -134,8 +134,7 @@ class Placements:
         victim = self.preemption.victim(trajectory, running) if running else None
         if victim is None:
             return []
-        guards.check_victim(trajectory, victim, running)
-        assert guards.can_stop(victim, most), victim.trajectory_id
+        guards.check_victim(trajectory, victim, running, most)
         self.state.mark_stopping(victim, engine)
         return victim.abort_step(f"preempted for {trajectory.trajectory_id}")
 

@@ -29,7 +29,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.records.locks import lock_or_refuse
 
 # Of this file, and of the events and commands in it (`core.journal_codec`): one more whenever either changes.
-FORMAT = 2
+FORMAT = 3
 HEADER = b'{"heddle":"journal","format":%d}\n' % FORMAT
 _ANY_HEADER = re.compile(rb'\{"heddle":"journal","(?:format|version)":(\d+)\}\n')
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from heddle_dask.core.commands import Command
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.events import Event
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.view import PredictorChoice
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.contract import Predictor
@@ -165,6 +166,7 @@ def simulate(
     warm: Sequence[PlannedTrajectory] | None = None,
     name: str | None = None,
     bound: MakespanBound | None = None,
+    retries: RetryPolicy | None = None,
     watched: bool = False,
     watch: Watch | None = None,
 ) -> SimulatedRollout:
@@ -182,6 +184,8 @@ def simulate(
         What the row calls it [default: preset and overrides].
     bound
         Where it is known already: it is the same for all strategies.
+    retries
+        How often a step may be lost or stopped [default: as live].
     watched
         Whether to keep what a report draws.
     watch
@@ -202,6 +206,7 @@ def simulate(
         trajectories,
         predictor=_predictor(strategies.predictor, trajectories, warm),
         seed=seed,
+        retries=retries,
         watch=watch if timeline is None else timeline.watch,
     )
     began_s = time.process_time()

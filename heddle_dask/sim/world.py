@@ -7,15 +7,16 @@ live run and cannot tell the difference. Seeded and single-threaded: equal input
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import assert_never
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.controller import Controller, Limits
+from heddle_dask.core.controller import Controller
 from heddle_dask.core.ids import ActionId, EngineId, StepId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, EngineDescription, StepRequest
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.view import StrategySet
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.predictors.contract import Predictor
@@ -60,11 +61,11 @@ class SimulatedWorld:
         *,
         predictor: Predictor | None = None,
         seed: int = 0,
-        limits: Limits | None = None,
+        retries: RetryPolicy | None = None,
         watch: Callable[[ev.Event, Sequence[cmd.Command]], None] | None = None,
     ) -> None:
         self.fleet = fleet
-        self.controller = Controller(strategies, limits)
+        self.controller = Controller(strategies, retries)
         self.time = VirtualTime()
         self.programs = {plan.trajectory_id: Program(plan) for plan in trajectories}
         self.engines: dict[EngineId, SimulatedEngine] = {}
@@ -78,17 +79,6 @@ class SimulatedWorld:
         self._warming: dict[SimulatedJob, cmd.MoveContext] = {}
         self._tools = SimulatedTools(fleet.host.host_id, self.time, self._chance.tool_fails, self._tool_ended)
         self._watch = watch
-        self._obey: Mapping[type, Callable[[Any], None]] = {
-            cmd.AdmitTrajectory: self._admit,
-            cmd.StartStep: self._start_step,
-            cmd.AbortStep: self._abort_step,
-            cmd.GiveUpStep: self._give_up,
-            cmd.PredictRemaining: self._predict,
-            cmd.MoveContext: self._move,
-            cmd.RunAction: self._run_action,
-            cmd.AbortAction: self._abort_action,
-            cmd.GiveUpAction: self._give_up_action,
-        }
 
     def run(self) -> None:
         """Play until every trajectory has ended, or the walltime has."""
@@ -136,7 +126,34 @@ class SimulatedWorld:
         if self._watch is not None:
             self._watch(event, commands)
         for command in commands:
-            self._obey[type(command)](command)
+            self._carry_out(command)
+
+    def _carry_out(self, command: cmd.Command) -> None:
+        match command:
+            case cmd.StartStep():
+                self._start_step(command)
+            case cmd.PredictRemaining():
+                self._predictions.ask(command.trajectory_id)
+            case cmd.RunAction():
+                self._tools.run(command.action_id, self.programs[command.action_id.rpartition(":")[0]])
+            case cmd.AdmitTrajectory():
+                self._admit(command)
+            case cmd.MoveContext():
+                self._move(command)
+            case cmd.DropContext():
+                # No message goes to the engine, as none does live: the worker drops its copy of the tokens, which the
+                # simulation does not have. A prefix cache keeps the blocks until it needs their room.
+                pass
+            case cmd.AbortStep():
+                self._abort_step(command)
+            case cmd.AbortAction():
+                self._tools.abort(command.action_id)
+            case cmd.GiveUpStep():
+                self._give_up(command)
+            case cmd.GiveUpAction():
+                raise AssertionError(f"{command.action_id}: the tool host of a simulation is never lost")
+            case _:
+                assert_never(command)
 
     # -- programs ----------------------------------------------------------------------------------------------
 
@@ -191,9 +208,6 @@ class SimulatedWorld:
 
     def _give_up(self, command: cmd.GiveUpStep) -> None:
         self.time.after(0.0, self._end, self.programs[command.step_id.trajectory_id], "failed")
-
-    def _predict(self, command: cmd.PredictRemaining) -> None:
-        self._predictions.ask(command.trajectory_id)
 
     # -- steps -------------------------------------------------------------------------------------------------
 
@@ -306,15 +320,6 @@ class SimulatedWorld:
         self._tell(event)
 
     # -- tools -------------------------------------------------------------------------------------------------
-
-    def _run_action(self, command: cmd.RunAction) -> None:
-        self._tools.run(command.action_id, self.programs[command.action_id.rpartition(":")[0]])
-
-    def _abort_action(self, command: cmd.AbortAction) -> None:
-        self._tools.abort(command.action_id)
-
-    def _give_up_action(self, command: cmd.GiveUpAction) -> None:
-        raise AssertionError(f"{command.action_id}: the tool host of a simulation is never lost")
 
     def _tool_ended(self, event: ev.ActionFinished, program: Program) -> None:
         self._tell(event)

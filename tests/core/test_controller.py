@@ -16,12 +16,12 @@ from heddle_dask.core.commands import (
     GiveUpStep,
     StartStep,
 )
-from heddle_dask.core.controller import Limits
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import InvalidTransition
 from heddle_dask.core.ids import EngineId, HostId, StepId, TrajectoryId
 from heddle_dask.core.nouns import StepRequest
 from heddle_dask.core.priority import Priority
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.transitions import KvEvent, KvState, TrajectoryState
 from heddle_dask.strategies.presets import build_strategies
 
@@ -457,7 +457,7 @@ def test_a_trajectory_between_steps_loses_its_home_with_the_engine() -> None:
 
 
 def test_a_step_that_kills_its_engines_is_given_up_after_max_losses() -> None:
-    stage = Stage(limits=Limits(max_losses=2))
+    stage = Stage(retries=RetryPolicy(max_losses=2))
     stage.submit("a", "b")
     stage.request("a")
     for number in range(3):
@@ -471,7 +471,7 @@ def test_a_step_that_kills_its_engines_is_given_up_after_max_losses() -> None:
 
 
 def test_a_queued_step_is_innocent_of_its_engines_death() -> None:
-    stage = Stage(limits=Limits(max_losses=1))
+    stage = Stage(retries=RetryPolicy(max_losses=1))
     stage.submit("a")
     stage.request("a")
     for number in range(6):
@@ -481,7 +481,7 @@ def test_a_queued_step_is_innocent_of_its_engines_death() -> None:
 
 
 def test_losses_count_per_step_and_survive_a_new_attempt() -> None:
-    stage = Stage(limits=Limits(max_losses=1))
+    stage = Stage(retries=RetryPolicy(max_losses=1))
     stage.submit("a")
     stage.request("a")
     (start,) = stage.join("E1")
@@ -551,7 +551,7 @@ def test_a_host_joins_once() -> None:
 @pytest.mark.parametrize("lost_first", [True, False])
 def test_a_step_that_kills_the_engine_under_a_living_worker_is_given_up_too(lost_first: bool) -> None:
     """Its worker reports the step and the loss, in either order; the driver asks again each time."""
-    stage = Stage(limits=Limits(max_losses=2))
+    stage = Stage(retries=RetryPolicy(max_losses=2))
     stage.join(*(f"E{number}" for number in range(9)))
     stage.submit("a", "b")
     commands: list[object] = []
@@ -571,7 +571,7 @@ def test_a_step_that_kills_the_engine_under_a_living_worker_is_given_up_too(lost
 
 
 def test_a_step_that_was_refused_or_had_not_begun_has_killed_no_engine() -> None:
-    stage = Stage(limits=Limits(max_losses=0))
+    stage = Stage(retries=RetryPolicy(max_losses=0))
     stage.join("E1", "E2", "E3")
     stage.submit("a")
     stage.fail(stage.generating("a"))

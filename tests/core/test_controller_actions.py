@@ -7,8 +7,8 @@ from worlds.core_builders import Stage, action_of
 
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import AbortAction, GiveUpAction, RunAction
-from heddle_dask.core.controller import Limits
 from heddle_dask.core.ids import ActionId, HostId, TrajectoryId
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.transitions import TrajectoryState
 
 H1, H2 = HostId("H1"), HostId("H2")
@@ -169,7 +169,7 @@ def test_actions_of_a_lost_host_run_again_elsewhere_before_later_ones() -> None:
 
 
 def test_an_action_that_kills_its_hosts_is_given_up() -> None:
-    stage = Stage(limits=Limits(max_losses=2))
+    stage = Stage(retries=RetryPolicy(max_losses=2))
     stage.submit("a")
     stage.act("a1", "a")
     for number in range(3):
@@ -214,7 +214,7 @@ def test_waiting_actions_of_an_ended_trajectory_are_dropped_and_let_others_pass(
 
 
 def test_a_host_that_dies_with_actions_of_an_ended_trajectory_leaves_nothing() -> None:
-    stage = Stage(limits=Limits(max_losses=0))
+    stage = Stage(retries=RetryPolicy(max_losses=0))
     stage.submit("a")
     stage.add_host("H1")
     stage.act("a1", "a")

@@ -114,7 +114,7 @@ class RandomWorld(RuleBasedStateMachine):
         self.world.drain()
         lines = json.loads(json.dumps(self.world.stage.journal))
         chosen = strategies_of(self.preset, seed=self.seed, overrides=self.overrides)
-        fresh = Controller(chosen, self.world.limits)
+        fresh = Controller(chosen, self.world.retries)
         assert list(replay(fresh, lines)) == []
 
 

@@ -104,15 +104,23 @@ def test_can_stop_takes_only_what_generates_is_not_stopping_and_was_not_stopped_
     assert not guards.can_stop(record, 2)
 
 
-def test_check_victim_refuses_what_was_not_offered() -> None:
+def test_check_victim_refuses_what_was_not_offered_and_what_cannot_be_stopped() -> None:
     stage = Stage()
+    stage.join("E1")
     stage.submit("a", "b", "c")
     a, b, c = (stage.trajectory(name) for name in "abc")
-    guards.check_victim(a, b, [b, c])
+    stage.start(stage.placed("b"))
+    guards.check_victim(a, b, [b, c], 2)
     with pytest.raises(
         GuardViolation, match=r"preemption chose a \(thinking\) for a; it may choose among: b, c"
     ):
-        guards.check_victim(a, a, [b, c])
+        guards.check_victim(a, a, [b, c], 2)
+    with pytest.raises(
+        GuardViolation, match=r"preemption chose c \(thinking\) for a; its step does not generate"
+    ):
+        guards.check_victim(a, c, [b, c], 2)
+    with pytest.raises(GuardViolation, match="or was stopped 0 times"):
+        guards.check_victim(a, b, [b, c], 0)
 
 
 def state_with_one_waiting_action() -> State:

@@ -89,7 +89,7 @@ def test_a_replay_of_a_random_world_gives_the_same_commands(seed: int, preset: s
     overrides = ["admission=at-most,alive=5"] if seed % 2 else []
     world = play(preset, seed=seed, moves=150, overrides=overrides)
     lines = json.loads(json.dumps(world.stage.journal))
-    fresh = Controller(strategies_of(preset, seed=seed, overrides=overrides), world.limits)
+    fresh = Controller(strategies_of(preset, seed=seed, overrides=overrides), world.retries)
     assert list(replay(fresh, lines)) == []
     assert fresh.moves.totals == world.stage.controller.moves.totals
     fresh.state.check_integrity()
@@ -103,7 +103,7 @@ def test_a_replay_of_what_is_new_in_heddle_gives_the_same_commands(preset: str) 
     for seed in range(1, 40, 2):
         world = play(preset, seed=seed, moves=300)
         seen += world.seen
-        fresh = Controller(build_strategies(preset, seed=seed), world.limits)
+        fresh = Controller(build_strategies(preset, seed=seed), world.retries)
         assert list(replay(fresh, json.loads(json.dumps(world.stage.journal)))) == []
     assert seen["preempted"] and seen["prediction came late"]
     assert seen["move by recompute"] + seen["move by transfer"]
@@ -128,6 +128,6 @@ def test_a_replay_with_another_strategy_is_told() -> None:
     told = []
     for seed in range(6):
         world = play("round-robin", seed=seed, moves=200)
-        fresh = Controller(build_strategies("sticky"), world.limits)
+        fresh = Controller(build_strategies("sticky"), world.retries)
         told += [next(replay(fresh, world.stage.journal), None)]
     assert any(mismatch is not None and mismatch.replayed[0][0] == "StartStep" for mismatch in told)

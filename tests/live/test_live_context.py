@@ -15,6 +15,7 @@ import pytest
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.environments.base import ActionFailed
 from heddle_dask.live.driver.context import BudgetExhausted, LiveContext, ReplayDiverged, StepLost
 from heddle_dask.live.driver.services import Budget, Recorded, Sampling, Services
@@ -85,6 +86,7 @@ def context_on(
     budget: Budget | None = None,
     recorded: Recorded | None = None,
     journal: list[Any] | None = None,
+    retries: RetryPolicy | None = None,
 ) -> LiveContext:
     lines = journal if journal is not None else []
     services = Services(
@@ -95,6 +97,7 @@ def context_on(
         sampling=Sampling(),
         clock=lambda: 0.0,
         journal=lambda kind, body: lines.append((kind, body)),
+        retries=retries or RetryPolicy(),
     )
     return LiveContext(services, TrajectorySpec(TrajectoryId("t"), GroupId("g")), 7, recorded)
 
@@ -398,3 +401,16 @@ def test_a_resumed_program_that_asks_for_something_else_is_told(model_dir: str) 
     other.append("user", "something longer")
     with pytest.raises(ReplayDiverged, match="the journal holds step 0 over"):
         asyncio.run(other.generate())
+
+
+def test_a_step_is_asked_for_as_often_as_the_retry_policy_says(model_dir: str) -> None:
+    lost = [Interrupted("result-lost", "gone")] * 3
+    ctx = context_on(
+        ScriptedPlane(*lost[:2], sampled(65)), model_dir, retries=RetryPolicy(max_step_attempts=3)
+    )
+    ctx.append("user", "hello")
+    assert asyncio.run(ctx.generate()).token_ids == (65,)
+    ctx = context_on(ScriptedPlane(*lost, sampled(65)), model_dir, retries=RetryPolicy(max_step_attempts=3))
+    ctx.append("user", "hello")
+    with pytest.raises(StepLost, match="step 0 was lost 3 times"):
+        asyncio.run(ctx.generate())

@@ -11,10 +11,11 @@ import pytest
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.controller import Controller, Limits
+from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.journal_codec import encode, replay
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.view import Move, StrategySet
 from heddle_dask.cost.engine_cost import EngineCost, load_profile
 from heddle_dask.predictors.chosen import build_predictor
@@ -60,7 +61,7 @@ class Run:
         plans: list[PlannedTrajectory],
         *overrides: str,
         migration: Any = None,
-        limits: Limits | None = None,
+        retries: RetryPolicy | None = None,
         check: bool = True,
     ) -> None:
         self.lines: list[tuple[ev.Event, list[cmd.Command]]] = []
@@ -73,7 +74,7 @@ class Run:
         choice = strategies.predictor
         predictor = None if choice is None else build_predictor(choice, KnownWork(known))
         self.world = SimulatedWorld(
-            strategies, fleet, plans, predictor=predictor, limits=limits, watch=self.watch
+            strategies, fleet, plans, predictor=predictor, retries=retries, watch=self.watch
         )
         self.world.run()
 
@@ -197,7 +198,9 @@ def test_steps_that_are_stopped_go_on_where_they_stopped() -> None:
     stopped = sum(program.preemptions for program in run.world.programs.values())
     assert stopped == len(aborted)
     run.check_tokens()
-    assert max(event.step_id.attempt for event in run.events(ev.StepFinished)) <= Limits().max_preemptions
+    assert (
+        max(event.step_id.attempt for event in run.events(ev.StepFinished)) <= RetryPolicy().max_preemptions
+    )
 
 
 class Restless:
@@ -250,7 +253,7 @@ def test_moves_end_and_contexts_are_found_where_they_went(kind: str, lost_s: flo
             assert min(moved.values()) > 0.3
         first = {plan.trajectory_id: plan.prompt_tokens for plan in plans}
         found = [e for e in run.events(ev.StepFinished) if e.step_id.trajectory_id == moves[0].trajectory_id]
-        assert all(e.cached_tokens > first[e.trajectory_id] // 2 for e in found[1:])
+        assert all(e.cached_tokens > first[e.step_id.trajectory_id] // 2 for e in found[1:])
         run.check_tokens()
     else:
         assert totals.failed > 0, "no move was under way: choose another second"
@@ -292,7 +295,10 @@ def test_when_engines_are_lost_the_others_finish(preset: str, report_s: float) -
 def test_engines_that_die_by_chance_are_replaced_until_all_have_ended(preset: str) -> None:
     faults = Faults(engine_mtbf_s=6.0, engine_restart_s=1.5)
     plans = workload()
-    runs = [Run(preset, small_fleet(3, faults=faults), plans, limits=Limits(max_losses=99)) for _ in range(2)]
+    runs = [
+        Run(preset, small_fleet(3, faults=faults), plans, retries=RetryPolicy(max_losses=99))
+        for _ in range(2)
+    ]
     run = runs[0]
     assert run.statuses == ["completed"] * len(plans)
     run.check_times()
@@ -312,7 +318,7 @@ def test_steps_whose_engines_die_too_often_are_given_up_and_end_failed() -> None
     plans = [PlannedTrajectory("a", "g", 0, "x", 100, steps)]
     fleet = small_fleet(3, faults=Faults(engines_lost={0: 1.0, 1: 1.5, 2: 2.0}))
     lost = Faults(engines_lost={0: 1.0, 1: 1.0, 2: 1.0})
-    run = Run("sticky", fleet, plans, limits=Limits(max_losses=0))
+    run = Run("sticky", fleet, plans, retries=RetryPolicy(max_losses=0))
     assert run.statuses == ["failed"]
     with pytest.raises(RuntimeError, match="never ended, the first is a"):
         Run("sticky", small_fleet(3, faults=lost), plans)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from heddle_dask.core import events as ev
-from heddle_dask.core.commands import Command, MoveContext, RunAction, StartStep
-from heddle_dask.core.controller import Controller, Limits
+from heddle_dask.core.commands import Command, DropContext, MoveContext, RunAction, StartStep
+from heddle_dask.core.controller import Controller
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, StepId, TrajectoryId
 from heddle_dask.core.journal_codec import encode
@@ -20,6 +20,7 @@ from heddle_dask.core.nouns import (
     TrajectorySpec,
 )
 from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.state import State
 from heddle_dask.core.view import ClusterView, Move, MoveRequest, StrategySet
 from heddle_dask.strategies.migration.transfers import choose_transfers
@@ -99,10 +100,10 @@ class Stage:
         seed: int = 0,
         overrides: Sequence[str] = (),
         strategies: StrategySet | None = None,
-        limits: Limits | None = None,
+        retries: RetryPolicy | None = None,
     ) -> None:
         chosen = strategies or build_strategies(preset, seed=seed, overrides=overrides)
-        self.controller = Controller(chosen, limits)
+        self.controller = Controller(chosen, retries)
         self.journal: list[tuple[Row, list[Row]]] = []
         self.at = 0.0
 
@@ -139,9 +140,16 @@ class Stage:
         return {name: (list(e.residents), e.resident_tokens, e.expected_tokens) for name, e in engines}
 
     def late(self, kind: type, *fields: Any, **more: Any) -> None:
-        """Let an event happen that must change nothing but the count of late arrivals."""
+        """Let an event happen that must change nothing but the count of late arrivals.
+
+        A context that arrives too late is dropped where it arrived.
+        """
         before, counted = self._all_there_is(), self.state.late_arrivals
-        assert self.feed(kind, *fields, **more) == []
+        for command in self.feed(kind, *fields, **more):
+            assert kind is ev.MoveEnded and isinstance(command, DropContext), command
+            assert command.engine_id == fields[1]
+            trajectory = self.state.trajectories.get(command.trajectory_id)
+            assert trajectory is None or trajectory.home != command.engine_id
         assert self._all_there_is() == before
         assert self.state.late_arrivals == counted + 1
 
@@ -175,8 +183,13 @@ class Stage:
         return _all(self.feed(ev.TrajectorySubmitted, spec) for spec in specs)
 
     def end(self, name: str) -> list[Command]:
-        """The program of a trajectory returns."""
-        return self.feed(ev.TrajectoryEnded, TrajectoryId(name), "completed")
+        """The program of a trajectory returns; returns what follows beside the drop of its context."""
+        home = self.trajectory(name).home if TrajectoryId(name) in self.state.trajectories else None
+        commands = self.feed(ev.TrajectoryEnded, TrajectoryId(name), "completed")
+        if home is None:
+            return commands
+        assert commands[0] == DropContext(TrajectoryId(name), home)
+        return commands[1:]
 
     def request(self, name: str, index: int = 0, *, attempt: int = 0, context: int = 100) -> list[Command]:
         """A trajectory asks for a step."""
@@ -225,8 +238,15 @@ class Stage:
         return self.feed(ev.PredictionMade, TrajectoryId(name), known, Prediction(tokens, high))
 
     def moved(self, move: MoveContext, *, ok: bool = True, seconds: float = 0.5) -> list[Command]:
-        """A move reports."""
-        return self.feed(ev.MoveEnded, *move_facts(move, ok=ok, seconds=seconds))
+        """A move reports; returns what follows beside the drop of the copy that is not needed any more."""
+        commands = self.feed(ev.MoveEnded, *move_facts(move, ok=ok, seconds=seconds))
+        if not ok:
+            return commands
+        known = self.state.trajectories.get(move.trajectory_id)
+        arrived = known is not None and known.home == move.target_engine_id
+        idle = move.source_engine_id if arrived else move.target_engine_id
+        assert commands[0] == DropContext(move.trajectory_id, idle)
+        return commands[1:]
 
     def act(
         self, name: str, trajectory: str, *, cpus: tuple[int, int] = (1, 1), pool: str = "cpu"

@@ -27,9 +27,9 @@ from worlds.core_builders import (
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.controller import Limits
 from heddle_dask.core.nouns import ActionRequest, EngineDescription, HostDescription, StepRequest
 from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.transitions import KvState
 from heddle_dask.core.view import StrategySet
 from heddle_dask.strategies.presets import PRESETS, build_strategies
@@ -93,7 +93,7 @@ class World:
     """Engines, hosts and programs, and a stage that is told of them."""
 
     stage: Stage
-    limits: Limits
+    retries: RetryPolicy
     pick: Pick[Any]
     engines: dict[str, EngineDescription] = field(default_factory=dict)
     ready: dict[str, None] = field(default_factory=dict)
@@ -138,6 +138,8 @@ class World:
                 self.asked.append((command.trajectory_id, program.steps_finished))
             case cmd.MoveContext():
                 self._move_context(command)
+            case cmd.DropContext():
+                self._drop_context(command)
             case cmd.RunAction():
                 self._run_action(command)
             case cmd.GiveUpAction():
@@ -157,7 +159,7 @@ class World:
         assert step.request.step_id == command.step_id
         assert command.engine_id in self.ready
         assert step.request.context_tokens < self.engines[command.engine_id].max_context_tokens
-        assert step.losses <= self.limits.max_losses
+        assert step.losses <= self.retries.max_losses
         step.engine_id = command.engine_id
 
     def _abort_step(self, command: cmd.AbortStep) -> None:
@@ -172,7 +174,7 @@ class World:
         assert step is not None and step.identity == identity, "it had ended"
         assert step.started, "it waited itself"
         assert not step.stopping, "it was stopped before"
-        assert step.preemptions < self.limits.max_preemptions
+        assert step.preemptions < self.retries.max_preemptions
         newcomer = self.programs[command.reason.removeprefix("preempted for ")].step
         assert newcomer is not None and newcomer is not step
         assert newcomer.engine_id == step.engine_id and not newcomer.started
@@ -194,6 +196,17 @@ class World:
         self.moves[name] = command
         self.seen[f"move by {command.kind}"] += 1
 
+    def _drop_context(self, command: cmd.DropContext) -> None:
+        name = command.trajectory_id
+        program = self.programs.get(name)
+        if (
+            program is not None and program.step is None
+        ):  # a step that is placed there now fetches it from its source
+            assert self.stage.trajectory(name).home != command.engine_id, "its next step finds it there"
+        assert name not in self.moves or self.moves[name].target_engine_id != command.engine_id
+        assert command.engine_id in self.stage.state.engines
+        self.seen["context dropped"] += 1
+
     def _engine_gone_for_moves(self, engine_id: str) -> None:
         """Nobody has to report the moves of a lost engine; one that reports all the same comes late."""
         for name, move in list(self.moves.items()):
@@ -214,14 +227,14 @@ class World:
         assert step.request.step_id == command.step_id
         fits = [self.engines[e] for e in self.ready]
         too_long = all(e.max_context_tokens <= step.request.context_tokens for e in fits)
-        assert step.losses > self.limits.max_losses or (fits and too_long)
+        assert step.losses > self.retries.max_losses or (fits and too_long)
         program.step, program.given_up = None, True
 
     def _run_action(self, command: cmd.RunAction) -> None:
         call = self.calls[command.action_id]
         assert call.host_id is None
         assert not call.orphaned
-        assert call.losses <= self.limits.max_losses
+        assert call.losses <= self.retries.max_losses
         assert call.request.min_cpus <= command.cpus <= call.request.max_cpus
         assert self.hosts[command.host_id].pool == call.request.pool
         assert call is self.head_of_line(call.request.pool), "it overtook another"
@@ -625,10 +638,10 @@ def new_world(
     preset: str, pick: Pick[Any], *, seed: int = 0, max_losses: int = 2, overrides: Sequence[str] = ()
 ) -> World:
     """An empty world; whether its engines tell how large their KV cache is goes by the seed."""
-    limits = Limits(max_losses)
+    retries = RetryPolicy(max_losses)
     chosen = strategies_of(preset, seed=seed, overrides=overrides)
-    stage = Stage(strategies=chosen, limits=limits)
-    return World(stage, limits, pick, kv_tokens=(0, 600, 20_000)[seed % 3])
+    stage = Stage(strategies=chosen, retries=retries)
+    return World(stage, retries, pick, kv_tokens=(0, 600, 20_000)[seed % 3])
 
 
 def strategies_of(preset: str, *, seed: int, overrides: Sequence[str]) -> StrategySet:

@@ -74,6 +74,11 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 )
 @click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True)
 @click.option("--top-p", type=click.FloatRange(min=0, max=1, min_open=True), default=1.0, show_default=True)
+@click.option(
+    "--retries",
+    multiple=True,
+    help="KEY=NUMBER[,...]: max_losses, max_preemptions, max_step_attempts, max_action_attempts.",
+)
 @click.option("--tool-workers", type=COUNT, default=1, show_default=True, help="Of the local cluster.")
 @click.option("--tool-cpus", type=COUNT, default=None, help="For tools [default: those of the machine].")
 @click.option("--worker-timeout", type=_POSITIVE, default=30.0, show_default=True, help="Seconds.")

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from heddle_dask.core.retries import RetryPolicy
+
 if TYPE_CHECKING:
     from heddle_dask.live.driver.run_writer import WriteMode
 
@@ -77,6 +79,7 @@ class RolloutOrder:
     limits: LimitOptions
     strategy: str
     overrides: tuple[str, ...]
+    retries: RetryPolicy
     out: Path | None
     mode: WriteMode
     seed: int
@@ -92,6 +95,7 @@ class RolloutOrder:
             _group(LimitOptions, options),
             options["strategy"],
             options["overrides"],
+            RetryPolicy.parse(options["retries"]),
             options["out"],
             mode,
             options["seed"],

@@ -215,6 +215,7 @@ class _Run:
             budget=self.budget,
             sampling=Sampling(order.limits.temperature, order.limits.top_p),
             patience=Patience(order.where.worker_timeout, order.where.engine_timeout),
+            retries=order.retries,
             metadata=facts,
             on_progress=self.progress.message,
         )

@@ -28,10 +28,6 @@ from heddle_dask.live.wire.result_codec import action_body, action_from_body, st
 from heddle_dask.records.token_record import Attribution, TokenRecord
 from heddle_dask.records.trajectory import ActionRecord, StepRecord
 
-# A step whose engine or context was lost is asked for again so often before the trajectory is given up.
-MAX_STEP_ATTEMPTS = 32
-MAX_ACTION_ATTEMPTS = 4
-
 _ATTRIBUTION: Mapping[Role, Attribution] = {
     "system": Attribution.PROMPT,
     "user": Attribution.PROMPT,
@@ -297,7 +293,7 @@ class LiveContext:
         attempt = step.attempt + 1
         if result.status in ("engine-lost", "context-missing"):
             lost = attempt - self._cancelled
-            if lost >= MAX_STEP_ATTEMPTS:
+            if lost >= self._services.retries.max_step_attempts:
                 raise StepLost(f"step {step.index} was lost {lost} times: {result.message}")
             # With the engine, the worker's copy of the context may be gone: send everything.
             return step.asked_again()
@@ -371,7 +367,7 @@ class LiveContext:
         cpus: tuple[int, int],
         timeout_s: float | None,
     ) -> ActionOutcome:
-        for attempt in range(MAX_ACTION_ATTEMPTS):
+        for attempt in range(self._services.retries.max_action_attempts):
             # The same id in a second attempt would meet the first one's task; the tool sees one key for both.
             suffix = f"~{attempt}" if attempt else ""
             action_id = f"{self._spec.trajectory_id}/a{index}{suffix}"

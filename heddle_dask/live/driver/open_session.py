@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from distributed import Client
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.driver.control_channel import ControlChannel
 from heddle_dask.live.driver.degrees import EngineDegrees
@@ -50,6 +52,7 @@ class OpenSession:
         overrides: Sequence[str],
         seed: int,
         cost: Mapping[str, Any] | None,
+        retries: RetryPolicy,
         on_notice: Callable[[Sequence[Any]], None],
         on_lines: Callable[[list[Any]], None],
     ) -> OpenSession:
@@ -77,6 +80,7 @@ class OpenSession:
             overrides=list(overrides),
             seed=seed,
             cost=cost,
+            retries=asdict(retries),
         )
         if "error" in answer:
             raise BadInput(answer["error"])

@@ -10,6 +10,7 @@ from typing import Any
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.journal_codec import Mismatch, replay
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.live.driver.run_writer import journal_path
 from heddle_dask.records.journal import read_journal
 from heddle_dask.strategies.presets import strategies_of_run
@@ -22,7 +23,7 @@ class RecordedSession:
     Attributes
     ----------
     facts
-        How it was started: strategy, overrides, seed, cost and more.
+        How it was started: strategy, overrides, seed, cost, retries and more.
     lines
         Every event of its controller with the commands that followed.
     """
@@ -38,7 +39,8 @@ class RecordedSession:
         BadInput
             Another version wrote it.
         """
-        return next(replay(Controller(strategies_of_run(self.facts)), self.lines), None)
+        retries = RetryPolicy.from_mapping(self.facts.get("retries", {}))
+        return next(replay(Controller(strategies_of_run(self.facts), retries), self.lines), None)
 
 
 def recorded_sessions(run: str | Path) -> list[RecordedSession]:

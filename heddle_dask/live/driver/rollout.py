@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ from distributed import Client
 
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment
 from heddle_dask.live.driver.batch import Batch
@@ -68,6 +70,8 @@ class Rollout:
         ``"overwrite"`` or ``"resume"``.
     seed
         Of everything that is drawn: tasks, sampling, ties.
+    retries
+        How often a step or an action is tried again (`core.retries.RetryPolicy`).
 
     Raises
     ------
@@ -101,6 +105,7 @@ class Rollout:
         budget: Budget | None = None,
         sampling: Sampling | None = None,
         patience: Patience | None = None,
+        retries: RetryPolicy | None = None,
         metadata: Mapping[str, Any] | None = None,
         on_progress: Callable[[str], None] = lambda message: None,
     ) -> None:
@@ -127,6 +132,7 @@ class Rollout:
         self._cost = specs.described(degrees_to_price(degrees))
         self._engines = engines
         self._patience = patience or Patience()
+        self.retries = retries or RetryPolicy()
         self._metadata = dict(metadata or {})
         self._on_progress = on_progress
         self._engine_degrees = None if degrees is None else self._degrees_of(specs)
@@ -286,6 +292,7 @@ class Rollout:
             template=self.template,
             budget=self.budget,
             sampling=self.sampling,
+            retries=self.retries,
             clock=lambda: time.monotonic() - self._started_s,
             journal=writer.journal if writer is not None else lambda kind, body: None,
         )
@@ -332,6 +339,7 @@ class Rollout:
             overrides=self._overrides,
             seed=self.seed,
             cost=self._cost,
+            retries=self.retries,
             on_notice=self._on_notice,
             on_lines=self._keep_lines,
         )
@@ -386,6 +394,7 @@ class Rollout:
             "strategy": self._strategy,
             "overrides": list(self._overrides),
             "cost": self._cost,
+            "retries": asdict(self.retries),
             "samples": self.samples,
             "seed": self.seed,
             "heddle_dask": version("heddle-dask"),

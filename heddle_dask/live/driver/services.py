@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from heddle_dask.chat.template import ChatTemplate
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.live.driver.submission import Submitter
 from heddle_dask.live.wire.result_codec import step_from_body
 
@@ -64,6 +65,7 @@ class Services:
     sampling: Sampling
     clock: Clock
     journal: JournalSink
+    retries: RetryPolicy = field(default_factory=RetryPolicy)
 
 
 @dataclass(slots=True)

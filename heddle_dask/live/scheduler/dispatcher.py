@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, assert_never
 
 from distributed import Scheduler
 
 from heddle_dask.core import commands as cmd
-from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.priority import NORMAL
 from heddle_dask.live.scheduler.engine_registry import Places
 from heddle_dask.live.scheduler.session import Session
@@ -33,23 +32,6 @@ class Dispatcher:
         self._places = places
         self._action_ended = action_ended
 
-    def forget_context(self, trajectory_id: TrajectoryId) -> None:
-        """The trajectory has ended: whoever holds its context drops it."""
-        trajectory = self._session.controller.state.trajectories.get(trajectory_id)
-        if trajectory is not None and trajectory.home is not None:
-            self.forget_at(trajectory.home, trajectory_id)
-
-    def forget_at(self, engine_id: EngineId, trajectory_id: TrajectoryId) -> None:
-        """Let the worker of this engine drop the trajectory's context."""
-        address = self._places.sources.get(engine_id)
-        if address is not None:
-            message = {
-                "op": "heddle-forget",
-                "session": self._session.session_id,
-                "trajectory": trajectory_id,
-            }
-            dask.send_to_worker(self._scheduler, address, message)
-
     def carry_out(self, command: cmd.Command) -> None:
         """Do what the command says, now or at the next turn of the loop."""
         match command:
@@ -59,6 +41,8 @@ class Dispatcher:
                 self._session.predict(command.trajectory_id)
             case cmd.MoveContext():
                 self._move(command)
+            case cmd.DropContext():
+                self._drop(command)
             case cmd.RunAction():
                 self._run_action(command)
             case cmd.AdmitTrajectory():
@@ -78,6 +62,8 @@ class Dispatcher:
             case cmd.GiveUpAction():
                 self._session.held.pop(action_key(self._session.session_id, command.action_id), None)
                 self._session.notify("action-given-up", command.action_id, command.cause)
+            case _:
+                assert_never(command)
 
     def _key_of(self, command: cmd.StartStep | cmd.AbortStep | cmd.GiveUpStep) -> Key:
         return step_key(self._session.session_id, command.step_id)
@@ -142,6 +128,17 @@ class Dispatcher:
             "kind": command.kind,
         }
         dask.send_to_worker(self._scheduler, self._places.sources[command.target_engine_id], message)
+
+    def _drop(self, command: cmd.DropContext) -> None:
+        """Tell the engine's worker; one that is gone has taken the context with it."""
+        address = self._places.sources.get(command.engine_id)
+        if address is not None:
+            message = {
+                "op": "heddle-forget",
+                "session": self._session.session_id,
+                "trajectory": command.trajectory_id,
+            }
+            dask.send_to_worker(self._scheduler, address, message)
 
     def _abort(self, address: str | None, key: Key) -> None:
         if address is not None:

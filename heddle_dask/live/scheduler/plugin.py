@@ -28,6 +28,7 @@ from heddle_dask.core.nouns import (
     StepRequest,
     TrajectorySpec,
 )
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.live.scheduler.deployment import Seating
 from heddle_dask.live.scheduler.dispatcher import Dispatcher
@@ -131,12 +132,14 @@ class HeddleScheduler(SchedulerPlugin):
         overrides: Sequence[str],
         seed: int,
         cost: Mapping[str, Any] | None = None,
+        retries: Mapping[str, int] | None = None,
     ) -> Mapping[str, Any]:
         """Start a session with its own controller; refuses while another client's session is open."""
         known = KnownWork()
         predictor = None
         try:
             self._check_free()
+            policy = RetryPolicy.from_mapping(retries or {})
             strategies = strategies_of_run(
                 {"strategy": preset, "overrides": overrides, "seed": seed, "cost": cost}
             )
@@ -150,7 +153,7 @@ class HeddleScheduler(SchedulerPlugin):
             return {"error": str(error)}
         if self.session is not None:
             self.session.close()
-        self.session = Session(session, client_id, Controller(strategies))
+        self.session = Session(session, client_id, Controller(strategies, policy))
         self._predictor = predictor
         if predictor is not None:
             answer = functools.partial(self.on_prediction, session)
@@ -260,14 +263,11 @@ class HeddleScheduler(SchedulerPlugin):
             return
         assert self.session is not None
         step_id, facts = StepId(*news[0]), news[1]
-        if not self.session.awaits_step(step_id):
+        if not self.session.controller.awaits(step_id):
             return
         self._feed(ev.StepDelivered(self.session.now(), step_id, **facts))
-        key = step_key(self.session.session_id, step_id)
-        if key in self.session.held:
-            # Its worker died between answering the driver and telling us: nobody waits for it any more.
-            del self.session.held[key]
-            self.session.notify("result-lost", list(key))
+        # Its task is held if its worker died between the answer to the driver and the report to the scheduler.
+        self.session.return_unawaited([step_key(self.session.session_id, step_id)])
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """A worker left or died: its engine and its host are lost with all that ran there."""
@@ -283,11 +283,7 @@ class HeddleScheduler(SchedulerPlugin):
         assert self.session is not None
         reclaimed = self._reclaim_stranded()
         self._feed(kind(self.session.now(), *ids, **facts))
-        for key in reclaimed:
-            if key in self.session.held and not self.session.waits_for(key):
-                # It had finished, and its result died with the worker: the driver asks again.
-                del self.session.held[key]
-                self.session.notify("result-lost", list(key))
+        self.session.return_unawaited(reclaimed)
 
     def _reclaim_stranded(self) -> list[Key]:
         """Hold our tasks that Dask sent back to "no-worker" because their worker died."""
@@ -410,17 +406,9 @@ class HeddleScheduler(SchedulerPlugin):
         self, worker: str, session: str, trajectory: TrajectoryId, engine_id: EngineId, ok: bool, **facts: Any
     ) -> None:
         """A context has arrived at its new worker, or will not."""
-        if not self._session_is(session):
-            return
-        assert self.session is not None
-        self._feed(ev.MoveEnded(self.session.now(), trajectory, engine_id, ok, **facts))
-        known = self.session.controller.state.trajectories.get(trajectory)
-        home = None if known is None else known.home
-        source: EngineId = facts["source_engine_id"]
-        # Whoever holds the context for nothing drops it: the source after a move, the target when it came too late.
-        for idle in (source, engine_id):
-            if ok and idle != home:
-                self._dispatcher.forget_at(idle, trajectory)
+        if self._session_is(session):
+            assert self.session is not None
+            self._feed(ev.MoveEnded(self.session.now(), trajectory, engine_id, ok, **facts))
 
     @guarded
     def on_step_cancelled(self, client: str, session: str, step_id: Sequence[Any]) -> None:
@@ -441,7 +429,6 @@ class HeddleScheduler(SchedulerPlugin):
         assert self.session is not None
         for trajectory_id, status, news in ended:
             self._hear_of(news)
-            self._dispatcher.forget_context(trajectory_id)
             known = self.session.controller.state.trajectories.get(trajectory_id)
             if known is not None and self.session.predictions is not None:
                 self.session.predictions.ended(known, status)

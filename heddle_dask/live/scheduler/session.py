@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -17,7 +17,6 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.events import Event
 from heddle_dask.core.ids import ActionId, StepId, TrajectoryId
 from heddle_dask.core.journal_codec import encode
-from heddle_dask.core.transitions import STEP_STATES
 from heddle_dask.live.scheduler.predictions import Predictions
 from heddle_dask.live.wire.messages import ACTION_PREFIX, Key
 
@@ -129,17 +128,18 @@ class Session:
             "moves": {kind: asdict(totals) for kind, totals in self.controller.moves.totals.items()},
         }
 
-    def waits_for(self, key: Key) -> bool:
-        """Whether the controller will still command the step or action of this key."""
+    def return_unawaited(self, keys: Iterable[Key]) -> None:
+        """Tell the driver of held tasks that the controller will never command: their results are lost.
+
+        The worker of such a step or action died after it had ended. The driver asks again, if it has no result.
+        """
+        for key in keys:
+            if key in self.held and not self._awaits(key):
+                del self.held[key]
+                self.notify("result-lost", list(key))
+
+    def _awaits(self, key: Key) -> bool:
         kind, _, name, step_index, attempt = key
         if kind == ACTION_PREFIX:
-            return ActionId(name) in self.controller.state.actions
-        waiting = TrajectoryId(name) in self.controller.state.waiting_steps
-        return waiting and self.awaits_step(StepId(TrajectoryId(name), step_index, attempt))
-
-    def awaits_step(self, step_id: StepId) -> bool:
-        """Whether, for all the controller knows, this step has not ended."""
-        trajectory = self.controller.state.trajectories.get(step_id.trajectory_id)
-        if trajectory is None or trajectory.step is None or trajectory.state not in STEP_STATES:
-            return False
-        return trajectory.step.step_id == step_id
+            return self.controller.awaits_action(ActionId(name))
+        return self.controller.awaits(StepId(TrajectoryId(name), step_index, attempt))

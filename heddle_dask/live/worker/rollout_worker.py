@@ -396,5 +396,5 @@ class RolloutWorker(WorkerPlugin):
         self._background(self._mover.move(**move))
 
     def on_forget(self, session: str, trajectory: str) -> None:
-        """Drop the context of a trajectory that has ended."""
+        """Drop the context of a trajectory, as the controller says."""
         self._contexts.drop(session, trajectory)

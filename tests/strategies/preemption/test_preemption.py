@@ -9,11 +9,11 @@ from worlds.core_builders import Stage, identity, trajectory_spec
 
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import AbortStep, Command, PredictRemaining, StartStep
-from heddle_dask.core.controller import Limits
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.priority import Priority
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.strategies.preemption.hysteresis import Hysteresis
 from heddle_dask.strategies.presets import build_strategies
@@ -25,9 +25,9 @@ LONGEST_FIRST = (
 )
 
 
-def crowded(slots: int = 1, *, limits: Limits | None = None, **predicted: float) -> Stage:
+def crowded(slots: int = 1, *, retries: RetryPolicy | None = None, **predicted: float) -> Stage:
     """One engine, and trajectories of those predicted lengths."""
-    stage = Stage(overrides=LONGEST_FIRST, limits=limits)
+    stage = Stage(overrides=LONGEST_FIRST, retries=retries)
     stage.join("E1", slots=slots)
     for name, tokens in predicted.items():
         stage.submit(name)
@@ -281,7 +281,7 @@ def test_a_trajectory_that_ends_while_it_is_stopping_is_aborted_once_more_and_go
 
 def test_a_step_is_stopped_at_most_so_often_and_the_next_step_counts_anew() -> None:
     names = [f"n{number}" for number in range(4)]
-    stage = crowded(limits=Limits(max_preemptions=2), a=100, **dict.fromkeys(names, 5000.0))
+    stage = crowded(retries=RetryPolicy(max_preemptions=2), a=100, **dict.fromkeys(names, 5000.0))
     for attempt, name in enumerate(names[:3]):
         running = stage.generating("a", attempt=attempt)
         commands = stage.request(name)
@@ -298,7 +298,7 @@ def test_a_step_is_stopped_at_most_so_often_and_the_next_step_counts_anew() -> N
 
 def test_two_that_are_nearly_equal_do_not_swap_for_ever() -> None:
     """What a stopped step generated must not make it outrank the one that stopped it."""
-    stage = crowded(limits=Limits(max_preemptions=1000), a=1000, b=1600)
+    stage = crowded(retries=RetryPolicy(max_preemptions=1000), a=1000, b=1600)
     running = stage.generating("a")
     commands = stage.request("b")
     assert stopped(commands) == ["a"]
