@@ -24,6 +24,7 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.actions import ActionDesk
 from heddle_dask.core.admissions import AdmissionDesk
 from heddle_dask.core.commands import Command, PredictRemaining
+from heddle_dask.core.deployments import Deployments
 from heddle_dask.core.engines import EngineDesk
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.migrations import MoveDesk
@@ -70,6 +71,7 @@ class Controller:
         self.moves = MoveDesk(self.state, self.view, strategies.migration)
         self.placements = PlacementDesk(self.state, self.view, strategies, preemptions)
         self.engines = EngineDesk(self.state, self.placements, self.moves, losses)
+        self.deployments = Deployments(self.state)
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             ev.TrajectorySubmitted: self._trajectory_submitted,
             ev.TrajectoryEnded: self._trajectory_ended,
@@ -88,6 +90,8 @@ class Controller:
             ev.EngineDraining: self.engines.draining,
             ev.HostJoined: self.actions.host_joined,
             ev.HostLost: self.actions.host_lost,
+            ev.DegreesRequested: self.deployments.requested,
+            ev.DegreesPlanned: self.deployments.planned,
         }
 
     def handle(self, event: ev.Event) -> list[Command]:

@@ -15,6 +15,7 @@ from heddle_dask.core.nouns import (
     StepRequest,
     TrajectorySpec,
 )
+from heddle_dask.core.tp_degrees import DegreeRequest, TpDegreePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +203,24 @@ class HostLost:
     host_id: HostId
 
 
+@dataclass(frozen=True, slots=True)
+class DegreesRequested:
+    """A batch is about to start, and engines may change before it; a newer request supersedes an open one."""
+
+    at: float
+    request: DegreeRequest
+
+
+@dataclass(frozen=True, slots=True)
+class DegreesPlanned:
+    """The answer to a `PlanDegrees`. Without a plan, `cause` says why: the engines stay as they are."""
+
+    at: float
+    request_id: int
+    plan: TpDegreePlan | None
+    cause: str = ""
+
+
 Event = (
     TrajectorySubmitted
     | TrajectoryEnded
@@ -220,4 +239,6 @@ Event = (
     | EngineDraining
     | HostJoined
     | HostLost
+    | DegreesRequested
+    | DegreesPlanned
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import MISSING, fields
-from typing import Any, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from worlds.core_builders import Stage
 from worlds.core_world import WORLDS, play, strategies_of
 
 from heddle_dask.core import events as ev
-from heddle_dask.core import nouns
+from heddle_dask.core import nouns, tp_degrees
 from heddle_dask.core.commands import Command, StartStep
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
@@ -30,17 +31,25 @@ finite = st.floats(allow_nan=False)
 
 def anything_of(kind: type) -> st.SearchStrategy[Any]:
     """Every value of a type that events and commands are made of."""
-    if kind.__module__ in (ev.__name__, nouns.__name__, StartStep.__module__):
+    if kind.__module__ in (ev.__name__, nouns.__name__, tp_degrees.__name__, StartStep.__module__):
         hints = get_type_hints(kind)
         return st.builds(kind, **{f.name: anything_of(hints[f.name]) for f in fields(kind)})
     simple = {float: finite, int: st.integers(), bool: st.booleans(), str: st.text()}
     if kind in simple:
         return simple[kind]
     if get_origin(kind) is tuple:
-        return st.lists(st.text()).map(tuple)
+        first, *others = get_args(kind)
+        if others == [...]:
+            return st.lists(anything_of(first), max_size=3).map(tuple)
+        return st.tuples(*map(anything_of, (first, *others)))
     if hasattr(kind, "__supertype__"):
         return st.text()
-    return st.one_of(st.none(), st.text())  # EngineId | None
+    if get_origin(kind) in (Union, UnionType):
+        return st.one_of(*map(anything_of, get_args(kind)))
+    if hasattr(kind, "_fields"):
+        return st.builds(kind, **{name: anything_of(hint) for name, hint in get_type_hints(kind).items()})
+    assert kind is type(None), kind
+    return st.none()
 
 
 @settings(deadline=None)

@@ -10,6 +10,7 @@ from distributed import Scheduler
 from heddle_dask.core import commands as cmd
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.priority import NORMAL
+from heddle_dask.live.scheduler.degree_planning import DegreePlanning
 from heddle_dask.live.scheduler.engine_registry import Places
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.wire import _dask_internals as dask
@@ -26,11 +27,17 @@ class Dispatcher:
     """
 
     def __init__(
-        self, scheduler: Scheduler, session: Session, places: Places, action_ended: Callable[..., None]
+        self,
+        scheduler: Scheduler,
+        session: Session,
+        places: Places,
+        degrees: DegreePlanning,
+        action_ended: Callable[..., None],
     ) -> None:
         self._scheduler = scheduler
         self._session = session
         self._places = places
+        self._degrees = degrees
         self._action_ended = action_ended
 
     def forget_context(self, trajectory_id: TrajectoryId) -> None:
@@ -78,6 +85,10 @@ class Dispatcher:
             case cmd.GiveUpAction():
                 self._session.held.pop(action_key(self._session.session_id, command.action_id), None)
                 self._session.notify("action-given-up", command.action_id, command.cause)
+            case cmd.PlanDegrees():
+                self._degrees.plan(command)
+            case cmd.DeployEngines():
+                self._degrees.deploy(command)
 
     def _key_of(self, command: cmd.StartStep | cmd.AbortStep | cmd.GiveUpStep) -> Key:
         return step_key(self._session.session_id, command.step_id)
