@@ -46,8 +46,8 @@ def command_row(command: cmd.Command) -> tuple[str, Leaves] | None:
             return "AbortAction", _abort_action(command)
         case cmd.GiveUpAction():
             return "GiveUpAction", _give_up_action(command)
-        case cmd.DropContext():
-            return None  # decided by the body until it became a command
+        case cmd.DropContext() | cmd.PlanDegrees() | cmd.DeployEngines():
+            return None  # decided by the body until they became commands
         case _:
             raise TypeError(f"{type(command).__name__}: say in {__name__} which leaves its line has")
 

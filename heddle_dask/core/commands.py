@@ -124,6 +124,24 @@ class AbortAction:
     host_id: HostId
 
 
+@dataclass(frozen=True, slots=True)
+class PlanDegrees:
+    """Search TP degrees for the batch of this request, outside the event loop; the answer is a `DegreesPlanned`."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeployEngines:
+    """Let exactly these engines run, one for each TP degree.
+
+    Engines that can stay are left alone. The others are lost (`EngineLost`), the new ones join (`EngineJoined`).
+    """
+
+    request_id: int
+    tp_degrees: tuple[int, ...]
+
+
 Command = (
     AdmitTrajectory
     | StartStep
@@ -135,4 +153,6 @@ Command = (
     | RunAction
     | GiveUpAction
     | AbortAction
+    | PlanDegrees
+    | DeployEngines
 )

@@ -23,6 +23,7 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.actions import Actions
 from heddle_dask.core.admissions import Admissions
 from heddle_dask.core.commands import Command, DropContext, PredictRemaining
+from heddle_dask.core.deployments import Deployments
 from heddle_dask.core.engines import Engines
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import ActionId, StepId
@@ -54,6 +55,7 @@ class Controller:
         self.moves = Migrations(self.state, self.view, strategies.migration)
         self.placements = Placements(self.state, self.view, strategies, preemptions)
         self.engines = Engines(self.state, self.placements, self.moves, losses)
+        self.deployments = Deployments(self.state)
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             ev.TrajectorySubmitted: self._trajectory_submitted,
             ev.TrajectoryEnded: self._trajectory_ended,
@@ -72,6 +74,8 @@ class Controller:
             ev.EngineDraining: self.engines.draining,
             ev.HostJoined: self.actions.host_joined,
             ev.HostLost: self.actions.host_lost,
+            ev.DegreesRequested: self.deployments.requested,
+            ev.DegreesPlanned: self.deployments.planned,
         }
 
     def handle(self, event: ev.Event) -> list[Command]:

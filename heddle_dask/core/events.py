@@ -16,6 +16,7 @@ from heddle_dask.core.nouns import (
     TrajectorySpec,
 )
 from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.tp_degrees import DegreeRequest, TpDegreePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,24 @@ class HostLost:
     host_id: HostId
 
 
+@dataclass(frozen=True, slots=True)
+class DegreesRequested:
+    """A batch is about to start, and engines may change before it; a newer request supersedes an open one."""
+
+    at: float
+    request: DegreeRequest
+
+
+@dataclass(frozen=True, slots=True)
+class DegreesPlanned:
+    """The answer to a `PlanDegrees`. Without a plan, `cause` says why: the engines stay as they are."""
+
+    at: float
+    request_id: int
+    plan: TpDegreePlan | None
+    cause: str = ""
+
+
 Event = (
     TrajectorySubmitted
     | TrajectoryEnded
@@ -208,4 +227,6 @@ Event = (
     | EngineDraining
     | HostJoined
     | HostLost
+    | DegreesRequested
+    | DegreesPlanned
 )

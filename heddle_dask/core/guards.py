@@ -12,6 +12,7 @@ from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.nouns import StepRequest
 from heddle_dask.core.state import State
+from heddle_dask.core.tp_degrees import DegreeRequest, TpDegreePlan
 from heddle_dask.core.transitions import ActionState, EngineState, KvState, TrajectoryState
 from heddle_dask.core.view import Admit, Grant, Move, MoveRequest
 
@@ -122,6 +123,31 @@ def check_grant(state: State, grant: Grant) -> None:
         )
     if grant.cpus > host.free_cpus:
         raise GuardViolation(f"{grant.host_id} has {host.free_cpus} free CPUs, not {grant.cpus}")
+
+
+def check_tp_degrees(request: DegreeRequest, plan: TpDegreePlan) -> None:
+    """Refuse a plan that leaves no engine, has a TP degree that was not offered, or needs more than there is.
+
+    Fewer GPUs than there are may be used: larger TP degrees leave a rest, and the user may ask for less. Whether the
+    engines find room on single nodes is checked where they are assigned to workers.
+
+    Raises
+    ------
+    GuardViolation
+    """
+    listed = ",".join(map(str, plan.tp_degrees))
+    gpus = sum(node.gpus for node in request.nodes)
+    workers = sum(node.workers for node in request.nodes)
+    if not plan.tp_degrees:
+        raise GuardViolation(f"the plan of request {request.request_id} leaves no engine")
+    if not request.allowed.issuperset(plan.tp_degrees):
+        allowed = ", ".join(map(str, sorted(request.allowed)))
+        raise GuardViolation(f"TP degrees {listed} were planned; allowed are {allowed}")
+    if sum(plan.tp_degrees) > gpus or len(plan.tp_degrees) > workers:
+        raise GuardViolation(
+            f"TP degrees {listed} need {sum(plan.tp_degrees)} GPUs and {len(plan.tp_degrees)} workers; there are "
+            f"{gpus} and {workers}"
+        )
 
 
 def check_admission(state: State, proposal: Admit) -> None:

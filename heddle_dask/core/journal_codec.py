@@ -33,14 +33,15 @@ def _field_names(kind: Any) -> tuple[str, ...]:
 
 
 def _composite_in(hint: Any) -> Any:
-    """The composite type of a field, also of an optional one; None for plain values."""
-    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    """The composite type of a field, also of an optional one or of a tuple of any length; None for plain values."""
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType, tuple) else (hint,)
     return next((option for option in options if _is_composite(option)), None)
 
 
 # Read once, also for nested types: encoding runs on every event of a live session.
 _FIELDS: dict[type, tuple[str, ...]] = {}
 _NESTED: dict[type, tuple[Any, ...]] = {}
+_SEVERAL: dict[type, tuple[bool, ...]] = {}
 
 
 def _register(kind: type) -> None:
@@ -49,6 +50,7 @@ def _register(kind: type) -> None:
     hints = get_type_hints(kind)
     _FIELDS[kind] = _field_names(kind)
     _NESTED[kind] = tuple(_composite_in(hints[name]) for name in _FIELDS[kind])
+    _SEVERAL[kind] = tuple(get_origin(hints[name]) is tuple for name in _FIELDS[kind])
     for nested in _NESTED[kind]:
         if nested is not None:
             _register(nested)
@@ -92,10 +94,20 @@ def _build(kind: type, values: Any, row: Sequence[Any]) -> Any:
         raise _foreign(row)
     return kind(
         *(
-            _frozen(value) if nested is None or value is None else _build(nested, value, row)
-            for nested, value in zip(_NESTED[kind], values, strict=True)
+            _field(value, nested, several, row)
+            for nested, several, value in zip(_NESTED[kind], _SEVERAL[kind], values, strict=True)
         )
     )
+
+
+def _field(value: Any, nested: Any, several: bool, row: Sequence[Any]) -> Any:
+    if nested is None or value is None:
+        return _frozen(value)
+    if not several:
+        return _build(nested, value, row)
+    if not isinstance(value, Sequence):
+        raise _foreign(row)
+    return tuple(_build(nested, item, row) for item in value)
 
 
 def _frozen(value: Any) -> Any:

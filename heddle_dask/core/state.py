@@ -16,6 +16,7 @@ from heddle_dask.core.entities import Action, Engine, Host, Trajectory
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, TrajectoryId
 from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.tool_seconds import ToolSeconds
+from heddle_dask.core.tp_degrees import DegreeRequest, TpDegreePlan
 from heddle_dask.core.transitions import (
     ActionState,
     EngineState,
@@ -59,6 +60,10 @@ class State:
         The newest that an engine has joined or answered with: of those that have not answered yet, too.
     late_arrivals
         How many events were ignored because they came too late.
+    degree_request
+        The request for TP degrees whose plan is being searched; None where none is.
+    tp_degree_plan
+        The plan that was deployed last; None where engines were never planned.
     least_max_context
         Every ready engine takes contexts of fewer tokens than this; 0 without one.
     """
@@ -86,6 +91,8 @@ class State:
         self.observed_per_token: float | None = None
         self.policy_version = 0
         self.late_arrivals = 0
+        self.degree_request: DegreeRequest | None = None
+        self.tp_degree_plan: TpDegreePlan | None = None
         self._ready = EngineList()
         self.least_max_context = 0
         self._counter = 0

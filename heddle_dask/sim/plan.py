@@ -1,10 +1,10 @@
 """Capacity planning: the fleets that a budget of GPUs can form for a model, and what played rollouts say of each.
 
 Candidates of a budget are every uniform degree at which the model fits, with as many engines as there is room for, and
-the degrees that `strategies.parallelism.choose_degrees` picks for the work of a draw that is not played: what would be
-predicted before the rollout. Its quick estimate stands beside the simulated makespan; only the latter decides.
+the TP degrees that `strategies.tp_degrees` plans for the work of a draw that is not played: what would be predicted
+before the rollout. Its quick estimate stands beside the simulated makespan; only the latter decides.
 
-Degrees are the powers of two within a node, since the search needs degrees that divide one another.
+TP degrees are the powers of two within a node, since the search needs degrees that divide one another.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from dataclasses import dataclass, replace
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.published import model_of
 from heddle_dask.sim.clusters import Cluster
+from heddle_dask.sim.deployment import plan_fleet, uniform_fleets
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.rollout import Arm, SimulatedRollout
 from heddle_dask.sim.sweep import SimulatedWorkload, SimulationJob
 from heddle_dask.strategies.partition.work import Work
-from heddle_dask.strategies.partition.work_plan import WorkEngine
-from heddle_dask.strategies.tp_degrees.choice import choose_degrees
-from heddle_dask.strategies.tp_degrees.degrees import Budget, SearchSettings
+from heddle_dask.strategies.tp_degrees.degrees import SearchSettings
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 HOUR_S = 3600.0
@@ -36,9 +35,9 @@ class Candidate:
     Attributes
     ----------
     degrees
-        Of its engines, from the largest to the smallest.
+        TP degrees of its engines, from the largest to the smallest.
     searched
-        Whether `choose_degrees` picked it.
+        Whether the search picked it.
     by_work_s
         Its makespan by the work model alone; infinite where some trajectory's context fits no engine of it.
     """
@@ -147,7 +146,7 @@ class PlayedCandidate:
 
 
 def engines_in_words(degrees: Sequence[int]) -> str:
-    """Engines counted by degree, largest degree first."""
+    """Engines counted by TP degree, the largest first."""
     return " + ".join(f"{degrees.count(d)} x TP{d}" for d in sorted(dict.fromkeys(degrees), reverse=True))
 
 
@@ -170,7 +169,7 @@ def works_of(trajectories: Iterable[PlannedTrajectory]) -> list[Work]:
                 decode_tokens=float(tokens),
                 context_tokens=max(0.0, area / tokens - tokens / 2),
                 shared_tokens=float(one.prompt_tokens),
-                # Nobody reads what comes behind the last step.
+                # What comes after the last step is never read.
                 prefill_tokens=float(observed - one.steps[-1].observation_tokens),
                 tool_s=one.tools_s,
             )
@@ -193,7 +192,7 @@ def budget_of(
     Parameters
     ----------
     works
-        What the search is told of the rollout.
+        The work of each trajectory, as the search is told.
     seed
         Of the search.
     told_apart
@@ -207,32 +206,27 @@ def budget_of(
     if gpus < 1:
         raise BadInput(f"a budget of {gpus} GPUs: give at least 1")
     shape = model_of(model)
-    fleets: dict[int, SimulatedFleet] = {}
-    refused: dict[int, str] = {}
-    for degree in _powers_of_two(cluster.gpus_per_node):
-        try:
-            formed = replace(cluster, gpus=gpus, tp=degree)
-            fleets[degree] = formed.fleet(shape, max_context_tokens=max_context_tokens)
-        except BadInput as error:
-            refused[degree] = str(error)
+    among = replace(cluster, gpus=gpus)
+    fleets, refused = uniform_fleets(among, shape, max_context_tokens)
     if not fleets:
         return GpuBudget(gpus, (), refused)
-    sites = {degree: _site(fleet) for degree, fleet in fleets.items()}
     # A mix has to prove itself when it is played, so none is held back here.
     eager = SearchSettings(mix_gain=0)
-    nodes = Budget(gpus, cluster.gpus_per_node, tuple(sites))
-    found = choose_degrees(works, nodes, sites, seed=seed, settings=eager, told_apart=told_apart)
+    plan = plan_fleet(works, among, fleets, seed=seed, told_apart=told_apart, settings=eager)
     candidates = [
-        Candidate(degrees, fleet, searched=degrees == found.degrees, by_work_s=found.uniform[degree])
-        for degree, fleet in fleets.items()
+        Candidate(degrees, fleet, searched=degrees == plan.tp_degrees, by_work_s=_or_inf(by_work_s))
+        for (_, fleet), (_, by_work_s) in zip(fleets.items(), plan.uniform_s, strict=True)
         for degrees in [tuple(spec.tp_degree for spec, _ in fleet.engines)]
     ]
     if not any(one.searched for one in candidates):
-        fleet = replace(cluster, gpus=gpus, tp=found.degrees).fleet(
-            shape, max_context_tokens=max_context_tokens
-        )
-        candidates.append(Candidate(found.degrees, fleet, searched=True, by_work_s=found.seconds))
+        fleet = replace(among, tp=plan.tp_degrees).fleet(shape, max_context_tokens=max_context_tokens)
+        by_work_s = _or_inf(plan.expected_makespan_s)
+        candidates.append(Candidate(plan.tp_degrees, fleet, searched=True, by_work_s=by_work_s))
     return GpuBudget(gpus, tuple(candidates), refused)
+
+
+def _or_inf(seconds: float | None) -> float:
+    return math.inf if seconds is None else seconds
 
 
 def jobs_of(
@@ -267,13 +261,3 @@ def ranked(played: Iterable[PlayedCandidate]) -> list[PlayedCandidate]:
 def ratios_by_seed(one: PlayedCandidate, other: PlayedCandidate) -> list[float]:
     """Makespans of `other` over those of `one`, seed by seed: both ran the same trajectories."""
     return [b.makespan_s / a.makespan_s for a, b in zip(one.rollouts, other.rollouts, strict=True)]
-
-
-def _powers_of_two(most: int) -> list[int]:
-    return [1 << exponent for exponent in reversed(range(most.bit_length()))]
-
-
-def _site(fleet: SimulatedFleet) -> WorkEngine:
-    """One engine of a uniform fleet, as the search knows it."""
-    spec, cost = fleet.engines[0]
-    return WorkEngine(cost, spec.slots)

@@ -17,9 +17,11 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.ids import ActionId, EngineId, StepId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, EngineDescription, StepRequest
 from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.tp_degrees import TpDegreePlan
 from heddle_dask.core.view import StrategySet
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.predictors.contract import Predictor
+from heddle_dask.sim.deployment import SimulatedDeployment
 from heddle_dask.sim.engine import SimulatedEngine
 from heddle_dask.sim.fault_draws import Chance
 from heddle_dask.sim.fleet import SimulatedFleet
@@ -42,6 +44,8 @@ class SimulatedWorld:
     ----------
     predictor
         Needed where the strategies have a predictor.
+    deployment
+        Plans the engines of the rollout; they join those of the fleet.
     watch
         Told of every event with its commands, in order: a journal.
 
@@ -62,6 +66,7 @@ class SimulatedWorld:
         predictor: Predictor | None = None,
         seed: int = 0,
         retries: RetryPolicy | None = None,
+        deployment: SimulatedDeployment | None = None,
         watch: Callable[[ev.Event, Sequence[cmd.Command]], None] | None = None,
     ) -> None:
         self.fleet = fleet
@@ -78,12 +83,16 @@ class SimulatedWorld:
         self._jobs: dict[StepId, SimulatedJob] = {}
         self._warming: dict[SimulatedJob, cmd.MoveContext] = {}
         self._tools = SimulatedTools(fleet.host.host_id, self.time, self._chance.tool_fails, self._tool_ended)
+        self._deployment = deployment
         self._watch = watch
 
     def run(self) -> None:
         """Play until every trajectory has ended, or the walltime has."""
         for description, cost in self.fleet.engines:
             self._join(description, cost)
+        if self._deployment is not None:
+            self._degree_request = self._deployment.request(one.spec for one in self.programs.values())
+            self._tell(ev.DegreesRequested(0.0, self._degree_request))
         self._tell(ev.HostJoined(0.0, self.fleet.host))
         for number, lost_s in sorted(self.fleet.faults.engines_lost.items()):
             self.time.at(lost_s, self._lose_engine, self.fleet.engines[number][0].engine_id)
@@ -109,6 +118,19 @@ class SimulatedWorld:
         life_s = self._chance.life_s(description.engine_id)
         if life_s:
             self.time.after(life_s, self._replace_engine, description, cost)
+
+    def _plan_degrees(self, command: cmd.PlanDegrees) -> None:
+        assert self._deployment is not None
+        plan = self._deployment.plan(self._degree_request)
+        self.time.after(0.0, self._degrees_planned, command.request_id, plan)
+
+    def _degrees_planned(self, request_id: int, plan: TpDegreePlan) -> None:
+        self._tell(ev.DegreesPlanned(self.time.now_s, request_id, plan))
+
+    def _deploy(self, command: cmd.DeployEngines) -> None:
+        assert self._deployment is not None
+        for description, cost in self._deployment.engines(command.tp_degrees):
+            self.time.after(0.0, self._join, description, cost)
 
     def _abort_all(self, at: float) -> None:
         """The allocation is over. Those that wait for admission go first, else the end of others would admit them."""
@@ -152,6 +174,10 @@ class SimulatedWorld:
                 self._give_up(command)
             case cmd.GiveUpAction():
                 raise AssertionError(f"{command.action_id}: the tool host of a simulation is never lost")
+            case cmd.PlanDegrees():
+                self._plan_degrees(command)
+            case cmd.DeployEngines():
+                self._deploy(command)
             case _:
                 assert_never(command)
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from heddle_dask.benchmarks.code_digest import DECIDING, code_digest
-from heddle_dask.benchmarks.paper.degrees import chosen_degrees, degrees_that_fit, predicted_works
+from heddle_dask.benchmarks.paper.degrees import fleets_that_fit, predicted_works
 from heddle_dask.benchmarks.paper.results import PaperResults, ratios
 from heddle_dask.benchmarks.paper.store import PaperStore, engines_text
 from heddle_dask.benchmarks.paper.sweep import (
@@ -31,6 +31,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.published import model_of
 from heddle_dask.predictors.known import KnownWork, NoisyOracle, Oracle
 from heddle_dask.sim.clusters import Cluster
+from heddle_dask.sim.deployment import plan_fleet
 from heddle_dask.workloads.synthetic import synthesize
 
 SMALL = Cluster(gpus=4, gpus_per_node=4)
@@ -90,10 +91,10 @@ def test_engines_as_text() -> None:
 
 def test_a_model_is_only_run_where_it_fits() -> None:
     hopper = Cluster(gpus=64)
-    assert degrees_that_fit(model_of("qwen3-8b"), hopper, 40_960) == (1, 2, 4, 8)
-    assert degrees_that_fit(model_of("qwen3-32b"), hopper, 40_960) == (2, 4, 8)
+    assert tuple(fleets_that_fit(model_of("qwen3-8b"), hopper, 40_960)) == (1, 2, 4, 8)
+    assert tuple(fleets_that_fit(model_of("qwen3-32b"), hopper, 40_960)) == (2, 4, 8)
     with pytest.raises(BadInput, match="fits no engine"):
-        degrees_that_fit(model_of("qwen3-32b"), Cluster(gpus=1), 40_960)
+        fleets_that_fit(model_of("qwen3-32b"), Cluster(gpus=1), 40_960)
 
 
 def test_works_of_an_exact_predictor_are_exact_and_those_of_a_vague_one_have_its_spread() -> None:
@@ -122,9 +123,11 @@ def test_the_chosen_degrees_are_predicted_to_be_no_later_than_any_uniform_one() 
     plans = synthesize("math", prompts=20, samples=16, seed=1)
     known = {plan.trajectory_id: float(plan.generated_tokens) for plan in plans}
     works = predicted_works(plans, Oracle(KnownWork(known)), plans, 40_960)
-    choice = chosen_degrees(works, model_of("qwen3-8b"), Cluster(gpus=8), 40_960, seed=0)
-    assert sum(choice.degrees) <= 8
-    assert choice.seconds <= min(choice.uniform.values())
+    fleets = fleets_that_fit(model_of("qwen3-8b"), Cluster(gpus=8), 40_960)
+    plan = plan_fleet(works, Cluster(gpus=8), fleets, seed=0)
+    assert sum(plan.tp_degrees) <= 8
+    assert plan.expected_makespan_s is not None
+    assert plan.expected_makespan_s <= min(seconds for _, seconds in plan.uniform_s if seconds is not None)
 
 
 def test_a_sweep_runs_every_degree_once_and_later_seeds_at_two() -> None:

@@ -127,8 +127,8 @@ def test_unknown_option_is_refused_with_a_close_match_and_what_is_allowed():
         (["--cluster", "missing.toml"], "missing.toml"),
         (["--model", "no/such/dir"], "no/such/dir"),
         (["--config", "missing.toml"], "missing.toml"),
-        (["--degrees", "3,x"], "whole numbers"),
-        (["--engines", 2, "--degrees", "2,2"], "--engines 4"),
+        (["--tp", "3,x"], "whole numbers"),
+        (["--engines", 2, "--tp", "2,2"], "--engines 4"),
     ],
 )
 def test_rollout_refuses_in_one_line(arguments, said):
@@ -137,7 +137,7 @@ def test_rollout_refuses_in_one_line(arguments, said):
 
 def test_rollout_refuses_degrees_of_a_real_model_before_a_cluster_starts():
     line = refused("rollout", "--engine", "vllm", "--engines", 4, "--degrees", "3,1")
-    assert "degree 3 does not divide the 4 attention heads" in line
+    assert "TP degree 3 does not divide the 4 attention heads" in line
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,10 @@ def anything_of(kind: type) -> st.SearchStrategy[Any]:
     if kind in simple:
         return simple[kind]
     if get_origin(kind) is tuple:
-        return st.lists(st.text()).map(tuple)
+        first, *others = get_args(kind)
+        if others == [...]:
+            return st.lists(anything_of(first), max_size=3).map(tuple)
+        return st.tuples(*map(anything_of, (first, *others)))
     if hasattr(kind, "__supertype__"):
         return st.text()
     return st.one_of([st.none() if option is NoneType else anything_of(option) for option in get_args(kind)])

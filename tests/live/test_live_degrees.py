@@ -1,4 +1,4 @@
-"""Degrees of live engines: seats and forecasts as lists, orders to workers, and clusters whose engines change."""
+"""TP degrees of live engines: assignments as lists, orders to workers, and clusters whose engines change."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.journal_codec import replay
+from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.cost.engine_cost import cost_from_mapping
 from heddle_dask.engines.emulated.options import EmulatedOptions, emulated_options
 from heddle_dask.engines.spec import EngineSpec
@@ -31,19 +32,21 @@ from heddle_dask.live.driver.capacity import Patience
 from heddle_dask.live.driver.degree_specs import DegreeSpecs, cost_at
 from heddle_dask.live.driver.degrees import checked_degrees
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.run_writer import journal_path
-from heddle_dask.live.scheduler.deployment import Seating
+from heddle_dask.live.scheduler.deployment import EngineDeployment, Order
 from heddle_dask.live.scheduler.forecast import forecast
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.worker.rollout_worker import visible_gpus
 from heddle_dask.predictors.features import Finished
 from heddle_dask.predictors.known import KnownWork, Oracle
 from heddle_dask.predictors.learned import LearnedPredictor
-from heddle_dask.records.journal import read_journal
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import strategies_of_run
-from heddle_dask.strategies.tp_degrees.forecast import Coming, Guess, Past, works_of
-from heddle_dask.strategies.tp_degrees.seats import EngineWorker, Seat, budget_of, nodes_of, seat_engines
+from heddle_dask.strategies.tp_degrees.assignment import (
+    EngineAssignment,
+    EngineWorker,
+    assign_engines,
+    nodes_of,
+)
 
 PROFILE = {"profile": "qwen3-8b-h100"}
 ENGINE = "heddle_dask.engines.emulated"
@@ -53,30 +56,33 @@ def four(node: str = "n") -> list[EngineWorker]:
     return [EngineWorker(f"{node}-{i}", node) for i in range(4)]
 
 
-def by_worker(seats: Sequence[Seat]) -> dict[str, tuple[int, tuple[str, ...]]]:
-    return {seat.worker: (seat.degree, seat.gpus) for seat in seats}
+def by_worker(engines: Sequence[EngineAssignment]) -> dict[str, tuple[int, tuple[str, ...]]]:
+    return {one.worker: (one.tp_degree, one.gpus) for one in engines}
 
 
-# -- seats -----------------------------------------------------------------------------------------
+# -- assignments -----------------------------------------------------------------------------------
 
 
 def test_the_gpus_of_a_node_are_shared_and_a_larger_engine_leaves_a_worker_idle() -> None:
     nodes = nodes_of(four())
-    ones = seat_engines(nodes, [1, 1, 1, 1])
+    ones = assign_engines(nodes, [1, 1, 1, 1])
     assert by_worker(ones) == {f"n-{i}": (1, (str(i),)) for i in range(4)}
-    mixed = seat_engines(nodes, [1, 2, 1], ones)
+    mixed = assign_engines(nodes, [1, 2, 1], ones)
     assert by_worker(mixed) == {"n-0": (2, ("0", "1")), "n-2": (1, ("2",)), "n-3": (1, ("3",))}
-    back = seat_engines(nodes, [1, 1, 1, 1], mixed)
+    back = assign_engines(nodes, [1, 1, 1, 1], mixed)
     assert by_worker(back) == by_worker(ones)
-    assert [seat for seat in back if seat in mixed] == [Seat("n-2", 1, ("2",)), Seat("n-3", 1, ("3",))]
+    assert [one for one in back if one in mixed] == [
+        EngineAssignment("n-2", 1, ("2",)),
+        EngineAssignment("n-3", 1, ("3",)),
+    ]
 
 
 def test_workers_that_see_the_same_gpus_share_them_and_names_are_kept() -> None:
     each = [EngineWorker(f"w{i}", "n", gpus=(name,)) for i, name in enumerate(("5", "GPU-a", "2"))]
     assert nodes_of(each)[0].gpus == ("5", "GPU-a", "2")
     same = [EngineWorker(f"w{i}", "n", gpus=("4", "5")) for i in range(3)]
-    assert by_worker(seat_engines(nodes_of(same), [1, 1])) == {"w0": (1, ("4",)), "w1": (1, ("5",))}
-    assert by_worker(seat_engines(nodes_of(same), [2])) == {"w0": (2, ("4", "5"))}
+    assert by_worker(assign_engines(nodes_of(same), [1, 1])) == {"w0": (1, ("4",)), "w1": (1, ("5",))}
+    assert by_worker(assign_engines(nodes_of(same), [2])) == {"w0": (2, ("4", "5"))}
 
 
 def test_workers_are_in_the_order_of_their_numbers() -> None:
@@ -91,27 +97,30 @@ def test_a_node_where_only_some_say_what_they_see_is_refused() -> None:
 
 def test_an_engine_stays_on_the_node_where_it_runs() -> None:
     nodes = nodes_of([*four("a"), *four("b")])
-    now = seat_engines(nodes, [4, 1, 1, 1, 1])
-    assert {seat.worker[0] for seat in now if seat.degree == 1} == {"b"}
-    changed = seat_engines(nodes, [2, 2, 1, 1, 1, 1], now)
-    assert [s for s in changed if s.degree == 1] == [s for s in now if s.degree == 1]
+    now = assign_engines(nodes, [4, 1, 1, 1, 1])
+    assert {one.worker[0] for one in now if one.tp_degree == 1} == {"b"}
+    changed = assign_engines(nodes, [2, 2, 1, 1, 1, 1], now)
+    assert [s for s in changed if s.tp_degree == 1] == [s for s in now if s.tp_degree == 1]
 
 
 @pytest.mark.parametrize(
     ("degrees", "message"),
     [
-        ([2, 2, 1], "degrees 2,2,1 need 5 GPUs and 3 workers, .* engine of degree 1: the nodes have 4 GPUs"),
-        ([8], "no node has room left for an engine of degree 8"),
+        (
+            [2, 2, 1],
+            "TP degrees 2,2,1 need 5 GPUs and 3 workers, .* engine of TP degree 1: the nodes have 4 GPUs",
+        ),
+        ([8], "no node has room left for an engine of TP degree 8"),
     ],
 )
 def test_degrees_that_do_not_fit_are_refused(degrees: list[int], message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        seat_engines(nodes_of(four()), degrees)
+        assign_engines(nodes_of(four()), degrees)
 
 
 def test_more_engines_than_workers_are_refused() -> None:
     with pytest.raises(BadInput, match="4 GPUs and 1 workers"):
-        seat_engines(nodes_of([EngineWorker("w", "n", units=4)]), [2, 2])
+        assign_engines(nodes_of([EngineWorker("w", "n", units=4)]), [2, 2])
 
 
 powers = st.sampled_from([1, 2, 4])
@@ -122,30 +131,30 @@ powers = st.sampled_from([1, 2, 4])
     sizes=st.lists(st.integers(1, 8), min_size=1, max_size=3),
     batches=st.lists(st.lists(powers, min_size=1, max_size=12), min_size=1, max_size=4),
 )
-def test_seats_never_share_a_gpu_or_worker_and_what_need_not_change_does_not(
+def test_engines_never_share_a_gpu_or_worker_and_what_need_not_change_does_not(
     sizes: list[int], batches: list[list[int]]
 ) -> None:
     workers = [EngineWorker(f"{n}-{i}", f"{n}") for n, size in enumerate(sizes) for i in range(size)]
     nodes = nodes_of(workers)
-    now: list[Seat] = []
+    now: list[EngineAssignment] = []
     for degrees in batches:
         if _fits(sizes, degrees):
-            seats = seat_engines(nodes, degrees, now)
+            engines = assign_engines(nodes, degrees, now)
         else:
             with pytest.raises(BadInput):
-                seat_engines(nodes, degrees, now)
+                assign_engines(nodes, degrees, now)
             continue
-        assert sorted(seat.degree for seat in seats) == sorted(degrees)
-        assert len({seat.worker for seat in seats}) == len(seats)
-        taken = [(seat.worker.partition("-")[0], gpu) for seat in seats for gpu in seat.gpus]
+        assert sorted(one.tp_degree for one in engines) == sorted(degrees)
+        assert len({one.worker for one in engines}) == len(engines)
+        taken = [(one.worker.partition("-")[0], gpu) for one in engines for gpu in one.gpus]
         assert len(set(taken)) == len(taken) == sum(degrees)
-        assert all(len(seat.gpus) == seat.degree for seat in seats)
-        assert sorted(seat_engines(nodes, degrees, seats), key=str) == sorted(seats, key=str)
+        assert all(len(one.gpus) == one.tp_degree for one in engines)
+        assert sorted(assign_engines(nodes, degrees, engines), key=str) == sorted(engines, key=str)
         if len(nodes) == 1:
-            was, wants = [s.degree for s in now], list(degrees)
+            was, wants = [s.tp_degree for s in now], list(degrees)
             stay = sum(min(was.count(d), wants.count(d)) for d in (1, 2, 4))
-            assert sum(seat in now for seat in seats) == stay
-        now = seats
+            assert sum(one in now for one in engines) == stay
+        now = engines
 
 
 def _fits(sizes: Sequence[int], degrees: Sequence[int]) -> bool:
@@ -159,46 +168,11 @@ def _fits(sizes: Sequence[int], degrees: Sequence[int]) -> bool:
     return True
 
 
-def test_the_budget_holds_no_degree_that_would_need_more_workers() -> None:
-    assert budget_of(nodes_of(four()), [1, 2, 4]).degrees == (4, 2, 1)
-    two = nodes_of([EngineWorker("a", "n", units=2), EngineWorker("b", "n", units=2)])
-    assert budget_of(two, [1, 2, 4]).degrees == (4, 2)
-    smaller = nodes_of([*four("a"), *four("b"), EngineWorker("c", "c")])
-    budget = budget_of(smaller, [1, 2])
-    assert (budget.gpus, budget.gpus_per_node) == (9, 4)
-    with pytest.raises(BadInput, match="nodes of 4, 1, 1 GPUs"):
-        budget_of(nodes_of([*four("a"), EngineWorker("b", "b"), EngineWorker("c", "c")]), [1])
-    with pytest.raises(BadInput, match="start a worker for each GPU"):
-        budget_of(nodes_of([EngineWorker("a", "n", units=4)]), [1, 2])
-
-
 # -- forecasts -------------------------------------------------------------------------------------
 
 
-def test_known_tokens_come_first_then_earlier_trajectories_then_the_predictor() -> None:
-    past = [Past(10, 4, 0.5), Past(30, 4, 0.5), Past(20, 4, 0.5)]
-    works, source = works_of([Coming("g", 7, 50), Coming("g", 7, 60)], past, [], 4096)
-    assert ([work.decode_tokens for work in works], source) == ([50, 60], "known")
-    works, source = works_of([Coming("g", 7)] * 6, past, [Guess(1, 2)] * 6, 4096)
-    assert source == "earlier trajectories"
-    assert sorted(work.decode_tokens for work in works) == [10, 10, 20, 20, 30, 30]
-    assert {(w.shared_tokens, w.prefill_tokens, w.context_tokens, w.tool_s) for w in works} == {
-        (7, 4, 9, 0.5)
-    }
-    works, source = works_of([Coming("g", 7)] * 101, [], [Guess(100, 400)] * 101, 4096)
-    assert source == "predictor"
-    lengths = sorted(work.decode_tokens for work in works)
-    assert abs(lengths[50] - 100) <= 3 and abs(lengths[91] - 400) <= 40
-    assert works_of([Coming("g", 7)], [], [], 4096) == ([], "")
-
-
-def test_no_forecast_is_longer_than_the_context() -> None:
-    (work,), _ = works_of([Coming("g", 100)], [Past(900, 900)], [], 400)
-    assert work.shared_tokens + work.decode_tokens + work.prefill_tokens <= 400
-
-
 def test_the_predictor_is_asked_for_prompts_only_once_it_has_learnt() -> None:
-    spec = [TrajectoryId("t"), GroupId("g"), 0, "d", 40]
+    spec = TrajectorySpec(TrajectoryId("t"), GroupId("g"), 0, "d", 40)
     assert asyncio.run(forecast(None, [spec])) == []
     assert asyncio.run(forecast(Oracle(KnownWork()), [spec])) == []
     predictor = LearnedPredictor()
@@ -246,7 +220,7 @@ def test_an_engine_of_another_degree_has_its_slots_cost_and_gpus(model_dir: str)
 @pytest.mark.parametrize(
     ("cost", "message"),
     [
-        ({"seconds_per_token": 0.002}, "degree 2 is not known, only that of degree 1: give a profile"),
+        ({"seconds_per_token": 0.002}, "TP degree 2 is not known, only that of TP degree 1: give a profile"),
         (None, "degree 2 is not known"),
         ({"1": {"seconds_per_token": 0.002}}, "degree 2 is not given, only of 1"),
         ({"table": "tiny-agent-cpu"}, "of TP degree 1, asked for 2"),
@@ -262,9 +236,9 @@ def test_a_cost_that_is_not_known_at_a_degree_is_refused(
 def test_a_real_engine_needs_a_cost_for_auto_and_heads_that_divide(model_dir: str) -> None:
     specs = DegreeSpecs(EngineSpec("vllm", model_dir, 4, 2048))
     assert specs.at(2).slots == 8
-    with pytest.raises(BadInput, match="degrees 'auto' need to know what an engine costs"):
+    with pytest.raises(BadInput, match="tp_degrees 'auto' need to know what an engine costs"):
         specs.engines()
-    with pytest.raises(BadInput, match="degree 3 does not divide the 4 attention heads"):
+    with pytest.raises(BadInput, match="TP degree 3 does not divide the 4 attention heads"):
         specs.at(3)
     assert sorted(DegreeSpecs(specs.spec, PROFILE).engines()) == [1, 2, 4]
 
@@ -304,7 +278,7 @@ def test_degrees_that_are_none_are_refused(asked: Any) -> None:
 def test_the_options_are_read(tmp_path: Path) -> None:
     assert [parsed_degrees(text) for text in (None, "auto", "2, 1,1")] == [None, "auto", (2, 1, 1)]
     for text in ("2;1", "0", "", "2,"):
-        with pytest.raises(BadInput, match="--degrees"):
+        with pytest.raises(BadInput, match="--tp"):
             parsed_degrees(text)
     file = tmp_path / "cost.toml"
     file.write_text("[1]\nseconds_per_token = 0.004\n")
@@ -319,11 +293,11 @@ def test_the_options_are_read(tmp_path: Path) -> None:
 
 
 class Told:
-    """What a seating does to workers, in order."""
+    """What a deployment tells workers, in order."""
 
     def __init__(self, gone: Sequence[str] = ()) -> None:
         self.log: list[Any] = []
-        self.seating = Seating(self.tell, lambda worker: self.log.append(("retire", worker)))
+        self.deployment = EngineDeployment(self.tell, lambda worker: self.log.append(("retire", worker)))
         self.gone = gone
 
     async def tell(self, worker: str, spec: Mapping[str, Any] | None) -> None:
@@ -333,8 +307,8 @@ class Told:
         self.log.append((worker, spec))
 
 
-def order(name: str, degree: int, *gpus: str) -> list[Any]:
-    return [name, degree, list(gpus), {"tp_degree": degree}]
+def order(name: str, tp_degree: int, *gpus: str) -> Order:
+    return EngineAssignment(name, tp_degree, gpus), {"tp_degree": tp_degree}
 
 
 def test_engines_start_when_those_before_have_ended_and_others_are_left_alone() -> None:
@@ -342,11 +316,11 @@ def test_engines_start_when_those_before_have_ended_and_others_are_left_alone() 
 
     async def body() -> None:
         for name in "abc":
-            told.seating.on_seat(f"tcp://{name}", name, "n", 1, [])
-        await told.seating.reseat([order(name, 1, str(at)) for at, name in enumerate("abc")])
+            told.deployment.on_worker(f"tcp://{name}", name, "n", 1, [])
+        await told.deployment.deploy([order(name, 1, str(at)) for at, name in enumerate("abc")])
         told.log.clear()
-        answer = await told.seating.reseat([order("a", 2, "0", "1"), order("c", 1, "2")])
-        assert answer == {"changed": ["a", "b"]}
+        answer = await told.deployment.deploy([order("a", 2, "0", "1"), order("c", 1, "2")])
+        assert answer == ["a", "b"]
 
     asyncio.run(body())
     one, two = {"tp_degree": 1}, {"tp_degree": 2}
@@ -359,12 +333,12 @@ def test_a_worker_that_comes_back_gets_its_order_and_one_that_has_gone_is_forgot
 
     async def body() -> None:
         for name in "ab":
-            told.seating.on_seat(f"tcp://{name}", name, "n", 1, [])
-        await told.seating.reseat([order("a", 1, "0"), order("b", 1, "1")])
-        assert [row[0] for row in (await told.seating.seats())["workers"]] == ["a"]
+            told.deployment.on_worker(f"tcp://{name}", name, "n", 1, [])
+        await told.deployment.deploy([order("a", 1, "0"), order("b", 1, "1")])
+        assert [row[0] for row in (await told.deployment.report())["workers"]] == ["a"]
         told.log.clear()
-        told.seating.forget_worker("tcp://a")
-        told.seating.on_seat("tcp://a2", "a", "n", 1, [])
+        told.deployment.forget_worker("tcp://a")
+        told.deployment.on_worker("tcp://a2", "a", "n", 1, [])
         await asyncio.sleep(0.05)
 
     asyncio.run(body())
@@ -423,16 +397,16 @@ def test_engines_change_their_degrees_between_rollouts_and_back(model_dir: str, 
                 env=ToolAgent(),
                 model=model_dir,
                 engine=emulated_at_degrees(model_dir),
-                degrees=[1, 1, 1, 1],
+                tp_degrees=[1, 1, 1, 1],
                 samples=2,
                 out=out,
             )
             async with rollout:
                 for degrees in ((1, 1, 1, 1), (2, 1, 1), (1, 1, 1, 1)):
-                    rollout.degrees = degrees
+                    rollout.tp_degrees = degrees
                     batch = await rollout.run(8)
                     assert batch.counts == {"completed": 16}
-                    assert rollout.running_degrees == degrees
+                    assert rollout.running_tp_degrees == degrees
                     seen.append(await published(client))
                     pids.append({p.pid for p in servers()})
             await until(lambda: not servers())
@@ -452,8 +426,9 @@ def test_engines_change_their_degrees_between_rollouts_and_back(model_dir: str, 
     assert len(reader) == 48
     used = {step.engine_id.split("/")[0] for record in list(reader)[16:32] for step in record.steps}
     assert used == {"rollout-0", "rollout-2", "rollout-3"}
-    decisions = [b["degrees"] for kind, b in read_journal(journal_path(out)) if kind == "degrees"]
-    assert decisions == [[1, 1, 1, 1], [2, 1, 1], [1, 1, 1, 1]]
+    decided = [command[2] for line in lines for command in line[1] if command[0] == "DeployEngines"]
+    assert decided == [[1, 1, 1, 1], [2, 1, 1], [1, 1, 1, 1]]
+    assert not any(line[0][0] == "DegreesPlanned" for line in lines), "what is asked for needs no search"
     assert list(replay(Controller(strategies_of_run(reader.metadata)), lines)) == []
 
 
@@ -469,19 +444,19 @@ def test_auto_decides_by_known_work_and_a_killed_worker_comes_back_at_its_degree
                 env=KnownAgent(tokens=60),
                 model=model_dir,
                 engine=emulated_at_degrees(model_dir),
-                degrees="auto",
+                tp_degrees="auto",
                 on_progress=told.append,
             )
             async with rollout:
                 batch = await rollout.run(3)
                 assert batch.counts == {"completed": 3}
                 # Two engines for three trajectories gain less than a mix must: both GPUs of each go to one.
-                assert rollout.running_degrees == (2, 2), told
+                assert rollout.running_tp_degrees == (2, 2), told
                 nanny = psutil.Process(made.workers["rollout-0"]._process.program_pid)
                 (worker,) = [c for c in nanny.children() if "resource_tracker" not in " ".join(c.cmdline())]
                 kill(worker.pid)
                 report = await _until_ready(client, 2)
-                assert sorted(seat[1] for seat in report["seats"]) == [2, 2]
+                assert sorted(row[1] for row in report["assignments"]) == [2, 2]
                 assert await published(client) == {
                     "rollout-0": 8,
                     "rollout-1": 0,
@@ -491,11 +466,11 @@ def test_auto_decides_by_known_work_and_a_killed_worker_comes_back_at_its_degree
                 # The same again: nothing is to be gained by a restart.
                 batch = await rollout.run(3)
                 assert batch.counts == {"completed": 3}
-                assert rollout.running_degrees == (2, 2), told
+                assert rollout.running_tp_degrees == (2, 2), told
             await until(lambda: not servers())
 
     run(body(), hang_s=200)
-    decided = [line for line in told if line.startswith("degrees 2,2 for 3 trajectories by known")]
+    decided = [line for line in told if line.startswith("TP degrees 2,2 for 3 trajectories by known")]
     assert len(decided) == 2
     assert sum(line.startswith("starting") for line in told) == 1
 
@@ -507,7 +482,7 @@ async def _until_ready(client: Client, engines: int) -> Mapping[str, Any]:
         ready = len((await dask.call_scheduler(client, "heddle_capacity"))["engines"])
         lost = lost or ready < engines
         if lost and ready == engines:
-            report: Mapping[str, Any] = await dask.call_scheduler(client, "heddle_seats")
+            report: Mapping[str, Any] = await dask.call_scheduler(client, "heddle_deployment")
             return report
         await asyncio.sleep(0.05)
     raise AssertionError("the worker's engine does not come back")
@@ -527,28 +502,28 @@ def test_what_cannot_be_is_one_line_and_auto_learns_from_the_batch_before(model_
                     env=ToolAgent(),
                     model=model_dir,
                     engine=spec,
-                    degrees=degrees,
+                    tp_degrees=degrees,
                     patience=patience,
                     on_progress=told.append,
                 )
 
             spec = emulated_at_degrees(model_dir)
-            with pytest.raises(BadInput, match="degrees 2,1 need 3 GPUs and 2 workers"):
+            with pytest.raises(BadInput, match="TP degrees 2,1 need 3 GPUs and 2 workers"):
                 await rollout(spec, [2, 1]).run(2)
             with pytest.raises(BadInput, match="degree 4 is not given, only of 1, 2"):
                 await rollout(spec, [4]).run(2)
-            with pytest.raises(BadInput, match="degrees were not given when this rollout opened"):
+            with pytest.raises(BadInput, match="tp_degrees were not given when this rollout opened"):
                 fixed = rollout(EngineSpec("emulated", model_dir, 4, 4096), None)
-                fixed.degrees = [1]
+                fixed.tp_degrees = [1]
                 await fixed.run(2)
             unknown = rollout(spec, "auto")
             async with unknown:
                 assert (await unknown.run(2)).counts == {"completed": 2}
-                assert unknown.running_degrees == (1, 1), "nothing is known at first"
+                assert unknown.running_tp_degrees == (1, 1), "nothing is known at first"
                 assert any(line.startswith("nothing is known yet") for line in told)
                 assert (await unknown.run(2)).counts == {"completed": 2}
                 assert any("for 2 trajectories by earlier trajectories" in line for line in told)
-                assert unknown.running_degrees == (1, 1), "a restart takes longer than the whole batch"
+                assert unknown.running_tp_degrees == (1, 1), "a restart takes longer than the whole batch"
 
     run(body())
 
@@ -567,12 +542,12 @@ def test_real_vllm_runs_at_tp_2(model_dir: str) -> None:
             env=ToolAgent(steps=2, tokens=6),
             model=model_dir,
             engine=EngineSpec("vllm", model_dir, slots=2, max_model_len=1024, dtype="float32"),
-            degrees=[2],
+            tp_degrees=[2],
         ) as rollout,
     ):
         batch = rollout.run(2)
         assert batch.counts == {"completed": 2}
-        assert rollout.running_degrees == (2,)
+        assert rollout.running_tp_degrees == (2,)
         engines = {step.engine_id.split("/")[0] for record in batch for step in record.steps}
         assert engines == {"rollout-0"}
         ranks = {p.pid for p in descendants("VLLM::Worker")}

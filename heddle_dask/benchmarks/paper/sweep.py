@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from heddle_dask.benchmarks.paper.degrees import degrees_by_predictions, degrees_that_fit
+from heddle_dask.benchmarks.paper.degrees import degrees_by_predictions, fleets_that_fit
 from heddle_dask.benchmarks.paper.store import CONDITIONS, PaperStore, Row, engines_text
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.published import model_of
@@ -231,12 +231,10 @@ class _Drawn:
             seed=self.seed,
         )
         return {
-            "engines": engines_text(found.degrees),
-            "degrees": list(found.degrees),
-            "predicted_s": round(found.seconds, 3),
-            "uniform_s": {
-                str(degree): round(s, 3) for degree, s in found.uniform.items() if s < float("inf")
-            },
+            "engines": engines_text(found.tp_degrees),
+            "degrees": list(found.tp_degrees),
+            "predicted_s": round(found.expected_makespan_s or 0.0, 3),
+            "uniform_s": {str(degree): round(s, 3) for degree, s in found.uniform_s if s is not None},
         }
 
 
@@ -311,7 +309,7 @@ class PaperSweep:
 
     def _degrees_of(self, model: str) -> tuple[int, ...]:
         conditions = self._conditions
-        degrees = degrees_that_fit(model_of(model), conditions.cluster, conditions.max_context_tokens)
+        degrees = tuple(fleets_that_fit(model_of(model), conditions.cluster, conditions.max_context_tokens))
         if PAPER_DEGREES[model] not in degrees:
             raise BadInput(
                 f"{model} does not run at the paper's degree {PAPER_DEGREES[model]} with a context of "

@@ -38,9 +38,11 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     "--kv-transfer", is_flag=True, help="Engines transfer KV caches (uses a CPU core per CPU engine)."
 )
 @click.option(
+    "--tp",
     "--degrees",
+    "tp_degrees",
     default=None,
-    help="auto, or GPUs of each engine, such as 2,1,1; --engines are then the workers that share them, one GPU each.",
+    help="TP degrees: auto, or GPUs of each engine, such as 2,1,1; --engines are then workers of one GPU each.",
 )
 @click.option(
     "--cost",

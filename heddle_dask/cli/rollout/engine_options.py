@@ -1,4 +1,4 @@
-"""``--degrees`` and ``--cost`` of ``heddle rollout``, from text to what `Rollout` takes."""
+"""``--tp`` and ``--cost`` of ``heddle rollout``, from text to what `Rollout` takes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def parsed_degrees(text: str | None) -> Literal["auto"] | tuple[int, ...] | None
     """
     if text is None:
         return None
-    return "auto" if text == "auto" else tuple(whole_numbers("--degrees", text, "2,1,1, or use auto"))
+    return "auto" if text == "auto" else tuple(whole_numbers("--tp", text, "2,1,1, or use auto"))
 
 
 def parsed_cost(text: str | None) -> dict[str, Any] | None:

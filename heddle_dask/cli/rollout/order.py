@@ -35,7 +35,7 @@ class EngineOptions:
     engines: int
     slots: int
     kv_transfer: bool
-    degrees: str | None
+    tp_degrees: str | None
     cost: str | None
 
 

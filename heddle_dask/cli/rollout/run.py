@@ -95,7 +95,7 @@ class _Run:
         if where.cluster is not None:
             self.shape = self.shape.overlaid(where.cluster, order.given)
         predictor = build_strategies(order.strategy, seed=order.seed, overrides=order.overrides).predictor
-        self.degrees = parsed_degrees(order.fleet.degrees)
+        self.tp_degrees = parsed_degrees(order.fleet.tp_degrees)
         self.cost = parsed_cost(order.fleet.cost)
         check_out(self.out, order.mode)
         self.environment = _environment(order)
@@ -121,7 +121,7 @@ class _Run:
 
     def _check_degrees(self) -> None:
         """Refuse, before anything starts, engines that this model or this machine cannot have."""
-        if self.degrees is None:
+        if self.tp_degrees is None:
             return
         fleet, engines = self.order.fleet, self.shape.engines
         spec = engine_spec_of(
@@ -133,13 +133,13 @@ class _Run:
             self.order.seed,
             self.cost,
         )
-        needed = 0 if self.degrees == "auto" else sum(self.degrees)
+        needed = 0 if self.tp_degrees == "auto" else sum(self.tp_degrees)
         if self.order.where.scheduler is None and needed > engines:
             raise BadInput(
-                f"--degrees {fleet.degrees} need {needed} workers, and --engines {engines} says how many there are: "
+                f"--tp {fleet.tp_degrees} need {needed} workers, and --engines {engines} says how many there are: "
                 f"use --engines {needed}"
             )
-        DegreeSpecs(spec, self.cost).check(self.degrees)
+        DegreeSpecs(spec, self.cost).check(self.tp_degrees)
 
     def _take_over(self) -> None:
         """Count the trajectories of the resumed run; refuse options that would not continue it."""
@@ -204,7 +204,7 @@ class _Run:
             engines=self.shape.engines if order.where.scheduler is None or "engines" in order.given else None,
             slots=self.shape.slots,
             kv_transfer=order.fleet.kv_transfer,
-            degrees=self.degrees,
+            tp_degrees=self.tp_degrees,
             cost=self.cost,
             strategy=order.strategy,
             overrides=order.overrides,

@@ -1,6 +1,6 @@
-"""An engine at another degree: its spec, and what it is believed to cost.
+"""An engine at another TP degree: its spec, and what it is believed to cost.
 
-`slots` of a spec are scaled with the degree: an engine of twice the GPUs has twice the memory and takes twice as many
+`slots` of a spec scale with the TP degree: an engine of twice the GPUs has twice the memory and takes twice as many
 sequences. A cost is known at a degree if it is given for that degree (``{"1": {…}, "2": {…}}``), or if its form says
 how it changes with the degree (a profile, shapes of model and GPU).
 """
@@ -23,12 +23,12 @@ POWERS = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, slots=True)
 class DegreeSpecs:
-    """One engine spec, made at any degree.
+    """One engine spec, made at any TP degree.
 
     Attributes
     ----------
     spec
-        The engine as asked for, at its own degree.
+        The engine as asked for, at its own TP degree.
     cost
         What it is believed to cost, in one of the forms of `cost_from_mapping`, or one of them by degree; None: an
         emulated engine's own, of a real one nothing is known.
@@ -71,14 +71,14 @@ class DegreeSpecs:
         )
         if believed is None:
             raise BadInput(
-                "degrees 'auto' need to know what an engine costs: give a cost (a profile, a table that "
+                "tp_degrees 'auto' need to know what an engine costs: give a cost (a profile, a table that "
                 "`heddle profile` wrote, shapes of model and GPU)"
             )
         cost = kind.effective_cost(spec, cost_from_mapping(believed, degree))
         if cost.capacity_tokens < spec.max_model_len:
             raise BadInput(
-                f"an engine of degree {degree} has KV memory for {cost.capacity_tokens} tokens, fewer than a context "
-                f"of {spec.max_model_len}: use a larger degree or a shorter context"
+                f"an engine of TP degree {degree} has KV memory for {cost.capacity_tokens} tokens, fewer than a "
+                f"context of {spec.max_model_len}: use a larger degree or a shorter context"
             )
         return WorkEngine(cost, spec.slots)
 
@@ -150,12 +150,14 @@ def cost_at(cost: Mapping[str, Any], degree: int, known_degree: int) -> Mapping[
         given: dict[str, Mapping[str, Any]] = {str(name): form for name, form in cost.items()}
         if str(degree) not in given:
             listed = ", ".join(given)
-            raise BadInput(f"the cost of an engine of degree {degree} is not given, only of {listed}: add it")
+            raise BadInput(
+                f"the cost of an engine of TP degree {degree} is not given, only of {listed}: add it"
+            )
         return given[str(degree)]
     if degree != known_degree and cost_from_mapping(cost, degree) == _or_none(cost, known_degree):
         # Terms, and seconds per token, say nothing of degrees: the same cost comes out for each.
         raise BadInput(
-            f"the cost of an engine of degree {degree} is not known, only that of degree {known_degree}: give a "
+            f"the cost of an engine of TP degree {degree} is not known, only that of TP degree {known_degree}: give a "
             "profile or shapes of model and GPU as cost, or a cost for each degree"
         )
     return cost

@@ -1,39 +1,29 @@
-"""The driver's side of degrees: before a batch, decides which engines run, and has them run.
+"""The driver's side of TP degrees: what the user asks for, and engines that answer before a batch begins.
 
-The decision is `strategies.parallelism`'s; what is here collects what it needs, and acts. Between batches only: no
-step is under way when engines change.
+The controller decides (`core.deployments`); what is here collects the facts of the batch, and waits. Between batches
+only: no step is under way when engines change.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any, Literal
 
 from distributed import Client
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.tp_degrees import FinishedWork
 from heddle_dask.live.driver.capacity import Patience, missing_workers, wait_for_capacity
+from heddle_dask.live.driver.control_channel import ControlPlaneFailed
 from heddle_dask.live.driver.degree_specs import POWERS, DegreeSpecs
 from heddle_dask.live.driver.runner import Attempt
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.strategies.partition.work import Work
-from heddle_dask.strategies.tp_degrees.choice import choose_degrees
-from heddle_dask.strategies.tp_degrees.degrees import Running
-from heddle_dask.strategies.tp_degrees.forecast import Coming, Guess, Past, works_of
-from heddle_dask.strategies.tp_degrees.seats import (
-    EngineWorker,
-    Node,
-    Seat,
-    budget_of,
-    nodes_of,
-    seat_engines,
-)
 
 AskedDegrees = Literal["auto"] | Sequence[int] | None
 
@@ -53,13 +43,13 @@ def checked_degrees(asked: AskedDegrees) -> Literal["auto"] | tuple[int, ...] | 
     whole = not isinstance(asked, str) and all(type(degree) is int and degree >= 1 for degree in asked)
     if not whole or not asked:
         raise BadInput(
-            f"degrees is {asked!r}: use 'auto' or a list of whole numbers of at least 1, such as [2, 1, 1]"
+            f"tp_degrees is {asked!r}: use 'auto' or a list of whole numbers of at least 1, such as [2, 1, 1]"
         )
     return tuple(degree for degree in asked if isinstance(degree, int))
 
 
 def degrees_to_price(asked: AskedDegrees) -> tuple[int, ...]:
-    """The degrees whose cost a session must know, in their order."""
+    """The TP degrees whose cost a session must know, in their order."""
     degrees = checked_degrees(asked)
     if degrees is None:
         return ()
@@ -67,7 +57,7 @@ def degrees_to_price(asked: AskedDegrees) -> tuple[int, ...]:
 
 
 class EngineDegrees:
-    """Keeps the engines of one session at the degrees asked for.
+    """Keeps the engines of one session at the TP degrees asked for.
 
     Parameters
     ----------
@@ -78,12 +68,12 @@ class EngineDegrees:
     told_apart
         Whether the strategies know which trajectory is a long one.
     note
-        Told what is decided and waited for.
+        Takes a line for each decision and each thing that is waited for.
 
     Attributes
     ----------
     running
-        Degrees of the engines that run, from the largest to the smallest.
+        TP degrees of the engines that run, from the largest to the smallest.
     """
 
     def __init__(
@@ -104,11 +94,10 @@ class EngineDegrees:
         self._engines = engines
         self._patience = patience
         self._max_context_tokens = max_context_tokens
-        self._seed = seed
-        self._told_apart = told_apart
+        self._search = {"seed": seed, "told_apart": told_apart}
         self._note = note
-        self._past: list[Past] = []
-        self._finished: list[Past] = []
+        self._earlier: list[FinishedWork] = []
+        self._finished: list[FinishedWork] = []
         self.running: tuple[int, ...] = ()
 
     async def open(self, session: str, register: bool) -> None:
@@ -126,61 +115,53 @@ class EngineDegrees:
         """
         self._session = session
         if register:
-            await dask.call_scheduler(self._client, "heddle_reseat", orders=[])
+            await dask.call_scheduler(self._client, "heddle_clear_engines")
             await self._client.register_plugin(RolloutWorker(self._specs.spec, waits=True))
-        elif not (await dask.call_scheduler(self._client, "heddle_seats"))["workers"]:
+        elif not (await dask.call_scheduler(self._client, "heddle_deployment"))["workers"]:
             raise BadInput(
-                "the engines of this cluster were started with its workers and keep their degree: leave degrees out, "
-                "or start the workers without --model"
+                "the engines of this cluster were started with its workers and keep their TP degree: leave tp_degrees "
+                "out, or start the workers without --model"
             )
 
     def finished(self, record: TrajectoryRecord) -> None:
         """Remember what a trajectory took, for the decision before the next batch."""
         if record.status in ("completed", "truncated") and record.steps:
-            self._finished.append(_past_of(record))
+            self._finished.append(_work_of(record))
 
-    async def provide(self, asked: AskedDegrees, attempts: Sequence[Attempt]) -> dict[str, Any]:
-        """Have engines run at the degrees asked for, or at those that suit the batch; wait until they answer.
+    async def provide(self, asked: AskedDegrees, attempts: Sequence[Attempt]) -> None:
+        """Have engines run at the TP degrees asked for, or at those that suit the batch; wait until they answer.
 
         Parameters
         ----------
         attempts
-            The trajectories that come.
-
-        Returns
-        -------
-        dict
-            `degrees`, and how they were decided: for the run's journal.
+            The trajectories of the batch.
 
         Raises
         ------
         BadInput
             They do not fit the workers, a cost is not known, or engines do not start.
+        ControlPlaneFailed
+            The scheduler plugin failed.
         """
         wanted = checked_degrees(asked)
         if wanted is None:
-            raise BadInput("degrees is None now: ask for others or for 'auto', engines are not given back")
+            raise BadInput("tp_degrees is None now: ask for others or for 'auto', engines are not given back")
         if self._finished:
-            self._past, self._finished = self._finished, []
+            self._earlier, self._finished = self._finished, []
         self._specs.check(wanted)  # refused before anything is waited for or ended
         report = await self._workers()
-        nodes = nodes_of(EngineWorker(n, node, units, tuple(g)) for n, node, units, g in report["workers"])
-        now = [Seat(worker, degree, tuple(gpus)) for worker, degree, gpus in report["seats"]]
-        decision: dict[str, Any]
-        if wanted == "auto":
-            decision = await self._decide(nodes, now, dict(report["start_s"]), attempts)
-        else:
-            decision = {"degrees": sorted(wanted, reverse=True), "source": "asked for"}
-        await self._seat(seat_engines(nodes, decision["degrees"], now), now)
-        self.running = tuple(decision["degrees"])
-        return decision
+        running = [tp_degree for _, tp_degree, _ in report["assignments"]]
+        plan = await self._planned(() if wanted == "auto" else wanted, running, attempts)
+        self._report(plan, len(attempts))
+        self.running = tuple(plan["tp_degrees"])
+        await wait_for_capacity(self._client, len(self.running), self._patience, self._note)
 
     async def _workers(self) -> Mapping[str, Any]:
-        """The seating's report, once every worker tagged for an engine has told what it is."""
+        """The deployment's report, once every worker tagged for an engine has announced itself."""
         began_s = time.monotonic()
         while True:
             capacity = await dask.call_scheduler(self._client, "heddle_capacity")
-            report: Mapping[str, Any] = await dask.call_scheduler(self._client, "heddle_seats")
+            report: Mapping[str, Any] = await dask.call_scheduler(self._client, "heddle_deployment")
             missing = missing_workers(capacity, self._engines)
             if not missing and len(report["workers"]) >= capacity["engine_workers"]:
                 return report
@@ -190,91 +171,67 @@ class EngineDegrees:
                 raise BadInput(f"{missing or silent}; waited {waited_s:.0f} s")
             await asyncio.sleep(_POLL_S)
 
-    async def _decide(
-        self,
-        nodes: Sequence[Node],
-        now: Sequence[Seat],
-        start_s: Mapping[int, float],
-        attempts: Sequence[Attempt],
-    ) -> dict[str, Any]:
-        engines = self._specs.engines()
-        budget = budget_of(nodes, (d for d in engines if d <= max(len(node.gpus) for node in nodes)))
-        works, source = await self._works(attempts)
-        if not works:
-            return self._without_knowledge(nodes, now)
-        running = None
-        if now:
-            # One of a degree that was never started is expected to take as long as the slowest that was.
-            longest_s = max(start_s.values(), default=0.0)
-            restart_s = {degree: start_s.get(degree, longest_s) for degree in budget.degrees}
-            running = Running(tuple(seat.degree for seat in now), restart_s)
-        sites = {degree: engines[degree] for degree in budget.degrees}
-        choice = await asyncio.to_thread(
-            choose_degrees, works, budget, sites, running, seed=self._seed, told_apart=self._told_apart
-        )
-        uniform = min(choice.uniform, key=choice.uniform.__getitem__)
-        self._note(
-            f"degrees {_listed(choice.degrees)} for {len(works)} trajectories by {source}: about "
-            f"{choice.seconds:.1f} s, {choice.price_s:.1f} of it to start engines; best uniform degree {uniform}: "
-            f"{choice.uniform[uniform]:.1f} s"
-        )
-        return {
-            "degrees": list(choice.degrees),
-            "source": source,
-            "seconds": choice.seconds,
-            "price_s": choice.price_s,
-            "uniform_degree": uniform,
-            "uniform_s": choice.uniform[uniform] if choice.uniform[uniform] < math.inf else None,
-        }
-
-    async def _works(self, attempts: Sequence[Attempt]) -> tuple[list[Work], str]:
-        guesses: list[Guess] = []
-        specs = [attempt.spec for attempt in attempts]
-        known = [attempt.task.known_tokens for attempt in attempts]
-        if not self._past and min(known) <= 0:
-            asked = [astuple(spec) for spec in specs]
-            answer = await dask.call_scheduler(
-                self._client, "heddle_forecast", session=self._session, trajectories=asked
+    async def _planned(
+        self, asked: Sequence[int], running: Sequence[int], attempts: Sequence[Attempt]
+    ) -> Mapping[str, Any]:
+        """The plan that the controller has deployed for this batch."""
+        engines = {} if asked else self._specs.engines()
+        default = self._specs.spec.tp_degree
+        try:
+            answer: Mapping[str, Any] = await dask.call_scheduler(
+                self._client,
+                "heddle_provide_engines",
+                session=self._session,
+                asked=list(asked),
+                specs=self._specs_at(asked or (*engines, *running, default)),
+                engines=[[d, engine.slots, engine.cost.to_mapping()] for d, engine in engines.items()],
+                search=self._search,
+                default=default,
+                max_context_tokens=self._max_context_tokens,
+                trajectories=[astuple(attempt.spec) for attempt in attempts],
+                known_tokens=[attempt.task.known_tokens for attempt in attempts],
+                finished=[astuple(work) for work in self._earlier],
             )
-            guesses = [Guess(*pair) for pair in answer["guesses"]]
-        coming = [Coming(s.group_id, s.prompt_tokens, tokens) for s, tokens in zip(specs, known, strict=True)]
-        return works_of(coming, self._past, guesses, self._max_context_tokens)
+        except RuntimeError as error:
+            raise ControlPlaneFailed(f"the TP degrees of the batch were not decided: {error}") from None
+        if "error" in answer:
+            raise BadInput(answer["error"])
+        return answer
 
-    def _without_knowledge(self, nodes: Sequence[Node], now: Sequence[Seat]) -> dict[str, Any]:
-        """What runs goes on; at first, the degree of the spec on all GPUs."""
-        degree = self._specs.spec.tp_degree
-        degrees = sorted((seat.degree for seat in now), reverse=True)
-        if not degrees:
-            degrees = [degree] * sum(min(len(node.gpus) // degree, len(node.workers)) for node in nodes)
-        if not degrees:
-            raise BadInput(f"no node has {degree} GPUs for an engine of degree {degree}: start more workers")
-        self._note(
-            f"nothing is known yet of the work to come: degrees {_listed(degrees)}; the next batch is decided by "
-            "what this one takes"
-        )
-        return {"degrees": degrees, "source": "nothing"}
+    def _specs_at(self, tp_degrees: Iterable[int]) -> list[list[Any]]:
+        """Pairs of a TP degree and the spec at it; without those at which no engine can be started."""
+        pairs: list[list[Any]] = []
+        for tp_degree in dict.fromkeys(tp_degrees):
+            with contextlib.suppress(BadInput):
+                pairs.append([tp_degree, self._specs.at(tp_degree).to_mapping()])
+        return pairs
 
-    async def _seat(self, seats: Sequence[Seat], now: Sequence[Seat]) -> None:
-        orders = [
-            [s.worker, s.degree, list(s.gpus), self._specs.at(s.degree, s.gpus).to_mapping()] for s in seats
-        ]
-        new = sum(seat not in now for seat in seats)
-        if new:
-            degrees = sorted((seat.degree for seat in seats), reverse=True)
-            self._note(f"starting {new} of {len(seats)} engines, of degrees {_listed(degrees)}")
-        await dask.call_scheduler(self._client, "heddle_reseat", orders=orders)
-        await wait_for_capacity(self._client, len(seats), self._patience, self._note)
+    def _report(self, plan: Mapping[str, Any], trajectories: int) -> None:
+        """Say what was decided, and what starts."""
+        listed = ",".join(map(str, plan["tp_degrees"]))
+        if plan["source"] == "nothing":
+            self._note(
+                f"nothing is known yet of the work to come: TP degrees {listed}; the next batch is decided by what "
+                "this one takes"
+            )
+        elif plan["source"] != "asked":
+            # The first of the shortest, as the search prefers it.
+            possible = [pair for pair in plan["uniform_s"] if pair[1] is not None]
+            uniform, uniform_s = min(possible, key=lambda pair: pair[1], default=(0, float("inf")))
+            self._note(
+                f"TP degrees {listed} for {trajectories} trajectories by {plan['source']}: about "
+                f"{plan['expected_makespan_s']:.1f} s, {plan['restart_s']:.1f} of it to start engines; best uniform "
+                f"TP degree {uniform}: {uniform_s:.1f} s"
+            )
+        if plan["new"]:
+            self._note(f"starting {plan['new']} of {len(plan['tp_degrees'])} engines, of TP degrees {listed}")
 
 
-def _listed(degrees: Sequence[int]) -> str:
-    return ",".join(map(str, degrees))
-
-
-def _past_of(record: TrajectoryRecord) -> Past:
+def _work_of(record: TrajectoryRecord) -> FinishedWork:
     first, last = record.steps[0], record.steps[-1]
     decode = sum(step.generated_tokens for step in record.steps)
-    return Past(
+    return FinishedWork(
         decode_tokens=decode,
-        observed_tokens=max(0, last.token_stop - first.token_start - decode),
+        observation_tokens=max(0, last.token_stop - first.token_start - decode),
         tool_s=sum(action.run_s for action in record.actions if action.run_s == action.run_s),
     )

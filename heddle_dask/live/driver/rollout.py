@@ -48,15 +48,15 @@ class Rollout:
     engine
         ``"vllm"``, ``"emulated"``, or a whole `EngineSpec`.
     engines
-        How many engines must answer before the run starts; None: one on every worker tagged ``ENGINE``. With `degrees`:
-        how many workers that can host one must be there.
+        How many engines must answer before the run starts; None: one on every worker tagged ``ENGINE``. With
+        `tp_degrees`: how many workers that can host one must be there.
     slots, kv_transfer
         Of engines named by kind: most sequences at once, and whether they hand over KV caches to one another.
-    degrees
+    tp_degrees
         GPUs of each engine. None: every worker hosts an engine as `engine` says. A list, such as ``[2, 1, 1]``: these,
         on the GPUs that the workers of each node share. ``"auto"``: before each batch, those under which it is expected
-        to end earliest. `slots` are those of an engine of the degree in `engine` (1). If given, may be changed
-        between runs; see ``docs/degrees.md``.
+        to end earliest. `slots` applies to the TP degree in `engine` (default 1); other degrees scale from it.
+        You may assign ``rollout.tp_degrees`` between runs, but only if it was given here; see ``docs/degrees.md``.
     cost
         What one engine is believed to cost (`cost.engine_cost.cost_from_mapping`), or that by degree
         (``{"1": …, "2": …}``); an emulated engine named by kind takes it, too. None: an emulated engine's own cost,
@@ -94,7 +94,7 @@ class Rollout:
         engines: int | None = None,
         slots: int = 8,
         kv_transfer: bool = False,
-        degrees: AskedDegrees = None,
+        tp_degrees: AskedDegrees = None,
         cost: Mapping[str, Any] | None = None,
         strategy: str = "sticky-least-loaded",
         overrides: Sequence[str] = (),
@@ -127,15 +127,15 @@ class Rollout:
         self._mode: WriteMode = mode
         self._strategy = strategy
         self._overrides = tuple(overrides)
-        self.degrees = degrees
+        self.tp_degrees = tp_degrees
         specs = DegreeSpecs(self.spec, cost)
-        self._cost = specs.described(degrees_to_price(degrees))
+        self._cost = specs.described(degrees_to_price(tp_degrees))
         self._engines = engines
         self._patience = patience or Patience()
         self.retries = retries or RetryPolicy()
         self._metadata = dict(metadata or {})
         self._on_progress = on_progress
-        self._engine_degrees = None if degrees is None else self._degrees_of(specs)
+        self._engine_degrees = None if tp_degrees is None else self._degrees_of(specs)
         self._session: OpenSession | None = None
         self._writer: RunWriter | None = None
         self._lines_to: RunWriter | None = None
@@ -193,8 +193,8 @@ class Rollout:
         }
 
     @property
-    def running_degrees(self) -> tuple[int, ...]:
-        """Degrees of the engines that run, from the largest to the smallest; empty where no degrees were asked for."""
+    def running_tp_degrees(self) -> tuple[int, ...]:
+        """TP degrees of the engines that run, from the largest to the smallest; empty where none were asked for."""
         return () if self._engine_degrees is None else self._engine_degrees.running
 
     def close(self) -> Any:
@@ -356,7 +356,7 @@ class Rollout:
             on_progress(f"note: {error}; trajectories keep their history as it was sampled")
 
     def _degrees_of(self, specs: DegreeSpecs) -> EngineDegrees:
-        """What keeps the engines at the degrees asked for."""
+        """What keeps the engines at the TP degrees asked for."""
         return EngineDegrees(
             self.client,
             specs,
@@ -369,16 +369,14 @@ class Rollout:
         )
 
     async def _provide_degrees(self, attempts: Sequence[Attempt]) -> None:
-        """Engines at the degrees asked for, before the first step of a batch."""
+        """Engines at the TP degrees asked for, before the first step of a batch."""
         if self._engine_degrees is None:
-            if self.degrees is not None:
+            if self.tp_degrees is not None:
                 raise BadInput(
-                    "degrees were not given when this rollout opened: give them to `Rollout` itself"
+                    "tp_degrees were not given when this rollout opened: give them to `Rollout` itself"
                 )
         elif attempts:
-            decision = await self._engine_degrees.provide(self.degrees, attempts)
-            if self._writer is not None:
-                self._writer.journal("degrees", decision)
+            await self._engine_degrees.provide(self.tp_degrees, attempts)
 
     def _next_batch(self) -> int:
         if self._writer is not None and self._mode != "resume":

@@ -1,22 +1,25 @@
-"""The scheduler's side of degrees: which worker hosts an engine of which degree, and how that changes.
+"""Which worker hosts an engine of which TP degree, and how that changes: the scheduler's side of `DeployEngines`.
 
-Workers whose plugin waits for orders tell what they are; the driver orders seats (`live.degrees`). Changes come
-between rollouts and in two strokes: every engine that is to go has ended before a new one starts, since it may need
-the same GPUs. A worker that dies and comes back under its name gets its order again.
+Workers whose plugin waits for orders announce what they are. Changes come between batches and in two steps: every
+engine that has to end has ended before a new one starts, since it may need the same GPUs. A worker that dies and comes
+back under its name gets its order again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
-# A worker's name, its engine's degree and GPUs, and the whole spec as a mapping.
-Order = tuple[str, int, tuple[str, ...], Mapping[str, Any]]
+from heddle_dask.strategies.tp_degrees.assignment import EngineAssignment, EngineWorker, Node, nodes_of
+
+# What a worker is to host, and the whole engine spec as a mapping.
+Order = tuple[EngineAssignment, Mapping[str, Any]]
 
 
-class Seating:
-    """The scheduler's register of engine workers and of what each is to host.
+class EngineDeployment:
+    """The scheduler's register of engine workers and of what each has to host.
 
     Parameters
     ----------
@@ -32,63 +35,74 @@ class Seating:
     ) -> None:
         self._tell = tell
         self._retire = retire
-        self._workers: dict[str, list[Any]] = {}
+        self._workers: dict[str, EngineWorker] = {}
         self._orders: dict[str, Order] = {}
-        self._start_s: dict[int, float] = {}
         self._under_way: set[asyncio.Task[None]] = set()
+        self.start_s: dict[int, float] = {}
+        """The longest start of an engine, in seconds, by TP degree."""
 
-    async def seats(self) -> Mapping[str, Any]:
-        """RPC of the driver: the workers, what they are to host, and how long engines took to start.
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes of the workers that wait for orders.
 
-        Returns
-        -------
-        Mapping
-            ``workers``: fields of `EngineWorker`; ``seats``: fields of `Seat`; ``start_s``: pairs of a degree and the
-            longest start of an engine of it.
+        Raises
+        ------
+        BadInput
+            As `nodes_of`.
         """
+        return nodes_of(self._workers.values())
+
+    @property
+    def assignments(self) -> list[EngineAssignment]:
+        """The engines that are deployed."""
+        return [assignment for assignment, _ in self._orders.values()]
+
+    async def report(self) -> Mapping[str, Any]:
+        """RPC of the driver: fields of each `EngineWorker` (`workers`) and `EngineAssignment` (`assignments`)."""
         return {
-            "workers": list(self._workers.values()),
-            "seats": [[name, degree, list(gpus)] for name, degree, gpus, _ in self._orders.values()],
-            "start_s": [[degree, seconds] for degree, seconds in self._start_s.items()],
+            "workers": [list(astuple(worker)) for worker in self._workers.values()],
+            "assignments": [list(astuple(assignment)) for assignment in self.assignments],
         }
 
-    async def reseat(self, orders: Sequence[Sequence[Any]]) -> Mapping[str, Any]:
-        """RPC of the driver: let exactly these engines run; returns when the old ones have ended.
+    async def clear(self) -> Mapping[str, Any]:
+        """RPC of the driver: end all engines and forget the workers; each announces itself to a new plugin."""
+        await self.deploy([])
+        self._workers.clear()
+        return {}
 
-        An engine whose order has not changed is left alone.
-        Without any order the workers are forgotten, too: who waits says so when a plugin is registered anew.
+    async def deploy(self, orders: Iterable[Order]) -> list[str]:
+        """Let exactly these engines run, and return the names of the workers whose engine changes.
+
+        Returns when the old engines have ended. An engine whose order has not changed is left alone.
         """
-        wanted: dict[str, Order] = {
-            name: (name, degree, tuple(gpus), spec) for name, degree, gpus, spec in orders
-        }
+        wanted = {assignment.worker: (assignment, spec) for assignment, spec in orders}
         changed = {
-            address: name
-            for address, (name, *_) in self._workers.items()
-            if self._orders.get(name) != wanted.get(name)
+            address: worker.name
+            for address, worker in self._workers.items()
+            if self._orders.get(worker.name) != wanted.get(worker.name)
         }
         self._orders = wanted
         for address in changed:
             self._retire(address)
         await self._tell_all({address: None for address in changed})
-        starting = {address: wanted[name][3] for address, name in changed.items() if name in wanted}
-        await self._tell_all(starting)
-        if not wanted:
-            self._workers.clear()
-        return {"changed": sorted(changed.values())}
+        await self._tell_all(
+            {address: wanted[name][1] for address, name in changed.items() if name in wanted}
+        )
+        return sorted(changed.values())
 
-    def on_seat(self, worker: str, name: str, node: str, units: int, gpus: Sequence[str]) -> None:
+    def on_worker(self, worker: str, name: str, node: str, units: int, gpus: Sequence[str]) -> None:
         """A worker waits for orders; one that has come back gets what it had."""
-        self._workers[worker] = [name, node, units, list(gpus)]
+        self._workers[worker] = EngineWorker(name, node, units, tuple(gpus))
         order = self._orders.get(name)
         if order is not None:
-            task = asyncio.ensure_future(self._tell_all({worker: order[3]}))
+            task = asyncio.ensure_future(self._tell_all({worker: order[1]}))
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
 
-    def started(self, degree: int, start_s: float) -> None:
-        """An engine of this degree has taken so long to start; 0 when nobody measured."""
+    def started(self, tp_degree: int, start_s: float) -> None:
+        """An engine of this TP degree has taken so long to start; 0 where it was not measured."""
         if start_s > 0:
-            self._start_s[degree] = max(start_s, self._start_s.get(degree, 0.0))
+            self.start_s[tp_degree] = max(start_s, self.start_s.get(tp_degree, 0.0))
 
     def forget_worker(self, worker: str) -> None:
         """A worker has left; its order stays for the case that it comes back."""
@@ -101,5 +115,5 @@ class Seating:
         try:
             await self._tell(address, spec)
         except (OSError, AttributeError):
-            # It has left, or lost its plugin: Dask says so by itself, and its engine has ended with it.
+            # The worker has left, or lost its plugin: Dask reports it, and its engine has ended with it.
             self._workers.pop(address, None)

@@ -9,6 +9,7 @@ from distributed import Scheduler
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core.priority import NORMAL
+from heddle_dask.live.scheduler.degree_planning import DegreePlanning
 from heddle_dask.live.scheduler.engine_registry import Places
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.wire import _dask_internals as dask
@@ -25,11 +26,17 @@ class Dispatcher:
     """
 
     def __init__(
-        self, scheduler: Scheduler, session: Session, places: Places, action_ended: Callable[..., None]
+        self,
+        scheduler: Scheduler,
+        session: Session,
+        places: Places,
+        degrees: DegreePlanning,
+        action_ended: Callable[..., None],
     ) -> None:
         self._scheduler = scheduler
         self._session = session
         self._places = places
+        self._degrees = degrees
         self._action_ended = action_ended
 
     def carry_out(self, command: cmd.Command) -> None:
@@ -62,6 +69,10 @@ class Dispatcher:
             case cmd.GiveUpAction():
                 self._session.held.pop(action_key(self._session.session_id, command.action_id), None)
                 self._session.notify("action-given-up", command.action_id, command.cause)
+            case cmd.PlanDegrees():
+                self._degrees.plan(command)
+            case cmd.DeployEngines():
+                self._degrees.deploy(command)
             case _:
                 assert_never(command)
 

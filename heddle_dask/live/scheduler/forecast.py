@@ -1,28 +1,25 @@
-"""What a session's predictor says of trajectories before their first step, asked by the driver."""
+"""What a session's predictor says of trajectories before their first step."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.predictors.contract import Predictor
 from heddle_dask.predictors.features import Progress
 
-# Who answers from nothing, or from what an oracle has not been told yet, predicts nothing.
+# Answers from nothing, or of an oracle that was not told yet, say nothing.
 _LEARNT = ("xgboost", "group history", "prompt only")
 
 
 async def forecast(
-    predictor: Predictor | None, specs: Sequence[Sequence[Any]], policy_version: int = 0
+    predictor: Predictor | None, specs: Sequence[TrajectorySpec], policy_version: int = 0
 ) -> list[list[float]]:
     """Median and 0.9 quantile of the tokens of each trajectory; empty without a predictor that has learnt.
 
     Parameters
     ----------
-    specs
-        Fields of `TrajectorySpec`.
     policy_version
         The newest that is known of the engines.
     """
@@ -39,7 +36,7 @@ async def forecast(
             context_tokens=spec.prompt_tokens,
             max_steps=spec.max_steps,
         )
-        for spec in (TrajectorySpec(*fields) for fields in specs)
+        for spec in specs
     ]
     answers = await asyncio.to_thread(predictor.predict, rows)
     if any(answer.source not in _LEARNT for answer in answers):

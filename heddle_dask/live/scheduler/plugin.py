@@ -30,10 +30,10 @@ from heddle_dask.core.nouns import (
 )
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.engines.collector import collect_seldom
-from heddle_dask.live.scheduler.deployment import Seating
+from heddle_dask.live.scheduler.degree_planning import DegreePlanning
+from heddle_dask.live.scheduler.deployment import EngineDeployment
 from heddle_dask.live.scheduler.dispatcher import Dispatcher
 from heddle_dask.live.scheduler.engine_registry import Places
-from heddle_dask.live.scheduler.forecast import forecast
 from heddle_dask.live.scheduler.predictions import Predictions
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.scheduler.warm_start import warm_predictor
@@ -49,7 +49,6 @@ from heddle_dask.live.wire.messages import (
     step_key,
 )
 from heddle_dask.predictors.chosen import build_predictor
-from heddle_dask.predictors.contract import Predictor
 from heddle_dask.predictors.known import KnownWork
 from heddle_dask.strategies.presets import strategies_of_run
 
@@ -87,8 +86,7 @@ class HeddleScheduler(SchedulerPlugin):
     def __init__(self) -> None:
         self.session: Session | None = None
         self._places = Places()
-        self._seating = Seating(self._tell_seat, self._retire)
-        self._predictor: Predictor | None = None
+        self._deployment = EngineDeployment(self._tell_engine, self._retire)
 
     async def start(self, scheduler: Scheduler) -> None:
         """Add our RPC and stream handlers."""
@@ -102,14 +100,14 @@ class HeddleScheduler(SchedulerPlugin):
                 "heddle_updates": self.updates,
                 "heddle_close": self.close_session,
                 "heddle_capacity": self.capacity,
-                "heddle_seats": self._seating.seats,
-                "heddle_reseat": self._seating.reseat,
-                "heddle_forecast": self.forecast,
+                "heddle_deployment": self._deployment.report,
+                "heddle_clear_engines": self._deployment.clear,
+                "heddle_provide_engines": self.provide_engines,
             },
             stream={
                 "heddle-ended": self.on_trajectories_ended,
                 "heddle-step-cancelled": self.on_step_cancelled,
-                "heddle-seat": self._seating.on_seat,
+                "heddle-seat": self._deployment.on_worker,
                 "heddle-engine-ready": self.on_engine_ready,
                 "heddle-engine-lost": self.on_engine_lost,
                 "heddle-engine-trouble": self.on_engine_trouble,
@@ -154,13 +152,18 @@ class HeddleScheduler(SchedulerPlugin):
         if self.session is not None:
             self.session.close()
         self.session = Session(session, client_id, Controller(strategies, policy))
-        self._predictor = predictor
         if predictor is not None:
             answer = functools.partial(self.on_prediction, session)
             self.session.predictions = Predictions(
                 predictor, known, answer, self.session.latch, self.session.now
             )
-        self._dispatcher = Dispatcher(self.scheduler, self.session, self._places, self.on_action_ended)
+        self._degrees = DegreePlanning(
+            self.session, self._deployment, predictor, functools.partial(self.on_degrees, session)
+        )
+        self.session.degrees = self._degrees
+        self._dispatcher = Dispatcher(
+            self.scheduler, self.session, self._places, self._degrees, self.on_action_ended
+        )
         dask.shorten_client_report_interval(self.scheduler, client_id, STREAM_INTERVAL_S)
         for _, engine in self._places.engines.values():
             self._feed(ev.EngineJoined(self.session.now(), engine))
@@ -200,10 +203,20 @@ class HeddleScheduler(SchedulerPlugin):
                 live.predictions.know(facts[0], tokens, tools_s, observed_tokens)
             self._feed(ev.TrajectorySubmitted(live.now(), TrajectorySpec(*facts)))
 
-    async def forecast(self, session: str, trajectories: Sequence[Sequence[Any]]) -> Mapping[str, Any]:
-        """What the session's predictor says of trajectories that were not submitted yet; see `live.forecast`."""
-        version = self._session(session).controller.state.policy_version
-        return {"guesses": await forecast(self._predictor, trajectories, version)}
+    async def provide_engines(self, session: str, **batch: Any) -> Mapping[str, Any]:
+        """Have the controller decide on the TP degrees for a batch, and deploy its engines (`DegreePlanning`)."""
+        self._session(session)
+        try:
+            return await self._degrees.provide(**batch)
+        except BadInput as error:
+            return {"error": str(error)}
+
+    @guarded
+    def on_degrees(self, session: str, event: ev.DegreesRequested | ev.DegreesPlanned) -> None:
+        """A batch is about to start, or its TP degrees have been searched."""
+        if self._session_is(session):
+            assert self.session is not None
+            self._feed(replace(event, at=self.session.now()))
 
     async def updates(self, session: str, wait_s: float) -> Mapping[str, Any]:
         """Long poll of the driver: notices, journal lines, counts, and the latched failure if any."""
@@ -271,7 +284,7 @@ class HeddleScheduler(SchedulerPlugin):
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """A worker left or died: its engine and its host are lost with all that ran there."""
-        self._seating.forget_worker(worker)
+        self._deployment.forget_worker(worker)
         engines, hosts = self._places.forget_worker(worker)
         for engine_id in engines:
             self._lost(ev.EngineLost, engine_id, reason="its worker left", stranded=True)
@@ -313,7 +326,7 @@ class HeddleScheduler(SchedulerPlugin):
     ) -> None:
         """An engine on `worker` answers; a new incarnation gets a new id. `model`: kind and directory."""
         spec = EngineDescription(*engine)
-        self._seating.started(spec.tp_degree, start_s)
+        self._deployment.started(spec.tp_degree, start_s)
         if self._places.add_engine(worker, spec, model):
             dask.shorten_worker_interval(self.scheduler, worker, STREAM_INTERVAL_S)
             self._joined(ev.EngineJoined, spec)
@@ -352,9 +365,9 @@ class HeddleScheduler(SchedulerPlugin):
         for engine_id, (address, _) in list(self._places.engines.items()):
             if address == worker:
                 del self._places.engines[engine_id]
-                self._lost(ev.EngineLost, engine_id, reason="its worker changes degree", stranded=False)
+                self._lost(ev.EngineLost, engine_id, reason="its worker changes TP degree", stranded=False)
 
-    async def _tell_seat(self, worker: str, spec: Mapping[str, Any] | None) -> None:
+    async def _tell_engine(self, worker: str, spec: Mapping[str, Any] | None) -> None:
         await self.scheduler.rpc(worker).heddle_seat(spec=spec)
 
     def on_engine_trouble(self, worker: str, message: str) -> None:

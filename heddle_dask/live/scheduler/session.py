@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 from heddle_dask.core.commands import Command
 from heddle_dask.core.controller import Controller
@@ -24,6 +24,13 @@ from heddle_dask.live.wire.messages import ACTION_PREFIX, Key
 JOURNAL_LINES_KEPT = 200_000
 # Words that are on their way when the driver closes the session are here after milliseconds.
 LAST_WORD_S = 1.0
+
+
+class Closes(Protocol):
+    """What runs beside the scheduler's event loop for a session."""
+
+    def close(self) -> None:
+        """Stop it."""
 
 
 class Session:
@@ -44,6 +51,7 @@ class Session:
         self.held: dict[Key, None] = {}
         self.failure: str | None = None
         self.predictions: Predictions | None = None
+        self.degrees: Closes | None = None
         self._started_s = time.monotonic()
         self._now_s = 0.0
         self._journal: list[list[Any]] = []
@@ -58,8 +66,9 @@ class Session:
     def close(self) -> None:
         """Stop what runs beside the scheduler, and answer the driver's open question."""
         self._news.set()
-        if self.predictions is not None:
-            self.predictions.close()
+        for beside in (self.predictions, self.degrees):
+            if beside is not None:
+                beside.close()
 
     def now(self) -> float:
         """Seconds since the session began; never goes back."""

@@ -1,9 +1,13 @@
-"""What the trajectories of a batch will ask for, as far as anybody knows before its first step.
+"""What the trajectories of a batch are expected to ask for, before the first step.
 
 Three sources, in this order: what is known beforehand (a replay), what earlier trajectories took, what a predictor
-says of the prompts. The degrees depend on how lengths are spread, less on which trajectory is the long one. So the
+says of the prompts. The TP degrees depend on how lengths are spread, less on which trajectory is the long one. So the
 lengths of earlier trajectories, or the two quantiles of a prediction, are spread evenly over the batch: trajectory i
 stands at the quantile frac((i + 1/2)·φ), φ the golden ratio, which mixes short and long ones at every batch size.
+
+A single figure for each trajectory would hide the tail, for which large TP degrees are there: before the first step a
+learned predictor knows little but the prompt, so that its medians are nearly alike. An exact prediction has one value,
+and the trajectory gets that.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from heddle_dask.core.tp_degrees import DegreeRequest, FinishedWork
 from heddle_dask.strategies.partition.work import Work
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -20,32 +25,14 @@ _Z90 = NormalDist().inv_cdf(0.9)
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
-    """A trajectory that is about to start; `known_tokens` is 0 where nobody knows."""
-
-    group: str
-    prompt_tokens: int
-    known_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """What an earlier trajectory took: tokens it generated, tokens that tools added, seconds in tools."""
-
-    decode_tokens: int
-    observed_tokens: int = 0
-    tool_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
+class Quantiles:
     """Median and 0.9 quantile of the tokens that a trajectory will generate."""
 
     median_tokens: float
     q90_tokens: float
 
-    def quantile_tokens(self, level: float) -> float:
-        """The quantile, at least 1, of the log-normal law that has this median and 0.9 quantile."""
+    def tokens(self, level: float) -> float:
+        """The quantile, at least 1, of the log-normal distribution that has this median and 0.9 quantile."""
         median = max(1.0, self.median_tokens)
         spread = math.log(max(1.0, self.q90_tokens / median)) / _Z90
         return max(1.0, median * math.exp(spread * NormalDist().inv_cdf(min(max(level, 0.005), 0.995))))
@@ -56,49 +43,73 @@ def level_of(number: int) -> float:
     return math.modf((number + 0.5) * _GOLDEN)[0]
 
 
-def works_of(
-    coming: Sequence[Coming], past: Sequence[Past], guesses: Sequence[Guess], most_tokens: int
-) -> tuple[list[Work], str]:
-    """The work of each trajectory, and from which source; empty where nobody knows anything of one of them.
+def needs_prediction(request: DegreeRequest) -> bool:
+    """Whether a predictor has to be asked: nothing earlier is known, and not all lengths are."""
+    return not request.finished and min(request.known_tokens, default=0) <= 0
+
+
+def forecast_works(request: DegreeRequest, predicted: Sequence[Quantiles]) -> tuple[list[Work], str]:
+    """The work of each trajectory of the batch, and the sources; empty where nothing is known of one of them.
 
     Parameters
     ----------
-    past
-        Of earlier trajectories, in any order.
-    guesses
-        One per trajectory, or none.
-    most_tokens
-        No context grows longer.
+    predicted
+        One for each trajectory, or none.
     """
     works: list[Work] = []
     sources: dict[str, None] = {}
-    by_length = sorted(past, key=lambda one: (one.decode_tokens, one.observed_tokens, one.tool_s))
-    typical = by_length[len(by_length) // 2] if by_length else Past(0)
-    for number, one in enumerate(coming):
+    by_length = sorted(
+        request.finished, key=lambda one: (one.decode_tokens, one.observation_tokens, one.tool_s)
+    )
+    typical = by_length[len(by_length) // 2] if by_length else FinishedWork(0)
+    for number, (spec, known) in enumerate(zip(request.trajectories, request.known_tokens, strict=True)):
         level = level_of(number)
-        if one.known_tokens > 0:
-            source, took = "known", Past(one.known_tokens, typical.observed_tokens, typical.tool_s)
+        if known > 0:
+            source, took = "known", FinishedWork(known, typical.observation_tokens, typical.tool_s)
         elif by_length:
             source, took = "earlier trajectories", by_length[int(level * len(by_length))]
-        elif guesses:
-            source, took = "predictor", Past(round(guesses[number].quantile_tokens(level)))
+        elif predicted:
+            source, took = "predictor", FinishedWork(round(predicted[number].tokens(level)))
         else:
             return [], ""
         sources[source] = None
-        works.append(_work(one, took, most_tokens))
+        works.append(_work(spec.group_id, spec.prompt_tokens, took, request.max_context_tokens))
     return works, " and ".join(sources)
 
 
-def _work(one: Coming, took: Past, most_tokens: int) -> Work:
-    prompt = min(one.prompt_tokens, most_tokens - 1)
-    decode = max(1, min(took.decode_tokens, most_tokens - prompt))
-    observed = max(0, min(took.observed_tokens, most_tokens - prompt - decode))
+def _work(group: str, prompt_tokens: int, took: FinishedWork, max_context_tokens: int) -> Work:
+    prompt = min(prompt_tokens, max_context_tokens - 1)
+    decode = max(1, min(took.decode_tokens, max_context_tokens - prompt))
+    observed = max(0, min(took.observation_tokens, max_context_tokens - prompt - decode))
     return Work(
-        group=one.group,
+        group=group,
         decode_tokens=decode,
-        # What tools add is there, on average, for half of its life.
+        # What tools add is there, on average, for half of the trajectory's life.
         context_tokens=prompt + observed / 2,
         shared_tokens=prompt,
         prefill_tokens=observed,
         tool_s=took.tool_s,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PerToken:
+    """What tools add for each sampled token, over many earlier trajectories."""
+
+    observation_tokens: float
+    tool_s: float
+
+    def work(
+        self, number: int, group: str, prompt_tokens: int, made: Quantiles, max_context_tokens: int
+    ) -> Work:
+        """The work of trajectory `number` of a batch by its prediction, at its level of the quantiles."""
+        tokens = min(made.tokens(level_of(number)), float(max_context_tokens - prompt_tokens))
+        added = min(self.observation_tokens * tokens, max_context_tokens - prompt_tokens - tokens)
+        return Work(
+            group=group,
+            decode_tokens=tokens,
+            context_tokens=prompt_tokens + added / 2,
+            shared_tokens=prompt_tokens,
+            prefill_tokens=added,
+            tool_s=self.tool_s * tokens,
+        )

@@ -1,7 +1,7 @@
-"""Which worker hosts an engine of which degree: degrees laid onto the GPUs that the workers of a node share.
+"""Which worker hosts an engine of which TP degree: engines assigned to workers and to the GPUs of their node.
 
-A worker hosts one engine at most. The GPUs of a node belong to all its workers: an engine of degree 2 takes two of
-them, and one worker then hosts none. Pure: what runs comes in, what is to run goes out.
+A worker hosts one engine at most. The GPUs of a node are shared by its workers: an engine of TP degree 2 takes two of
+them, and one worker then hosts none. Pure: a function of the assignments that exist and the degrees that are wanted.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.tp_degrees import NodeGpus
 from heddle_dask.strategies.tp_degrees.degrees import Budget
 
 
@@ -32,11 +33,11 @@ class EngineWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """An engine to be: the worker that hosts it, its degree, and as many GPUs of the node."""
+class EngineAssignment:
+    """An engine to deploy: the worker that hosts it, its TP degree, and as many GPUs of the node."""
 
     worker: str
-    degree: int
+    tp_degree: int
     gpus: tuple[str, ...]
 
 
@@ -48,6 +49,11 @@ class Node:
     workers: tuple[str, ...]
     gpus: tuple[str, ...]
     brought_by: tuple[str, ...]
+
+    @property
+    def capacity(self) -> NodeGpus:
+        """How many GPUs and workers it has."""
+        return NodeGpus(len(self.gpus), len(self.workers))
 
 
 def nodes_of(workers: Iterable[EngineWorker]) -> list[Node]:
@@ -82,36 +88,38 @@ def _node(name: str, workers: Sequence[EngineWorker]) -> Node:
     return Node(name, tuple(worker.name for worker in workers), tuple(brought), tuple(brought.values()))
 
 
-def budget_of(nodes: Sequence[Node], degrees: Iterable[int]) -> Budget:
-    """The GPUs of these nodes as the search wants them: degrees of which no node can hold more than it has workers.
+def budget_of(nodes: Sequence[NodeGpus], degrees: Iterable[int]) -> Budget:
+    """The GPUs of these nodes for the search, with the TP degrees at which every engine has a worker of its own.
 
     Raises
     ------
     BadInput
         More than one node is smaller than the others, or no degree is left.
     """
-    sizes = sorted((len(node.gpus) for node in nodes), reverse=True)
+    sizes = sorted((node.gpus for node in nodes), reverse=True)
     if not sizes:
         raise BadInput("no worker can host an engine: start workers with --resources ENGINE=1")
     if len(set(sizes[:-1])) > 1:
         raise BadInput(
             f"nodes of {', '.join(map(str, sizes))} GPUs: a search needs nodes of one size, and at most one "
-            "smaller; give the degrees themselves"
+            "smaller; give the TP degrees themselves"
         )
     asked = sorted(set(degrees))
-    usable = tuple(d for d in asked if all(len(node.gpus) // d <= len(node.workers) for node in nodes))
+    usable = tuple(d for d in asked if all(node.gpus // d <= node.workers for node in nodes))
     if not usable:
         raise BadInput(
-            f"no degree of {', '.join(map(str, asked)) or 'none'} leaves every engine a worker of its own: "
+            f"no TP degree of {', '.join(map(str, asked)) or 'none'} leaves every engine a worker of its own: "
             "start a worker for each GPU"
         )
     return Budget(sum(sizes), sizes[0], usable)
 
 
-def seat_engines(nodes: Sequence[Node], degrees: Sequence[int], now: Iterable[Seat] = ()) -> list[Seat]:
-    """Seats for engines of these degrees; those of `now` that can stay are the same as before.
+def assign_engines(
+    nodes: Sequence[Node], tp_degrees: Sequence[int], now: Iterable[EngineAssignment] = ()
+) -> list[EngineAssignment]:
+    """Assign an engine of each TP degree to a worker; assignments of `now` that can stay are kept.
 
-    The largest first, each on the node where an engine of its degree runs already, else where it displaces the
+    The largest first, each on the node where an engine of its TP degree runs already, else where it displaces the
     fewest. Degrees that divide one another find room whenever there is any.
 
     Raises
@@ -120,41 +128,41 @@ def seat_engines(nodes: Sequence[Node], degrees: Sequence[int], now: Iterable[Se
         They do not fit.
     """
     running = list(now)
-    desks = [_Desk(node, _still_there(node, running)) for node in nodes]
-    ordered = sorted(degrees, reverse=True)
+    filling = [_FillingNode(node, _still_there(node, running)) for node in nodes]
+    ordered = sorted(tp_degrees, reverse=True)
     for at, degree in enumerate(ordered):
-        roomy = [desk for desk in desks if desk.has_room(degree)]
+        roomy = [node for node in filling if node.has_room(degree)]
         if not roomy:
             raise _does_not_fit(nodes, ordered, degree)
         later = set(ordered[at + 1 :])
         _least_harmed(roomy, degree, later).planned.append(degree)
-    return [seat for desk in desks for seat in desk.seats()]
+    return [assignment for node in filling for assignment in node.assignments()]
 
 
-def _least_harmed(desks: Sequence[_Desk], degree: int, later: set[int]) -> _Desk:
-    return min(desks, key=lambda desk: desk.harm(degree, later))
+def _least_harmed(nodes: Sequence[_FillingNode], degree: int, later: set[int]) -> _FillingNode:
+    return min(nodes, key=lambda node: node.harm(degree, later))
 
 
-def _still_there(node: Node, now: Sequence[Seat]) -> list[Seat]:
+def _still_there(node: Node, now: Sequence[EngineAssignment]) -> list[EngineAssignment]:
     gpus = set(node.gpus)
-    return [seat for seat in now if seat.worker in node.workers and gpus.issuperset(seat.gpus)]
+    return [one for one in now if one.worker in node.workers and gpus.issuperset(one.gpus)]
 
 
 def _does_not_fit(nodes: Sequence[Node], degrees: Sequence[int], degree: int) -> BadInput:
     have = ", ".join(f"{len(node.gpus)} GPUs and {len(node.workers)} workers" for node in nodes) or "nothing"
     asked = ",".join(map(str, degrees))
     return BadInput(
-        f"degrees {asked} need {sum(degrees)} GPUs and {len(degrees)} workers, and no node has room left for an "
-        f"engine of degree {degree}: the nodes have {have}"
+        f"TP degrees {asked} need {sum(degrees)} GPUs and {len(degrees)} workers, and no node has room left for an "
+        f"engine of TP degree {degree}: the nodes have {have}"
     )
 
 
 @dataclass(slots=True)
-class _Desk:
-    """One node while engines are given out."""
+class _FillingNode:
+    """One node while engines are assigned to it."""
 
     node: Node
-    now: list[Seat]
+    now: list[EngineAssignment]
     planned: list[int] = field(default_factory=list)
 
     def has_room(self, degree: int) -> bool:
@@ -165,41 +173,43 @@ class _Desk:
     def harm(self, degree: int, later: set[int]) -> tuple[bool, int]:
         """Whether the engine is a new one here, and how many GPUs it takes from engines that may yet stay."""
         stays = self.planned.count(degree) < self._running(degree)
-        held = sum(seat.degree for seat in self.now if seat.degree in later and seat.degree != degree)
+        held = sum(one.tp_degree for one in self.now if one.tp_degree in later and one.tp_degree != degree)
         over = sum(self.planned) + degree + held - len(self.node.gpus)
         return not stays, max(0, over)
 
     def _running(self, degree: int) -> int:
-        return sum(seat.degree == degree for seat in self.now)
+        return sum(one.tp_degree == degree for one in self.now)
 
-    def seats(self) -> list[Seat]:
+    def assignments(self) -> list[EngineAssignment]:
         kept = self._kept()
-        taken = {gpu for seat in kept for gpu in seat.gpus}
-        hosts = {seat.worker for seat in kept}
+        taken = {gpu for one in kept for gpu in one.gpus}
+        hosts = {one.worker for one in kept}
         free = [gpu for gpu in self.node.gpus if gpu not in taken]
         idle = [worker for worker in self.node.workers if worker not in hosts]
         owner = dict(zip(self.node.gpus, self.node.brought_by, strict=True))
-        new: list[Seat] = []
+        new: list[EngineAssignment] = []
         for degree in self._missing(kept):
             gpus, free = tuple(free[:degree]), free[degree:]
             worker = owner[gpus[0]] if owner[gpus[0]] in idle else idle[0]
             idle.remove(worker)
-            new.append(Seat(worker, degree, gpus))
+            new.append(EngineAssignment(worker, degree, gpus))
         return [*kept, *new]
 
-    def _kept(self) -> list[Seat]:
-        """Of too many engines of a degree the last ones stay: what is freed lies together, from the first GPU on."""
+    def _kept(self) -> list[EngineAssignment]:
+        """Of too many engines of a TP degree the last ones stay: free GPUs then lie together, from the first on."""
         place = {gpu: at for at, gpu in enumerate(self.node.gpus)}
-        kept: list[Seat] = []
+        kept: list[EngineAssignment] = []
         for degree in dict.fromkeys(self.planned):
-            mine = sorted((s for s in self.now if s.degree == degree), key=lambda s: place[s.gpus[0]])
+            mine = sorted(
+                (one for one in self.now if one.tp_degree == degree), key=lambda one: place[one.gpus[0]]
+            )
             count = min(self.planned.count(degree), len(mine))
             kept += mine[len(mine) - count :]
         return kept
 
-    def _missing(self, kept: Sequence[Seat]) -> list[int]:
-        """Degrees that still need a seat, from the largest; those of `kept` have one."""
-        have = [seat.degree for seat in kept]
+    def _missing(self, kept: Sequence[EngineAssignment]) -> list[int]:
+        """Degrees that still need a worker, from the largest; those of `kept` have one."""
+        have = [one.tp_degree for one in kept]
         missing = []
         for degree in sorted(self.planned, reverse=True):
             if degree in have:
