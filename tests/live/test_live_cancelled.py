@@ -82,7 +82,7 @@ def test_a_step_that_its_program_gives_up_frees_the_engine_and_the_next_one_runs
     assert int(first.branches[0].loss_mask.sum()) == 12, "nothing of what was given up is trained on"
     lines = control_lines(out)
     cancelled = [event for event, _ in lines if event[0] == "StepCancelled"]
-    assert [event[2:] for event in cancelled] == [["t0/0", 0, 0], ["t0/0", 0, 1]]
+    assert [event[2:] for event in cancelled] == [[["t0/0", 0, 0]], [["t0/0", 0, 1]]]
     assert list(replay(Controller(strategies_of_run(RunReader(out).metadata)), lines)) == []
 
 

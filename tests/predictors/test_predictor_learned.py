@@ -285,7 +285,7 @@ def test_two_hash_seeds_predict_the_same() -> None:
         subprocess.run(
             [sys.executable, "-c", _SCRIPT],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parent.parent,
             capture_output=True,
             text=True,
             check=True,

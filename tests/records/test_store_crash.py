@@ -161,7 +161,7 @@ def test_sigkill_of_a_busy_writer_keeps_what_was_committed(tmp_path):
         child = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(path)],
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
         )
         assert child.stdout is not None
         first = child.stdout.readline()

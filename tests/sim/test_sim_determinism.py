@@ -9,7 +9,7 @@ from pathlib import Path
 
 from worlds.sim_worlds import story_of
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parent.parent
 
 
 def stories_under(hash_seed: str) -> list[str]:

@@ -55,7 +55,7 @@ class VllmKind:
         heads = read_config(model).get("num_attention_heads")
         if isinstance(heads, int) and heads % tp_degree:
             raise BadInput(
-                f"degree {tp_degree} does not divide the {heads} attention heads of {model}: use one that does"
+                f"TP degree {tp_degree} does not divide the {heads} attention heads of {model}: use one that does"
             )
 
     def check(self, spec: EngineSpec) -> None:
