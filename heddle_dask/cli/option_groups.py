@@ -69,7 +69,13 @@ def simulated(function: F) -> F:
     """Workload, model and how they are simulated."""
     add: Callable[[F], F] = in_order(
         [
-            click.option("--workload", required=True, help="coding, search, math, or a trace, NAME or FILE."),
+            click.option(
+                "--workload",
+                "--trace",
+                "workload",
+                required=True,
+                help="coding, search, math, or a trace, NAME or FILE.",
+            ),
             click.option(
                 "--model",
                 default="qwen3-14b",

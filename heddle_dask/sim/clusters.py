@@ -23,7 +23,7 @@ SLOTS_PER_GPU = 100
 STEP_ADDED_S = 0.014
 ACTION_ADDED_S = 0.010
 """What the control plane adds to a step and a tool call: medians of ``heddle bench overhead`` with 50 trajectories on
-two shared cores, of a busy hour of 2026-11-21 (docs/LOG.md); a quiet one gave 10.3 and 7.4 ms
+two shared cores, of a busy hour of 2026-11-21 (docs/experiments, step latency); a quiet one gave 10.3 and 7.4 ms
 (``benchmarks/overhead.json``). The stored tables have these; the file of a cluster may say otherwise."""
 
 

@@ -65,7 +65,7 @@ def _arm(name: str, role: Role, text: str, replaced: str = "") -> PaperArm:
     return PaperArm(name, role, Arm.parse(text), replaced)
 
 
-_EXACT = "heddle:predictor=oracle"
+_EXACT = "heddle-deadline:predictor=oracle"
 _HYBRID = "placement=cache-aware,skew_steps=32,skew_ratio=1.0:migration=none"
 PAPER_ARMS = (
     *(_arm(name, "baselines", name) for name in ("verl", "verl-hybrid", "slime", "sticky-least-loaded")),
