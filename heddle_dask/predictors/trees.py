@@ -22,7 +22,8 @@ MIN_ROWS = 30
 class TreeSettings:
     """Size of the trees and of the data; `rounds` trees per quantile.
 
-    80 and 30 rounds at 0.1 predict no better and take 8 % longer for 64 rows, a third longer to fit (docs/experiments, predictor start).
+    80 and 30 rounds at 0.1 predict no better and take 8 % longer for 64 rows, a third longer to fit
+    (docs/experiments, predictor start).
     `start_rounds` more are for the start alone, less deep: little is known there, of by far fewer rows.
     """
 
