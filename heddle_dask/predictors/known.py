@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from heddle_dask.predictors.contract import Prediction
+from heddle_dask.predictors.contract import Fitted, Prediction
 from heddle_dask.predictors.features import NAN, Finished, Progress
 
 
@@ -72,9 +72,16 @@ class Oracle:
     def warm_start(self, finished: Iterable[Finished]) -> None:
         """Nothing to learn."""
 
-    def fit_if_due(self) -> bool:
+    def due(self) -> bool:
         """Nothing to fit."""
         return False
+
+    def fit(self) -> Fitted | None:
+        """Nothing to fit."""
+        return None
+
+    def adopt(self, fitted: Fitted) -> None:
+        """Nothing was fitted."""
 
 
 class NoisyOracle(Oracle):

@@ -72,7 +72,7 @@ class SimulatedWorld:
         self.events = 0
         self._shared = SharedCores(fleet.crowded, self.time)
         self._predictions = SimulatedPredictions(
-            predictor, self.time, fleet.delays.predict_s, self.controller.state, self._tell
+            predictor, self.time, fleet.delays, self.controller.state, self._tell
         )
         self._chance = Chance(fleet.faults, seed)
         self._jobs: dict[StepId, SimulatedJob] = {}

@@ -306,7 +306,7 @@ def test_oracle_knows_and_noise_is_fixed() -> None:
     assert (told.remaining_tokens, told.remaining_tokens_q90, told.source) == (700.0, 700.0, "oracle")
     assert one.points[3].tools_s == 3.0 and told.remaining_tools_s == 27.0
     assert math.isnan(told.remaining_s), "how long steps take depends on who else runs"
-    assert not oracle.fit_if_due()
+    assert not oracle.due() and oracle.fit() is None
     later: dict[str, float] = {}
     oracle = Oracle(KnownWork(later, later))
     later["a"] = 50.0  # as trajectories are submitted
