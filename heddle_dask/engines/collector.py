@@ -13,8 +13,8 @@ def collect_seldom() -> None:
 
     A full collection stops a process that has loaded Dask for 40 ms, every few seconds while messages arrive. It was
     most of the 99th percentile of a step's latency (docs/experiments, step latency). Reference counts free nearly all
-    garbage of a message; cycles are still collected, later. The same holds for a simulation, which keeps many plans until
-    its end.
+    garbage of a message; cycles are still collected, later. The same holds for a simulation, which keeps many plans
+    until its end.
     """
     gc.collect()
     gc.freeze()

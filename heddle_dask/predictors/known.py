@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from heddle_dask.core.prediction import Prediction
+from heddle_dask.predictors.contract import Fitted
 from heddle_dask.predictors.features import NAN, Finished, Progress
 
 
@@ -75,9 +76,16 @@ class Oracle:
     def warm_start(self, finished: Iterable[Finished]) -> None:
         """Nothing to learn."""
 
-    def fit_if_due(self) -> bool:
+    def due(self) -> bool:
         """Nothing to fit."""
         return False
+
+    def fit(self) -> Fitted | None:
+        """Nothing to fit."""
+        return None
+
+    def adopt(self, fitted: Fitted) -> None:
+        """Nothing was fitted."""
 
 
 class NoisyOracle(Oracle):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from heddle_dask.core.prediction import Prediction
+from heddle_dask.predictors.contract import Fitted
 from heddle_dask.predictors.features import NAN, Finished, Progress
 from heddle_dask.predictors.groups import GroupBook
 from heddle_dask.predictors.model import Model, fit_model
@@ -40,7 +41,7 @@ class LearningSettings:
 class LearnedPredictor:
     """XGBoost over group history over the prompt over a constant; see `contract.Predictor`.
 
-    `observe_*` and `predict` may run in one thread and `fit_if_due` in another. Nothing depends on time, on the
+    `observe_*` and `predict` may run in one thread and `fit` in another. Nothing depends on time, on the
     order of a set, or on chance beyond `trees.seed`.
     """
 
@@ -101,7 +102,7 @@ class LearnedPredictor:
         with self._lock:
             for one in finished:
                 self._learn(one)
-        self.fit()
+        self._fit_and_adopt()
 
     def _learn(self, one: Finished) -> None:
         kept = tuple(one.points[:POINTS_KEPT])
@@ -131,18 +132,26 @@ class LearnedPredictor:
 
     def fit_if_due(self) -> bool:
         """Refit if due. Slow (seconds); `predict` goes on with the old model meanwhile."""
-        return self.due() and self.fit()
+        return self.due() and self._fit_and_adopt()
 
-    def fit(self) -> bool:
-        """Refit now, running trajectories as censored ones; True if there is a new model."""
+    def _fit_and_adopt(self) -> bool:
+        fitted = self.fit()
+        if fitted is not None:
+            self.adopt(fitted)
+        return fitted is not None
+
+    def fit(self) -> Fitted | None:
+        """A model of all that was learnt, running trajectories as censored ones; None if no trajectory is complete."""
         with self._lock:
             told = self._told
             data = [*self._finished.values(), *(_so_far(points) for points in self._running.values())]
         model = fit_model(data, self.trees)
-        if model is None:
-            return False
-        self.model, self._fitted_at = model, told
-        return True
+        rows = min(sum(len(one.points) for one in data), self.trees.max_rows)
+        return None if model is None else Fitted(model, rows, told)
+
+    def adopt(self, fitted: Fitted) -> None:
+        """Answer with this model from now on."""
+        self.model, self._fitted_at = fitted.model, fitted.told
 
     def learnt(self) -> tuple[list[Finished], int, int]:
         """What a copy needs: the kept trajectories, how many were told, and how many at the last fit."""

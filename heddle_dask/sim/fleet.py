@@ -10,6 +10,8 @@ from heddle_dask.core.ids import EngineId, HostId
 from heddle_dask.core.nouns import EngineDescription, HostDescription
 from heddle_dask.cost.engine_cost import EngineCost
 
+FIT_S, FIT_ROW_S = 0.15, 2.1e-4
+
 
 @dataclass(frozen=True, slots=True)
 class ControlDelays:
@@ -27,6 +29,9 @@ class ControlDelays:
         From a tool's request to its start, and again from its end to the agent.
     predict_s
         From the end of a step to a prediction's arrival; those that ask meanwhile share the next call.
+    fit_s, fit_row_s
+        Of a predictor's fit, from its begin until the new model answers: a constant, and seconds for each decision
+        point that it learns from. The old model answers meanwhile.
     slot_s
         From the end of a step in its engine until the next one that waited for its slot is there. Live, a worker holds
         a slot until it has the answer, and only then sends the next request; 0: the line is the engine's own.
@@ -41,6 +46,12 @@ class ControlDelays:
     predict_s: float = 0.0
     slot_s: float = 0.0
     steps_ahead: int = 6
+    fit_s: float = 0.0
+    fit_row_s: float = 0.0
+
+    def fitting_s(self, rows: int) -> float:
+        """Seconds of a fit on so many decision points."""
+        return self.fit_s + self.fit_row_s * rows
 
     @classmethod
     def measured(
@@ -48,11 +59,23 @@ class ControlDelays:
     ) -> ControlDelays:
         """From what ``heddle bench overhead`` says is added to a step and to an action.
 
-        That a step's third each goes to question, command and report is assumed. 64 predictions take 1 to 1.4 ms
+        A fit's `FIT_S` and `FIT_ROW_S` are CPU seconds of one thread of a server CPU, fitted by hand to 400 to 17,000
+        decision points of the workloads coding, search and math: 0.6 s for 2,100 points, 1.6 s for 8,200, 3.2 s for
+        15,900 (docs/experiments/2026-11-24-fitting-takes-time.md). That a step's third each goes to question, command
+        and report is assumed. 64 predictions take 1 to 1.4 ms
         (docs/predictor.md), and their way to another thread and back the rest of `predict_s`.
         """
         third = step_added_s / 3
-        return cls(third, third, third, action_added_s / 2, predict_s, slot_s)
+        return cls(
+            third,
+            third,
+            third,
+            action_added_s / 2,
+            predict_s,
+            slot_s,
+            fit_s=FIT_S,
+            fit_row_s=FIT_ROW_S,
+        )
 
     def with_request(self, request_s: float) -> ControlDelays:
         """These, and an engine's own way of a request (`TableFit.request_s`): half before it, half behind."""

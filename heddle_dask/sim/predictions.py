@@ -1,4 +1,4 @@
-"""The predictor in virtual time: those that ask while a call runs share the next one, as live."""
+"""The prediction service in virtual time."""
 
 from __future__ import annotations
 
@@ -8,60 +8,65 @@ from heddle_dask.core.events import PredictionMade
 from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.state import State
 from heddle_dask.predictors.contract import Predictor
-from heddle_dask.predictors.features import Progress
-from heddle_dask.predictors.from_state import finished_of, progress_of
+from heddle_dask.predictors.service import PredictionService
+from heddle_dask.sim.fleet import ControlDelays
 from heddle_dask.sim.loop import VirtualTime
 
 
 class SimulatedPredictions:
-    """Answers and learns; one call takes `predict_s`, fitting takes no virtual time: it runs beside."""
+    """Runs the calls and fits of a session's `PredictionService`.
+
+    A call answers ``predict_s`` after its first question, with all that were asked until then. A fit begins behind a
+    call; its model answers after ``ControlDelays.fitting_s``.
+    """
 
     def __init__(
         self,
         predictor: Predictor | None,
         time: VirtualTime,
-        predict_s: float,
+        delays: ControlDelays,
         state: State,
         answer: Callable[[PredictionMade], None],
     ) -> None:
-        self._predictor = predictor
+        self._service = None if predictor is None else PredictionService(predictor)
         self._time = time
-        self._predict_s = predict_s
+        self._delays = delays
         self._state = state
         self._answer = answer
-        self._waiting: dict[TrajectoryId, Progress] = {}
         self._running = False
 
     def ask(self, trajectory_id: TrajectoryId) -> None:
         """Predict as of now."""
-        if self._predictor is None:
+        if self._service is None:
             raise AssertionError("these strategies ask for predictions: give the simulation a predictor")
-        trajectory = self._state.trajectories[trajectory_id]
-        self._waiting[trajectory_id] = progress_of(trajectory, self._time.now_s)
+        self._service.ask(self._state.trajectories[trajectory_id], self._time.now_s)
         if not self._running:
-            self._start()
+            self._start(self._service)
 
     def ended(self, trajectory_id: TrajectoryId, status: str) -> None:
         """Learn from a trajectory that ends now."""
         trajectory = self._state.trajectories.get(trajectory_id)
-        if self._predictor is not None and trajectory is not None:
-            self._waiting.pop(trajectory_id, None)
-            self._predictor.observe_finished(finished_of(trajectory, status, self._time.now_s))
+        if self._service is None or trajectory is None:
+            return
+        self._service.ended(trajectory, status, self._time.now_s)
+        if not self._running:
+            self._call(self._service)
 
-    def _start(self) -> None:
+    def _start(self, service: PredictionService) -> None:
         self._running = True
-        self._time.after(self._predict_s, self._call)
+        self._time.after(self._delays.predict_s, self._answer_all, service)
 
-    def _call(self) -> None:
-        assert self._predictor is not None
-        rows, self._waiting = list(self._waiting.values()), {}
-        self._predictor.fit_if_due()
-        for row in rows:
-            self._predictor.observe_running(row)
-        for row, made in zip(rows, self._predictor.predict(rows), strict=True):
-            self._answer(
-                PredictionMade(self._time.now_s, TrajectoryId(row.trajectory_id), row.steps_finished, made)
-            )
+    def _answer_all(self, service: PredictionService) -> None:
+        self._call(service)
         self._running = False
-        if self._waiting:
-            self._start()
+        if service.asked:
+            self._start(service)
+
+    def _call(self, service: PredictionService) -> None:
+        batch = service.take_batch()
+        for event in service.answers(batch, service.call(batch), self._time.now_s):
+            self._answer(event)
+        if service.begin_fit():
+            fitted = service.fit()
+            fitting_s = 0.0 if fitted is None else self._delays.fitting_s(fitted.rows)
+            self._time.after(fitting_s, service.end_fit, fitted)

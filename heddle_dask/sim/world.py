@@ -77,10 +77,11 @@ class SimulatedWorld:
         self.events = 0
         self._shared = SharedCores(fleet.crowded, self.time)
         self._predictions = SimulatedPredictions(
-            predictor, self.time, fleet.delays.predict_s, self.controller.state, self._tell
+            predictor, self.time, fleet.delays, self.controller.state, self._tell
         )
         self._chance = Chance(fleet.faults, seed)
-        self._jobs: dict[StepId, SimulatedJob] = {}
+        # Steps that were sent to an engine and have not reported, each with that engine.
+        self._jobs: dict[StepId, tuple[EngineId, SimulatedJob]] = {}
         self._warming: dict[SimulatedJob, cmd.MoveContext] = {}
         self._tools = SimulatedTools(fleet.host.host_id, self.time, self._chance.tool_fails, self._tool_ended)
         self._deployment = deployment
@@ -251,13 +252,13 @@ class SimulatedWorld:
             bypass_queue=command.bypass_queue,
         )
         program.note_engine(command.engine_id)
-        self._jobs[step_id] = job
+        self._jobs[step_id] = command.engine_id, job
         self.time.after(self.fleet.delays.start_s, self.engines[command.engine_id].submit, job)
 
     def _abort_step(self, command: cmd.AbortStep) -> None:
-        job = self._jobs.get(command.step_id)
-        if job is not None:
-            self.time.after(self.fleet.delays.start_s, self.engines[command.engine_id].abort, job)
+        sent = self._jobs.get(command.step_id)
+        if sent is not None:
+            self.time.after(self.fleet.delays.start_s, self.engines[command.engine_id].abort, sent[1])
 
     def _admitted(self, engine: SimulatedEngine, job: SimulatedJob) -> None:
         if not job.is_step:
@@ -282,7 +283,8 @@ class SimulatedWorld:
         step_id = job.step_id
         assert step_id is not None
         # Its engine was lost while the answer was under way: the step is with another one by now.
-        superseded = self._jobs.get(step_id) is not job
+        sent = self._jobs.get(step_id)
+        superseded = sent is None or sent[1] is not job
         if not superseded:
             del self._jobs[step_id]
         self._tell(
@@ -375,9 +377,8 @@ class SimulatedWorld:
         if self.engines[engine_id].lost:  # by another fault
             return
         self.engines[engine_id].lose()
-        for key, job in list(self._jobs.items()):
-            home = self.controller.state.trajectories.get(TrajectoryId(job.trajectory_id))
-            if home is not None and home.counted_on == engine_id:
-                del self._jobs[key]
-                self.programs[job.trajectory_id].asked_s = self.time.now_s
+        for step_id, (where, _) in list(self._jobs.items()):
+            if where == engine_id:
+                del self._jobs[step_id]
+                self.programs[step_id.trajectory_id].asked_s = self.time.now_s
         self._tell(ev.EngineLost(self.time.now_s, engine_id, "simulated fault", stranded=True))

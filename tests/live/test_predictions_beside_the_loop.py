@@ -10,7 +10,7 @@ from worlds.core_builders import Stage
 
 from heddle_dask.core.events import PredictionMade
 from heddle_dask.live.scheduler.predictions import Predictions
-from heddle_dask.predictors.contract import Prediction
+from heddle_dask.predictors.contract import Fitted, Prediction
 from heddle_dask.predictors.features import Finished, Progress
 from heddle_dask.predictors.known import KnownWork, Oracle
 
@@ -33,9 +33,13 @@ class Slow(Oracle):
             raise ZeroDivisionError("of the predictor")
         return super().predict(rows)
 
-    def fit_if_due(self) -> bool:
+    def due(self) -> bool:
+        return True
+
+    def fit(self) -> Fitted | None:
         self.fitting.set()
-        return self.fit_now.wait(30)
+        assert self.fit_now.wait(30)
+        return None
 
 
 class Session:

@@ -302,7 +302,7 @@ def test_oracle_knows_and_noise_is_fixed() -> None:
     (told,) = oracle.predict([one.points[3]])
     assert (told.tokens, told.tokens_q90, told.source) == (700.0, 700.0, "oracle")
     assert one.points[3].tools_s == 3.0 and told.tools_s == 27.0
-    assert not oracle.fit_if_due()
+    assert not oracle.due() and oracle.fit() is None
     later: dict[str, float] = {}
     oracle = Oracle(KnownWork(later, later))
     later["a"] = 50.0  # as trajectories are submitted
