@@ -1,9 +1,9 @@
 """Journals of live sessions, recorded before the core vocabulary changed: today's controller gives the same commands.
 
-Each file in `tests/journals` holds the facts of a session and then a line per event, `[event, [command, ...]]`. They are
-of emulated engines on a local cluster: learned and exact predictions, admission by KV memory, by watermark and by a
-deadline, the paper's moves, priced moves with a given cost, eager preemption. Their commands were compared with those of
-commit 4828efd when they were converted to journal format 2; only `DropContext` came in.
+Each file in `tests/journals` holds the facts of a session and then a line per event, `[event, [command, ...]]`. They
+are of emulated engines on a local cluster: learned and exact predictions, admission by KV memory, by watermark and by
+a deadline, the paper's moves, priced moves with a given cost, eager preemption. Their commands were compared with
+those of commit 4828efd when they were converted to journal format 2; only `DropContext` came in.
 """
 
 from __future__ import annotations
