@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from heddle_dask.core.commands import Command
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.events import Event
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.view import PredictorChoice
 from heddle_dask.predictors.chosen import build_predictor
@@ -201,7 +199,7 @@ def simulate(
         predictor=_predictor(strategies.predictor, trajectories, warm),
         seed=seed,
         retries=retries,
-        watch=_watch(timeline),
+        watch=None if timeline is None else lambda event, _: timeline.take(event, world.controller.state),
     )
     began_s = time.process_time()
     world.run()
@@ -248,10 +246,6 @@ def _predictor(
     if warm:
         predictor.warm_start(finished_from_steps(past_of(plan)) for plan in warm)
     return predictor
-
-
-def _watch(timeline: Timeline | None) -> Callable[[Event, Sequence[Command]], None] | None:
-    return None if timeline is None else timeline.watch
 
 
 def _figures(
