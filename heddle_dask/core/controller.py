@@ -30,6 +30,7 @@ from heddle_dask.core.ids import ActionId, StepId
 from heddle_dask.core.migrations import Migrations
 from heddle_dask.core.placements import Placements
 from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.snapshot import ClusterSnapshot, snapshot_of
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import (
     STEP_STATES,
@@ -88,6 +89,10 @@ class Controller:
         """
         self.state.at = event.at
         return self._handlers[type(event)](event)
+
+    def snapshot(self) -> ClusterSnapshot:
+        """A frozen view of the cluster as of the latest event."""
+        return snapshot_of(self.state, self.moves.totals)
 
     def awaits(self, step_id: StepId) -> bool:
         """Whether this step has not ended: it waits for an engine, or one was told to run it.

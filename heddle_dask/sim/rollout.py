@@ -207,7 +207,7 @@ def simulate(
         predictor=_predictor(strategies.predictor, trajectories, warm),
         seed=seed,
         retries=retries,
-        watch=watch if timeline is None else timeline.watch,
+        watch=watch if timeline is None else lambda event, _: timeline.take(event, world.controller.state),
     )
     began_s = time.process_time()
     world.run()

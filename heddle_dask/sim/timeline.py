@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.ids import StepId
+from heddle_dask.core.ids import EngineId
+from heddle_dask.core.snapshot import EngineCounts
+from heddle_dask.core.state import State
 
 Curve = list[tuple[float, int]]
 
 
 class Timeline:
-    """Follows a world's events; counts as the controller learns them.
+    """Follows a world's events; counts what the controller knows after each of them.
 
     Attributes
     ----------
@@ -25,42 +26,29 @@ class Timeline:
     def __init__(self) -> None:
         self.running: dict[str, Curve] = {}
         self.active: Curve = [(0.0, 0)]
-        self._started: dict[StepId, str] = {}
-        self._admitted: dict[str, None] = {}
 
-    def watch(self, event: ev.Event, commands: Sequence[cmd.Command]) -> None:
-        """Take one event with its commands, in order of time."""
+    def take(self, event: ev.Event, state: State) -> None:
+        """Count the state after one event, in order of time."""
+        changed: Iterable[EngineId] = ()
         match event:
             case ev.EngineJoined():
                 self.running[event.engine.engine_id] = [(event.at, 0)]
-            case ev.StepStarted():
-                self._started[event.step_id] = event.engine_id
-                self._count(self.running[event.engine_id], event.at, 1)
-            case ev.StepFinished() | ev.StepFailed():
-                engine_id = self._started.pop(event.step_id, None)
-                if engine_id is not None:
-                    self._count(self.running[engine_id], event.at, -1)
-            case ev.EngineLost():
-                lost = event.engine_id
-                gone = [each for each, engine_id in self._started.items() if engine_id == lost]
-                for each in gone:
-                    del self._started[each]
-                self.running[lost].append((event.at, 0))
-            case ev.TrajectoryEnded() if event.trajectory_id in self._admitted:
-                del self._admitted[event.trajectory_id]
-                self._count(self.active, event.at, -1)
-        for command in commands:
-            if isinstance(command, cmd.AdmitTrajectory):
-                self._admitted[command.trajectory_id] = None
-                self._count(self.active, event.at, 1)
+            case ev.StepStarted() | ev.StepFinished() | ev.StepFailed():
+                changed = (event.engine_id,)
+            case ev.EngineLost() | ev.TrajectoryEnded():
+                changed = state.engines
+        for engine_id in changed:
+            counts = EngineCounts.of(state.engines[engine_id])
+            self._note(self.running[engine_id], event.at, counts.generating)
+        self._note(self.active, event.at, state.alive)
 
     @staticmethod
-    def _count(curve: Curve, at: float, change: int) -> None:
-        then, number = curve[-1]
+    def _note(curve: Curve, at: float, number: int) -> None:
+        then, before = curve[-1]
         if then == at:
-            curve[-1] = (at, number + change)
-        else:
-            curve.append((at, number + change))
+            curve[-1] = (at, number)
+        elif number != before:
+            curve.append((at, number))
 
 
 def means(curve: Curve, until_s: float, cells: int) -> list[float]:

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from typing import Any, Protocol
 
 from heddle_dask.core.commands import Command
@@ -120,22 +119,7 @@ class Session:
 
     def counts(self) -> Mapping[str, Any]:
         """How many trajectories are in which state, and how full the engines are."""
-        state = self.controller.state
-        engines = state.ready_engines
-        generating = sum(engine.generating for engine in engines)
-        queued = sum(len(engine.inflight) for engine in engines) - generating
-        return {
-            "alive": state.alive,
-            "generating": generating,
-            "queued": queued + len(state.waiting_steps),
-            "acting": sum(len(host.running) for host in state.hosts.values()),
-            "actions_waiting": len(state.waiting_actions),
-            "engines_ready": len(engines),
-            "slots": sum(engine.spec.slots for engine in engines),
-            "tool_cpus": sum(host.spec.cpus for host in state.hosts.values()),
-            "late_arrivals": state.late_arrivals,
-            "moves": {kind: asdict(totals) for kind, totals in self.controller.moves.totals.items()},
-        }
+        return self.controller.snapshot().counts()
 
     def return_unawaited(self, keys: Iterable[Key]) -> None:
         """Tell the driver of held tasks that the controller will never command: their results are lost.
