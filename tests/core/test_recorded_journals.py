@@ -3,7 +3,7 @@
 Each file in `tests/journals` holds the facts of a session and then a line per event, `[event, [command, ...]]`. They
 are of emulated engines on a local cluster: learned and exact predictions, admission by KV memory, by watermark and by
 a deadline, the paper's moves, priced moves with a given cost, eager preemption. Their commands were compared with
-those of commit 4828efd when they were converted to journal format 2; only `DropContext` came in.
+those of commit 4828efd when they were converted to the journal format of today; only `DropContext` came in.
 """
 
 from __future__ import annotations
