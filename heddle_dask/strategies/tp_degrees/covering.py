@@ -27,7 +27,7 @@ def earliest_state(packing: Packing, budget: Budget, running: Running | None, be
     for price_s, growing in _growths(budget, running):
         most = _most(budget, running, growing)
         low, high = 0, packing.step_below(below_s - price_s) + 1
-        # A find is rare: the last step first, bisection only below a find.
+        # What is sought is rare: the last step first, bisection only below a find.
         middle = high - 1
         while low < high:
             state = _within(packing, budget, most, middle)
