@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
-from heddle_dask.core.ids import EngineId
 from heddle_dask.core.journal_codec import encode, replay
 from heddle_dask.cost.published import model_of
 from heddle_dask.sim.clusters import Cluster
 from heddle_dask.sim.deployment import SimulatedDeployment
-from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import build_strategies
 from heddle_dask.workloads.synthetic import synthesize
 
 CONTEXT = 40_960
-EXISTING = EngineId("existing")
 
 
 def deployed(world: SimulatedWorld) -> list[int]:
-    """TP degrees of the engines that joined by the plan."""
-    engines = world.controller.state.engines.values()
-    return [engine.spec.tp_degree for engine in engines if engine.spec.engine_id != EXISTING]
+    """TP degrees of all engines that joined."""
+    return [engine.spec.tp_degree for engine in world.controller.state.engines.values()]
 
 
 def played(asked: tuple[int, ...] = ()) -> tuple[SimulatedWorld, list[list[list[object]]]]:
-    """A rollout on four GPUs beside an engine that the fleet has already, and its journal."""
+    """A rollout on four GPUs, and its journal. The engines of the fleet, of TP degree 1, give way to the plan."""
     cluster, model = Cluster(gpus=4, gpus_per_node=4), model_of("qwen3-8b")
     deployment = SimulatedDeployment(
         cluster,
@@ -45,8 +40,7 @@ def played(asked: tuple[int, ...] = ()) -> tuple[SimulatedWorld, list[list[list[
         lines.append([encode(event), [encode(command) for command in commands]])
 
     plans = synthesize("math", prompts=4, samples=4, seed=1)
-    ((spec, cost),) = replace(cluster, gpus=1, tp=1).fleet(model, max_context_tokens=CONTEXT).engines
-    fleet = SimulatedFleet(((replace(spec, engine_id=EXISTING), cost),))
+    fleet = cluster.fleet(model, max_context_tokens=CONTEXT)
     world = SimulatedWorld(
         build_strategies("sticky-least-loaded"), fleet, plans, deployment=deployment, watch=watch
     )
@@ -62,12 +56,12 @@ def test_a_simulated_rollout_plans_its_engines_and_its_journal_replays() -> None
     assert deployed(world) == list(plan.tp_degrees)
     assert {program.status for program in world.programs.values()} == {"completed"}
     kinds = [line[0][0] for line in lines]
-    assert kinds[:2] == ["EngineJoined", "DegreesRequested"] and "DegreesPlanned" in kinds
+    assert kinds[0] == "DegreesRequested" and "DegreesPlanned" in kinds
     assert list(replay(Controller(build_strategies("sticky-least-loaded")), lines)) == []
 
 
 def test_tp_degrees_that_are_asked_for_are_deployed_without_a_search() -> None:
     world, lines = played((2, 1, 1))
-    assert lines[1][1] == [["DeployEngines", 1, [2, 1, 1]]]
+    assert lines[0][1] == [["DeployEngines", 1, [2, 1, 1]]]
     assert "DegreesPlanned" not in [line[0][0] for line in lines]
     assert deployed(world) == [2, 1, 1]
