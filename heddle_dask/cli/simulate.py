@@ -30,7 +30,7 @@ DEFAULT_STRATEGIES = "heddle,verl,verl-hybrid,slime,sticky-least-loaded"
 )
 @click.option("--set", "overrides", multiple=True, help="PART=NAME[,KEY=VALUE]...: replace a part of all.")
 @click.option("--trajectories", type=COUNT, default=None, help="[default: 100 for each GPU, in whole groups]")
-@click.option("--tp", type=COUNT, default=None, help="Degree of all engines [default: the cluster's].")
+@click.option("--tp", type=COUNT, default=None, help="TP degree of all engines [default: the cluster's].")
 @click.option("--html", type=click.Path(path_type=Path), default=None, help="Report on the first seed.")
 @shared_options
 def simulate(

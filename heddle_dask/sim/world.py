@@ -45,7 +45,7 @@ class SimulatedWorld:
     predictor
         Needed where the strategies have a predictor.
     deployment
-        Plans the engines of the rollout; they join those of the fleet.
+        Plans the engines of the rollout. Those of the fleet do not join then; the rest of the fleet holds.
     watch
         Told of every event with its commands, in order: a journal.
 
@@ -89,9 +89,10 @@ class SimulatedWorld:
 
     def run(self) -> None:
         """Play until every trajectory has ended, or the walltime has."""
-        for description, cost in self.fleet.engines:
-            self._join(description, cost)
-        if self._deployment is not None:
+        if self._deployment is None:
+            for description, cost in self.fleet.engines:
+                self._join(description, cost)
+        else:
             self._degree_request = self._deployment.request(one.spec for one in self.programs.values())
             self._tell(ev.DegreesRequested(0.0, self._degree_request))
         self._tell(ev.HostJoined(0.0, self.fleet.host))

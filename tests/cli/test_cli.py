@@ -136,7 +136,7 @@ def test_rollout_refuses_in_one_line(arguments, said):
 
 
 def test_rollout_refuses_degrees_of_a_real_model_before_a_cluster_starts():
-    line = refused("rollout", "--engine", "vllm", "--engines", 4, "--degrees", "3,1")
+    line = refused("rollout", "--engine", "vllm", "--engines", 4, "--tp", "3,1")
     assert "TP degree 3 does not divide the 4 attention heads" in line
 
 

@@ -86,7 +86,7 @@ def roll(
                 model=spec.model,
                 engine=spec,
                 engines=sum(degrees) or 2,
-                degrees=degrees or None,
+                tp_degrees=degrees or None,
                 strategy=strategy,
                 overrides=overrides,
                 seed=3,

@@ -61,9 +61,9 @@ def plan(
     as_json: bool,
     seed: int,
 ) -> None:
-    """Say which model-parallel degrees suit a workload, a model and a number of GPUs, and what the rollout costs.
+    """Say which TP degrees suit a workload, a model and a number of GPUs, and what the rollout costs.
 
-    Simulates every feasible uniform degree and the mix that the search for degrees picks.
+    Simulates every feasible uniform degree and the mix that the search picks.
     """
     from heddle_dask.cli.sweep_runs import play_jobs
     from heddle_dask.sim.clusters import cluster_of, with_choices

@@ -1,1 +1,1 @@
-"""Which model-parallel degrees the engines of the next rollout get."""
+"""Which TP degrees the engines of the next rollout get."""

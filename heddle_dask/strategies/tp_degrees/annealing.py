@@ -7,8 +7,8 @@ Three moves, of which the paper gives the names; all keep the GPUs in use:
 - redistribute: engines of one degree step down and engines of another step up, as few as make the GPUs come out even,
   so that the number of engines stays.
 
-The paper draws its start at random and sorts it by degree. So do we; the states that are known beforehand are starts
-as well, and the walk leaves from the best.
+The paper draws its start at random and sorts it by degree, and so does this; the states that are known beforehand are
+starts as well, and the walk begins at the best.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The resource manager: which degrees the engines of the next rollout get, given the predicted work.
+"""The resource manager: which TP degrees the engines of the next rollout get, given the predicted work.
 
 Searches with the quick score of `packing`, then places the trajectories for the few best states, every uniform one and
 what runs now. So the choice is never later than the best uniform degree, or than no change, by that placement.
@@ -35,14 +35,14 @@ def choose_degrees(
     Parameters
     ----------
     works
-        What every trajectory of the rollout is predicted to ask for.
+        The predicted work of every trajectory of the rollout.
     engines
         For each allowed degree, cost and slots of one engine.
     running
         What runs now; without it, starting engines costs nothing.
     told_apart
-        Whether the strategies will know which trajectory is a long one. Where they will not, no engine can be spared
-        the fixed part of a long one's iterations, and `works` says how lengths are spread: long and short ones mixed.
+        Whether the strategies will know which trajectory is a long one. If not, every engine pays the fixed part of a
+        long one's iterations, and `works` only gives the spread of lengths: long and short ones mixed.
 
     Raises
     ------

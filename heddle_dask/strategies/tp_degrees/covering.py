@@ -1,13 +1,13 @@
 """The state that packs earliest, of all states: dynamic programming over the GPUs spent.
 
 Under a limit, let reach(g) be the most trajectories, in their order, that engines of g GPUs take. A run that begins
-later ends no earlier, so the furthest reach is all that matters of what came before. With degrees from the largest to
+later ends no earlier, so only the furthest reach has to be kept. With degrees from the largest to
 the smallest::
 
     reach(g) = max over counts c of degree d:  end of c runs of d from reach(g - c·d) without d
 
 Feasible or not, for one limit: so a bisection gives the earliest end of any state. It holds for the score of `packing`
-only; the annealing asks nothing of the score and comes first, and this proves that nothing earlier exists or finds it.
+only. The annealing works with any score and comes first; this then proves that no state is earlier, or finds one.
 
 With engines that run, a restart is priced by the slowest degree that grows: each price is tried, and degrees that cost
 more may only shrink.

@@ -1,4 +1,4 @@
-"""The nouns of the search over degrees: a budget of GPUs, a state, what runs now, and how long to search.
+"""The values of the search over TP degrees: a budget of GPUs, a state, the running engines, the settings.
 
 A state is a tuple of counts, one for each allowed degree from the largest to the smallest. Degrees divide one another
 (1, 2, 4, 8), so that an engine splits into whole smaller ones and a node holds every mix that leaves it no fraction.
@@ -153,8 +153,9 @@ class SearchSettings:
     finalists
         States that are scored with the true placement, beside the uniform ones.
     mix_gain
-        Engines of unlike degrees are taken only if they are foreseen to end this share earlier than the best uniform
-        degree or what runs. Played, mixes came up to 9 % later against uniform degrees than foreseen (`docs/paper.md`).
+        A mix of TP degrees is taken only if its makespan estimate is this share below that of the best uniform degree
+        and of what runs. In simulation, mixes lost up to 9 % more against uniform degrees than estimated
+        (`docs/paper.md`).
     """
 
     moves: int = 400

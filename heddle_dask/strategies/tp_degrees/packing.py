@@ -2,11 +2,11 @@
 
 Engines from the largest degree to the smallest take one run each, as long as its seconds by work (`runs`) stay within
 the limit: the packing of `partition.work_plan`. Two orders are packed and the earlier end counts: trajectories by
-length (few engines pay for the longest), and whole groups by their longest member (prompts prefilled once). Where
-nobody can tell the long ones from the short, they are packed in the order given: every engine may get a long one.
+length (few engines pay for the longest), and whole groups by their longest member (prompts prefilled once). If the
+long ones are not known beforehand, they are packed in the order given: every engine may get a long one.
 
-A trajectory whose context never fits the KV memory of a degree does not go there, while some degree holds it; a state
-that cannot take it so never ends.
+A trajectory with a context that fits the KV memory of some TP degrees only is not packed onto the others; a state
+without an engine for it scores infinity.
 
 Limits lie on one geometric grid, so that all states of a search share the ends of runs that were found once.
 """
