@@ -26,7 +26,7 @@ from typing import Any
 
 import click
 
-from heddle_dask.benchmarks.behaviour_cells import TRACE, Cell, CommandStream, all_cells, play
+from heddle_dask.benchmarks.behaviour_cells import TRACE, BehaviourCell, CommandStream, all_cells, play
 from heddle_dask.benchmarks.code_digest import DECIDING, code_digest
 from heddle_dask.benchmarks.normalised_commands import canonical, command_rows
 from heddle_dask.core.errors import BadInput
@@ -132,7 +132,7 @@ def _replayed(run: Path) -> Iterator[list[object]]:
             yield [event.at, type(event).__name__, command_rows(controller.handle(event))]
 
 
-def _played(cells: Sequence[Cell], jobs: int) -> Iterator[Figures]:
+def _played(cells: Sequence[BehaviourCell], jobs: int) -> Iterator[Figures]:
     """The figures of each cell, in their order."""
     if jobs == 1:
         yield from map(_play, cells)
@@ -141,7 +141,7 @@ def _played(cells: Sequence[Cell], jobs: int) -> Iterator[Figures]:
         yield from pool.map(_play, cells)
 
 
-def _play(cell: Cell) -> Figures:
+def _play(cell: BehaviourCell) -> Figures:
     return play(cell, CommandStream())
 
 

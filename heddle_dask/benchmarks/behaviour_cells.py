@@ -17,7 +17,7 @@ from heddle_dask.core.commands import Command
 from heddle_dask.core.events import Event, StepFinished
 from heddle_dask.sim.bound import MakespanBound
 from heddle_dask.sim.clusters import Cluster
-from heddle_dask.sim.fleet import Faults
+from heddle_dask.sim.fleet import SimulatedFaults
 from heddle_dask.sim.rollout import Arm, simulate
 from heddle_dask.sim.sweep import SimulatedWorkload
 from heddle_dask.strategies.presets import PRESETS
@@ -54,7 +54,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class BehaviourCell:
     """One rollout."""
 
     condition: Condition
@@ -138,7 +138,7 @@ _CONDITIONS = (
             slots=8,
             tool_cpus=12,
             believed_gpu="a100-80g",
-            faults=Faults(
+            faults=SimulatedFaults(
                 engines_lost={1: 40.0},
                 tool_failure_share=0.05,
                 engine_mtbf_s=400.0,
@@ -152,7 +152,7 @@ _CONDITIONS = (
     Condition(
         "walltime",
         SimulatedWorkload("coding", 160, 16, _CONTEXT_TOKENS),
-        replace(_EIGHT, kv_transfer=False, faults=Faults(walltime_s=200.0)),
+        replace(_EIGHT, kv_transfer=False, faults=SimulatedFaults(walltime_s=200.0)),
         {},
         _FAULTY,
         seeds=(0,),
@@ -160,7 +160,7 @@ _CONDITIONS = (
 )
 
 
-def all_cells(trace: str | None) -> list[Cell]:
+def all_cells(trace: str | None) -> list[BehaviourCell]:
     """Every cell, in a fixed order.
 
     Parameters
@@ -176,7 +176,7 @@ def all_cells(trace: str | None) -> list[Cell]:
             condition = replace(condition, workload=replace(condition.workload, name=trace))
         for number, seed in enumerate(condition.seeds):
             arms = condition.arms if number else {**condition.arms, **condition.once}
-            cells += [Cell(condition, label, arm, seed) for label, arm in arms.items()]
+            cells += [BehaviourCell(condition, label, arm, seed) for label, arm in arms.items()]
     return cells
 
 
@@ -220,7 +220,7 @@ class CommandStream:
         return self._digest.hexdigest()
 
 
-def play(cell: Cell, stream: CommandStream) -> dict[str, object]:
+def play(cell: BehaviourCell, stream: CommandStream) -> dict[str, object]:
     """Simulate a cell; its figures, which are the same in every process.
 
     Raises

@@ -23,7 +23,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.predictors.features import NAN, NO_SIBLINGS, Finished, Floats, GroupFacts, Progress
 from heddle_dask.predictors.from_steps import finished_from_steps
 from heddle_dask.predictors.groups import facts_then
-from heddle_dask.predictors.length_distributions import ResidualLaw
+from heddle_dask.predictors.length_distributions import ResidualDistribution
 from heddle_dask.predictors.model import Model, fit_model
 from heddle_dask.predictors.samples import fold_numbers
 from heddle_dask.predictors.trees import TreeSettings
@@ -178,16 +178,18 @@ def _held_fold(
 def _all_methods(
     model: Model, inside: Sequence[Finished], rows: Sequence[Progress], warm: Sequence[GroupFacts]
 ) -> dict[str, Floats]:
-    core, laws = model.core, model.core.laws
+    core, distributions = model.core, model.core.distributions
     cold_seen = core.see(rows, [NO_SIBLINGS] * len(rows))
     warm_seen = core.see(rows, warm)
     shares = np.array([[0.5], [0.9]])
     return {
         "xgboost cold": model.log_remaining(cold_seen),
         "xgboost warm": model.log_remaining(warm_seen),
-        "group history": core.by_laws(warm_seen),
+        "group history": core.by_distributions(warm_seen),
         "prompt only": _prompt_only(model, inside, rows, cold_seen.done),
-        "survival mean": laws.constant.log_remaining(np.array(laws.location.overall), cold_seen.done, shares),
+        "survival mean": distributions.constant.log_remaining(
+            np.array(distributions.location.overall), cold_seen.done, shares
+        ),
     }
 
 
@@ -195,9 +197,9 @@ def _prompt_only(model: Model, inside: Sequence[Finished], rows: Sequence[Progre
     """Trees that see the prompt and nothing after it: the first prediction stays, less what has been generated."""
     first = _first_totals(model, [one.points[0] for one in inside])
     above = np.log1p([one.generated_tokens for one in inside]) - first
-    law = ResidualLaw.fit(above, np.array([one.censored for one in inside], dtype=bool))
+    residuals = ResidualDistribution.fit(above, np.array([one.censored for one in inside], dtype=bool))
     starts = [_at_start(row) for row in rows]
-    return law.log_remaining(_first_totals(model, starts), done, np.array([[0.5], [0.9]]))
+    return residuals.log_remaining(_first_totals(model, starts), done, np.array([[0.5], [0.9]]))
 
 
 def _at_start(row: Progress) -> Progress:

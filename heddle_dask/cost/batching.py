@@ -26,7 +26,7 @@ JobState = Literal["waiting", "prefilling", "decoding", "ended"]
 _EARLY_S = 1e-7
 
 
-class Held(Protocol):
+class KvAllocation(Protocol):
     """What one running job holds of a KV cache: `cached_tokens` of its context were there already."""
 
     loose_tokens: int
@@ -89,7 +89,7 @@ class KvRoom(Protocol[J_contra]):
         """Tokens of the job's context that `take` would find there."""
 
     def take(self, job: J_contra, spare_tokens: int) -> Any | None:
-        """A `Held` with room for the job's context; None when less than `spare_tokens` would remain free."""
+        """A `KvAllocation` with room for the job's context; None when less than `spare_tokens` would remain free."""
 
     def grow_all(self, tokens: int) -> None:
         """Count `tokens` more in all; each holder's share is in its `loose_tokens` when it is given back."""
@@ -99,7 +99,7 @@ class KvRoom(Protocol[J_contra]):
 
 
 @dataclass(slots=True)
-class Batch(Generic[J]):
+class ContinuousBatch(Generic[J]):
     """The engine's scheduler and its clock, in model seconds.
 
     `submit` and `abort` may be called at any time, `advance` brings the clock up to now and says which

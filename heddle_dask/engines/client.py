@@ -27,7 +27,7 @@ from heddle_dask.engines.contract import (
     KvImport,
 )
 from heddle_dask.engines.engine_kind import Dialect
-from heddle_dask.engines.kv_transfer import KvTransfers
+from heddle_dask.engines.kv_transfer import KvTransferClient
 
 _JSON_HEADERS = {"Content-Type": "application/json"}
 # vLLM closes idle connections after 5 s. The client must close them earlier: a request written to a connection that the
@@ -70,7 +70,7 @@ class EngineClient:
         )
         self._session: aiohttp.ClientSession | None = None
         self._in_flight: dict[str, asyncio.Future[None]] = {}
-        self._transfers = KvTransfers(self, dialect)
+        self._transfers = KvTransferClient(self, dialect)
 
     @property
     def base_url(self) -> str:

@@ -31,7 +31,7 @@ _USABLE_SHARE = 2 / 3
 _ABORT_ANSWER_S = 5.0
 
 
-class Engine(Protocol):
+class TransferEngine(Protocol):
     """The methods of `EngineClient` that transfers use."""
 
     @property
@@ -56,10 +56,10 @@ class Engine(Protocol):
         ...
 
 
-class KvTransfers:
+class KvTransferClient:
     """Exports from, imports to and warm-ups of one engine; see `EngineClient` for the promises."""
 
-    def __init__(self, engine: Engine, dialect: Dialect) -> None:
+    def __init__(self, engine: TransferEngine, dialect: Dialect) -> None:
         self._engine = engine
         self._dialect = dialect
         self._facts: KvFacts | None = None

@@ -1,1 +1,1 @@
-"""Predictors of remaining work. Pure: no clock, no global state, chance only from a seed."""
+"""Predictors of remaining work. Pure: no clock, no global state, randomness only from a seed."""

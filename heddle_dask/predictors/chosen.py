@@ -1,4 +1,4 @@
-"""From a preset's choice of a predictor to the predictor."""
+"""Builds the predictor that a preset names."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ def build_predictor(
     Parameters
     ----------
     known
-        What oracles read; filled as trajectories are submitted.
+        True totals that oracles read. The caller adds trajectories as they are submitted.
     warm
         Makes a predictor from the file that the options name, and the options; None: saved predictors only.
     observation_per_token
-        What oracles say of it (`core.prediction.Prediction`); others find it out.
+        Observation tokens per generated token that oracles report (`core.prediction.Prediction`); a learned predictor
+        measures it instead.
 
     Raises
     ------
     BadInput
-        A file to start from cannot be read.
+        The file of a warm start cannot be read.
     """
-    # XGBoost takes a second to import: sessions without a predictor do not pay it.
+    # XGBoost takes a second to import; sessions without a learned predictor skip it.
     from heddle_dask.predictors.learned import LearnedPredictor
     from heddle_dask.predictors.stored import load_predictor
 

@@ -1,8 +1,8 @@
-"""What a predictor promises to the controller's body.
+"""The contract between a predictor and the body of the controller.
 
-A prediction is a pair of quantiles of the tokens left. `predict` is quick and always
-answers, from the last model or a fallback; `fit` is slow and belongs into an executor. Both may run at the same time in
-two threads: `adopt` swaps the finished model in with one assignment. `predictors.service` says when each of them runs.
+A prediction is a pair of quantiles of the tokens left. `predict` takes milliseconds and always answers, from the last
+model or from a fallback; `fit` takes seconds and belongs into an executor. Both may run at the same time in two
+threads: `adopt` swaps the finished model in with one assignment. `predictors.service` decides when each of them runs.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from heddle_dask.predictors.features import Finished, Progress
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A model that was fitted and does not answer yet.
+    """A fitted model that is not in use yet.
 
     Attributes
     ----------
     rows
-        Decision points that it learnt from: what a fit takes goes with them.
+        Decision points in the training data; the duration of a fit grows with them.
     told
-        Finished trajectories that the predictor had been told of when the fit began.
+        Finished trajectories that the predictor had observed when the fit began.
     """
 
     model: Any
@@ -33,18 +33,18 @@ class Fitted:
 
 
 class Predictor(Protocol):
-    """Predicts remaining work and learns from what it is told."""
+    """Predicts remaining work and learns from the trajectories that it observes."""
 
     def predict(self, rows: Sequence[Progress]) -> list[Prediction]:
         """One prediction per row, in order; never fails for lack of data."""
         ...
 
     def observe_running(self, progress: Progress) -> None:
-        """A trajectory has reached a decision point; it counts as a running sibling and as censored data."""
+        """Record a decision point of a running trajectory: a running sibling, and censored training data."""
         ...
 
     def observe_finished(self, finished: Finished) -> None:
-        """A trajectory has ended; with no `points`, those told by `observe_running` are taken."""
+        """Record the end of a trajectory; empty `points` mean the points from `observe_running`."""
         ...
 
     def warm_start(self, finished: Iterable[Finished]) -> None:
@@ -52,11 +52,11 @@ class Predictor(Protocol):
         ...
 
     def due(self) -> bool:
-        """Whether enough has been learnt since the last fit."""
+        """Whether enough trajectories have ended since the last fit to fit again."""
         ...
 
     def fit(self) -> Fitted | None:
-        """Fit on all that was learnt; `predict` goes on with the old model. None without data. Slow."""
+        """Fit on all observations; `predict` goes on with the old model. None without data. Takes seconds."""
         ...
 
     def adopt(self, fitted: Fitted) -> None:

@@ -1,6 +1,6 @@
-"""One fit on one set of rows: laws, label effects and boosted trees.
+"""One fit on one set of rows: length distributions, label effects and boosted trees.
 
-Nothing here is calibrated; `model` blends and shifts by what this predicts of groups it has not seen.
+Nothing here is calibrated. `model` sets blend weights and shifts from the errors on held-out groups.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle_dask.predictors.features import Finished, Floats, GroupFacts, Progress, facts_array, matrix
-from heddle_dask.predictors.length_distributions import Location, ResidualLaw, history_trust, label_effects
+from heddle_dask.predictors.length_distributions import (
+    Location,
+    ResidualDistribution,
+    history_trust,
+    label_effects,
+)
 from heddle_dask.predictors.samples import Samples, has_seconds
 from heddle_dask.predictors.trees import QUANTILES, TreeRows, Trees, TreeSettings, grow_trees
 
@@ -20,30 +25,31 @@ _SHARES = np.array(QUANTILES)[:, None]
 
 
 @dataclass(frozen=True)
-class Laws:
-    """The fallbacks.
+class LengthDistributions:
+    """Distributions of the total length, which serve as fallbacks.
 
     Attributes
     ----------
     trust
-        Siblings that a group's mean needs to be half believed.
+        Number of siblings at which a group's mean gets weight one half.
     constant, prompt, history
-        What is left unexplained by nothing, by `location`, and by `location` with the group's mean.
+        Residual distributions: around the overall mean, around `location`, and around `location` moved by the group's
+        mean.
     """
 
     location: Location
     trust: float
-    constant: ResidualLaw
-    prompt: ResidualLaw
-    history: ResidualLaw
+    constant: ResidualDistribution
+    prompt: ResidualDistribution
+    history: ResidualDistribution
 
     def expected(self, location: Floats, count: Floats, excess: Floats) -> Floats:
-        """Location moved by the siblings' mean excess, as far as their number deserves."""
+        """Location plus the siblings' mean excess, shrunk by their number."""
         weight = count / (count + self.trust)
         return np.asarray(location + np.where(count > 0, weight * np.nan_to_num(excess), 0.0))
 
     def log_remaining(self, location: Floats, history: Floats, known: np.ndarray, done: Floats) -> Floats:
-        """Quantiles (2, n) by group history where siblings are known, else by the prompt."""
+        """Quantiles (2, n), from the group history where siblings are known, else from the prompt."""
         if known.all():
             return self.history.log_remaining(history, done, _SHARES)
         alone = self.prompt.log_remaining(location, done, _SHARES)
@@ -54,7 +60,7 @@ class Laws:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the models look at for some rows; `known` = at least one sibling has finished."""
+    """Inputs of the models for some rows; `known`: at least one sibling has finished."""
 
     features: npt.NDArray[np.float32]
     known: npt.NDArray[np.bool_]
@@ -66,25 +72,25 @@ class Seen:
 
 @dataclass(frozen=True)
 class CoreModel:
-    """Laws and trees as fitted.
+    """Fitted length distributions and trees.
 
     Attributes
     ----------
     location_s
-        Location of the log of total seconds: siblings tell by how much they took longer. None if no trajectory had a
-        duration.
+        Location of the log of total seconds, against which the duration of siblings is compared. None if no
+        trajectory had a duration.
     labels
         Effect of each tool's label on the log of what is left.
     """
 
-    laws: Laws
+    distributions: LengthDistributions
     location_s: Location | None
     labels: dict[str, float]
     trees: Trees | None
 
     def locate(self, one: Progress | Finished) -> float:
         """Expected log of total tokens without siblings."""
-        return self.laws.location.of(one)
+        return self.distributions.location.of(one)
 
     def locate_s(self, one: Progress | Finished) -> float:
         """Expected log of total seconds without siblings; 0 when seconds are not known."""
@@ -95,7 +101,7 @@ class CoreModel:
         told = facts_array(facts)
         count = told[:, 0]
         location = np.array([self.locate(row) for row in rows])
-        history = self.laws.expected(location, count, told[:, 1])
+        history = self.distributions.expected(location, count, told[:, 1])
         done = np.array([row.generated_tokens for row in rows], dtype=np.float64)
         return Seen(
             features=matrix(rows, told, location, history, self.labels),
@@ -106,12 +112,12 @@ class CoreModel:
             done=done,
         )
 
-    def by_laws(self, seen: Seen) -> Floats:
-        """Log remaining by group history or prompt, (2, n)."""
-        return self.laws.log_remaining(seen.location, seen.history, seen.known, seen.done)
+    def by_distributions(self, seen: Seen) -> Floats:
+        """Log remaining from the group history or the prompt, (2, n)."""
+        return self.distributions.log_remaining(seen.location, seen.history, seen.known, seen.done)
 
     def by_trees(self, seen: Seen) -> Floats:
-        """Log remaining by the trees, (2, n)."""
+        """Log remaining from the trees, (2, n)."""
         assert self.trees is not None
         return self.trees.log_remaining(seen.features, seen.steps)
 
@@ -119,26 +125,26 @@ class CoreModel:
 def fit_core(
     finished: Sequence[Finished], samples: Samples, use: npt.NDArray[np.bool_], settings: TreeSettings
 ) -> CoreModel:
-    """Fit laws on `finished` and trees on the rows in `use` (none: laws only)."""
-    laws = fit_laws(finished)
+    """Fit distributions on `finished` and trees on the rows in `use` (none: distributions only)."""
+    distributions = fit_distributions(finished)
     timed = [one for one in finished if has_seconds(one)]
     seconds = np.array([one.duration_s for one in timed], dtype=np.float64)
     location_s = Location.fit(timed, np.log1p(seconds)) if timed else None
-    core = CoreModel(laws, location_s, {}, None)
+    core = CoreModel(distributions, location_s, {}, None)
     if not use.any():
         return core
     picked = samples.take(use)
     facts = picked.facts(core.locate, core.locate_s)
     plain = core.see(picked.rows, facts)
-    target = _targets(laws, plain, picked, settings.seed)
+    target = _targets(distributions, plain, picked, settings.seed)
     labels = label_effects(picked.rows, target)
     seen = replace(core, labels=labels).see(picked.rows, facts)
     rows = TreeRows(seen.features, target, picked.censored, seen.steps == 0)
-    return CoreModel(laws, location_s, labels, grow_trees(rows, settings))
+    return CoreModel(distributions, location_s, labels, grow_trees(rows, settings))
 
 
-def fit_laws(finished: Sequence[Finished]) -> Laws:
-    """Fit the fallbacks on at least one trajectory."""
+def fit_distributions(finished: Sequence[Finished]) -> LengthDistributions:
+    """Fit the length distributions on at least one trajectory."""
     totals = np.array([one.generated_tokens for one in finished], dtype=np.float64)
     logs = np.log1p(totals)
     censored = np.array([one.censored for one in finished], dtype=bool)
@@ -152,17 +158,17 @@ def fit_laws(finished: Sequence[Finished]) -> Laws:
     others, counts = _others_mean(finished, above)
     moved = expected + np.where(counts > 0, counts / (counts + trust) * others, 0.0)
     told = counts > 0 if counts.any() else np.ones(len(logs), dtype=bool)
-    return Laws(
+    return LengthDistributions(
         location=location,
         trust=trust,
-        constant=ResidualLaw.fit(logs - location.overall, censored),
-        prompt=ResidualLaw.fit(above, censored),
-        history=ResidualLaw.fit((logs - moved)[told], censored[told]),
+        constant=ResidualDistribution.fit(logs - location.overall, censored),
+        prompt=ResidualDistribution.fit(above, censored),
+        history=ResidualDistribution.fit((logs - moved)[told], censored[told]),
     )
 
 
 def _others_mean(finished: Sequence[Finished], above: Floats) -> tuple[Floats, Floats]:
-    """Mean excess of the other complete members of each one's group, and their number."""
+    """Per trajectory: mean excess of the other complete members of its group, and their number."""
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
     for one, value in zip(finished, above.tolist(), strict=True):
@@ -178,8 +184,8 @@ def _others_mean(finished: Sequence[Finished], above: Floats) -> tuple[Floats, F
     return means, others
 
 
-def _targets(laws: Laws, seen: Seen, samples: Samples, seed: int) -> Floats:
-    """Log of what was left; a censored trajectory gets one draw of the law, given how long it already was."""
+def _targets(distributions: LengthDistributions, seen: Seen, samples: Samples, seed: int) -> Floats:
+    """Log of the tokens left; a censored trajectory gets one draw from the distribution beyond its known length."""
     total, censored = samples.total, samples.censored
     if censored.any():
         # One draw per trajectory, the same for all its rows.
@@ -187,8 +193,8 @@ def _targets(laws: Laws, seen: Seen, samples: Samples, seed: int) -> Floats:
         first: dict[str, int] = {}
         for index, owner in enumerate(samples.owners):
             draws[index] = draws[first.setdefault(owner.trajectory_id, index)]
-        alone = laws.prompt.log_remaining(seen.location, total, draws)
-        told = laws.history.log_remaining(seen.history, total, draws)
+        alone = distributions.prompt.log_remaining(seen.location, total, draws)
+        told = distributions.history.log_remaining(seen.history, total, draws)
         extra = np.expm1(np.where(seen.known, told, alone))
         total = np.where(censored, total + extra, total)
     return np.asarray(np.log1p(np.maximum(total - samples.done, 1.0)))

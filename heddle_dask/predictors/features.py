@@ -1,7 +1,7 @@
-"""What is known of a trajectory at a decision point, and the matrix that the trees see.
+"""Facts about a trajectory at a decision point, and the feature matrix of the trees.
 
-Only the present and the past enter: a `Progress` is filled when a step is about to be queued, and group facts
-count a sibling as finished only if it had ended by then (`groups.facts_then`).
+No feature uses the future: a `Progress` is made when a step is about to be queued, and group facts count a sibling as
+finished only if it had ended by then (`groups.facts_then`).
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ class Progress:
     Attributes
     ----------
     policy_version
-        Version of the policy that generates; any whole number that tells policies apart.
+        Version of the policy that generates; any integer that differs between policies.
     message_tokens
-        Length of the task itself, without what stands before every task; 0 = not known.
+        Length of the task itself, without the part of the prompt that all tasks share; 0: not known.
     prompt_tokens, context_tokens, generated_tokens
-        Length of the first prompt, of the context now, and of all that was generated so far.
+        Length of the first prompt, of the context now, and of all tokens generated so far.
     steps_finished, max_steps
-        Steps done, and the limit (0 = no limit known).
+        Finished steps, and the limit (0: no limit known).
     step_tokens, observed_tokens, tool_labels, tool_times_s
-        Of the last few steps, newest last: generated, added by the tool, its label and time (nan = not known yet).
+        Of the last `RECENT` steps, newest last: generated tokens, tokens added by the tool, its label and time (nan:
+        not known yet).
     tools_s, tool_errors, last_tool_failed
         Sums over all tools so far, and whether the last one failed.
     elapsed_s
         Seconds since the trajectory began; nan when not measured.
     at_s
-        When this is, on the clock of `Finished.ended_at_s`; nan when there is no clock.
+        Time of the decision point, on the clock of `Finished.ended_at_s`; nan without a clock.
     """
 
     trajectory_id: str
@@ -72,13 +73,13 @@ class Finished:
     Attributes
     ----------
     generated_tokens, observed_tokens, tools_s, duration_s
-        Totals: what was generated, what tools added to the context, seconds of tools, and of all; `duration_s` is nan
-        when not measured.
+        Totals: generated tokens, tokens that tools added to the context, seconds of tools, and seconds from start to
+        end; `duration_s` is nan when not measured.
     censored
-        It did not end by itself (cut off, aborted, still running): the totals are lower bounds.
+        True: it did not end by itself (cut off, aborted, still running), so the totals are lower bounds.
     started_at_s, ended_at_s
-        On one clock for all siblings; nan when there is none: then every other member of the group counts
-        as an earlier run of the prompt.
+        On one clock for all siblings; nan without a clock: then every other member of the group counts as an earlier
+        run of the prompt.
     """
 
     trajectory_id: str
@@ -99,9 +100,9 @@ class Finished:
 
 
 class GroupFacts(NamedTuple):
-    """What the siblings tell. Logarithms of total tokens; *excess* = above what prompt and policy explain.
+    """Facts about the siblings. Logarithms of total tokens; *excess*: above the expectation from prompt and policy.
 
-    `same_excess` counts siblings of the same policy version only; `excess_s` is of seconds. nan = no sibling.
+    `same_excess` counts siblings of the same policy version only; `excess_s` is of seconds. nan: no sibling.
     """
 
     finished: int = 0
@@ -117,10 +118,10 @@ class GroupFacts(NamedTuple):
 
 NO_SIBLINGS = GroupFacts()
 
-# How many of the latest steps a `Progress` carries; all who fill one must agree.
+# Number of latest steps in a `Progress`; every function that makes one must use it.
 RECENT = 4
 
-# Made logarithmic.
+# Features that enter as logarithms.
 _LOGARITHMIC = (
     "prompt_tokens",
     "message_tokens",
@@ -161,7 +162,7 @@ _PLAIN = (
     "sibling_running_largest",
 )
 FEATURES = (*_LOGARITHMIC, *_PLAIN)
-# Those that a row tells by itself; the others are of its location and its siblings.
+# The features before "location" come from the row alone, the others from its location and its siblings.
 _pack = struct.Struct(f"{FEATURES.index('location')}d").pack
 
 
@@ -178,18 +179,18 @@ def matrix(
     history: Floats,
     labels: Mapping[str, float],
 ) -> npt.NDArray[np.float32]:
-    """One line of `FEATURES` per row; nan where nothing is known.
+    """One line of `FEATURES` per row; nan where a value is not known.
 
     Parameters
     ----------
     known
-        The group facts of each row, as `facts_array` made them.
+        Group facts of each row, from `facts_array`.
     location, history
         Expected log total of each row without and with its siblings.
     labels
-        Effect of the last tool's label on the log of what is left, learnt from finished trajectories.
+        Effect of the last tool's label on the log of the tokens left, learnt from finished trajectories.
     """
-    # Packed by `struct` they are made floats sooner than by NumPy.
+    # `struct` converts the values to floats faster than NumPy.
     raw = np.frombuffer(b"".join([_pack(*_line(row, labels)) for row in rows])).reshape(len(rows), -1)
     cut = len(_LOGARITHMIC)
     logs = np.log1p(np.maximum(raw[:, :cut], 0.0))

@@ -1,4 +1,4 @@
-"""What the controller's records say of a trajectory, in the words of the predictors."""
+"""Converts the controller's records of a trajectory to the inputs of predictors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from heddle_dask.predictors.features import NAN, RECENT, Finished, Progress
 
 
 def progress_of(trajectory: Trajectory, at: float) -> Progress:
-    """The decision point at which the trajectory stands now; of a tool that runs, its label is known."""
+    """The current decision point of a trajectory; of a running tool only the label is known."""
     done, running = trajectory.actions_done, trajectory.open_labels[-RECENT:]
     labels = [label for label, _, _ in done[-RECENT:]] + running
     times_s = [seconds for _, seconds, _ in done[-RECENT:]] + [NAN] * len(running)
@@ -36,7 +36,7 @@ def progress_of(trajectory: Trajectory, at: float) -> Progress:
 
 
 def finished_of(trajectory: Trajectory, status: str, at: float) -> Finished:
-    """The trajectory at its end; one that did not end by itself, or began in an earlier session, is censored."""
+    """A trajectory at its end; censored if it did not end by itself or began in an earlier session."""
     prompt_tokens = trajectory.spec.prompt_tokens or trajectory.first_context_tokens
     return Finished(
         trajectory_id=trajectory.trajectory_id,
@@ -57,5 +57,5 @@ def finished_of(trajectory: Trajectory, status: str, at: float) -> Finished:
 
 
 def _elapsed_s(trajectory: Trajectory, at: float) -> float:
-    """Seconds since it was admitted; one that still waits for that has not begun."""
+    """Seconds since admission; 0 for a trajectory that still waits for it."""
     return 0.0 if trajectory.state is TrajectoryState.SUBMITTED else at - trajectory.admitted_at

@@ -1,8 +1,8 @@
-"""Earlier trajectories in the words of the predictors: with the decision points that a live session would have had.
+"""Converts earlier trajectories to training data, with the decision points that a live session would have had.
 
-Live, a prediction is asked for when a trajectory is submitted, at the end of every step, and when its tool is called,
-before that has run (`from_state`). A predictor that is to start warm must have learnt from the same moments: of the
-latest step's tool its label is known, and neither its time nor what it adds.
+A live session predicts when a trajectory is submitted, at the end of every step, and when its tool is called, before
+the tool has run (`from_state`). Warm-start data must have the same decision points: of the latest step's tool the
+label is known, but neither its time nor the tokens that it adds.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from heddle_dask.predictors.known import KnownWork
 
 @dataclass(frozen=True, slots=True)
 class PastStep:
-    """One step and its tool as they were.
+    """One recorded step and its tool.
 
     Attributes
     ----------
     observed_tokens
-        What was appended after it.
+        Tokens appended after it.
     llm_s
-        Seconds from the question to the answer; nan when not known.
+        Seconds from the request to the result; nan when not known.
     tools
         Label, seconds and success of every action before the next step.
     """
@@ -37,7 +37,7 @@ class PastStep:
 
 @dataclass(frozen=True, slots=True)
 class PastTrajectory:
-    """A trajectory that has ended; of `message_tokens` and `max_steps`, 0 says that they are not known."""
+    """A trajectory that has ended; `message_tokens` and `max_steps` are 0 when not known."""
 
     trajectory_id: str
     group_id: str
@@ -50,60 +50,60 @@ class PastTrajectory:
     max_steps: int = 0
 
 
-class PlannedStep(Protocol):
-    """What of a planned step matters here (`workloads.planned`)."""
+class PlannedStepLike(Protocol):
+    """The attributes of `workloads.planned.PlannedStep` that are used here."""
 
     @property
     def generated_tokens(self) -> int:
-        """Tokens that it samples."""
+        """Tokens sampled in the step."""
 
     @property
     def observation_tokens(self) -> int:
-        """Tokens that its tool adds."""
+        """Tokens added by the step's tool."""
 
     @property
     def tool(self) -> str | None:
-        """Its tool's label, if it has one."""
+        """Label of the step's tool; None without a tool."""
 
     @property
     def tool_s(self) -> float:
-        """Its tool's seconds."""
+        """Seconds of the step's tool."""
 
 
-class Planned(Protocol):
-    """What of a planned trajectory matters here."""
+class PlannedTrajectoryLike(Protocol):
+    """The attributes of `workloads.planned.PlannedTrajectory` that are used here."""
 
     @property
     def trajectory_id(self) -> str:
-        """Its own id."""
+        """Id of the trajectory."""
 
     @property
     def group_id(self) -> str:
-        """What it shares with other attempts."""
+        """Group of attempts at one prompt."""
 
     @property
     def domain(self) -> str:
-        """Its environment and kind of task."""
+        """Environment and kind of task."""
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of its first context."""
+        """Length of the first context."""
 
     @property
     def message_tokens(self) -> int:
-        """Length of the task itself; 0 = not known."""
+        """Length of the task itself; 0: not known."""
 
     @property
     def max_steps(self) -> int:
-        """Limit of its steps; 0 = not known."""
+        """Limit of the number of steps; 0: not known."""
 
     @property
-    def steps(self) -> Sequence[PlannedStep]:
-        """All of them, in order."""
+    def steps(self) -> Sequence[PlannedStepLike]:
+        """The steps in order."""
 
 
-def past_of(plan: Planned, *, censored: bool = False) -> PastTrajectory:
-    """A planned trajectory as one that has run: what it generated and called; how long its steps took is not known."""
+def past_of(plan: PlannedTrajectoryLike, *, censored: bool = False) -> PastTrajectory:
+    """A planned trajectory as one that has ended; the durations of its steps are not known."""
     steps = [
         PastStep(
             generated_tokens=step.generated_tokens,
@@ -125,8 +125,8 @@ def past_of(plan: Planned, *, censored: bool = False) -> PastTrajectory:
     )
 
 
-def known_work(plans: Iterable[Planned]) -> KnownWork:
-    """What oracles know of them."""
+def known_work(plans: Iterable[PlannedTrajectoryLike]) -> KnownWork:
+    """The true totals of planned trajectories, for oracles."""
     known = KnownWork()
     for plan in plans:
         known.tokens[plan.trajectory_id] = float(sum(step.generated_tokens for step in plan.steps))
@@ -137,11 +137,11 @@ def known_work(plans: Iterable[Planned]) -> KnownWork:
 
 
 def finished_from_steps(past: PastTrajectory) -> Finished:
-    """The trajectory with its decision points.
+    """A trajectory that has ended, with its decision points.
 
     Notes
     -----
-    Its group counts as an earlier run of the same prompts: there is no clock that it shares with its siblings.
+    The data have no clock that siblings share, so its group counts as earlier runs of the same prompts.
     """
     points = [_point(past, 0)]
     points += [_point(past, done) for done in range(1, len(past.steps))]
@@ -199,5 +199,5 @@ def _tools_s(steps: Sequence[PastStep]) -> float:
 
 
 def _elapsed_s(steps: Sequence[PastStep]) -> float:
-    """Until the end of the last of `steps`, its tools not counted; nan when a step's time is not known."""
+    """Seconds until the end of the last of `steps`, without its tools; nan when a step's time is not known."""
     return sum(step.llm_s for step in steps) + _tools_s(steps[:-1])

@@ -1,6 +1,7 @@
-"""What is known of a trajectory's siblings: live (`GroupBook`), and as it was at a past moment (`facts_then`).
+"""Facts about a trajectory's siblings: now (`GroupBook`), and at a past moment (`facts_then`).
 
-A sibling counts as finished only if it had ended by the moment of the prediction. There is no other door.
+A sibling counts as finished only if it had ended by the moment of the prediction. All group facts are made here, so
+that no prediction can use the future.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Locate = Callable[[Progress | Finished], float]
 def finished_facts(
     siblings: Sequence[Finished], policy_version: int, locate: Locate, locate_s: Locate
 ) -> GroupFacts:
-    """Facts of siblings that have all ended, oldest first; none of them cut off."""
+    """Group facts from siblings that have all ended by themselves, oldest first."""
     if not siblings:
         return NO_SIBLINGS
     excess = [math.log1p(each.generated_tokens) - locate(each) for each in siblings]
@@ -40,10 +41,10 @@ def finished_facts(
 
 
 def facts_then(row: Progress, members: Sequence[Finished], locate: Locate, locate_s: Locate) -> GroupFacts:
-    """What was known of `row`'s siblings at `row.at_s`.
+    """Group facts as known at `row.at_s`.
 
-    `members` is the whole group, the trajectory itself included, in the order in which it was told. Without
-    clocks the other members are earlier runs of the prompt.
+    `members` is the whole group, the trajectory itself included, in the order in which they were observed. Without
+    clocks the other members count as earlier runs of the prompt.
     """
     others = [each for each in members if each.trajectory_id != row.trajectory_id]
     if math.isnan(row.at_s):
@@ -61,7 +62,7 @@ def facts_then(row: Progress, members: Sequence[Finished], locate: Locate, locat
 
 
 def _generated_by(sibling: Finished, at_s: float) -> int:
-    """Tokens the sibling was known to have at that moment: those of its last decision point before it."""
+    """Known tokens of a sibling at `at_s`: those of its last decision point before that time."""
     return max((point.generated_tokens for point in sibling.points if point.at_s <= at_s), default=0)
 
 
@@ -73,7 +74,7 @@ def _with_running(facts: GroupFacts, lengths: Sequence[int]) -> GroupFacts:
 
 
 class GroupBook:
-    """The siblings of everything alive, in memory bounded by `SIBLINGS_KEPT` and `GROUPS_KEPT`."""
+    """The siblings of all running trajectories, in memory bounded by `SIBLINGS_KEPT` and `GROUPS_KEPT`."""
 
     def __init__(self) -> None:
         self._finished: dict[str, list[Finished]] = {}
@@ -82,20 +83,20 @@ class GroupBook:
         self._locate: Locate | None = None
 
     def finish(self, one: Finished) -> None:
-        """It is no longer running; its group knows one run more (unless it was cut off)."""
+        """Record the end of a trajectory; it becomes a finished sibling unless it is censored."""
         self._end_running(one.group_id, one.trajectory_id)
         if one.censored:
             return
         siblings = self._finished.pop(one.group_id, [])
         siblings = [each for each in siblings if each.trajectory_id != one.trajectory_id]
-        # Put back last: the dictionary is ordered by last use, and the head is forgotten first.
+        # The dictionary is in order of last use: re-insert the group at the end; eviction takes the head.
         self._finished[one.group_id] = [*siblings, one][-SIBLINGS_KEPT:]
         if len(self._finished) > GROUPS_KEPT:
             del self._finished[next(iter(self._finished))]
         self._facts.clear()
 
     def run(self, progress: Progress) -> None:
-        """It is running and has this many tokens."""
+        """Record the tokens of a running trajectory."""
         group = self._running.setdefault(progress.group_id, {})
         group[progress.trajectory_id] = progress.generated_tokens
 
@@ -106,7 +107,7 @@ class GroupBook:
             self._running.pop(group_id, None)
 
     def facts(self, row: Progress, locate: Locate, locate_s: Locate) -> GroupFacts:
-        """What is known now; what depends on finished siblings only is kept until one more finishes."""
+        """Group facts as known now; the part from finished siblings is cached until one more finishes."""
         if locate != self._locate:
             self._facts.clear()
             self._locate = locate

@@ -1,4 +1,4 @@
-"""Predictors that know the truth, for ablations: the oracle, and the oracle off by a known factor."""
+"""Predictors that know the true lengths, for ablations: an exact oracle, and one with a known error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from heddle_dask.predictors.features import NAN, Finished, Progress
 
 @dataclass(frozen=True, slots=True)
 class KnownWork:
-    """True totals by trajectory id: tokens, seconds of tools, tokens that those add. Read when asked: more may come."""
+    """True totals by trajectory id: generated tokens, tool seconds, observation tokens. Entries may be added
+    later."""
 
     tokens: dict[str, float] = field(default_factory=dict)
     tools_s: dict[str, float] = field(default_factory=dict)
@@ -29,14 +30,14 @@ class KnownWork:
 
 
 class Oracle:
-    """Knows how long each trajectory will be. One that is not in the mapping is predicted to be about to end.
+    """Predicts the true remaining length. A trajectory that is not in the mapping is predicted to end at once.
 
     Parameters
     ----------
     known
-        True totals. They are read when asked: trajectories may be added later.
+        True totals. They are read at each prediction, so trajectories may be added later.
     observation_per_token
-        As `core.prediction.Prediction` has it.
+        As in `core.prediction.Prediction`.
     """
 
     source = "oracle"
@@ -51,7 +52,7 @@ class Oracle:
         self._observation_per_token = observation_per_token
 
     def predict(self, rows: Sequence[Progress]) -> list[Prediction]:
-        """The truth; both quantiles are the same."""
+        """The true remaining tokens; both quantiles are equal."""
         return [self._one(row) for row in rows]
 
     def _one(self, row: Progress) -> Prediction:
@@ -89,7 +90,7 @@ class Oracle:
 
 
 class NoisyOracle(Oracle):
-    """Knows each total up to a log-normal factor, drawn once per trajectory from the seed and its id.
+    """Predicts each total times a log-normal factor, drawn once per trajectory from the seed and its id.
 
     Parameters
     ----------
@@ -114,7 +115,7 @@ class NoisyOracle(Oracle):
         self._seed = seed
 
     def _one(self, row: Progress) -> Prediction:
-        # A string seeds by its bytes: the same in every process.
+        # A string seeds `Random` by its bytes, which is the same in every process.
         factor = math.exp(self._spread * random.Random(f"{self._seed}|{row.trajectory_id}").gauss(0.0, 1.0))
         wide = math.exp(1.2816 * self._spread)
         total = self._known.tokens.get(row.trajectory_id, 0.0)

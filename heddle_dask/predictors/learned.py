@@ -1,4 +1,4 @@
-"""The predictor that learns: falls back by how much it knows, refits as it learns more, in bounded memory."""
+"""The learned predictor: refits as trajectories end, uses simpler models while data are few, in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heddle_dask.predictors.groups import GroupBook
 from heddle_dask.predictors.model import Model, fit_model
 from heddle_dask.predictors.trees import TreeSettings
 
-# What is said before anything is known; the order is the same for all.
+# Prediction before any data; equal for all trajectories, so that it orders none.
 UNKNOWN_TOKENS = 1000.0
 UNKNOWN_TOKENS_Q90 = 5000.0
 POINTS_KEPT = 40
@@ -30,7 +30,7 @@ class LearningSettings:
     growth
         A refit is due when the number of finished trajectories has grown by this share since the last one.
     kept
-        Finished trajectories kept; the oldest go first.
+        Finished trajectories kept; the oldest are dropped first.
     """
 
     first_fit: int = 3
@@ -39,10 +39,10 @@ class LearningSettings:
 
 
 class LearnedPredictor:
-    """XGBoost over group history over the prompt over a constant; see `contract.Predictor`.
+    """Uses the best model that the data allow: XGBoost, group history, the prompt, or a constant.
 
-    `observe_*` and `predict` may run in one thread and `fit` in another. Nothing depends on time, on the
-    order of a set, or on chance beyond `trees.seed`.
+    Implements `contract.Predictor`. `observe_*` and `predict` may run in one thread and `fit` in another. Results do
+    not depend on time, on the order of a set, or on randomness beyond `trees.seed`.
     """
 
     def __init__(self, trees: TreeSettings | None = None, learning: LearningSettings | None = None) -> None:
@@ -52,7 +52,7 @@ class LearnedPredictor:
         self._book = GroupBook()
         self._finished: dict[str, Finished] = {}
         self._running: dict[str, list[Progress]] = {}
-        # Of those that are kept.
+        # Sums over the kept trajectories.
         self._generated_tokens = 0
         self._observed_tokens = 0
         self._tools_s = 0.0
@@ -61,7 +61,7 @@ class LearnedPredictor:
         self._lock = threading.Lock()
 
     def predict(self, rows: Sequence[Progress]) -> list[Prediction]:
-        """One prediction per row from the last model; what is told of siblings since counts at once."""
+        """One prediction per row from the last model; siblings observed since its fit count at once."""
         model = self.model
         if model is None:
             return [Prediction(UNKNOWN_TOKENS, UNKNOWN_TOKENS_Q90, "constant") for _ in rows]
@@ -81,18 +81,18 @@ class LearnedPredictor:
         ]
 
     def observe_running(self, progress: Progress) -> None:
-        """A trajectory has reached a decision point."""
+        """Record a decision point of a running trajectory."""
         with self._lock:
             self._book.run(progress)
             points = self._running.setdefault(progress.trajectory_id, [])
             known = bool(points) and points[-1].steps_finished == progress.steps_finished
             if known or len(points) == POINTS_KEPT:
-                points[-1] = progress  # after the same step, what is known now counts
+                points[-1] = progress  # the same step, with newer facts
             else:
                 points.append(progress)
 
     def observe_finished(self, finished: Finished) -> None:
-        """A trajectory has ended; without `points`, those told before are taken."""
+        """Record the end of a trajectory; empty `points` mean the points from `observe_running`."""
         with self._lock:
             points = self._running.pop(finished.trajectory_id, [])
             self._learn(finished if finished.points else replace(finished, points=tuple(points)))
@@ -125,13 +125,13 @@ class LearnedPredictor:
             self._tools_s -= known.tools_s
 
     def due(self) -> bool:
-        """Whether enough has been learnt since the last fit."""
+        """Whether enough trajectories have ended since the last fit to fit again."""
         if self._fitted_at == 0:
             return self._told >= self.learning.first_fit
         return self._told >= (1.0 + self.learning.growth) * self._fitted_at
 
     def fit_if_due(self) -> bool:
-        """Refit if due. Slow (seconds); `predict` goes on with the old model meanwhile."""
+        """Refit if due. Takes seconds; `predict` goes on with the old model meanwhile."""
         return self.due() and self._fit_and_adopt()
 
     def _fit_and_adopt(self) -> bool:
@@ -141,7 +141,7 @@ class LearnedPredictor:
         return fitted is not None
 
     def fit(self) -> Fitted | None:
-        """A model of all that was learnt, running trajectories as censored ones; None if no trajectory is complete."""
+        """Fit on all observations, running trajectories as censored ones; None if no trajectory is complete."""
         with self._lock:
             told = self._told
             data = [*self._finished.values(), *(_so_far(points) for points in self._running.values())]
@@ -154,12 +154,12 @@ class LearnedPredictor:
         self.model, self._fitted_at = fitted.model, fitted.told
 
     def learnt(self) -> tuple[list[Finished], int, int]:
-        """What a copy needs: the kept trajectories, how many were told, and how many at the last fit."""
+        """State for a copy: kept trajectories, number observed so far, and number observed at the last fit."""
         with self._lock:
             return list(self._finished.values()), self._told, self._fitted_at
 
     def restore(self, finished: Iterable[Finished], told: int, fitted_at: int, model: Model | None) -> None:
-        """Become what `learnt` and `model` of another predictor say."""
+        """Take over the state that `learnt` and `model` of another predictor returned."""
         with self._lock:
             for one in finished:
                 self._learn(one)
@@ -189,7 +189,7 @@ def _so_far(points: Sequence[Progress]) -> Finished:
 def _tools_left_s(
     row: Progress, left_tokens: float, tools_s_per_token: float, typical_tokens: float
 ) -> float:
-    """As its tools have gone so far, for each token; those of all count like a typical trajectory's."""
+    """Predicted tool seconds: the trajectory's seconds per token so far, shrunk to the mean of all trajectories."""
     weight = max(1.0, typical_tokens)
     tools_s = row.tools_s + tools_s_per_token * weight
     return left_tokens * tools_s / (row.generated_tokens + weight)

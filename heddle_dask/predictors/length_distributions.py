@@ -1,7 +1,7 @@
-"""Laws of the total length: a location per trajectory and one distribution of what is above or below it.
+"""Distributions of the total length: a location per trajectory, and one distribution of the residuals.
 
-They are the fallbacks (constant, prompt only, group history), the members that the trees are blended with, and
-what a censored trajectory is completed from. Logarithms of ``1 + total`` throughout.
+They are the fallbacks (constant, prompt only, group history), they are blended with the trees, and censored training
+rows draw their future from them. Logarithms of ``1 + total`` throughout.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import numpy as np
 
 from heddle_dask.predictors.features import Finished, Floats, Progress
 
-# A cell of n trajectories is trusted n / (n + this).
+# The effect of a cell with n trajectories is multiplied by n / (n + CELL_TRUST).
 CELL_TRUST = 8.0
 TAIL_SHARE = 0.05
 MEMO_KEPT = 65_536
 
 
 @dataclass(frozen=True)
-class ResidualLaw:
-    """Kaplan-Meier survival of the residuals, with an exponential tail (of the log: Pareto) beyond its last 5 %.
+class ResidualDistribution:
+    """Kaplan-Meier survival of the residuals; beyond its last 5 % an exponential tail (a Pareto tail of the length).
 
     Attributes
     ----------
     at, survival
-        Ascending residuals, and the share that lies above each.
+        Ascending residuals, and the survival function: the share above each.
     tail_at, tail_scale
-        Where the tail begins and the mean excess there.
+        Residual at which the tail begins, and the mean excess beyond it.
     """
 
     at: Floats
@@ -38,7 +38,7 @@ class ResidualLaw:
     tail_scale: float
 
     @classmethod
-    def fit(cls, residuals: Floats, censored: np.ndarray) -> ResidualLaw:
+    def fit(cls, residuals: Floats, censored: np.ndarray) -> ResidualDistribution:
         """Fit on at least one residual; censored ones are lower bounds."""
         order = np.lexsort((censored, residuals))
         at, ends = residuals[order], ~censored[order]
@@ -51,26 +51,26 @@ class ResidualLaw:
         return cls(at, survival, tail_at, min(max(float(beyond.sum()) / exits, 0.1), 1.5))
 
     def above(self, residual: Floats) -> Floats:
-        """Share of the law above each residual, never 0."""
+        """Survival function at each residual, never 0."""
         index = np.searchsorted(self.at, residual, side="right")
         inside = np.concatenate([[1.0], self.survival])[index]
         tail = TAIL_SHARE * np.exp(-np.maximum(residual - self.tail_at, 0.0) / self.tail_scale)
         return np.asarray(np.where(residual >= self.tail_at, tail, np.maximum(inside, TAIL_SHARE)))
 
     def quantile(self, above: Floats) -> Floats:
-        """The residual with this share of the law above it."""
+        """Inverse of `above`: the residual with this share of the distribution above it."""
         index = np.searchsorted(-self.survival, -above, side="left")
         inside = self.at[np.minimum(index, len(self.at) - 1)]
         tail = self.tail_at + self.tail_scale * np.log(TAIL_SHARE / np.minimum(above, TAIL_SHARE))
         return np.asarray(np.where(above < TAIL_SHARE, tail, np.minimum(inside, self.tail_at)))
 
     def log_remaining(self, location: Floats, done: Floats, share: Floats | float) -> Floats:
-        """Log(1 + what is left) at the quantile `share`, given that the total exceeds `done`.
+        """Log(1 + tokens left) at the quantile `share`, given that the total exceeds `done`.
 
         The arguments broadcast against each other.
         """
         begun = self.above(np.log1p(done) - location)
-        # A total before the first token has nothing to exceed.
+        # Before the first token there is no condition on the total.
         begun = np.where(done > 0, begun, 1.0)
         total = np.expm1(np.minimum(location + self.quantile(begun * (1.0 - share)), 30.0))
         return np.asarray(np.log1p(np.maximum(total - done, 1.0)))
@@ -78,9 +78,9 @@ class ResidualLaw:
 
 @dataclass(frozen=True)
 class Location:
-    """Expected log total from what is known before the first step: domain, step limit, policy, prompt length.
+    """Expected log total from facts known before the first step: domain, step limit, policy, prompt length.
 
-    `cells` holds the effect of each cell on what the cells before it leave unexplained, shrunk by its count.
+    `cells` holds the effect of each cell on the residuals of the level before it, shrunk by its count.
     """
 
     overall: float
@@ -132,7 +132,7 @@ def _cells(one: Progress | Finished) -> tuple[str, ...]:
 
 
 def label_effects(rows: Sequence[Progress], logs: Floats, trust: float = 20.0) -> dict[str, float]:
-    """Shrunk mean, per label of the last tool, of the log of what is left above the mean at its step."""
+    """Per label of the last tool: shrunk mean of the log of the tokens left, less the mean at its step."""
     by_step: dict[int, list[float]] = {}
     for row, value in zip(rows, logs.tolist(), strict=True):
         by_step.setdefault(min(row.steps_finished, 20), []).append(value)
@@ -145,7 +145,8 @@ def label_effects(rows: Sequence[Progress], logs: Floats, trust: float = 20.0) -
 
 
 def history_trust(excess: Iterable[tuple[str, float]]) -> float:
-    """How many siblings a group's mean needs to be half believed: variance within over variance between groups."""
+    """Number of siblings at which a group's mean gets weight one half: variance within over variance between
+    groups."""
     groups: dict[str, list[float]] = {}
     for group_id, value in excess:
         groups.setdefault(group_id, []).append(value)

@@ -1,4 +1,6 @@
-"""A fitted model: trees blended with the laws by what held-back groups say, and shifted so that q90 covers.
+"""A fitted model: trees blended with length distributions, and a calibrated 0.9 quantile.
+
+Held-out groups give the blend weights, and the shift with which q90 has its coverage.
 
 Immutable once fitted. Below `TREES_FROM` complete trajectories it answers from group history, the prompt, or a
 constant.
@@ -15,7 +17,7 @@ import numpy.typing as npt
 from heddle_dask.core.prediction import Prediction
 from heddle_dask.predictors.core_model import CoreModel, Seen, fit_core
 from heddle_dask.predictors.features import Finished, Floats, GroupFacts, Progress
-from heddle_dask.predictors.length_distributions import ResidualLaw
+from heddle_dask.predictors.length_distributions import ResidualDistribution
 from heddle_dask.predictors.samples import Samples, make_samples
 from heddle_dask.predictors.trees import TreeSettings
 
@@ -30,7 +32,8 @@ WEIGHTS = np.linspace(0.0, 1.0, 11)
 
 @dataclass(frozen=True)
 class Calibration:
-    """Per (siblings known, bucket): the laws' weight in the blend, and the shift of the 0.9 quantile (in logs)."""
+    """Per (siblings known, bucket): the blend weight of the distributions, and the shift of the 0.9 quantile (in
+    logs)."""
 
     weight: Floats
     shift: Floats
@@ -38,14 +41,14 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Model:
-    """See the module. `finished` = complete trajectories it has learnt from."""
+    """See the module. `finished`: complete trajectories in the training data."""
 
     core: CoreModel
     calibration: Calibration | None
     finished: int
 
     def predict(self, rows: Sequence[Progress], facts: Sequence[GroupFacts]) -> list[Prediction]:
-        """One prediction per row; `facts` are of the siblings, as known now."""
+        """One prediction per row; `facts` are the group facts as known now."""
         if not rows:
             return []
         seen = self.core.see(rows, facts)
@@ -53,27 +56,29 @@ class Model:
         return [Prediction(*values) for values in zip(*tokens.tolist(), self._sources(seen), strict=True)]
 
     def log_remaining(self, seen: Seen) -> Floats:
-        """Median and 0.9 quantile of log(1 + what is left), (2, n)."""
+        """Median and 0.9 quantile of log(1 + tokens left), (2, n)."""
         if self.calibration is None or self.core.trees is None:
             return self._fallback(seen)
-        # The laws come before the trees: those leave nothing else in the processor's cache.
-        by_laws = self.core.by_laws(seen)
+        # The distributions come before the trees, which evict everything else from the processor's cache.
+        by_distributions = self.core.by_distributions(seen)
         cell = (seen.known.astype(np.int64), np.searchsorted(BUCKETS, seen.steps, side="right") - 1)
         weight = self.calibration.weight[cell]
-        both = (1.0 - weight) * self.core.by_trees(seen) + weight * by_laws
+        both = (1.0 - weight) * self.core.by_trees(seen) + weight * by_distributions
         both[1] = np.maximum(both[0], both[1] + self.calibration.shift[cell])
         return both
 
     def _fallback(self, seen: Seen) -> Floats:
-        laws = self.core.laws
+        distributions = self.core.distributions
         shares = np.array([[0.5], [0.9]])
-        constant = laws.constant.log_remaining(np.array(laws.location.overall), seen.done, shares)
+        constant = distributions.constant.log_remaining(
+            np.array(distributions.location.overall), seen.done, shares
+        )
         if self.finished < HISTORY_FROM:
             return constant
-        by_laws = self.core.by_laws(seen)
+        by_distributions = self.core.by_distributions(seen)
         if self.finished >= PROMPT_FROM:
-            return by_laws
-        return np.where(seen.known, by_laws, constant)
+            return by_distributions
+        return np.where(seen.known, by_distributions, constant)
 
     def _sources(self, seen: Seen) -> list[str]:
         if self.calibration is not None and self.core.trees is not None:
@@ -84,10 +89,10 @@ class Model:
 
 
 def fit_model(finished: Sequence[Finished], settings: TreeSettings) -> Model | None:
-    """Fit on trajectories, complete and censored; None if none is complete. Slow: seconds.
+    """Fit on complete and censored trajectories; None if none is complete. Takes seconds.
 
-    Trees are fitted `settings.folds` times on all groups but one part, which earns the weights and shifts, and
-    once on all.
+    Trees are fitted `settings.folds` times without one part of the groups, which gives weights and shifts, and once
+    on all groups.
     """
     complete = sum(not one.censored for one in finished)
     if not complete:
@@ -98,22 +103,22 @@ def fit_model(finished: Sequence[Finished], settings: TreeSettings) -> Model | N
     core = fit_core(finished, samples, use, settings)
     if core.trees is None:
         return Model(core, None, complete)
-    return Model(core, _calibrate(_held_back(finished, samples, settings)), complete)
+    return Model(core, _calibrate(_held_out(finished, samples, settings)), complete)
 
 
 @dataclass(frozen=True)
-class _Held:
-    """Predictions for one part of the groups by a model that has not seen it, and what came true."""
+class _HeldOutRows:
+    """Predictions for one part of the groups by a model fitted without it, and the truth."""
 
     known: npt.NDArray[np.bool_]
     steps: npt.NDArray[np.int64]
     censored: npt.NDArray[np.bool_]
     trees: Floats
-    laws: Floats
+    distributions: Floats
     truth: Floats
 
 
-def _held_back(finished: Sequence[Finished], samples: Samples, settings: TreeSettings) -> list[_Held]:
+def _held_out(finished: Sequence[Finished], samples: Samples, settings: TreeSettings) -> list[_HeldOutRows]:
     parts = []
     for fold in range(settings.folds):
         inside = samples.fold != fold
@@ -126,12 +131,12 @@ def _held_back(finished: Sequence[Finished], samples: Samples, settings: TreeSet
         told = samples.take(~inside)
         seen = core.see(told.rows, told.facts(core.locate, core.locate_s))
         parts.append(
-            _Held(
+            _HeldOutRows(
                 known=seen.known,
                 steps=seen.steps,
                 censored=told.censored,
                 trees=core.by_trees(seen),
-                laws=core.by_laws(seen),
+                distributions=core.by_distributions(seen),
                 truth=np.log1p(np.maximum(told.total - told.done, 1.0)),
             )
         )
@@ -139,7 +144,7 @@ def _held_back(finished: Sequence[Finished], samples: Samples, settings: TreeSet
 
 
 def _outside(finished: Sequence[Finished], samples: Samples, inside: npt.NDArray[np.bool_]) -> list[Finished]:
-    """The trajectories that share nothing with the rows held back."""
+    """The trajectories that share no group (or trajectory) with the held-out rows."""
     held = [owner for owner, use in zip(samples.owners, inside.tolist(), strict=True) if not use]
     if samples.by_group:
         groups = {owner.group_id for owner in held}
@@ -148,12 +153,13 @@ def _outside(finished: Sequence[Finished], samples: Samples, inside: npt.NDArray
     return [one for one in finished if one.trajectory_id not in names]
 
 
-def _calibrate(parts: Sequence[_Held]) -> Calibration | None:
-    """Weights by least absolute error, then the shift by split conformal; small cells borrow from larger ones."""
+def _calibrate(parts: Sequence[_HeldOutRows]) -> Calibration | None:
+    """Weights by least absolute error, then shifts by split conformal prediction; small cells borrow from
+    neighbours."""
     if not parts:
         return None
     trees = np.concatenate([part.trees for part in parts], axis=1)
-    laws = np.concatenate([part.laws for part in parts], axis=1)
+    distributions = np.concatenate([part.distributions for part in parts], axis=1)
     truth = np.concatenate([part.truth for part in parts])
     known = np.concatenate([part.known for part in parts])
     censored = np.concatenate([part.censored for part in parts])
@@ -166,18 +172,20 @@ def _calibrate(parts: Sequence[_Held]) -> Calibration | None:
             cell = _cell(known == bool(told), np.abs(bucket - number))
             whole = cell & ~censored
             errors = np.abs(
-                (1 - WEIGHTS[:, None]) * trees[0, whole] + WEIGHTS[:, None] * laws[0, whole] - truth[whole]
+                (1 - WEIGHTS[:, None]) * trees[0, whole]
+                + WEIGHTS[:, None] * distributions[0, whole]
+                - truth[whole]
             )
-            # Where all are cut off nothing tells which is nearer: the trees.
+            # Without a complete row the errors cannot be compared: use the trees.
             best = float(WEIGHTS[int(np.argmin(errors.mean(axis=1)))]) if whole.any() else float(WEIGHTS[0])
-            above = truth[cell] - (1 - best) * trees[1, cell] - best * laws[1, cell]
+            above = truth[cell] - (1 - best) * trees[1, cell] - best * distributions[1, cell]
             weight[told, number] = best
             shift[told, number] = _quantile(above, censored[cell])
     return Calibration(weight, shift)
 
 
 def _cell(side: np.ndarray, distance: np.ndarray) -> np.ndarray:
-    """The rows of a cell, widened over neighbouring decision points, then over both sides, until it is full."""
+    """Rows of a cell, widened over neighbouring buckets, then over both sides, to at least `MIN_BUCKET_ROWS`."""
     for rows in (side, np.ones_like(side)):
         for width in range(len(BUCKETS)):
             cell = rows & (distance <= width)
@@ -189,10 +197,11 @@ def _cell(side: np.ndarray, distance: np.ndarray) -> np.ndarray:
 def _quantile(above: Floats, censored: npt.NDArray[np.bool_]) -> float:
     """The 0.9 quantile with the conformal correction.
 
-    Half way between that of the complete rows and that of all rows with censored ones as lower bounds: the first
-    is too low where long ones are cut off more often, the second too high where what is cut off was near its end.
+    The mean of the quantile of complete rows and that of all rows with censored ones as lower bounds. The first is
+    too low if long trajectories are cut off more often, the second too high if trajectories are cut off near their
+    end.
     """
     level = min(0.9 * (1 + 1 / len(above)), 0.99)
-    both = float(ResidualLaw.fit(above, censored).quantile(np.array([1 - level]))[0])
+    both = float(ResidualDistribution.fit(above, censored).quantile(np.array([1 - level]))[0])
     whole = above[~censored]
     return (both + float(np.quantile(whole, level))) / 2 if len(whole) else both

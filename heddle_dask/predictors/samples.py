@@ -1,4 +1,4 @@
-"""Training rows from trajectories: decision points with what was known then and what came after."""
+"""Training rows from trajectories: decision points with the facts known then and the future that followed."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import numpy.typing as npt
 from heddle_dask.predictors.features import NO_SIBLINGS, Finished, Floats, GroupFacts, Progress
 from heddle_dask.predictors.groups import Locate, facts_then
 
-# After this many steps a decision point is learnt from; between them, later ones differ little.
+# Numbers of finished steps whose decision points become rows; later points in between differ little.
 LEARNT_STEPS = frozenset({0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 65, 80, 100, 130, 160, 200})
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Parallel columns, one entry per decision point; `cold` ones pretend to have no siblings.
+    """Parallel columns, one entry per decision point; `cold` rows are given no sibling.
 
     Attributes
     ----------
     owners
-        The trajectory of each row, which is its future: never an input.
+        The trajectory of each row. It holds the row's future and must never be an input of a model.
     members
         All trajectories of each group.
     fold
-        Which part of the groups (of the trajectories, unless `by_group`) the row belongs to.
+        The part of the groups (of the trajectories, unless `by_group`) that the row belongs to.
     """
 
     rows: tuple[Progress, ...]
@@ -51,7 +51,7 @@ class Samples:
         )
 
     def facts(self, locate: Locate, locate_s: Locate) -> list[GroupFacts]:
-        """What was known of the siblings at each row."""
+        """Group facts as known at each row."""
         return [
             NO_SIBLINGS if cold else facts_then(row, self.members[row.group_id], locate, locate_s)
             for row, cold in zip(self.rows, self.cold.tolist(), strict=True)
@@ -59,12 +59,12 @@ class Samples:
 
     @property
     def censored(self) -> npt.NDArray[np.bool_]:
-        """Rows whose future is only partly known."""
+        """True for rows of which only part of the future is known."""
         return np.array([owner.censored for owner in self.owners], dtype=bool)
 
     @property
     def done(self) -> Floats:
-        """Tokens behind each row."""
+        """Tokens generated before each row."""
         return np.array([row.generated_tokens for row in self.rows], dtype=np.float64)
 
     @property
@@ -74,7 +74,7 @@ class Samples:
 
 
 def fold_numbers(names: Iterable[str], folds: int, seed: int) -> dict[str, int]:
-    """Deal names out to parts of equal size: by chance, but the same in every process and for every order."""
+    """Assign names to parts of equal size at random: the same in every process and for every order of the names."""
     dealt = sorted(set(names), key=lambda name: (zlib.crc32(f"{seed}|{name}".encode()), name))
     return {name: index % folds for index, name in enumerate(dealt)}
 
@@ -114,5 +114,5 @@ def make_samples(
 
 
 def has_seconds(one: Finished) -> bool:
-    """Whether the trajectory can teach seconds."""
+    """Whether the trajectory has a measured duration."""
     return not math.isnan(one.duration_s) and all(not math.isnan(point.elapsed_s) for point in one.points)

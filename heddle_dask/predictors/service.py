@@ -1,8 +1,8 @@
-"""One session's predictor between its questions and its calls; the live and the simulated body drive the same one.
+"""Schedules the calls and fits of a session's predictor; used by the live and the simulated body.
 
-The service keeps what waits, decides what shares a call and when a fit runs, and turns predictions into events. It has
-no clock and no thread. The body runs `call` and `fit`: live in two executor threads, simulated in virtual time. A fit
-takes seconds; the old model answers until `end_fit`.
+The service queues requests, batches them into calls, decides when a fit runs, and turns predictions into events. It
+has no clock and no thread. The body runs `call` and `fit`: live in two executor threads, simulated in virtual time. A
+fit takes seconds; the old model answers until `end_fit`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from heddle_dask.predictors.from_state import finished_of, progress_of
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class PredictionBatch:
     """One call of the predictor: it learns from `ended`, then answers each of `rows`."""
 
     ended: tuple[Finished, ...]
@@ -28,9 +28,9 @@ class Batch:
 
 
 class PredictionService:
-    """Questions, learning and fits of one predictor.
+    """Prediction requests, observations and fits of one predictor.
 
-    Only `call` and `fit` may run in other threads than the rest, each in one of its own.
+    `call` and `fit` may each run in a thread of their own; all other methods belong to one thread.
     """
 
     def __init__(self, predictor: Predictor) -> None:
@@ -41,34 +41,34 @@ class PredictionService:
 
     @property
     def asked(self) -> bool:
-        """Whether a question waits."""
+        """Whether a prediction request waits."""
         return bool(self._waiting)
 
     @property
     def has_work(self) -> bool:
-        """Whether a question, or a trajectory to learn from, waits for the next call."""
+        """Whether a prediction request, or a finished trajectory to learn from, waits for the next call."""
         return bool(self._waiting or self._ended)
 
     def ask(self, trajectory: Trajectory, at: float) -> None:
-        """Predict the remaining work as of `at` seconds; replaces a question of the trajectory that waits."""
+        """Request a prediction as of `at` seconds; replaces a waiting request of the same trajectory."""
         self._waiting[trajectory.trajectory_id] = progress_of(trajectory, at)
 
     def ended(self, trajectory: Trajectory, status: str, at: float) -> None:
-        """Learn from a trajectory that ends at `at` seconds; its question, if one waits, is dropped.
+        """Learn from a trajectory that ends at `at` seconds, and drop its waiting request.
 
-        Were it answered, the predictor would count the trajectory as a running one for ever.
+        Answering the request would make the predictor count the trajectory as running for ever.
         """
         self._waiting.pop(trajectory.trajectory_id, None)
         self._ended.append(finished_of(trajectory, status, at))
 
-    def take_batch(self) -> Batch:
-        """All that waits, for the next call."""
-        batch = Batch(tuple(self._ended), tuple(self._waiting.values()))
+    def take_batch(self) -> PredictionBatch:
+        """Take everything that waits as the batch of the next call."""
+        batch = PredictionBatch(tuple(self._ended), tuple(self._waiting.values()))
         self._ended, self._waiting = [], {}
         return batch
 
-    def call(self, batch: Batch) -> list[Prediction]:
-        """Run the predictor: one prediction per row of the batch. Milliseconds."""
+    def call(self, batch: PredictionBatch) -> list[Prediction]:
+        """Run the predictor: one prediction per row of the batch. Takes milliseconds."""
         for one in batch.ended:
             self._predictor.observe_finished(one)
         for row in batch.rows:
@@ -76,7 +76,7 @@ class PredictionService:
         return self._predictor.predict(batch.rows) if batch.rows else []
 
     @staticmethod
-    def answers(batch: Batch, made: Sequence[Prediction], at: float) -> list[PredictionMade]:
+    def answers(batch: PredictionBatch, made: Sequence[Prediction], at: float) -> list[PredictionMade]:
         """The predictions of a call as events at `at` seconds, in the order of the rows."""
         return [
             PredictionMade(at, TrajectoryId(row.trajectory_id), row.steps_finished, one)
@@ -86,7 +86,7 @@ class PredictionService:
     def begin_fit(self) -> bool:
         """Whether a fit is due and none is under way; if so, the body runs `fit` and then calls `end_fit`.
 
-        To be asked after each call, not after a fit: one that finds too little to learn from stays due.
+        Check it after each call, not after a fit: a fit that finds too little data stays due.
         """
         if self._fitting or not self._predictor.due():
             return False
@@ -94,7 +94,7 @@ class PredictionService:
         return True
 
     def fit(self) -> Fitted | None:
-        """Fit a new model, which is not in use yet; None if there is nothing to learn from. Seconds."""
+        """Fit a new model, which is not in use yet; None without data. Takes seconds."""
         return self._predictor.fit()
 
     def end_fit(self, fitted: Fitted | None) -> None:

@@ -1,7 +1,7 @@
-"""Saves and loads a learned predictor: what it has learnt from and its fitted model, as gzipped JSON.
+"""Saves and loads a learned predictor: its training data and its fitted model, as gzipped JSON.
 
-Loading gives the same predictions, and learning goes on as if it had never stopped. Sums over running trajectories
-are not kept: a new run has others.
+A loaded predictor makes the same predictions and goes on learning. Running trajectories are not saved: a new run has
+others.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 import xgboost as xgb
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.predictors.core_model import CoreModel, Laws
+from heddle_dask.predictors.core_model import CoreModel, LengthDistributions
 from heddle_dask.predictors.features import FEATURES, Finished, Floats, Progress
 from heddle_dask.predictors.learned import LearnedPredictor, LearningSettings
-from heddle_dask.predictors.length_distributions import Location, ResidualLaw
+from heddle_dask.predictors.length_distributions import Location, ResidualDistribution
 from heddle_dask.predictors.model import Calibration, Model
 from heddle_dask.predictors.trees import Trees, TreeSettings
 
@@ -32,7 +32,7 @@ _FINISHED = tuple(each.name for each in fields(Finished) if each.name != "points
 
 
 def save_predictor(predictor: LearnedPredictor, path: Path | str) -> None:
-    """Write `predictor` to `path`, whole or not at all."""
+    """Write `predictor` to `path` atomically."""
     path = Path(path)
     finished, told, fitted_at = predictor.learnt()
     data = {
@@ -114,7 +114,7 @@ def _model_out(model: Model | None) -> dict[str, Any] | None:
     return {
         "finished": model.finished,
         "labels": model.core.labels,
-        "laws": _laws_out(model.core.laws),
+        "laws": _distributions_out(model.core.distributions),
         "location_s": _location_out(location_s) if location_s else None,
         "trees": _trees_out(trees) if trees else None,
         "calibration": {"weight": shifts.weight.tolist(), "shift": shifts.shift.tolist()} if shifts else None,
@@ -126,7 +126,7 @@ def _model_in(data: Any, settings: TreeSettings) -> Model | None:
         return None
     location_s, trees, shifts = data["location_s"], data["trees"], data["calibration"]
     core = CoreModel(
-        laws=_laws_in(data["laws"]),
+        distributions=_distributions_in(data["laws"]),
         location_s=_location_in(location_s) if location_s else None,
         labels=dict(data["labels"]),
         trees=_trees_in(trees, settings) if trees else None,
@@ -165,32 +165,32 @@ def _location_in(data: Mapping[str, Any]) -> Location:
     return Location(data["overall"], data["cells"])
 
 
-def _laws_out(laws: Laws) -> dict[str, Any]:
+def _distributions_out(distributions: LengthDistributions) -> dict[str, Any]:
     return {
-        **_location_out(laws.location),
-        "trust": laws.trust,
-        **{name: _law_out(getattr(laws, name)) for name in ("constant", "prompt", "history")},
+        **_location_out(distributions.location),
+        "trust": distributions.trust,
+        **{name: _residual_out(getattr(distributions, name)) for name in ("constant", "prompt", "history")},
     }
 
 
-def _laws_in(data: Mapping[str, Any]) -> Laws:
-    return Laws(
+def _distributions_in(data: Mapping[str, Any]) -> LengthDistributions:
+    return LengthDistributions(
         _location_in(data),
         data["trust"],
-        *(_law_in(data[name]) for name in ("constant", "prompt", "history")),
+        *(_residual_in(data[name]) for name in ("constant", "prompt", "history")),
     )
 
 
-def _law_out(law: ResidualLaw) -> dict[str, Any]:
+def _residual_out(residual: ResidualDistribution) -> dict[str, Any]:
     return {
-        "at": law.at.tolist(),
-        "survival": law.survival.tolist(),
-        "tail_at": law.tail_at,
-        "tail_scale": law.tail_scale,
+        "at": residual.at.tolist(),
+        "survival": residual.survival.tolist(),
+        "tail_at": residual.tail_at,
+        "tail_scale": residual.tail_scale,
     }
 
 
-def _law_in(data: Mapping[str, Any]) -> ResidualLaw:
+def _residual_in(data: Mapping[str, Any]) -> ResidualDistribution:
     at: Floats = np.array(data["at"], dtype=np.float64)
     survival: Floats = np.array(data["survival"], dtype=np.float64)
-    return ResidualLaw(at, survival, data["tail_at"], data["tail_scale"])
+    return ResidualDistribution(at, survival, data["tail_at"], data["tail_scale"])

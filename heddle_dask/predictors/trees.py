@@ -1,4 +1,4 @@
-"""Boosted trees: medians and 0.9 quantiles of what is left, in logs."""
+"""Boosted trees: medians and 0.9 quantiles of the log of the tokens left."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import xgboost as xgb
 from heddle_dask.predictors.features import Floats
 
 QUANTILES = (0.5, 0.9)
-# A drawn future teaches less than a seen one.
+# Weight of a censored row, whose target is drawn, relative to an observed one.
 CENSORED_WEIGHT = 0.2
-# Fewer rows grow no trees.
+# With fewer rows no trees are grown.
 MIN_ROWS = 30
 
 
@@ -24,7 +24,9 @@ class TreeSettings:
 
     80 and 30 rounds at 0.1 predict no better and take 8 % longer for 64 rows, a third longer to fit
     (docs/experiments, predictor start).
-    `start_rounds` more are for the start alone, less deep: little is known there, of by far fewer rows.
+
+    `start_rounds` more trees, less deep, are for the first decision point alone: it has few known facts and far fewer
+    rows.
     """
 
     rounds: int = 60
@@ -40,7 +42,7 @@ class TreeSettings:
 
 @dataclass(frozen=True, slots=True)
 class TreeRows:
-    """What trees learn from; `first` = no step finished yet."""
+    """Training rows of the trees; `first`: no step finished yet."""
 
     features: npt.NDArray[np.float32]
     target: Floats
@@ -54,10 +56,10 @@ class TreeRows:
 
 @dataclass(frozen=True)
 class Trees:
-    """Boosted trees: those of all decision points, and those of the first alone where that had rows.
+    """Boosted trees for all decision points, and others for the first one alone if it had enough rows.
 
-    Before its first step a trajectory is known by its prompt, its policy and its siblings; in the common trees it is
-    one row of many, and the cuts go to what steps tell.
+    Before its first step only the prompt, the policy and the siblings of a trajectory are known. In the common trees
+    such rows are few, and most splits are on facts about steps.
     """
 
     any_step: xgb.Booster
@@ -81,7 +83,8 @@ def _ask(trees: xgb.Booster, features: npt.NDArray[np.float32]) -> Floats:
 
 
 def grow_trees(rows: TreeRows, settings: TreeSettings) -> Trees | None:
-    """`rounds` trees per quantile for all rows, and `start_rounds` for the first decision points; None for few rows."""
+    """Grow `rounds` trees per quantile for all rows, and `start_rounds` for first decision points; None for few
+    rows."""
     if len(rows.target) < MIN_ROWS:
         return None
     step = settings.learning_rate * settings.rounds
@@ -90,7 +93,7 @@ def grow_trees(rows: TreeRows, settings: TreeSettings) -> Trees | None:
     any_step = _grow(rows, settings, rounds, shape)
     if not start_rounds or rows.first.sum() < MIN_ROWS:
         return Trees(any_step, None)
-    # Most columns say nothing before the first step: each tree sees all of them.
+    # Most columns are empty before the first step, so each tree gets all columns.
     shape = {"max_depth": settings.start_depth, "colsample_bytree": 1.0, "eta": step / start_rounds}
     return Trees(any_step, _grow(rows.take(rows.first), settings, start_rounds, shape))
 

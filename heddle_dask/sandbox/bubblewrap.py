@@ -12,7 +12,7 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 from heddle_dask.sandbox import inside
-from heddle_dask.sandbox.confinement import Cell, Mode, common_environment, common_rlimits
+from heddle_dask.sandbox.confinement import Mode, PreparedRun, common_environment, common_rlimits
 from heddle_dask.sandbox.interpreter import Interpreter, system_library_folders
 from heddle_dask.sandbox.limits import SandboxLimits
 from heddle_dask.sandbox.system_calls import filter_fd
@@ -44,8 +44,8 @@ class Bubblewrap:
         self._private_user_ids = private_user_ids
 
     @asynccontextmanager
-    async def cell(self, limits: SandboxLimits, cpus: int) -> AsyncIterator[Cell]:
-        """See `Confinement.cell`."""
+    async def prepare(self, limits: SandboxLimits, cpus: int) -> AsyncIterator[PreparedRun]:
+        """See `Confinement.prepare`."""
         with ExitStack() as stack:
             uid = private_user_id() if self._private_user_ids else None
             calls = stack.enter_context(filter_fd())
@@ -54,7 +54,7 @@ class Bubblewrap:
                 environment["LD_LIBRARY_PATH"] = self._libraries
             # A margin over the limit for bubblewrap's own process: the watchdog counts exactly.
             rlimits = {**common_rlimits(limits), "RLIMIT_NPROC": limits.processes + 2}
-            yield Cell(
+            yield PreparedRun(
                 argv=(
                     *self._fixed,
                     *(() if calls is None else ("--seccomp", str(calls))),

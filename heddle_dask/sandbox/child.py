@@ -12,7 +12,7 @@ import contextlib
 import os
 import subprocess
 
-from heddle_dask.sandbox.confinement import Cell
+from heddle_dask.sandbox.confinement import PreparedRun
 from heddle_dask.sandbox.inside import READY
 
 _CHUNK_BYTES = 65536
@@ -37,7 +37,7 @@ class Child:
         Set when it has exited and is reaped.
     """
 
-    def __init__(self, cell: Cell, payload: bytes, most_output_bytes: int) -> None:
+    def __init__(self, prepared: PreparedRun, payload: bytes, most_output_bytes: int) -> None:
         self.output = bytearray()
         self.output_over = asyncio.Event()
         self.output_ended = asyncio.Event()
@@ -47,13 +47,13 @@ class Child:
         self._ready = False
         self._loop = asyncio.get_running_loop()
         self._process = subprocess.Popen(
-            cell.argv,
+            prepared.argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=dict(cell.environment),
-            cwd=cell.folder or "/",
-            pass_fds=cell.pass_fds,
+            env=dict(prepared.environment),
+            cwd=prepared.folder or "/",
+            pass_fds=prepared.pass_fds,
             start_new_session=True,
             bufsize=0,
         )

@@ -13,7 +13,7 @@ Mode = Literal["bubblewrap", "weak"]
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PreparedRun:
     """One run's place: how to start it and how to be sure that nothing of it is left.
 
     Attributes
@@ -56,7 +56,7 @@ class Confinement(Protocol):
     def isolates_network(self) -> bool:
         """True when code inside reaches no network, loopback of the host included."""
 
-    def cell(self, limits: SandboxLimits, cpus: int) -> AbstractAsyncContextManager[Cell]:
+    def prepare(self, limits: SandboxLimits, cpus: int) -> AbstractAsyncContextManager[PreparedRun]:
         """A fresh place for one run; leaving it removes what it owns, on cancellation too."""
 
 

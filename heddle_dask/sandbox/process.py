@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from heddle_dask.sandbox.child import Child
-from heddle_dask.sandbox.confinement import Cell
+from heddle_dask.sandbox.confinement import PreparedRun
 from heddle_dask.sandbox.limits import SandboxLimits
 from heddle_dask.sandbox.outcome import Cause, RawRun
 from heddle_dask.sandbox.process_accounting import ProcessAccounting, proportional_bytes, scan
@@ -28,9 +28,9 @@ _LONGEST_LOOK_S = 0.5
 
 
 async def run_confined(
-    cell: Cell, order: Mapping[str, Any], limits: SandboxLimits, accounting: ProcessAccounting
+    prepared: PreparedRun, order: Mapping[str, Any], limits: SandboxLimits, accounting: ProcessAccounting
 ) -> RawRun:
-    """Start the cell's program, give it its order, and wait until nothing of it is left.
+    """Start the prepared's program, give it its order, and wait until nothing of it is left.
 
     Raises
     ------
@@ -38,9 +38,9 @@ async def run_confined(
         The program could not be started at all.
     """
     started_s = time.monotonic()
-    child = Child(cell, marshal.dumps(dict(order)), limits.output_bytes)
+    child = Child(prepared, marshal.dumps(dict(order)), limits.output_bytes)
     exit_seen = asyncio.create_task(child.exited.wait())
-    watch = asyncio.create_task(_watch(cell, child.pid, limits, accounting))
+    watch = asyncio.create_task(_watch(prepared, child.pid, limits, accounting))
     over = asyncio.create_task(child.output_over.wait())
     try:
         stopped_for = await _until_end(exit_seen, watch, over, timeout_s=limits.wall_s)
@@ -48,7 +48,7 @@ async def run_confined(
         for task in (exit_seen, watch, over):
             task.cancel()
         try:
-            await _leave_nothing(child, cell)
+            await _leave_nothing(child, prepared)
         finally:
             child.close()
     if child.output_over.is_set() and not stopped_for:
@@ -84,30 +84,32 @@ async def _until_end(
     return "timeout"
 
 
-async def _watch(cell: Cell, root: int, limits: SandboxLimits, accounting: ProcessAccounting) -> Cause:
+async def _watch(
+    prepared: PreparedRun, root: int, limits: SandboxLimits, accounting: ProcessAccounting
+) -> Cause:
     """Return the limit that the run breaks as a whole; looks less often the longer it runs."""
     pause_s = _FIRST_LOOK_S
     while True:
         await asyncio.sleep(pause_s)
         pause_s = min(_LONGEST_LOOK_S, pause_s * 1.5)
-        usage = await accounting.usage(cell, root)
-        if usage.threads - cell.wrapper_processes > limits.processes:
+        usage = await accounting.usage(prepared, root)
+        if usage.threads - prepared.wrapper_processes > limits.processes:
             return "processes"
         if usage.resident_bytes > limits.memory_bytes:
             exact_bytes = await asyncio.to_thread(proportional_bytes, usage.pids)
             if (usage.resident_bytes if exact_bytes is None else exact_bytes) > limits.memory_bytes:
                 return "memory"
-        if cell.used_disk_bytes is not None:
-            used_bytes = await asyncio.to_thread(cell.used_disk_bytes)
+        if prepared.used_disk_bytes is not None:
+            used_bytes = await asyncio.to_thread(prepared.used_disk_bytes)
             if used_bytes > limits.disk_bytes:
                 return "files"
 
 
-async def _leave_nothing(child: Child, cell: Cell) -> None:
+async def _leave_nothing(child: Child, prepared: PreparedRun) -> None:
     """Kill every process of the run, wait until the first one is reaped, and take its last output."""
     try:
         # Handed to a thread before anything is awaited: a second cancellation cannot prevent it.
-        await asyncio.to_thread(_kill_all, child.pid, not child.exited.is_set(), cell)
+        await asyncio.to_thread(_kill_all, child.pid, not child.exited.is_set(), prepared)
         await asyncio.wait_for(child.exited.wait(), _REAP_S)
     finally:
         if not child.exited.is_set():
@@ -116,18 +118,18 @@ async def _leave_nothing(child: Child, cell: Cell) -> None:
     await asyncio.wait_for(child.output_ended.wait(), _REAP_S)
 
 
-def _kill_all(root: int, running: bool, cell: Cell) -> None:
+def _kill_all(root: int, running: bool, prepared: PreparedRun) -> None:
     """Kill by user id where the run owns one, else the tree below `root`, from the second process on.
 
     With bubblewrap the second process is the first of its own pid namespace: when it dies the kernel
     kills all others, and only when they are gone does bubblewrap itself end. That order makes its
     end the proof that nothing is left.
     """
-    if cell.owned_uid is not None:
-        _kill_user(cell.owned_uid)
+    if prepared.owned_uid is not None:
+        _kill_user(prepared.owned_uid)
     if not running:
         return
-    victims = [entry.pid for entry in scan() if entry.parent == root] if _wraps(cell) else []
+    victims = [entry.pid for entry in scan() if entry.parent == root] if _wraps(prepared) else []
     for victim in victims:
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
@@ -138,8 +140,8 @@ def _kill_all(root: int, running: bool, cell: Cell) -> None:
             os.killpg(root, signal.SIGKILL)
 
 
-def _wraps(cell: Cell) -> bool:
-    return cell.wrapper_processes > 0
+def _wraps(prepared: PreparedRun) -> bool:
+    return prepared.wrapper_processes > 0
 
 
 def _kill_user(uid: int) -> None:

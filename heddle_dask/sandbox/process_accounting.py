@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from heddle_dask.sandbox.confinement import Cell
+from heddle_dask.sandbox.confinement import PreparedRun
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -47,13 +47,13 @@ class ProcessAccounting:
         self._facts: Sequence[ProcessFacts] = ()
         self._taking = asyncio.Lock()
 
-    async def usage(self, cell: Cell, root: int) -> Usage:
+    async def usage(self, prepared: PreparedRun, root: int) -> Usage:
         """What the run that started as process `root` uses, as of at most `period_s` ago."""
         async with self._taking:
             if time.monotonic() - self._taken_s > self._period_s:
                 self._facts = await asyncio.to_thread(scan)
                 self._taken_s = time.monotonic()
-        return usage_of(self._facts, cell.owned_uid, root)
+        return usage_of(self._facts, prepared.owned_uid, root)
 
 
 def usage_of(facts: Sequence[ProcessFacts], owned_uid: int | None, root: int) -> Usage:

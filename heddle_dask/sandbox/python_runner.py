@@ -124,15 +124,15 @@ class PythonSandbox:
     ) -> RawRun:
         """Run code, or with `calls` one function of it many times (`inside.run_calls`)."""
         checked = {_relative(path): text for path, text in (files or {}).items()}
-        async with self._places, self.confinement.cell(limits, cpus) as cell:
+        async with self._places, self.confinement.prepare(limits, cpus) as prepared:
             order = {
-                "limits": dict(cell.rlimits),
-                "uid": cell.setuid,
+                "limits": dict(prepared.rlimits),
+                "uid": prepared.setuid,
                 "files": checked,
                 "code": code,
                 "calls": None if calls is None else dict(calls),
             }
-            return await run_confined(cell, order, limits, self._accounting)
+            return await run_confined(prepared, order, limits, self._accounting)
 
 
 def candidates() -> Iterator[tuple[str, Confinement]]:

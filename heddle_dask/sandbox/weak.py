@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from heddle_dask.sandbox import inside
-from heddle_dask.sandbox.confinement import Cell, Mode, common_environment, common_rlimits
+from heddle_dask.sandbox.confinement import Mode, PreparedRun, common_environment, common_rlimits
 from heddle_dask.sandbox.limits import SandboxLimits
 from heddle_dask.sandbox.user_ids import private_user_id
 
@@ -51,14 +51,14 @@ class Weak:
         self._setpriv = setpriv
 
     @asynccontextmanager
-    async def cell(self, limits: SandboxLimits, cpus: int) -> AsyncIterator[Cell]:
-        """See `Confinement.cell`."""
+    async def prepare(self, limits: SandboxLimits, cpus: int) -> AsyncIterator[PreparedRun]:
+        """See `Confinement.prepare`."""
         uid = private_user_id() if self._private_user_ids else None
         folder = tempfile.mkdtemp(prefix="heddle-sandbox-")
         try:
             if uid is not None:
                 os.chown(folder, uid, uid)
-            yield Cell(
+            yield PreparedRun(
                 argv=(*self._unshare, *self._privileges(uid), *self._command),
                 environment=common_environment(folder, cpus),
                 folder=folder,

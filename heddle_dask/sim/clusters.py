@@ -16,7 +16,7 @@ from heddle_dask.cost.hardware import Gpu, ModelShape
 from heddle_dask.cost.measured import MeasuredTable, table_names
 from heddle_dask.cost.published import gpu_of, model_of
 from heddle_dask.cost.transfers import SETUP_S, transfer_s
-from heddle_dask.sim.fleet import ControlDelays, Faults, Link, SimulatedFleet, equal_engines
+from heddle_dask.sim.fleet import ControlDelays, SimulatedFaults, SimulatedFleet, SimulatedLink, equal_engines
 
 SLOTS_PER_GPU = 100
 """6,400 trajectories on 64 GPUs, as in Heddle's evaluation."""
@@ -64,7 +64,7 @@ class Cluster:
     kv_transfer: bool = True
     tables: tuple[str, ...] = ()
     believed_gpu: str = ""
-    faults: Faults = field(default_factory=Faults)
+    faults: SimulatedFaults = field(default_factory=SimulatedFaults)
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -165,7 +165,7 @@ class Cluster:
 
     def _link(
         self, shape: ModelShape, chip: Gpu, tables: Mapping[int, MeasuredTable], degrees: Sequence[int]
-    ) -> Link:
+    ) -> SimulatedLink:
         """The slowest that two engines may have: across nodes where there are several, at the least degree.
 
         As the table of that degree measured it, where it did.
@@ -173,7 +173,7 @@ class Cluster:
         degree = min(degrees)
         measured = tables[degree].fit() if degree in tables else None
         if measured is not None and measured.kv_setup_s is not None:
-            return Link(setup_s=measured.kv_setup_s, token_s=measured.kv_token_s or 0.0)
+            return SimulatedLink(setup_s=measured.kv_setup_s, token_s=measured.kv_token_s or 0.0)
         seconds = transfer_s(
             1_000_000,
             shape,
@@ -182,11 +182,11 @@ class Cluster:
             source_degree=degree,
             target_degree=degree,
         )
-        return Link(setup_s=SETUP_S, token_s=(seconds - SETUP_S) / 1_000_000)
+        return SimulatedLink(setup_s=SETUP_S, token_s=(seconds - SETUP_S) / 1_000_000)
 
 
 FAULTS = ("tool_failure_share", "walltime_s", "engine_mtbf_s", "engine_restart_s")
-"""Of the fields of `Faults`, those that a file may set."""
+"""Of the fields of `SimulatedFaults`, those that a file may set."""
 
 CLUSTERS: Mapping[str, Cluster] = {
     "hopper8": Cluster(gpus=8),
@@ -267,7 +267,7 @@ def _value(name: str, value: Any, where: str) -> Any:
     if name == "faults":
         if not isinstance(value, dict):
             raise BadInput(f"{where} is {value!r}: use a section [faults]")
-        return Faults(**_read(value, FAULTS, where))
+        return SimulatedFaults(**_read(value, FAULTS, where))
     if name.endswith("_share"):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
             raise BadInput(f"{where} is {value!r}: use a share from 0 to 1")

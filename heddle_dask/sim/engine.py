@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from heddle_dask.core.nouns import EngineDescription
-from heddle_dask.cost.batching import Batch
+from heddle_dask.cost.batching import ContinuousBatch
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.sim.fleet import ControlDelays
 from heddle_dask.sim.kv_cache import CountedKvCache, SimulatedJob
@@ -55,7 +55,7 @@ class SimulatedEngine:
         self.prefilled_tokens = 0
         self.cached_tokens = 0
         self.lost = False
-        self._batch: Batch[SimulatedJob] = Batch(cost, description.slots, self.kv_cache)
+        self._batch: ContinuousBatch[SimulatedJob] = ContinuousBatch(cost, description.slots, self.kv_cache)
         self._time = time
         self._on_admitted = on_admitted
         self._on_ended = on_ended

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 
-from heddle_dask.sim.fleet import Faults
+from heddle_dask.sim.fleet import SimulatedFaults
 
 
-class Chance:
+class FaultDraws:
     """The draws of one simulation."""
 
-    def __init__(self, faults: Faults, seed: int) -> None:
+    def __init__(self, faults: SimulatedFaults, seed: int) -> None:
         self._faults, self._seed = faults, seed
 
     def tool_fails(self, action_id: str) -> bool:

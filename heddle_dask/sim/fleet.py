@@ -84,7 +84,7 @@ class ControlDelays:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class SimulatedLink:
     """How a KV cache travels between engines: seconds of a transfer, and of each of its tokens."""
 
     setup_s: float = 0.1
@@ -96,7 +96,7 @@ FAILED_TOOL_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Faults:
+class SimulatedFaults:
     """What goes wrong, by virtual time.
 
     Attributes
@@ -139,8 +139,8 @@ class SimulatedFleet:
 
     engines: tuple[tuple[EngineDescription, EngineCost], ...]
     delays: ControlDelays = ControlDelays()
-    link: Link = Link()
-    faults: Faults = field(default_factory=Faults)
+    link: SimulatedLink = SimulatedLink()
+    faults: SimulatedFaults = field(default_factory=SimulatedFaults)
     tool_cpus: int = 0
     believed: Mapping[int, EngineCost] = field(default_factory=dict)
     crowded: Mapping[int, EngineCost] = field(default_factory=dict)

@@ -40,7 +40,7 @@ class SimulatedJob(Job):
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class CountedAllocation:
     """What one running job holds: `loose_tokens` of its own, and a part in its group's prompt."""
 
     shared_tokens: int
@@ -89,7 +89,7 @@ class CountedKvCache:
             there += min(self._idle.get((job.trajectory_id, False), 0), context - shared)
         return self._whole(min(there, context - 1))
 
-    def take(self, job: SimulatedJob, spare_tokens: int) -> Held | None:
+    def take(self, job: SimulatedJob, spare_tokens: int) -> CountedAllocation | None:
         """Room for the job's context; None when less than `spare_tokens` would remain free."""
         context = job.context_tokens
         shared = self._whole(min(job.shared_tokens, context))
@@ -108,14 +108,14 @@ class CountedKvCache:
         prompt.users += 1
         self._used_tokens += more
         self._evict()
-        return Held(shared, context - shared, cached)
+        return CountedAllocation(shared, context - shared, cached)
 
     def grow_all(self, tokens: int) -> None:
         """Count `tokens` more in all; each holder's share is in its `loose_tokens` when it is given back."""
         self._used_tokens += tokens
         self._evict()
 
-    def give_back(self, job: SimulatedJob, held: Held, computed_tokens: int) -> None:
+    def give_back(self, job: SimulatedJob, held: CountedAllocation, computed_tokens: int) -> None:
         """Take back what a job holds; what of it has KV stays for a while."""
         self._used_tokens -= held.loose_tokens
         computed_tokens = self._whole(computed_tokens)

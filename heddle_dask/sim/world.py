@@ -23,7 +23,7 @@ from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.predictors.contract import Predictor
 from heddle_dask.sim.deployment import SimulatedDeployment
 from heddle_dask.sim.engine import SimulatedEngine
-from heddle_dask.sim.fault_draws import Chance
+from heddle_dask.sim.fault_draws import FaultDraws
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.kv_cache import SimulatedJob
 from heddle_dask.sim.loop import VirtualTime
@@ -79,11 +79,13 @@ class SimulatedWorld:
         self._predictions = SimulatedPredictions(
             predictor, self.time, fleet.delays, self.controller.state, self._tell
         )
-        self._chance = Chance(fleet.faults, seed)
+        self._fault_draws = FaultDraws(fleet.faults, seed)
         # Steps that were sent to an engine and have not reported, each with that engine.
         self._jobs: dict[StepId, tuple[EngineId, SimulatedJob]] = {}
         self._warming: dict[SimulatedJob, cmd.MoveContext] = {}
-        self._tools = SimulatedTools(fleet.host.host_id, self.time, self._chance.tool_fails, self._tool_ended)
+        self._tools = SimulatedTools(
+            fleet.host.host_id, self.time, self._fault_draws.tool_fails, self._tool_ended
+        )
         self._deployment = deployment
         self._watch = watch
 
@@ -117,7 +119,7 @@ class SimulatedWorld:
         self._shared.engines.append(engine)
         self.engines[description.engine_id] = engine
         self._tell(ev.EngineJoined(self.time.now_s, description))
-        life_s = self._chance.life_s(description.engine_id)
+        life_s = self._fault_draws.life_s(description.engine_id)
         if life_s:
             self.time.after(life_s, self._replace_engine, description, cost)
 

@@ -18,7 +18,7 @@ from heddle_dask.benchmarks.paper.results import PaperResults, ratios
 from heddle_dask.benchmarks.paper.store import PaperStore, engines_text
 from heddle_dask.benchmarks.paper.sweep import (
     PAPER_CELLS,
-    Cell,
+    PaperCell,
     PaperConditions,
     PaperSweep,
     arms_named,
@@ -36,7 +36,7 @@ from heddle_dask.workloads.synthetic import synthesize
 
 SMALL = Cluster(gpus=4, gpus_per_node=4)
 CONTEXT = 8_192
-MATH_8B = Cell("qwen3-8b", "math")
+MATH_8B = PaperCell("qwen3-8b", "math")
 
 
 def conditions(trajectories: int | None = 16) -> PaperConditions:
@@ -51,10 +51,10 @@ def sweep(store: PaperStore, arms: str, seeds: int = 2, trajectories: int = 16) 
 def test_names_of_cells_and_arms() -> None:
     assert len(cells_named("all")) == len(PAPER_CELLS) == 9
     assert cells_named("math,qwen3-8b/math,qwen3-32b/search") == [
-        Cell("qwen3-14b", "math"),
+        PaperCell("qwen3-14b", "math"),
         MATH_8B,
-        Cell("qwen3-32b", "math"),
-        Cell("qwen3-32b", "search"),
+        PaperCell("qwen3-32b", "math"),
+        PaperCell("qwen3-32b", "search"),
     ]
     assert [arm.name for arm in arms_named("heddle-paper,baselines")] == [
         "verl",
@@ -81,7 +81,7 @@ def test_names_of_cells_and_arms() -> None:
 def test_the_amount_is_the_papers_batch_of_100_for_each_engine_of_a_baseline() -> None:
     whole = PaperConditions("hopper64", Cluster(gpus=64), None, 16, 40_960)
     assert whole.drawn(MATH_8B).trajectories == 6400
-    assert whole.drawn(Cell("qwen3-32b", "math")).trajectories == 3200
+    assert whole.drawn(PaperCell("qwen3-32b", "math")).trajectories == 3200
     assert conditions(None).drawn(MATH_8B).trajectories == 400
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle_dask.cost.batching import Batch
+from heddle_dask.cost.batching import ContinuousBatch
 from heddle_dask.cost.engine_cost import EngineCost, fixed_cost
 from heddle_dask.engines.emulated.kv_cache import KvCache, RoomForTokens
 from heddle_dask.engines.emulated.kv_cache import TokenJob as Job
@@ -26,11 +26,11 @@ COST = EngineCost(
 WHOLE = replace(COST, chunk_tokens=310, prompt_s=7e-3, block_tokens=32, whole_prompts=True)
 
 
-class OneByOne(Batch):
+class OneByOne(ContinuousBatch):
     """The reference: every iteration for itself."""
 
     def _run_length(self) -> tuple[int, int]:
-        count, chunk = Batch._run_length(self)
+        count, chunk = ContinuousBatch._run_length(self)
         return min(count, 1), chunk
 
 
@@ -50,7 +50,7 @@ jobs = st.tuples(
 
 
 def _play(
-    kind: type[Batch], plan: list[tuple], slots: int, capacity: int, cost: EngineCost = COST
+    kind: type[ContinuousBatch], plan: list[tuple], slots: int, capacity: int, cost: EngineCost = COST
 ) -> list[Job]:
     batch = kind(cost, slots, RoomForTokens(KvCache(capacity, cost.block_tokens)))
     events: list[tuple[float, int, str, Job]] = []
@@ -83,7 +83,7 @@ def _play(
     st.sampled_from([COST, WHOLE]),
 )
 def test_jumping_equals_going_token_by_token(plan, slots, capacity, cost):
-    jumped = _play(Batch, plan, slots, capacity, cost)
+    jumped = _play(ContinuousBatch, plan, slots, capacity, cost)
     walked = _play(OneByOne, plan, slots, capacity, cost)
     for one, other in zip(jumped, walked, strict=True):
         assert one.ended_s == pytest.approx(other.ended_s, abs=1e-6)
@@ -96,7 +96,7 @@ def test_jumping_equals_going_token_by_token(plan, slots, capacity, cost):
 
 
 def test_a_job_alone_takes_what_the_cost_model_says():
-    batch = Batch(COST, 4, RoomForTokens(KvCache(10_000)))
+    batch = ContinuousBatch(COST, 4, RoomForTokens(KvCache(10_000)))
     job = _job(200, 50)
     assert batch.submit(job, 5.0) == []
     assert batch.advance(100.0) == [job]
@@ -126,7 +126,7 @@ def test_whole_prompts_share_an_iteration_only_if_all_of_them_fit(plan, slots):
 
 
 def test_a_prompt_that_does_not_fit_whole_waits_for_the_next_iteration():
-    batch = Batch(WHOLE, 4, RoomForTokens(KvCache(10_000, 32)))
+    batch = ContinuousBatch(WHOLE, 4, RoomForTokens(KvCache(10_000, 32)))
     first, second, third = (_job(length, 5, salt=length) for length in (200, 150, 10))
     for job in (first, second, third):
         batch.submit(job, 0.0)
@@ -134,7 +134,7 @@ def test_a_prompt_that_does_not_fit_whole_waits_for_the_next_iteration():
     # The third one stays behind the second, as it does in vLLM.
     assert first.admitted_s == 0.0
     assert first.first_token_s == second.admitted_s == third.admitted_s == pytest.approx(WHOLE.prefill_s(200))
-    cut = Batch(replace(WHOLE, whole_prompts=False), 4, RoomForTokens(KvCache(10_000, 32)))
+    cut = ContinuousBatch(replace(WHOLE, whole_prompts=False), 4, RoomForTokens(KvCache(10_000, 32)))
     jobs = [_job(length, 5, salt=length) for length in (200, 150, 10)]
     for job in jobs:
         cut.submit(job, 0.0)
@@ -142,7 +142,7 @@ def test_a_prompt_that_does_not_fit_whole_waits_for_the_next_iteration():
 
 
 def test_fixed_cost_jobs_do_not_slow_each_other():
-    batch = Batch(fixed_cost(0.01), 400, RoomForTokens(KvCache(10**7)))
+    batch = ContinuousBatch(fixed_cost(0.01), 400, RoomForTokens(KvCache(10**7)))
     made = [_job(1000, 100, salt=index) for index in range(400)]
     for job in made:
         batch.submit(job, 0.0)
@@ -151,14 +151,14 @@ def test_fixed_cost_jobs_do_not_slow_each_other():
 
 
 def test_a_step_of_no_length_ends_on_arrival():
-    batch = Batch(fixed_cost(0.0), 2, RoomForTokens(KvCache(10_000)))
+    batch = ContinuousBatch(fixed_cost(0.0), 2, RoomForTokens(KvCache(10_000)))
     made = [_job(10, 5, salt=index) for index in range(5)]
     assert [batch.submit(job, 1.0) for job in made] == [[job] for job in made]
     assert batch.next_s == math.inf
 
 
 def test_smaller_priority_is_admitted_first_then_order_of_arrival():
-    batch = Batch(fixed_cost(0.01), 1, RoomForTokens(KvCache(10_000)))
+    batch = ContinuousBatch(fixed_cost(0.01), 1, RoomForTokens(KvCache(10_000)))
     plan = [("holder", 0), ("b", 5), ("c", 5), ("a", -5)]
     made = {}
     for index, (name, priority) in enumerate(plan):
@@ -169,7 +169,7 @@ def test_smaller_priority_is_admitted_first_then_order_of_arrival():
 
 
 def test_when_kv_runs_out_the_least_urgent_goes_back_and_still_ends():
-    batch = Batch(fixed_cost(0.01), 4, RoomForTokens(KvCache(320)))
+    batch = ContinuousBatch(fixed_cost(0.01), 4, RoomForTokens(KvCache(320)))
     urgent = _job(100, 150, salt=1, priority=0)
     lazy = _job(100, 150, salt=2, priority=1)
     batch.submit(urgent, 0.0)
@@ -181,7 +181,7 @@ def test_when_kv_runs_out_the_least_urgent_goes_back_and_still_ends():
 
 
 def test_an_abort_keeps_the_tokens_whose_time_has_come():
-    batch = Batch(fixed_cost(0.01), 4, RoomForTokens(KvCache(10_000)))
+    batch = ContinuousBatch(fixed_cost(0.01), 4, RoomForTokens(KvCache(10_000)))
     job, queued = _job(10, 1000), _job(10, 5, salt=1)
     batch.submit(job, 0.0)
     assert batch.abort(job, 0.355) == [job]

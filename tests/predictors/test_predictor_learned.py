@@ -13,21 +13,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds.predictor_builders import SMALL, by_law, trajectory
+from worlds.predictor_builders import SMALL, by_formula, trajectory
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.predictors.contract import Predictor
 from heddle_dask.predictors.features import Finished, Progress
 from heddle_dask.predictors.known import KnownWork, NoisyOracle, Oracle
 from heddle_dask.predictors.learned import LearnedPredictor, LearningSettings
-from heddle_dask.predictors.length_distributions import ResidualLaw
+from heddle_dask.predictors.length_distributions import ResidualDistribution
 from heddle_dask.predictors.model import (
     HISTORY_FROM,
     MIN_BUCKET_ROWS,
     PROMPT_FROM,
     TREES_FROM,
     _calibrate,
-    _Held,
+    _HeldOutRows,
 )
 from heddle_dask.predictors.stored import load_predictor, save_predictor
 
@@ -35,14 +35,14 @@ from heddle_dask.predictors.stored import load_predictor, save_predictor
 @pytest.fixture(scope="module")
 def trained() -> LearnedPredictor:
     predictor = LearnedPredictor(SMALL)
-    predictor.warm_start(by_law(160))
+    predictor.warm_start(by_formula(160))
     return predictor
 
 
 def _sources(count: int) -> tuple[str, str]:
     """Who answers for a stranger, and for a sibling of a finished trajectory."""
     predictor: Predictor = LearnedPredictor(SMALL)
-    predictor.warm_start(by_law(count, groups=3))
+    predictor.warm_start(by_formula(count, groups=3))
     stranger = trajectory("new", "nobody").points[0]
     sibling = trajectory("new", "t-g0").points[0]
     first, second = predictor.predict([stranger, sibling])
@@ -115,7 +115,7 @@ def test_quantiles_are_ordered_and_finite(trained: LearnedPredictor, batch: list
 
 
 def test_batch_does_not_change_a_row(trained: LearnedPredictor) -> None:
-    batch = [one.points[1] for one in by_law(20, seed=5, prefix="new")]
+    batch = [one.points[1] for one in by_formula(20, seed=5, prefix="new")]
     together = trained.predict(batch)
     assert [trained.predict([row])[0] for row in batch] == together
 
@@ -135,9 +135,9 @@ def _error(predictor: LearnedPredictor, tested: list[Finished]) -> float:
 
 def test_online_learning_improves_on_a_law() -> None:
     predictor = LearnedPredictor(SMALL, LearningSettings(growth=0.5))
-    tested = by_law(60, seed=9, prefix="test")
+    tested = by_formula(60, seed=9, prefix="test")
     errors, fits = [], 0
-    for index, one in enumerate(by_law(150)):
+    for index, one in enumerate(by_formula(150)):
         for point in one.points:
             predictor.observe_running(point)
         predictor.observe_finished(replace(one, points=()))
@@ -150,7 +150,7 @@ def test_online_learning_improves_on_a_law() -> None:
 
 
 def test_coverage_on_new_groups(trained: LearnedPredictor) -> None:
-    tested = by_law(300, seed=3, prefix="new")
+    tested = by_formula(300, seed=3, prefix="new")
     points = [one.points[1] for one in tested]
     predicted = trained.predict(points)
     covered = [
@@ -176,8 +176,8 @@ def test_running_trajectories_are_learnt_from() -> None:
 
 def test_kaplan_meier_counts_the_cut_off() -> None:
     residuals = np.log1p(np.arange(1.0, 101.0))
-    whole = ResidualLaw.fit(residuals, np.zeros(100, dtype=bool))
-    cut = ResidualLaw.fit(residuals, np.arange(100) % 2 == 0)
+    whole = ResidualDistribution.fit(residuals, np.zeros(100, dtype=bool))
+    cut = ResidualDistribution.fit(residuals, np.arange(100) % 2 == 0)
     middle = np.array([0.5])
     assert cut.quantile(middle)[0] > whole.quantile(middle)[0]
     assert math.expm1(whole.quantile(middle)[0]) == pytest.approx(50, abs=1)
@@ -185,7 +185,7 @@ def test_kaplan_meier_counts_the_cut_off() -> None:
 
 def test_what_tools_add_is_known_from_those_that_are_kept() -> None:
     predictor = LearnedPredictor(SMALL, LearningSettings(kept=20))
-    told = [replace(one, observed_tokens=3 * one.generated_tokens) for one in by_law(30)]
+    told = [replace(one, observed_tokens=3 * one.generated_tokens) for one in by_formula(30)]
     predictor.warm_start(replace(one, observed_tokens=99 * one.generated_tokens) for one in told[:10])
     predictor.warm_start([*told[10:], told[-1]])  # one of them twice
     (answer,) = predictor.predict([trajectory("new", "nobody").points[0]])
@@ -196,7 +196,7 @@ def test_what_tools_add_is_known_from_those_that_are_kept() -> None:
 
 def test_tools_go_on_as_they_did_and_before_the_first_as_those_of_others() -> None:
     predictor = LearnedPredictor(SMALL, LearningSettings(kept=20))
-    told = [replace(one, tools_s=0.5 * one.generated_tokens) for one in by_law(30)]
+    told = [replace(one, tools_s=0.5 * one.generated_tokens) for one in by_formula(30)]
     predictor.warm_start(replace(one, tools_s=99.0 * one.generated_tokens) for one in told[:10])
     predictor.warm_start([*told[10:], told[-1]])
     fresh = replace(trajectory("new", "nobody").points[0], generated_tokens=0, tools_s=0.0)
@@ -214,12 +214,12 @@ def test_rows_that_were_all_cut_off_calibrate_too() -> None:
     rows = 2 * MIN_BUCKET_ROWS
     values = np.linspace(1.0, 3.0, rows)
     both = (np.stack([values, values + 1.0]), np.stack([values + 0.5, values + 1.5]))
-    part = _Held(
+    part = _HeldOutRows(
         known=np.zeros(rows, dtype=bool),
         steps=np.zeros(rows, dtype=np.int64),
         censored=np.ones(rows, dtype=bool),
         trees=both[0],
-        laws=both[1],
+        distributions=both[1],
         truth=values,
     )
     made = _calibrate([part])
@@ -229,7 +229,7 @@ def test_rows_that_were_all_cut_off_calibrate_too() -> None:
 
 def test_memory_is_bounded() -> None:
     predictor = LearnedPredictor(SMALL, LearningSettings(kept=50))
-    for one in by_law(200):
+    for one in by_formula(200):
         predictor.observe_finished(one)
     finished, told, _ = predictor.learnt()
     assert len(finished) == 50 and told == 200
@@ -239,14 +239,14 @@ def test_saved_predictor_predicts_and_learns_the_same(trained: LearnedPredictor,
     path = tmp_path / "predictor.json.gz"
     save_predictor(trained, path)
     loaded = load_predictor(path)
-    batch = [one.points[i] for one in by_law(30, seed=7, prefix="new") for i in (0, 1)]
+    batch = [one.points[i] for one in by_formula(30, seed=7, prefix="new") for i in (0, 1)]
     batch.append(trajectory("x", "t-g0").points[2])
     assert loaded.predict(batch) == trained.predict(batch)
     again = tmp_path / "again.json.gz"
     save_predictor(loaded, again)
     assert again.read_bytes() == path.read_bytes()
     for predictor in (loaded, load_predictor(path)):
-        for one in by_law(45, seed=11, prefix="more"):
+        for one in by_formula(45, seed=11, prefix="more"):
             predictor.observe_finished(one)
         assert predictor.due()
 
@@ -271,11 +271,11 @@ def test_predictor_of_another_version_is_bad_input(tmp_path: Path, monkeypatch: 
 
 
 _SCRIPT = """
-from worlds.predictor_builders import SMALL, by_law
+from worlds.predictor_builders import SMALL, by_formula
 from heddle_dask.predictors.learned import LearnedPredictor
 predictor = LearnedPredictor(SMALL)
-predictor.warm_start(by_law(90))
-for said in predictor.predict([one.points[1] for one in by_law(20, seed=4, prefix="n")]):
+predictor.warm_start(by_formula(90))
+for said in predictor.predict([one.points[1] for one in by_formula(20, seed=4, prefix="n")]):
     print(repr(said))
 """
 

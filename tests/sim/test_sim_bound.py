@@ -18,7 +18,7 @@ from heddle_dask.core.nouns import StepRequest
 from heddle_dask.cost.engine_cost import EngineCost, engine_cost_for
 from heddle_dask.sim.bound import makespan_bound
 from heddle_dask.sim.bound_work import measure_work
-from heddle_dask.sim.fleet import ControlDelays, Faults, SimulatedFleet, equal_engines
+from heddle_dask.sim.fleet import ControlDelays, SimulatedFaults, SimulatedFleet, equal_engines
 from heddle_dask.sim.rollout import simulate
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import PRESETS, build_strategies
@@ -234,7 +234,7 @@ def test_the_bound_is_near_the_best_schedule_of_a_few() -> None:
 def test_no_run_in_which_tools_fail_beats_the_bound(rows: list, share: float, cpus: int) -> None:  # type: ignore[type-arg]
     """A call that fails takes half of its time."""
     plans = [planned(n, group, prompt, *steps) for n, (group, prompt, steps) in enumerate(rows)]
-    broken = fleet(2, faults=Faults(tool_failure_share=share), tool_cpus=cpus)
+    broken = fleet(2, faults=SimulatedFaults(tool_failure_share=share), tool_cpus=cpus)
     run = simulate("slime", (), broken, plans, seed=1)
     assert run.completed == len(plans)
     assert run.bound_share <= 1 + 1e-9

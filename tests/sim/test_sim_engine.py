@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from heddle_dask.core.ids import EngineId, StepId, TrajectoryId
 from heddle_dask.core.nouns import EngineDescription
-from heddle_dask.cost.batching import Batch
+from heddle_dask.cost.batching import ContinuousBatch
 from heddle_dask.cost.engine_cost import EngineCost, fixed_cost
 from heddle_dask.engines.emulated.kv_cache import KvCache, RoomForTokens, TokenJob
 from heddle_dask.sim.engine import SimulatedEngine
@@ -82,7 +82,7 @@ def _agents(plan: list[tuple]) -> list[Agent]:
 def _exactly(plan: list[tuple], slots: int, capacity: int) -> list[Agent]:
     """The reference: the emulated engine's batch over its cache of tokens, called by hand."""
     agents = _agents(plan)
-    batch: Batch[TokenJob] = Batch(COST, slots, RoomForTokens(KvCache(capacity)))
+    batch: ContinuousBatch[TokenJob] = ContinuousBatch(COST, slots, RoomForTokens(KvCache(capacity)))
     whose: dict[TokenJob, Agent] = {}
     heap = [(agent.starts_s, agent.number, "submit", agent, None) for agent in agents]
     heapq.heapify(heap)

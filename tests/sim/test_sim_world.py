@@ -20,7 +20,7 @@ from heddle_dask.core.view import Move, StrategySet
 from heddle_dask.cost.engine_cost import EngineCost, load_profile
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.known import KnownWork
-from heddle_dask.sim.fleet import ControlDelays, Faults, Link, SimulatedFleet, equal_engines
+from heddle_dask.sim.fleet import ControlDelays, SimulatedFaults, SimulatedFleet, SimulatedLink, equal_engines
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import PRESETS, build_strategies, tell_costs
 from heddle_dask.workloads.planned import PlannedStep, PlannedTrajectory
@@ -229,10 +229,10 @@ class Restless:
 @pytest.mark.parametrize("kind", ["transfer", "recompute"])
 @pytest.mark.parametrize("lost_s", [None, 3.0])
 def test_moves_end_and_contexts_are_found_where_they_went(kind: str, lost_s: float | None) -> None:
-    faults = Faults(engines_lost={} if lost_s is None else {1: lost_s})
+    faults = SimulatedFaults(engines_lost={} if lost_s is None else {1: lost_s})
     # A slow way to the engines keeps moves under way for longer, so that the fault meets some.
     delays = replace(DELAYS, start_s=0.3)
-    fleet = small_fleet(3, 30_000, slots=8, link=Link(0.3, 1e-5), faults=faults, delays=delays)
+    fleet = small_fleet(3, 30_000, slots=8, link=SimulatedLink(0.3, 1e-5), faults=faults, delays=delays)
     plans = workload(prompts=12)
     run = Run(
         "heddle", fleet, plans, "admission=unlimited", migration=Restless(3, kind), check=lost_s is not None
@@ -261,7 +261,7 @@ def test_moves_end_and_contexts_are_found_where_they_went(kind: str, lost_s: flo
 
 
 def test_a_move_without_room_fails_and_the_trajectory_goes_on() -> None:
-    fleet = small_fleet(2, CONTEXT + 16, slots=4, link=Link(0.05, 0.0))
+    fleet = small_fleet(2, CONTEXT + 16, slots=4, link=SimulatedLink(0.05, 0.0))
     plans = workload()
     run = Run("heddle", fleet, plans, migration=Restless(2, "transfer"))
     assert run.statuses == ["completed"] * len(plans)
@@ -274,7 +274,7 @@ def test_a_move_without_room_fails_and_the_trajectory_goes_on() -> None:
 def test_when_engines_are_lost_the_others_finish(preset: str, report_s: float) -> None:
     """With a slow way back, answers of the lost engine are under way while their steps run a second time."""
     delays = replace(DELAYS, report_s=report_s)
-    fleet = small_fleet(4, faults=Faults(engines_lost={0: 2.0, 2: 4.5}), delays=delays)
+    fleet = small_fleet(4, faults=SimulatedFaults(engines_lost={0: 2.0, 2: 4.5}), delays=delays)
     plans = workload()
     run = Run(preset, fleet, plans)
     assert run.statuses == ["completed"] * len(plans)
@@ -293,7 +293,7 @@ def test_when_engines_are_lost_the_others_finish(preset: str, report_s: float) -
 
 @pytest.mark.parametrize("preset", ["heddle", "slime", "verl"])
 def test_engines_that_die_by_chance_are_replaced_until_all_have_ended(preset: str) -> None:
-    faults = Faults(engine_mtbf_s=6.0, engine_restart_s=1.5)
+    faults = SimulatedFaults(engine_mtbf_s=6.0, engine_restart_s=1.5)
     plans = workload()
     runs = [
         Run(preset, small_fleet(3, faults=faults), plans, retries=RetryPolicy(max_losses=99))
@@ -316,8 +316,8 @@ def test_engines_that_die_by_chance_are_replaced_until_all_have_ended(preset: st
 def test_steps_whose_engines_die_too_often_are_given_up_and_end_failed() -> None:
     steps = (PlannedStep(3000, 0, None, 0.0),)
     plans = [PlannedTrajectory("a", "g", 0, "x", 100, steps)]
-    fleet = small_fleet(3, faults=Faults(engines_lost={0: 1.0, 1: 1.5, 2: 2.0}))
-    lost = Faults(engines_lost={0: 1.0, 1: 1.0, 2: 1.0})
+    fleet = small_fleet(3, faults=SimulatedFaults(engines_lost={0: 1.0, 1: 1.5, 2: 2.0}))
+    lost = SimulatedFaults(engines_lost={0: 1.0, 1: 1.0, 2: 1.0})
     run = Run("sticky", fleet, plans, retries=RetryPolicy(max_losses=0))
     assert run.statuses == ["failed"]
     with pytest.raises(RuntimeError, match="never ended, the first is a"):
@@ -328,7 +328,7 @@ def test_tools_that_fail_take_half_their_time_and_the_same_ones_fail_whatever_th
     plans = workload()
     failed = []
     for preset in ("sticky", "heddle"):
-        run = Run(preset, small_fleet(faults=Faults(tool_failure_share=0.3)), plans, check=False)
+        run = Run(preset, small_fleet(faults=SimulatedFaults(tool_failure_share=0.3)), plans, check=False)
         assert run.statuses == ["completed"] * len(plans)
         ended = run.events(ev.ActionFinished)
         failed.append(sorted(event.action_id for event in ended if not event.ok))
@@ -343,11 +343,11 @@ def test_tools_that_fail_take_half_their_time_and_the_same_ones_fail_whatever_th
 @pytest.mark.parametrize("preset", ["heddle", "slime"])
 def test_at_the_walltime_all_that_lives_is_aborted(preset: str) -> None:
     plans = workload()
-    whole = Run(preset, small_fleet(2, faults=Faults(walltime_s=1e6)), plans, check=False)
+    whole = Run(preset, small_fleet(2, faults=SimulatedFaults(walltime_s=1e6)), plans, check=False)
     assert whole.statuses == ["completed"] * len(plans)
     assert whole.world.time.now_s < 1e5
     over_s = whole.end_s / 2
-    fleet = small_fleet(2, faults=Faults(walltime_s=over_s))
+    fleet = small_fleet(2, faults=SimulatedFaults(walltime_s=over_s))
     run = Run(preset, fleet, plans, "admission=at-most,alive=16", check=False)
     assert set(run.statuses) == {"completed", "aborted"}
     for program in run.world.programs.values():

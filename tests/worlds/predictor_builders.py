@@ -59,7 +59,7 @@ def trajectory(
     )
 
 
-def by_law(count: int, seed: int = 0, *, prefix: str = "t", groups: int | None = None) -> list[Finished]:
+def by_formula(count: int, seed: int = 0, *, prefix: str = "t", groups: int | None = None) -> list[Finished]:
     """Trajectories whose number of steps follows from the label of their tool and a little chance."""
     rng = random.Random(seed)
     groups = groups or max(count // 4, 1)

@@ -13,7 +13,7 @@ from heddle_dask.core.journal_codec import encode
 from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.known import KnownWork
-from heddle_dask.sim.fleet import ControlDelays, Faults, SimulatedFleet, equal_engines
+from heddle_dask.sim.fleet import ControlDelays, SimulatedFaults, SimulatedFleet, equal_engines
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import build_strategies, tell_costs
 from heddle_dask.workloads.synthetic import fit_into_context, synthesize
@@ -31,7 +31,7 @@ def story_of(preset: str, *overrides: str) -> tuple[str, int, int]:
     fleet = SimulatedFleet(
         equal_engines(4, cost, slots=8, max_context_tokens=CONTEXT),
         delays=ControlDelays.measured(6e-3, 4e-3),
-        faults=Faults(engines_lost={2: 8.0}, tool_failure_share=0.1),
+        faults=SimulatedFaults(engines_lost={2: 8.0}, tool_failure_share=0.1),
         tool_cpus=12,
     )
     strategies = build_strategies(preset, overrides=overrides)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from heddle_dask.benchmarks.paper.store import PaperStore, Row
-from heddle_dask.benchmarks.paper.sweep import Cell, PaperArm, PaperConditions, PaperSweep
+from heddle_dask.benchmarks.paper.sweep import PaperArm, PaperCell, PaperConditions, PaperSweep
 
 _KINDS = ("degrees", "run")
 
@@ -22,7 +22,7 @@ class PaperPart:
     """
 
     conditions: PaperConditions
-    cell: Cell
+    cell: PaperCell
     arm: PaperArm
     seeds: tuple[int, ...]
     kept: tuple[Row, ...]
@@ -37,7 +37,7 @@ class PaperPart:
 
 def parts_of(
     conditions: PaperConditions,
-    cells: Sequence[Cell],
+    cells: Sequence[PaperCell],
     arms: Sequence[PaperArm],
     seeds: Sequence[int],
     store: PaperStore,
@@ -62,7 +62,7 @@ def parts_of(
     ]
 
 
-def _is_of(row: Row, cell: Cell, arm: PaperArm) -> bool:
+def _is_of(row: Row, cell: PaperCell, arm: PaperArm) -> bool:
     if (row["model"], row["workload"]) != (cell.model, cell.workload):
         return False
     return bool(row["kind"] == "degrees" or row["arm"] == arm.name)

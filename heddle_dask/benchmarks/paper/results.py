@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from heddle_dask.benchmarks.paper.store import CONDITIONS, Row
-from heddle_dask.benchmarks.paper.sweep import PAPER_ARMS, PAPER_CELLS, Cell
+from heddle_dask.benchmarks.paper.sweep import PAPER_ARMS, PAPER_CELLS, PaperCell
 from heddle_dask.core.errors import BadInput
 
 BASELINES = tuple(arm.name for arm in PAPER_ARMS if arm.role == "baselines")
@@ -37,7 +37,7 @@ class PaperResults:
         self._run = {(_cell(row), row["arm"], row["engines"], row["seed"]): row for row in runs}
         self._choice = {(_cell(row), row["predictor"], row["seed"]): row for row in choices}
 
-    def at_degree(self, cell: Cell, arm: str, degree: int) -> list[Row]:
+    def at_degree(self, cell: PaperCell, arm: str, degree: int) -> list[Row]:
         """Runs on uniform engines of that degree, by seed."""
         return [
             row
@@ -45,7 +45,7 @@ class PaperResults:
             if of == cell and name == arm and _uniform_degree(engines) == degree
         ]
 
-    def chosen(self, cell: Cell, arm: str) -> list[Row]:
+    def chosen(self, cell: PaperCell, arm: str) -> list[Row]:
         """Runs on the engines that the resource manager chose, by seed."""
         predictor = _PREDICTOR[arm]
         found = []
@@ -55,7 +55,7 @@ class PaperResults:
             found += [] if row is None else [row]
         return found
 
-    def degrees(self, cell: Cell, arm: str) -> list[int]:
+    def degrees(self, cell: PaperCell, arm: str) -> list[int]:
         """Uniform degrees that were run on the first seed."""
         return sorted(
             degree
@@ -64,26 +64,26 @@ class PaperResults:
             if (degree := _uniform_degree(engines)) is not None
         )
 
-    def best_degree(self, cell: Cell, arm: str) -> int | None:
+    def best_degree(self, cell: PaperCell, arm: str) -> int | None:
         """The uniform degree with the least makespan on the first seed."""
         degrees = self.degrees(cell, arm)
         if not degrees:
             return None
         return min(degrees, key=lambda d: self.at_degree(cell, arm, d)[0]["makespan_s"])
 
-    def at_best(self, cell: Cell, arm: str) -> list[Row]:
+    def at_best(self, cell: PaperCell, arm: str) -> list[Row]:
         """Runs at `best_degree`."""
         degree = self.best_degree(cell, arm)
         return [] if degree is None else self.at_degree(cell, arm, degree)
 
-    def best_baseline(self, cell: Cell) -> str | None:
+    def best_baseline(self, cell: PaperCell) -> str | None:
         """The baseline whose median makespan at its best degree is least."""
         there = [name for name in BASELINES if self.at_best(cell, name)]
         return min(there, key=lambda name: median_of(self.at_best(cell, name), "makespan_s"), default=None)
 
 
-def _cell(row: Row) -> Cell:
-    return Cell(row["model"], row["workload"])
+def _cell(row: Row) -> PaperCell:
+    return PaperCell(row["model"], row["workload"])
 
 
 def _uniform_degree(engines: str) -> int | None:

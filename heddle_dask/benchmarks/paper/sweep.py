@@ -88,7 +88,7 @@ PAPER_ARMS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PaperCell:
     """A model and a workload."""
 
     model: str
@@ -100,10 +100,10 @@ class Cell:
         return f"{self.model}/{self.workload}"
 
 
-PAPER_CELLS = tuple(Cell(model, workload) for model in PAPER_DEGREES for workload in WORKLOADS)
+PAPER_CELLS = tuple(PaperCell(model, workload) for model in PAPER_DEGREES for workload in WORKLOADS)
 
 
-def cells_named(text: str) -> list[Cell]:
+def cells_named(text: str) -> list[PaperCell]:
     """Cells by ``model/workload``, all of a model, all of a workload, or ``all``; commas between.
 
     Raises
@@ -111,7 +111,7 @@ def cells_named(text: str) -> list[Cell]:
     BadInput
         There is no such cell.
     """
-    found: list[Cell] = []
+    found: list[PaperCell] = []
     for name in _names(text, "--cells"):
         some = [c for c in PAPER_CELLS if name in (c.name, c.model, c.workload, "all")]
         if not some:
@@ -163,7 +163,7 @@ class PaperConditions:
     samples: int
     max_context_tokens: int
 
-    def drawn(self, cell: Cell) -> SimulatedWorkload:
+    def drawn(self, cell: PaperCell) -> SimulatedWorkload:
         """What is drawn for each seed of a cell."""
         count = self.trajectories
         if count is None:
@@ -171,7 +171,7 @@ class PaperConditions:
             count = max(self.samples, PER_ENGINE * engines // self.samples * self.samples)
         return SimulatedWorkload(cell.workload, count, self.samples, self.max_context_tokens)
 
-    def key(self, cell: Cell, seed: int) -> dict[str, Any]:
+    def key(self, cell: PaperCell, seed: int) -> dict[str, Any]:
         """What rows of a cell and seed have in common."""
         return {
             "model": cell.model,
@@ -187,7 +187,7 @@ class PaperConditions:
 class _Drawn:
     """What one seed of a cell rolls out: made when it is needed, shared by its arms."""
 
-    def __init__(self, conditions: PaperConditions, cell: Cell, seed: int) -> None:
+    def __init__(self, conditions: PaperConditions, cell: PaperCell, seed: int) -> None:
         self.cell, self.seed, self.conditions = cell, seed, conditions
         self.key = conditions.key(cell, seed)
         self._work = conditions.drawn(cell)
@@ -265,7 +265,7 @@ class PaperSweep:
     def __init__(
         self,
         conditions: PaperConditions,
-        cells: Sequence[Cell],
+        cells: Sequence[PaperCell],
         arms: Sequence[PaperArm],
         seeds: Sequence[int],
         store: PaperStore,
@@ -335,7 +335,7 @@ class PaperSweep:
             places.append(self._chosen(drawn, arm))
         yield from dict.fromkeys(places)
 
-    def _best_degree(self, cell: Cell, arm: PaperArm) -> int:
+    def _best_degree(self, cell: PaperCell, arm: PaperArm) -> int:
         """Of the first seed, all degrees of which have been run."""
         drawn = _Drawn(self._conditions, cell, self._seeds[0])
         return min(

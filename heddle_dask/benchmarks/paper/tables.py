@@ -13,7 +13,7 @@ from functools import partial
 
 from heddle_dask.benchmarks.paper.results import BASELINES, OURS, PaperResults, median_of, ratios
 from heddle_dask.benchmarks.paper.store import Row
-from heddle_dask.benchmarks.paper.sweep import PAPER_ARMS, PAPER_DEGREES, Cell
+from heddle_dask.benchmarks.paper.sweep import PAPER_ARMS, PAPER_DEGREES, PaperCell
 
 # Throughput of heddle over theirs (7.4).
 PAPER_RANGES = {"verl": (1.4, 2.3), "verl-hybrid": (1.1, 2.4), "slime": (1.2, 2.5)}
@@ -97,7 +97,7 @@ def _head(name: str, span: tuple[float, float] | None) -> str:
     return name if span is None else f"{name} (paper {span[0]}-{span[1]})"
 
 
-def _over_cells(results: PaperResults, of: Callable[[Cell], Ratios]) -> str:
+def _over_cells(results: PaperResults, of: Callable[[PaperCell], Ratios]) -> str:
     """Median over the cells, and the least, of medians over seeds."""
     middles = [statistics.median(found) for cell in results.cells if (found := of(cell))]
     return f"{statistics.median(middles):.2f}, least {min(middles):.2f}" if middles else "-"
@@ -108,7 +108,7 @@ def _engines(rows: Sequence[Row]) -> str:
 
 
 def _at_paper_degree(results: PaperResults) -> Iterator[str]:
-    def found(arm: str, name: str, cell: Cell) -> Ratios:
+    def found(arm: str, name: str, cell: PaperCell) -> Ratios:
         theirs = results.at_degree(cell, name, PAPER_DEGREES[cell.model])
         return ratios(theirs, results.chosen(cell, arm))
 
@@ -128,10 +128,10 @@ def _at_paper_degree(results: PaperResults) -> Iterator[str]:
 
 
 def _at_best_degree(results: PaperResults) -> Iterator[str]:
-    def found(arm: str, name: str, cell: Cell) -> Ratios:
+    def found(arm: str, name: str, cell: PaperCell) -> Ratios:
         return ratios(results.at_best(cell, name), results.chosen(cell, arm))
 
-    def over_best(arm: str, cell: Cell) -> Ratios:
+    def over_best(arm: str, cell: PaperCell) -> Ratios:
         best = results.best_baseline(cell)
         return [] if best is None else found(arm, best, cell)
 
@@ -164,10 +164,10 @@ def _at_best_degree(results: PaperResults) -> Iterator[str]:
 def _forms(results: PaperResults) -> Iterator[str]:
     """Every form of heddle over the best baseline at its best uniform degree."""
 
-    def rows(arm: str, chosen: bool, cell: Cell) -> list[Row]:
+    def rows(arm: str, chosen: bool, cell: PaperCell) -> list[Row]:
         return results.chosen(cell, arm) if chosen else results.at_best(cell, arm)
 
-    def found(arm: str, chosen: bool, cell: Cell) -> Ratios:
+    def found(arm: str, chosen: bool, cell: PaperCell) -> Ratios:
         best = results.best_baseline(cell)
         return [] if best is None else ratios(results.at_best(cell, best), rows(arm, chosen, cell))
 
@@ -220,7 +220,7 @@ def _choices(results: PaperResults) -> Iterator[str]:
     """What the resource manager foresaw, and what came."""
     lines = []
     for row in results.choices:
-        cell = Cell(row["model"], row["workload"])
+        cell = PaperCell(row["model"], row["workload"])
         arm = "heddle-oracle" if row["predictor"] == "oracle" else "heddle"
         uniform = {int(degree): seconds for degree, seconds in row["uniform_s"].items()}
         foreseen = min(uniform, key=lambda degree: uniform[degree])

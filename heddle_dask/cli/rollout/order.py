@@ -27,7 +27,7 @@ class WorkOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
+class RolloutEngineOptions:
     """The engines: their kind (`engine`), how many (`engines`), and what each of them takes and costs."""
 
     model: str | None
@@ -74,7 +74,7 @@ class RolloutOrder:
     """
 
     work: WorkOptions
-    fleet: EngineOptions
+    fleet: RolloutEngineOptions
     where: ClusterOptions
     limits: LimitOptions
     strategy: str
@@ -90,7 +90,7 @@ class RolloutOrder:
         """Group the values of all options, by name."""
         return cls(
             _group(WorkOptions, options),
-            _group(EngineOptions, options),
+            _group(RolloutEngineOptions, options),
             _group(ClusterOptions, options),
             _group(LimitOptions, options),
             options["strategy"],

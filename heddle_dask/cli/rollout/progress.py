@@ -1,4 +1,4 @@
-"""Progress of a rollout on stderr: one live line on a terminal, else a plain line every few seconds."""
+"""ProgressDisplay of a rollout on stderr: one live line on a terminal, else a plain line every few seconds."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Meter:
         return (tokens - before) / (now_s - then_s) if now_s > then_s else 0.0
 
 
-class Progress:
+class ProgressDisplay:
     """Prints messages, and snapshots of a meter while its context is open."""
 
     def __init__(self, console: Console) -> None:

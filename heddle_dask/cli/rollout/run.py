@@ -31,7 +31,7 @@ from heddle_dask.cli.rollout.engine_options import check_cost, parsed_cost, pars
 from heddle_dask.cli.rollout.interrupts import Interrupts
 from heddle_dask.cli.rollout.order import RolloutOrder
 from heddle_dask.cli.rollout.out_path import check_out, default_out, remove_if_empty
-from heddle_dask.cli.rollout.progress import Meter, Progress
+from heddle_dask.cli.rollout.progress import Meter, ProgressDisplay
 from heddle_dask.cli.rollout.summary import Tally, table
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
@@ -65,7 +65,7 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
     BadInput
         An option that cannot be met; the message says which.
     """
-    run = _Run(order, Progress(Console(stderr=True)))
+    run = _Run(order, ProgressDisplay(Console(stderr=True)))
     # Before the event loop watches signals, nothing runs that needs an orderly end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     # Dask reports every connection and worker that ends; this process ends them on purpose.
@@ -84,7 +84,7 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
 class _Run:
     """One rollout. The constructor checks every option that can be checked without starting a process."""
 
-    def __init__(self, order: RolloutOrder, progress: Progress) -> None:
+    def __init__(self, order: RolloutOrder, progress: ProgressDisplay) -> None:
         self.order = order
         self.progress = progress
         fleet, where = order.fleet, order.where

@@ -19,7 +19,7 @@ _TOKEN_BYTES = array("I").itemsize
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class BlockAllocation:
     """What one request holds of the cache.
 
     Attributes
@@ -86,7 +86,7 @@ class KvCache:
         found = self._find(_packed(context), (len(context) - 1) // self.block_tokens)
         return len(found) * self.block_tokens
 
-    def acquire(self, context: Sequence[int], spare_tokens: int) -> Held | None:
+    def acquire(self, context: Sequence[int], spare_tokens: int) -> BlockAllocation | None:
         """Take room for `context`; None when less than `spare_tokens` would remain free."""
         packed = _packed(context)
         full = len(context) // self.block_tokens
@@ -106,12 +106,12 @@ class KvCache:
             parent = self._add(parent, packed, index)
             self._users[parent] = 1
             blocks.append(parent)
-        held = Held(blocks, len(context) - full * self.block_tokens, cached)
+        held = BlockAllocation(blocks, len(context) - full * self.block_tokens, cached)
         self._loose_tokens += held.loose_tokens
         self._evict()
         return held
 
-    def grow(self, held: Held, tokens: int) -> None:
+    def grow(self, held: BlockAllocation, tokens: int) -> None:
         """Count `tokens` more for a running request."""
         held.loose_tokens += tokens
         self.grow_all(tokens)
@@ -121,7 +121,7 @@ class KvCache:
         self._loose_tokens += tokens
         self._evict()
 
-    def release(self, held: Held, context: Sequence[int]) -> None:
+    def release(self, held: BlockAllocation, context: Sequence[int]) -> None:
         """Give back what a request holds; the full blocks of `context` stay cached for a while.
 
         `context` is the computed part, from the first token on; blocks beyond it, of
@@ -185,7 +185,7 @@ class KvCache:
 
 
 class RoomForTokens:
-    """A `KvCache` as a `cost.batching.Batch` needs it: jobs there are counted, here they have token ids."""
+    """A `KvCache` as a `cost.batching.ContinuousBatch` needs it: jobs there are counted, here they have token ids."""
 
     def __init__(self, cache: KvCache) -> None:
         self.cache = cache
@@ -199,7 +199,7 @@ class RoomForTokens:
         """Tokens of the job's context that are cached."""
         return self.cache.hit_tokens(_context(job))
 
-    def take(self, job: TokenJob, spare_tokens: int) -> Held | None:
+    def take(self, job: TokenJob, spare_tokens: int) -> BlockAllocation | None:
         """Room for the job's context; None when less than `spare_tokens` would remain free."""
         return self.cache.acquire(_context(job), spare_tokens)
 
@@ -207,7 +207,7 @@ class RoomForTokens:
         """Count `tokens` more in all."""
         self.cache.grow_all(tokens)
 
-    def give_back(self, job: TokenJob, held: Held, computed_tokens: int) -> None:
+    def give_back(self, job: TokenJob, held: BlockAllocation, computed_tokens: int) -> None:
         """Take back what the job holds; the blocks with KV stay cached for a while."""
         self.cache.release(held, job.context(job.generated)[:computed_tokens])
 

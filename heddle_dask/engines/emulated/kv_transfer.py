@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from heddle_dask.engines.emulated.kv_cache import Held
+from heddle_dask.engines.emulated.kv_cache import BlockAllocation
 from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine, prompt_of
 from heddle_dask.engines.emulated.traits import EmulatedTraits
 from heddle_dask.engines.spec import EngineSpec
@@ -35,11 +35,11 @@ class TransferFailed(Exception):
 @dataclass(slots=True)
 class _Export:
     prompt: Sequence[int]
-    held: Held
+    held: BlockAllocation
     expiry: asyncio.TimerHandle
 
 
-class KvTransfers:
+class EmulatedKvTransfers:
     """Exports and imports of one emulated engine."""
 
     def __init__(self, spec: EngineSpec, traits: EmulatedTraits, engine: EmulatedEngine, port: int) -> None:

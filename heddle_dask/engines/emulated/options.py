@@ -21,7 +21,7 @@ class EmulatedOptions(EngineOptions):
     cost
         Its cost model, see `heddle_dask.cost.engine_cost.cost_from_mapping`. None: `DEFAULT_COST`.
     faults
-        See `heddle_dask.engines.emulated.traits.Faults`.
+        See `heddle_dask.engines.emulated.traits.EmulatedFaults`.
     time_scale
         Real seconds for each second of the cost model.
     emulation

@@ -1,6 +1,6 @@
 """The emulated engine's HTTP server: the part of vLLM's HTTP interface that the project uses, and faults.
 
-One endpoint is not vLLM's: ``POST /faults`` with a JSON object of `traits.Faults` replaces the faults in force and
+One endpoint is not vLLM's: ``POST /faults`` with a JSON object of `traits.EmulatedFaults` replaces the faults in force and
 restarts their counts.
 """
 
@@ -18,9 +18,9 @@ from aiohttp import web
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.contract import WARM_UP_REQUEST_ID
-from heddle_dask.engines.emulated.kv_transfer import READ_PATH, KvTransfers, TransferFailed
+from heddle_dask.engines.emulated.kv_transfer import READ_PATH, EmulatedKvTransfers, TransferFailed
 from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine
-from heddle_dask.engines.emulated.traits import Faults, traits_of
+from heddle_dask.engines.emulated.traits import EmulatedFaults, traits_of
 from heddle_dask.engines.spec import EngineSpec
 
 _LONGEST_BODY_BYTES = 1 << 28
@@ -37,7 +37,7 @@ class EmulatedServer:
         self._engine = EmulatedEngine(spec, traits)
         self._cost = traits.cost
         self._kv_blocks = traits.kv_capacity_tokens // traits.cost.block_tokens
-        self._transfers = KvTransfers(spec, traits, self._engine, port)
+        self._transfers = EmulatedKvTransfers(spec, traits, self._engine, port)
         self._faults = traits.faults
         self._received = 0
         self._hangs = False
@@ -138,7 +138,7 @@ class EmulatedServer:
         return web.json_response({"status": "read"})
 
     async def _set_faults(self, request: web.Request) -> web.Response:
-        self._faults = Faults.from_mapping(_json_object(await request.read()))
+        self._faults = EmulatedFaults.from_mapping(_json_object(await request.read()))
         self._received = 0
         self._engine.set_slow_factor(self._faults.slow_factor)
         return web.json_response({"status": "set"})

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from heddle_dask.cost.batching import Batch
-from heddle_dask.engines.emulated.kv_cache import Held, KvCache, RoomForTokens, TokenJob
+from heddle_dask.cost.batching import ContinuousBatch
+from heddle_dask.engines.emulated.kv_cache import BlockAllocation, KvCache, RoomForTokens, TokenJob
 from heddle_dask.engines.emulated.options import emulated_options
 from heddle_dask.engines.emulated.precise_timer import PreciseTimer
 from heddle_dask.engines.emulated.tokens import TokenSource
@@ -159,7 +159,9 @@ class EmulatedEngine:
         self.spec = spec
         self._source = TokenSource(spec.seed, traits.mean_length_tokens, traits.end_token_id)
         self._kv_cache = KvCache(traits.kv_capacity_tokens, traits.cost.block_tokens)
-        self._batch: Batch[TokenJob] = Batch(traits.cost, spec.slots, RoomForTokens(self._kv_cache))
+        self._batch: ContinuousBatch[TokenJob] = ContinuousBatch(
+            traits.cost, spec.slots, RoomForTokens(self._kv_cache)
+        )
         self._time_scale = emulated_options(spec.options).time_scale
         self._scale = self._time_scale * traits.faults.slow_factor
         self._real_zero_s = time.monotonic()
@@ -224,7 +226,7 @@ class EmulatedEngine:
         """Tokens of `context` that a step with it would find cached now."""
         return self._kv_cache.hit_tokens(context)
 
-    def pin(self, context: Sequence[int]) -> Held | None:
+    def pin(self, context: Sequence[int]) -> BlockAllocation | None:
         """Hold room for `context` in the KV cache until `unpin`; None when running steps need it."""
         now_s = self._now_s()
         self._settle(self._batch.advance(now_s))
@@ -233,7 +235,7 @@ class EmulatedEngine:
         self._arm()
         return held
 
-    def unpin(self, held: Held, context: Sequence[int]) -> None:
+    def unpin(self, held: BlockAllocation, context: Sequence[int]) -> None:
         """Give back what `pin` holds; the blocks stay cached for a while."""
         now_s = self._now_s()
         self._settle(self._batch.advance(now_s))

@@ -38,8 +38,8 @@ class _Traits:
 
 
 @dataclass(frozen=True, slots=True)
-class Faults(_Traits):
-    """Faults on request. Counts are of steps received since the faults were set, warm-up excluded.
+class EmulatedFaults(_Traits):
+    """EmulatedFaults on request. Counts are of steps received since the faults were set, warm-up excluded.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ class EmulatedTraits:
     """Everything that the emulated engine's server needs, checked."""
 
     cost: EngineCost
-    faults: Faults
+    faults: EmulatedFaults
     emulation: Emulation
     end_token_id: int
     mean_length_tokens: float
@@ -148,7 +148,7 @@ def traits_of(spec: EngineSpec) -> EmulatedTraits:
     end = emulation.end_token_id
     return EmulatedTraits(
         cost=cost,
-        faults=Faults.from_mapping(options.faults),
+        faults=EmulatedFaults.from_mapping(options.faults),
         emulation=emulation,
         end_token_id=_model_end_token(spec.model) if end is None else end,
         mean_length_tokens=emulation.mean_length_tokens,
