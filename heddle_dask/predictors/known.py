@@ -14,8 +14,7 @@ from heddle_dask.predictors.features import NAN, Finished, Progress
 
 @dataclass(frozen=True, slots=True)
 class KnownWork:
-    """True totals by trajectory id: generated tokens, tool seconds, observation tokens. Entries may be added
-    later."""
+    """True totals by trajectory id: tokens, tool seconds, observation tokens. Entries may be added later."""
 
     tokens: dict[str, float] = field(default_factory=dict)
     tools_s: dict[str, float] = field(default_factory=dict)

@@ -145,8 +145,7 @@ def label_effects(rows: Sequence[Progress], logs: Floats, trust: float = 20.0) -
 
 
 def history_trust(excess: Iterable[tuple[str, float]]) -> float:
-    """Number of siblings at which a group's mean gets weight one half: variance within over variance between
-    groups."""
+    """Siblings at which a group's mean gets weight one half: variance within over variance between groups."""
     groups: dict[str, list[float]] = {}
     for group_id, value in excess:
         groups.setdefault(group_id, []).append(value)

@@ -32,8 +32,7 @@ WEIGHTS = np.linspace(0.0, 1.0, 11)
 
 @dataclass(frozen=True)
 class Calibration:
-    """Per (siblings known, bucket): the blend weight of the distributions, and the shift of the 0.9 quantile (in
-    logs)."""
+    """Per (siblings known, bucket): blend weight of the distributions, and shift of the 0.9 quantile (in logs)."""
 
     weight: Floats
     shift: Floats
@@ -154,8 +153,7 @@ def _outside(finished: Sequence[Finished], samples: Samples, inside: npt.NDArray
 
 
 def _calibrate(parts: Sequence[_HeldOutRows]) -> Calibration | None:
-    """Weights by least absolute error, then shifts by split conformal prediction; small cells borrow from
-    neighbours."""
+    """Weights by least absolute error, then shifts by split conformal prediction; small cells are widened."""
     if not parts:
         return None
     trees = np.concatenate([part.trees for part in parts], axis=1)

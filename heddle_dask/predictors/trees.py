@@ -83,8 +83,7 @@ def _ask(trees: xgb.Booster, features: npt.NDArray[np.float32]) -> Floats:
 
 
 def grow_trees(rows: TreeRows, settings: TreeSettings) -> Trees | None:
-    """Grow `rounds` trees per quantile for all rows, and `start_rounds` for first decision points; None for few
-    rows."""
+    """`rounds` trees per quantile for all rows, and `start_rounds` for first decision points; None for few rows."""
     if len(rows.target) < MIN_ROWS:
         return None
     step = settings.learning_rate * settings.rounds

@@ -1,48 +1,51 @@
-"""A makespan that no order, placement, preemption or migration can beat: proved here, for `cost.iteration`'s engines.
+"""A lower bound of the makespan under any order, placement, preemption and migration; this text is its proof.
+
+The engines are those of `cost.iteration`.
 
 Notation. An iteration takes ``f + sum of w``: f is the fixed time, w what one job adds (its tokens and its context).
-For a mixture of experts f is `fixed_s - spared_s`, the least that it ever is; what an iteration of b tokens pays beyond
-that, ``spared_s * (1 - (1 - share)**b)``, is concave in b, so at least b times its slope up to a full batch (`slots`):
-a price per token. Every engine has M = `chunk_tokens`, S = `slots`, C = KV capacity.
+For a mixture of experts f is `fixed_s - spared_s`, its minimum. The additional time of an iteration of b tokens,
+``spared_s * (1 - (1 - share)**b)``, is concave in b, so it is at least b times its slope up to a full batch
+(`slots`): a price per token. Every engine has M = `chunk_tokens`, S = `slots`, C = KV capacity.
 
-**Work.** Every engine is busy at most T seconds. Its iterations must hold:
+**Work.** Every engine is busy at most T seconds. Its iterations must contain:
 
 1. every sampled token once. Sampled while decoding behind a context of c tokens, of which the last is computed with
    it, it costs ``token_s + sequence_s + context_token_s * (c - 1)``. Otherwise it ends a prefill, as the first token
-   of each step does, and as any token does before which its step was stopped. The cache finds whole blocks and never
-   the last token, so that this prefill has at least ``r = (c - 1) % block + 1`` tokens and reads the other ``c - r``;
-   the cheaper of the two counts. (With a `context_token_s` above `prefill_token_s`, the latter is taken for both.)
-2. every observation, prompt and sampled token in front of a step computed once, as far as no block of the step before
-   holds it. KV may travel and is never free to make: a group's prompt counts once in the whole fleet, and beside it
-   the last, broken block of every member, which no cache ever finds.
-3. the iterations themselves. One samples at most S tokens, and its KV fits: a job holds its own tokens, and of the
-   prompt that it shares with G - 1 others at least one G-th of its whole blocks. So all engines together need at least
-   ``max(tokens / S, KV held over all sampled tokens / C)`` iterations of f each.
+   of each step does, and as the first token after a preemption does. The cache finds whole blocks and never the last
+   token, so this prefill has at least ``r = (c - 1) % block + 1`` tokens and reads the other ``c - r``; the
+   cheaper of the two counts. (With a `context_token_s` above `prefill_token_s`, the latter is taken for both.)
+2. every observation, prompt and sampled token in front of a step once, computed unless a whole block of the step
+   before holds its KV. KV may be transferred, but computing it is never free: a group's prompt counts once in the
+   whole fleet, and the last, partial block once for every member, since no cache finds it.
+3. the iterations themselves. An iteration samples at most S tokens, and their KV fits: a job holds its own tokens,
+   and at least one G-th of the whole blocks of the prompt that it shares with G - 1 others. So all engines together
+   need at least ``max(tokens / S, KV held over all sampled tokens / C)`` iterations of f each.
 
-Unlike engines share this work by a linear programme: at least its dual value for any shares mu of the engines, with
-``price of a kind of work = min over engines of mu * cost``. Every mu is a proof; some are tried. This lets each engine
-take the kind of work that it is best at, so that it is looser than for like engines.
+Heterogeneous engines share this work by a linear programme. The bound is its dual value for shares mu of the engines,
+with ``price of a kind of work = min over engines of mu * cost``. Every mu gives a valid bound; several are tried. The
+relaxation lets each engine take the kind of work at which it is fastest, so the bound is looser than for identical
+engines.
 
-**Path.** One trajectory's steps and tools follow one another. It needs an iteration for each token, ``ceil(prefill / M)
-- 1`` more for each prefill, the work of its own tokens in them, its tools, and what the control plane adds to every
-step and call. Its prompt may be computed for a sibling, but no sooner than it could be alone. Every term is that of the
-engine on which it is least, so that changing engines does not help.
+**Path.** One trajectory's steps and tools follow one another. It needs an iteration for each token,
+``ceil(prefill / M) - 1`` more for each prefill, the work of its own tokens in them, its tools, and the control-plane
+delay of every step and call. Its prompt may be computed for a sibling, but no sooner than the trajectory alone could
+compute it. Every term is the minimum over the engines, so migration does not help.
 
-**Both.** Those who must be quick need small batches, and small batches waste f. Let the tokens of trajectory i hold
-v_1, ... v_n of an iteration's room (KV over C, or 1 / S), so that the v of an iteration sum to V <= 1, and give each of
-its tokens the share v / V of f. Let rho be the largest v / w over all tokens. An iteration of length tau then has
-``V <= rho * (tau - f)``. With T_i = T less tools and control plane, the n iterations of i take at most T_i, so that
-their V sum to at most ``rho * (T_i - n f)``, and by Cauchy and Schwarz the sum of v / V is at least
+**Both.** Long trajectories need small batches to end in time, and small batches waste f. Let the tokens of trajectory
+i take v_1, ... v_n of an iteration's capacity (KV over C, or 1 / S), so that the v of an iteration sum to V <= 1, and
+give each of its tokens the share v / V of f. Let rho be the largest v / w over all tokens. An iteration of length tau
+then has ``V <= rho * (tau - f)``. With T_i = T less tools and control plane, the n iterations of i take at most T_i,
+so that their V sum to at most ``rho * (T_i - n f)``, and by Cauchy and Schwarz the sum of v / V is at least
 ``(sum of sqrt v)**2 / (rho * (T_i - n f))``. It is at least the sum of v too. So a makespan T needs ``work of kinds 1
-and 2 + f * sum over i of the larger one <= engines * T``. The left side falls with T: the least such T is found by
-bisection. Only for engines all alike.
+and 2 + f * sum over i of the larger one <= engines * T``. The left side falls with T, so bisection finds the least
+such T. This part holds for identical engines only.
 
 **Tools.** A pool of CPUs runs all tool seconds.
 
-`prompt_s` and blocks larger than 16 tokens only add to what is counted here.
+`prompt_s` and blocks larger than 16 tokens only add time to these terms.
 
-Assumed: every trajectory completes, no tool fails (a failed one ends early), and no prefill is broken off while
-siblings count on it (the simulated cache then thinks the prompt computed).
+Assumptions: every trajectory completes, no tool fails (a failed call ends early), and no prefill that siblings wait
+for is interrupted (the simulated cache then counts the prompt as computed).
 """
 
 from __future__ import annotations
@@ -69,12 +72,12 @@ _SHARES = (0.5, 0.8, 0.9, 1.1, 1.25, 2.0)
 
 @dataclass(frozen=True, slots=True)
 class MakespanBound:
-    """Lower bounds in seconds, and their largest; see the module.
+    """Lower bounds in seconds; see the module.
 
     Attributes
     ----------
     combined_s
-        0 for unlike engines.
+        0 for heterogeneous engines.
     """
 
     path_s: float
@@ -84,12 +87,12 @@ class MakespanBound:
 
     @property
     def seconds(self) -> float:
-        """No makespan is smaller."""
+        """The largest of the bounds: no makespan is smaller."""
         return max(self.path_s, self.work_s, self.combined_s, self.tools_s)
 
     @property
     def binding(self) -> str:
-        """Which of them that is: path, work, combined or tools."""
+        """Name of the largest bound: path, work, combined or tools."""
         named = {
             "path": self.path_s,
             "work": self.work_s,
@@ -100,7 +103,7 @@ class MakespanBound:
 
 
 def makespan_bound(trajectories: Sequence[PlannedTrajectory], fleet: SimulatedFleet) -> MakespanBound:
-    """Lower bounds of the time in which `fleet` can run all `trajectories` from cold caches.
+    """Lower bounds of the makespan of `trajectories` on `fleet`, from cold caches.
 
     Raises
     ------
@@ -111,7 +114,7 @@ def makespan_bound(trajectories: Sequence[PlannedTrajectory], fleet: SimulatedFl
         raise BadInput("the bound of no trajectories: give at least one")
     kinds = _kinds(fleet)
     work = measure_work(trajectories)
-    # Which calls will fail is not known here: any of them may.
+    # Which calls will fail is not known here, so every call gets the time of a failed one.
     ran_s = work.tools_s * (FAILED_TOOL_SHARE if fleet.faults.tool_failure_share else 1.0)
     tools_s = float(ran_s.sum()) / fleet.tool_cpus if fleet.tool_cpus else 0.0
     rest_s = ran_s + _control_s(work, fleet.delays)
@@ -125,7 +128,7 @@ def makespan_bound(trajectories: Sequence[PlannedTrajectory], fleet: SimulatedFl
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Engines all alike: the terms as the proof uses them."""
+    """Identical engines: the terms as the proof uses them."""
 
     fixed_s: float
     alone_s: float
@@ -138,12 +141,12 @@ class _Kind:
     capacity_tokens: int
 
     def sampled_s(self, residue: int) -> float:
-        """Of a token sampled behind c others, beside reading c - 1 of them; `residue` is ``(c - 1) % block + 1``."""
+        """Seconds of a token after c others, without reading c - 1 of them; `residue` is ``(c - 1) % block + 1``."""
         stopped_s = self.prefill_s * residue - self.context_s * (residue - 1)
         return self.spared_token_s + min(self.decode_s, stopped_s)
 
     def least_s(self, context: float) -> float:
-        """Of a token sampled behind `context` others, by whichever way."""
+        """Seconds of a token sampled after `context` others: the cheaper of decoding and prefilling."""
         return min(self.decode_s, self.prefill_s) + self.context_s * (context - 1)
 
 
@@ -178,7 +181,7 @@ def _control_s(work: PlannedWork, delays: ControlDelays) -> Floats:
 
 
 def _path_s(work: PlannedWork, kinds: Sequence[_Kind]) -> Floats:
-    """Per trajectory, tools and control plane left out."""
+    """Path seconds of each trajectory, without tools and control plane."""
     best = replace(
         kinds[0],
         alone_s=min(kind.alone_s for kind in kinds),
@@ -186,7 +189,7 @@ def _path_s(work: PlannedWork, kinds: Sequence[_Kind]) -> Floats:
         context_s=min(kind.context_s for kind in kinds),
         chunk_tokens=max(kind.chunk_tokens for kind in kinds),
     )
-    # What a token spares beyond the least is in `alone_s` already.
+    # `alone_s` already contains the time of the spared experts beyond the minimum.
     residues = [
         min(replace(kind, spared_token_s=0.0).sampled_s(r) for kind in kinds)
         for r in range(1, BLOCK_TOKENS + 1)
@@ -200,7 +203,7 @@ def _path_s(work: PlannedWork, kinds: Sequence[_Kind]) -> Floats:
 
 
 def _work_s(work: PlannedWork, kinds: Sequence[tuple[_Kind, int]]) -> float:
-    """The best dual value found; with one kind the only one, exact."""
+    """The best dual value found; exact for one kind of engine."""
     shares = [1.0] * len(kinds)
     best = _dual_s(work, kinds, shares)
     if len(kinds) == 1:
@@ -235,7 +238,7 @@ def _dual_s(work: PlannedWork, kinds: Sequence[tuple[_Kind, int]], shares: Seque
 
 
 def _combined_s(work: PlannedWork, kind: _Kind, engines: int, rest_s: Floats, least_s: float) -> float:
-    """See the module; `rest_s` of each trajectory goes without engines, and `least_s` is a bound already."""
+    """The bound **Both** of the module; `rest_s`: tool and control-plane seconds of each trajectory."""
     unfixed_s = _dual_s(work, [(replace(kind, fixed_s=0.0), 1)], [1.0])
     tokens = np.bincount(work.owner, work.generated, minlength=len(work.steps))
     low_s = least_s
@@ -261,14 +264,14 @@ def _combined_s(work: PlannedWork, kind: _Kind, engines: int, rest_s: Floats, le
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What each trajectory's tokens hold of an iteration's room: v of the module.
+    """Share of an iteration's capacity that each trajectory's tokens take: v of the module.
 
     Attributes
     ----------
     shares, squared_roots
-        Sum of v, and the square of the sum of its roots, by trajectory.
+        Sum of v, and the square of the sum of its square roots, by trajectory.
     densest
-        rho; infinite when some token takes no time.
+        rho of the module; infinite when some token takes no time.
     """
 
     shares: Floats
@@ -278,7 +281,7 @@ class _Room:
 
 def _by_kv(work: PlannedWork, kind: _Kind) -> _Room:
     count = len(work.steps)
-    # What is held over what it takes rises or falls with the context alone: the most is at one of the ends.
+    # The ratio v / w is monotone in the context, so its maximum is at one of the ends.
     ends = (float(max(1, work.context.min())), float((work.context + work.generated).max()))
     return _Room(
         np.bincount(work.owner, work.held_area, minlength=count) / kind.capacity_tokens,

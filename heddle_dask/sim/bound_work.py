@@ -1,4 +1,4 @@
-"""What planned trajectories ask of any fleet, counted once: tokens to sample, to prefill, to read and to hold."""
+"""Work of planned trajectories on any fleet, counted once: tokens to sample, to prefill, to read and to hold."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ class PlannedWork:
     Attributes
     ----------
     owner
-        Number of the step's trajectory.
+        Index of the step's trajectory.
     context, generated
-        Tokens in front of the step, and sampled in it.
+        Tokens before the step, and tokens sampled in it.
     path_prefill
-        Tokens that must be computed before its first token, by whomever; the whole prompt for a first step.
+        Tokens to be computed before the step's first token, for this trajectory or for a sibling; the whole prompt
+        for a first step.
     own_prefill
-        Those that nobody else computes for it.
+        The part of `path_prefill` that no sibling computes.
     decode_area
-        Sum over its tokens but the first of the context before each, less one.
+        Sum over the step's tokens except the first: context before the token, less one.
     decoded_by_residue
-        Those tokens by ``(context before - 1) % block``, a column each.
+        Number of these tokens by ``(context before - 1) % block``, one column per remainder.
     held_area, held_roots
-        Sums over all its tokens of the KV that its job holds, a shared prompt counted by its members' number, and of
-        that number's square root (or a little less).
+        Sums over the step's tokens: of the KV tokens that its job holds, a shared prompt divided by the number of its
+        members, and of the square root of that (or slightly less).
     prefill_tokens
         Tokens that the whole fleet must prefill.
     """
@@ -56,7 +57,7 @@ class PlannedWork:
 
 
 def measure_work(trajectories: Sequence[PlannedTrajectory]) -> PlannedWork:
-    """Count the work of trajectories; groups are theirs."""
+    """Count the work of trajectories; members of a group share their prompt."""
     members: dict[str, int] = {}
     for plan in trajectories:
         members[plan.group_id] = members.get(plan.group_id, 0) + 1
@@ -85,7 +86,7 @@ def measure_work(trajectories: Sequence[PlannedTrajectory]) -> PlannedWork:
         generated=generated,
         path_prefill=path_,
         own_prefill=own,
-        # Contexts before are context + 1 ... context + decoded; each less one.
+        # The contexts before the tokens are context + 1 ... context + decoded; subtract one from each.
         decode_area=decoded * context_ + decoded * (decoded - 1) // 2,
         decoded_by_residue=_residues(context_, decoded),
         held_area=generated * first_held + generated * decoded / 2,
@@ -100,7 +101,7 @@ def measure_work(trajectories: Sequence[PlannedTrajectory]) -> PlannedWork:
 
 
 def _residues(context: Whole, decoded: Whole) -> Whole:
-    """How many of `context` ... `context + decoded - 1` leave each remainder by the block."""
+    """How many of `context` ... `context + decoded - 1` have each remainder modulo the block size."""
     first = np.arange(BLOCK_TOKENS)[None, :]
     offset = (first - context[:, None]) % BLOCK_TOKENS
     counts: Whole = np.maximum(0, (decoded[:, None] - offset + BLOCK_TOKENS - 1) // BLOCK_TOKENS)
@@ -108,7 +109,7 @@ def _residues(context: Whole, decoded: Whole) -> Whole:
 
 
 def _shared_once(trajectories: Sequence[PlannedTrajectory]) -> int:
-    """Prompt tokens of all groups that somebody must compute, beside the last block of every member."""
+    """Prompt tokens of all groups that are computed once per group, without the last block of every member."""
     longest: dict[str, int] = {}
     own: dict[tuple[str, int], int] = {}
     for plan in trajectories:

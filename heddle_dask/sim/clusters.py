@@ -1,4 +1,4 @@
-"""GPU clusters by name or from a TOML file, and the fleet of engines that a model makes of one."""
+"""GPU clusters by name or from a TOML file, and the fleet of engines for a model on a cluster."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ SLOTS_PER_GPU = 100
 """6,400 trajectories on 64 GPUs, as in Heddle's evaluation."""
 STEP_ADDED_S = 0.014
 ACTION_ADDED_S = 0.010
-"""What the control plane adds to a step and a tool call: medians of ``heddle bench overhead`` with 50 trajectories on
-two shared cores, of a busy hour of 2026-11-21 (docs/experiments, step latency); a quiet one gave 10.3 and 7.4 ms
-(``benchmarks/overhead.json``). The stored tables have these; the file of a cluster may say otherwise."""
+"""Control-plane seconds of a step and of a tool call: medians of ``heddle bench overhead`` with 50 trajectories on
+two shared cores in a busy hour of 2026-11-21 (docs/experiments, step latency); a quiet hour gave 10.3 and 7.4 ms
+(``benchmarks/overhead.json``). The stored tables use these values; the file of a cluster may override them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Like GPUs in nodes. The fields are the keys of a TOML file, with dashes.
+    """Identical GPUs in nodes. The fields are the keys of a TOML file, with dashes.
 
     Attributes
     ----------
     gpu
         A published name.
     tp
-        One degree for all engines, or the degree of each engine.
+        One TP degree for all engines, or the degree of each engine.
     slots
-        Of each engine; 0: `SLOTS_PER_GPU` for each of its GPUs.
+        Slots of each engine; 0: `SLOTS_PER_GPU` for each of its GPUs.
     tool_cpus
         CPUs of the tool pool; 0: tools take none, and all run at once.
     step_added_s, action_added_s
-        What the control plane adds to an LLM step and to a tool call.
+        Seconds that the control plane adds to an LLM step and to a tool call.
     kv_transfer
-        Whether engines hand over KV caches.
+        Whether engines transfer KV caches to each other.
     tables
-        Names or files of measured tables, in place of the cost formula: then there are no engines of other degrees.
+        Names or files of measured tables, in place of the cost formula. Engines then have only the degrees of the
+        tables.
     believed_gpu
-        A published name: strategies plan with what the formula says of that GPU; empty: with the truth.
+        A published name: strategies plan with the cost formula of that GPU. Empty: with the true cost.
     faults
-        What goes wrong.
+        Faults of the simulation.
     """
 
     gpus: int
@@ -90,8 +91,8 @@ class Cluster:
         Raises
         ------
         BadInput
-            An unknown name, a degree that splits no heads or no node, a model or a context that does not fit, a
-            table of another model, or tables but none of a degree.
+            An unknown name, a degree that does not divide heads or node, a model or a context that does not fit, a
+            table of another model, or tables that lack a degree.
         """
         shape = model_of(model) if isinstance(model, str) else model
         chip = gpu_of(self.gpu)
@@ -140,7 +141,7 @@ class Cluster:
         return delays.with_request(max(ways_s, default=0.0))
 
     def _measured(self, shape: ModelShape, degrees: Sequence[int]) -> Mapping[int, MeasuredTable]:
-        """The tables by their degrees; refuses those of another model, two of one degree, and the lack of one."""
+        """Tables by TP degree; refuses tables of another model, two tables of one degree, and a missing degree."""
         found: dict[int, MeasuredTable] = {}
         for name in self.tables:
             table = MeasuredTable.load(name)
@@ -148,7 +149,7 @@ class Cluster:
             if table.degree in found:
                 raise BadInput(f"{table.where} is the second of TP degree {table.degree}: give one a degree")
             found[table.degree] = table
-        # A measured engine beside a formula's would be compared by where the figures come from.
+        # Measured and computed costs in one fleet would compare the sources of the figures, not the engines.
         lacking = [degree for degree in degrees if found and degree not in found]
         if lacking:
             raise BadInput(
@@ -166,9 +167,9 @@ class Cluster:
     def _link(
         self, shape: ModelShape, chip: Gpu, tables: Mapping[int, MeasuredTable], degrees: Sequence[int]
     ) -> SimulatedLink:
-        """The slowest that two engines may have: across nodes where there are several, at the least degree.
+        """The slowest link between two engines: across nodes where there are several, at the least TP degree.
 
-        As the table of that degree measured it, where it did.
+        Taken from the table of that degree if it has transfer times.
         """
         degree = min(degrees)
         measured = tables[degree].fit() if degree in tables else None
@@ -186,7 +187,7 @@ class Cluster:
 
 
 FAULTS = ("tool_failure_share", "walltime_s", "engine_mtbf_s", "engine_restart_s")
-"""Of the fields of `SimulatedFaults`, those that a file may set."""
+"""Fields of `SimulatedFaults` that a file may set."""
 
 CLUSTERS: Mapping[str, Cluster] = {
     "hopper8": Cluster(gpus=8),
@@ -201,7 +202,7 @@ def cluster_of(name_or_file: str) -> Cluster:
     Raises
     ------
     BadInput
-        It is neither, the file is no TOML, a key is unknown, or a value impossible.
+        It is neither, the file is no TOML, a key is unknown, or a value is impossible.
     """
     if name_or_file in CLUSTERS:
         return CLUSTERS[name_or_file]
@@ -219,14 +220,14 @@ def cluster_of(name_or_file: str) -> Cluster:
 
 
 def _beside(cluster_file: Path, table: str) -> str:
-    """A table's file is looked for beside the cluster's; one that ships has its name."""
+    """Path of a table file relative to the cluster file; the name of a shipped table is returned unchanged."""
     return table if table in table_names() else str(cluster_file.parent / table)
 
 
 def with_choices(
     cluster: Cluster, *, tp: int | None, slots: int | None, tables: Sequence[str] = ()
 ) -> Cluster:
-    """The cluster with another uniform degree, number of slots, or measured tables, where given."""
+    """The cluster with another uniform degree, number of slots, or measured tables, as far as given."""
     if tp is not None:
         cluster = replace(cluster, tp=tp)
     if tables:
@@ -242,7 +243,7 @@ def _checked(content: Mapping[str, Any], where: str) -> Cluster:
 
 
 def _read(content: Mapping[str, Any], names: Iterable[str], where: str) -> dict[str, Any]:
-    """Values by name; the keys are the names with dashes."""
+    """Values by field name; the keys of `content` are the names with dashes."""
     known = {name.replace("_", "-"): name for name in names}
     values: dict[str, Any] = {}
     for key, value in content.items():

@@ -1,4 +1,4 @@
-"""The engines that a cluster's GPUs can form: of one TP degree, of a planned mix, or planned by a rollout itself."""
+"""Engines on a cluster's GPUs: of one TP degree, of a planned mix of degrees, or planned during a rollout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from heddle_dask.workloads.planned import PlannedTrajectory
 def uniform_fleets(
     cluster: Cluster, shape: ModelShape, max_context_tokens: int
 ) -> tuple[dict[int, SimulatedFleet], dict[int, str]]:
-    """The fleets of one TP degree each that the cluster's GPUs can form, and why the other TP degrees are out.
+    """Feasible fleets of one TP degree each, and for the other degrees the reason why they are infeasible.
 
     Both by TP degree, from the largest to the smallest.
     """
@@ -55,16 +55,16 @@ def plan_fleet(
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDeployment:
-    """A rollout that plans its engines, as a live one does with ``tp_degrees="auto"``.
+    """Engines planned by the rollout itself, as live with ``tp_degrees="auto"``.
 
     Searching and starting engines takes no virtual time.
 
     Attributes
     ----------
     asked
-        TP degrees; empty: they are planned by what `earlier` trajectories took.
+        TP degrees; empty: planned from the work of the `earlier` trajectories.
     told_apart
-        Whether the strategies know which trajectory is a long one.
+        Whether the strategies can tell long trajectories from short ones.
     """
 
     cluster: Cluster

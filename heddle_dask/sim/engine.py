@@ -17,25 +17,25 @@ _NO_DELAYS = ControlDelays()
 
 
 class SimulatedEngine:
-    """Takes jobs, tells when each is admitted to the batch and when it ends.
+    """Runs jobs in virtual time; reports when each is admitted to the batch and when it ends.
 
     Parameters
     ----------
     cost
-        What it really costs; what strategies believe is another matter.
+        True cost; strategies may plan with another one.
     on_admitted, on_ended
-        Called at the virtual time at which that happens.
+        Called at the virtual time of the admission or the end.
     delays
-        Above 0, ``slot_s`` makes steps wait at the worker, by priority, but ``steps_ahead`` more than there are slots.
+        With ``slot_s`` above 0, steps beyond ``slots + steps_ahead`` wait at the worker, by priority.
     on_busy
-        Called when `busy` has changed.
+        Called after `busy` has changed.
 
     Attributes
     ----------
     busy_s
         Seconds with at least one job in the batch.
     prefilled_tokens, cached_tokens
-        Prompt tokens computed and found in the cache, over all admissions from the queue.
+        Prompt tokens computed, and prompt tokens found in the cache, over all admissions from the queue.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class SimulatedEngine:
 
     @property
     def kv_preemptions(self) -> int:
-        """How often KV ran out and a job went back to the queue."""
+        """Number of jobs that went back to the queue because KV ran out."""
         return self._batch.preemptions
 
     def submit(self, job: SimulatedJob) -> None:
-        """Take a job; an engine that is lost takes it and never answers."""
+        """Add a job; a lost engine accepts it and never ends it."""
         if self.lost:
             return
         if self._waits_at_worker(job):
@@ -95,22 +95,22 @@ class SimulatedEngine:
             self._settle(self._batch.submit(job, self._time.now_s))
 
     def abort(self, job: SimulatedJob) -> None:
-        """End a job early with the tokens that it has; live, one that still waits at the worker is not known there."""
+        """End a job early with the tokens that it has; a job that still waits at the worker ends without a token."""
         if not self.lost and all(waiting is not job for _, _, waiting in self._line):
             self._settle(self._batch.abort(job, self._time.now_s))
 
     def reprice(self, cost: EngineCost) -> None:
-        """Let it cost that from now on."""
+        """Use another cost from now on."""
         if not self.lost:
             self._settle(self._batch.reprice(cost, self._time.now_s))
 
     def lose(self) -> None:
-        """Die: nothing that it holds ever ends."""
+        """Lose the engine: none of its jobs ever ends."""
         self.close()
         self.lost = True
 
     def close(self) -> None:
-        """Count what it was busy until now: the run is over, or the engine is."""
+        """Add the busy time up to now to `busy_s`: the run has ended, or the engine has."""
         if not self.lost and self.busy:
             self.busy_s += self._time.now_s - self._busy_since_s
             self._busy_since_s = math.inf

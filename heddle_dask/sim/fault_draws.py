@@ -1,4 +1,4 @@
-"""What goes wrong, drawn by seed and name and not in order of time: the same calls fail whatever the strategies do."""
+"""Random faults, drawn from the seed and a name, not in order of time: the same calls fail under every strategy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from heddle_dask.sim.fleet import SimulatedFaults
 
 
 class FaultDraws:
-    """The draws of one simulation."""
+    """Fault draws of one simulation."""
 
     def __init__(self, faults: SimulatedFaults, seed: int) -> None:
         self._faults, self._seed = faults, seed

@@ -1,4 +1,4 @@
-"""What is simulated beside the trajectories: engines, tools, links, delays of the control plane, faults."""
+"""The simulated cluster: engines, tools, links, delays of the control plane, faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ControlDelays:
     Attributes
     ----------
     request_s
-        From the agent's question to the controller.
+        From the agent's request to the controller.
     start_s
         From the controller's command to the engine.
     report_s
@@ -28,15 +28,16 @@ class ControlDelays:
     action_s
         From a tool's request to its start, and again from its end to the agent.
     predict_s
-        From the end of a step to a prediction's arrival; those that ask meanwhile share the next call.
+        From the end of a step to the arrival of its prediction. Requests made meanwhile share the next call.
     fit_s, fit_row_s
-        Of a predictor's fit, from its begin until the new model answers: a constant, and seconds for each decision
-        point that it learns from. The old model answers meanwhile.
+        Duration of a predictor's fit: a constant, and seconds per decision point in the training data. The old model
+        answers meanwhile.
     slot_s
-        From the end of a step in its engine until the next one that waited for its slot is there. Live, a worker holds
-        a slot until it has the answer, and only then sends the next request; 0: the line is the engine's own.
+        From the end of a step in its engine until the next waiting step arrives there. Live, a worker holds a slot
+        until it has the result, and only then sends the next request. 0: steps wait in the engine's own queue.
     steps_ahead
-        How many more steps than it has slots an engine is sent (`engines.spec.EngineSpec`); with a line at the worker.
+        Steps beyond its slots that are sent to an engine (`engines.spec.EngineSpec`); used with a queue at the
+        worker.
     """
 
     request_s: float = 0.0
@@ -50,20 +51,20 @@ class ControlDelays:
     fit_row_s: float = 0.0
 
     def fitting_s(self, rows: int) -> float:
-        """Seconds of a fit on so many decision points."""
+        """Seconds of a fit on `rows` decision points."""
         return self.fit_s + self.fit_row_s * rows
 
     @classmethod
     def measured(
         cls, step_added_s: float, action_added_s: float, predict_s: float = 2e-3, slot_s: float = 0.0
     ) -> ControlDelays:
-        """From what ``heddle bench overhead`` says is added to a step and to an action.
+        """Delays from the seconds that ``heddle bench overhead`` measured for a step and for an action.
 
         A fit's `FIT_S` and `FIT_ROW_S` are CPU seconds of one thread of a server CPU, fitted by hand to 400 to 17,000
         decision points of the workloads coding, search and math: 0.6 s for 2,100 points, 1.6 s for 8,200, 3.2 s for
-        15,900 (docs/experiments/2026-11-24-fitting-takes-time.md). That a step's third each goes to question, command
-        and report is assumed. 64 predictions take 1 to 1.4 ms
-        (docs/predictor.md), and their way to another thread and back the rest of `predict_s`.
+        15,900 (docs/experiments/2026-11-24-fitting-takes-time.md). Assumption: request, command and report take a
+        third of a step's delay each. 64 predictions take 1 to 1.4 ms (docs/predictor.md); the rest of `predict_s` is
+        the way to another thread and back.
         """
         third = step_added_s / 3
         return cls(
@@ -78,40 +79,40 @@ class ControlDelays:
         )
 
     def with_request(self, request_s: float) -> ControlDelays:
-        """These, and an engine's own way of a request (`TableFit.request_s`): half before it, half behind."""
+        """These delays plus an engine's request time (`TableFit.request_s`): half before the step, half after it."""
         half_s = request_s / 2
         return replace(self, start_s=self.start_s + half_s, report_s=self.report_s + half_s)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLink:
-    """How a KV cache travels between engines: seconds of a transfer, and of each of its tokens."""
+    """KV transfers between engines: seconds per transfer, and seconds per token."""
 
     setup_s: float = 0.1
     token_s: float = 5e-6
 
 
 FAILED_TOOL_SHARE = 0.5
-"""Of its time, after which a tool call that fails ends."""
+"""Share of its planned time after which a failing tool call ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFaults:
-    """What goes wrong, by virtual time.
+    """Faults of a simulation. Times are virtual seconds.
 
     Attributes
     ----------
     engines_lost
-        Seconds at which an engine dies with its worker, by the engine's number.
+        Time at which an engine and its worker are lost, by the engine's number.
     tool_failure_share
         Share of tool calls that end with an error after half their time.
     walltime_s
-        When the allocation ends: whatever runs then is aborted; 0 for never.
+        End of the allocation, at which all running trajectories are aborted; 0: never.
     engine_mtbf_s
-        Mean of the seconds that an engine runs until it dies with its worker, exponentially distributed and drawn for
-        each engine by its name; 0 for never.
+        Mean time to failure of an engine with its worker, exponentially distributed and drawn for each engine by its
+        name; 0: never.
     engine_restart_s
-        Until another engine answers in the place of one that died so.
+        Time from such a failure until a replacement engine has started.
     """
 
     engines_lost: Mapping[int, float] = field(default_factory=dict)
@@ -123,18 +124,19 @@ class SimulatedFaults:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFleet:
-    """The engines, and what serves them.
+    """The engines, the tool pool, and the delays and faults around them.
 
     Attributes
     ----------
     engines
-        Description and true cost of each; the cost is taken for contexts as long as the description's.
+        Description and true cost of each engine; the cost is for contexts of the description's length.
     tool_cpus
-        CPUs of the tool pool; 0 when tools only wait and take none.
+        CPUs of the tool pool; 0 if tools only wait and take no CPU.
     believed
-        Cost by TP degree as strategies believe it; empty: the truth.
+        Cost by TP degree with which strategies plan; empty: the true cost.
     crowded
-        True cost of each engine by how many of them are busy (`sim.shared_cores`); empty: none disturbs another.
+        True cost of each engine by the number of busy engines (`sim.shared_cores`); empty: engines do not affect each
+        other.
     """
 
     engines: tuple[tuple[EngineDescription, EngineCost], ...]
@@ -168,7 +170,7 @@ class SimulatedFleet:
 
     @property
     def beliefs(self) -> Mapping[int, EngineCost]:
-        """What strategies plan with."""
+        """Cost by TP degree with which strategies plan."""
         return self.believed or {spec.tp_degree: cost for spec, cost in self.engines}
 
 
@@ -182,7 +184,7 @@ def equal_engines(
     kv_transfer: bool = True,
     first: int = 0,
 ) -> tuple[tuple[EngineDescription, EngineCost], ...]:
-    """`count` like engines, numbered from `first`; their KV capacity is the cost's."""
+    """`count` identical engines, numbered from `first`; their KV capacity is that of the cost."""
     return tuple(
         (
             EngineDescription(

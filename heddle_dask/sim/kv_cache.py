@@ -1,9 +1,9 @@
-"""The KV cache of a simulated engine: a prefix cache in counts, with no token in sight.
+"""The KV cache of a simulated engine: a prefix cache that counts tokens without storing them.
 
-A context is the prompt that its group shares and, behind it, what is its own. Both are counted in tokens. What no
-running step uses stays until its room is needed, least recently used first, the tail of a context before its head
-and before the shared prompt: as vLLM frees blocks. Only whole blocks are shared, stay and are found. Counts are
-those of the emulated engine's cache, which knows the tokens.
+A context is the prompt that its group shares, followed by the trajectory's own tokens. Unused entries are evicted
+least recently used first, the tail of a context before its head and before the shared prompt, as vLLM frees blocks.
+Only whole blocks are shared, kept and found. The counts equal those of the emulated engine's cache, which stores the
+tokens.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from heddle_dask.cost.iteration import BLOCK_TOKENS, whole_blocks
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SimulatedJob(Job):
-    """A step in a simulated engine, or the warming of a cache (without a `step_id`).
+    """A step in a simulated engine, or a cache warm-up (without a `step_id`).
 
     Attributes
     ----------
     shared_tokens
-        Length of the prompt that it shares with its group.
+        Length of the prompt that the trajectory shares with its group.
     bypass_queue
         The step does not wait at the worker for a slot (`core.commands.StartStep`).
     """
@@ -35,13 +35,13 @@ class SimulatedJob(Job):
 
     @property
     def is_step(self) -> bool:
-        """Not the warming of a cache."""
+        """True for a step, False for a cache warm-up."""
         return self.step_id is not None
 
 
 @dataclass(slots=True, eq=False)
 class CountedAllocation:
-    """What one running job holds: `loose_tokens` of its own, and a part in its group's prompt."""
+    """KV of one running job: `loose_tokens` of its own, and a reference to its group's prompt."""
 
     shared_tokens: int
     loose_tokens: int
@@ -50,7 +50,7 @@ class CountedAllocation:
 
 @dataclass(slots=True)
 class _Prompt:
-    """A group's prompt, as long as the longest of its members' that came here; `computed_tokens` of it have KV."""
+    """A group's prompt, as long as the longest of its members' prompts seen here; `computed_tokens` of it have KV."""
 
     tokens: int = 0
     users: int = 0
@@ -71,7 +71,7 @@ class CountedKvCache:
 
     @property
     def free_tokens(self) -> int:
-        """Tokens that can be taken now, by eviction where need be."""
+        """Tokens that can be allocated now, including idle ones that would be evicted."""
         return self.capacity_tokens - self._used_tokens
 
     @property
@@ -90,7 +90,7 @@ class CountedKvCache:
         return self._whole(min(there, context - 1))
 
     def take(self, job: SimulatedJob, spare_tokens: int) -> CountedAllocation | None:
-        """Room for the job's context; None when less than `spare_tokens` would remain free."""
+        """Allocate KV for the job's context; None if less than `spare_tokens` would remain free."""
         context = job.context_tokens
         shared = self._whole(min(job.shared_tokens, context))
         prompt = self._prompts.get(job.group_id)
@@ -111,12 +111,12 @@ class CountedKvCache:
         return CountedAllocation(shared, context - shared, cached)
 
     def grow_all(self, tokens: int) -> None:
-        """Count `tokens` more in all; each holder's share is in its `loose_tokens` when it is given back."""
+        """Count `tokens` more in total; each job adds its share to `loose_tokens` before it is released."""
         self._used_tokens += tokens
         self._evict()
 
     def give_back(self, job: SimulatedJob, held: CountedAllocation, computed_tokens: int) -> None:
-        """Take back what a job holds; what of it has KV stays for a while."""
+        """Release the allocation of a job; its tokens with KV stay cached until they are evicted."""
         self._used_tokens -= held.loose_tokens
         computed_tokens = self._whole(computed_tokens)
         self._leave_idle((job.trajectory_id, False), computed_tokens - held.shared_tokens)
@@ -125,13 +125,13 @@ class CountedKvCache:
         prompt.computed_tokens = max(prompt.computed_tokens, min(held.shared_tokens, computed_tokens))
         if prompt.users == 0:
             self._used_tokens -= prompt.tokens
-            # A prefill that was broken off drops what it reserved and nobody computed, as the emulated engine does.
+            # An interrupted prefill drops the reserved tokens that no job has computed, as the emulated engine does.
             prompt.tokens = prompt.computed_tokens
             self._leave_prompt(job.group_id, prompt.tokens)
         self._evict()
 
     def insert(self, job: SimulatedJob) -> bool:
-        """Put the KV of the job's context, come from elsewhere, into the cache; False when there is no room."""
+        """Put transferred KV of the job's context into the cache; False if there is no room."""
         held = self.take(job, 0)
         if held is None:
             return False
@@ -176,5 +176,5 @@ class CountedKvCache:
             del self._prompts[group_id]
 
     def _whole(self, tokens: int) -> int:
-        """Tokens in whole blocks."""
+        """Tokens of `tokens` that fill whole blocks."""
         return whole_blocks(tokens, self.block_tokens)

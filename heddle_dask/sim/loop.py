@@ -1,7 +1,7 @@
-"""Virtual time: what is to happen, by when; ties in the order in which they were asked for.
+"""Virtual time: an event loop of scheduled calls; calls for the same time run in the order of their scheduling.
 
-Two of three calls are for the moment at which they are asked for. They need no place in the heap: whatever it holds for
-that moment was asked for before it came, and goes first.
+Two of three calls are scheduled for the current time. They bypass the heap: its entries for the current time were
+scheduled earlier and run first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class VirtualTime:
-    """Calls to come and the time that it is.
+    """The current virtual time and the scheduled calls.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class VirtualTime:
         self._number = 0
 
     def at(self, time_s: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Make the call at that time, or now if that has passed."""
+        """Schedule a call at `time_s`, or now if that has passed."""
         if time_s <= self.now_s:
             self._due.append((call, arguments))
             return
@@ -40,11 +40,11 @@ class VirtualTime:
         heapq.heappush(self._heap, (time_s, self._number, call, arguments))
 
     def after(self, delay_s: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Make the call so many seconds from now."""
+        """Schedule a call in `delay_s` seconds."""
         self.at(self.now_s + delay_s, call, *arguments)
 
     def run(self, until_s: float = math.inf) -> None:
-        """Make every call that is due until then, those that they ask for included."""
+        """Run all calls up to `until_s`, including those that they schedule."""
         heap, due = self._heap, self._due
         while heap or due:
             at_s = self.now_s if due else heap[0][0]

@@ -1,8 +1,8 @@
-"""Capacity planning: the fleets that a budget of GPUs can form for a model, and what played rollouts say of each.
+"""Capacity planning: the fleets that a budget of GPUs can form for a model, and simulated rollouts on each.
 
-Candidates of a budget are every uniform degree at which the model fits, with as many engines as there is room for, and
-the TP degrees that `strategies.tp_degrees` plans for the work of a draw that is not played: what would be predicted
-before the rollout. Its quick estimate stands beside the simulated makespan; only the latter decides.
+Candidates of a budget are every uniform degree at which the model fits, with as many engines as fit, and the TP
+degrees that `strategies.tp_degrees` plans. The plan uses the work of another draw than the simulated one, as a
+prediction before the rollout would. Its estimate is reported beside the simulated makespan; only the latter decides.
 
 TP degrees are the powers of two within a node, since the search needs degrees that divide one another.
 """
@@ -37,9 +37,9 @@ class Candidate:
     degrees
         TP degrees of its engines, from the largest to the smallest.
     searched
-        Whether the search picked it.
+        Whether the search proposed it.
     by_work_s
-        Its makespan by the work model alone; infinite where some trajectory's context fits no engine of it.
+        Estimated makespan from the work model alone, seconds; infinite if some trajectory's context fits no engine.
     """
 
     degrees: tuple[int, ...]
@@ -55,14 +55,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class GpuBudget:
-    """What a number of GPUs can form.
+    """The candidates for a number of GPUs.
 
     Attributes
     ----------
     candidates
-        Uniform ones from the largest degree to the smallest, then the mix of the search, if it is one.
+        Uniform fleets from the largest degree to the smallest, then the result of the search if it is a mix.
     refused
-        Why a uniform degree is out, by degree.
+        Why a uniform degree is infeasible, by degree.
     """
 
     gpus: int
@@ -72,7 +72,7 @@ class GpuBudget:
 
 @dataclass(frozen=True, slots=True)
 class PlayedCandidate:
-    """A candidate of a budget, and its rollouts: one for each seed, in the same order for all candidates."""
+    """A candidate of a budget, and its simulated rollouts: one per seed, in the same order for all candidates."""
 
     gpus: int
     candidate: Candidate
@@ -90,37 +90,37 @@ class PlayedCandidate:
 
     @property
     def completed(self) -> float:
-        """Trajectories that ended by themselves, median over the seeds; a walltime or other faults cut off the rest."""
+        """Completed trajectories, median over the seeds; the walltime or faults cut off the others."""
         return statistics.median(one.completed for one in self.rollouts)
 
     @property
     def trajectories_per_h(self) -> float:
-        """Completed ones, by the median makespan."""
+        """Completed trajectories per hour of the median makespan."""
         return self.completed / self.makespan_s * HOUR_S
 
     @property
     def gpu_hours_per_thousand(self) -> float:
-        """GPU hours per thousand trajectories: all GPUs of the budget, idle ones too, until the last one ends.
+        """GPU hours per thousand trajectories: all GPUs of the budget, idle ones too, for the whole makespan.
 
-        Infinite where none completes.
+        Infinite if no trajectory completes.
         """
         return 1000 * self.gpus / self.trajectories_per_h if self.completed else math.inf
 
     @property
     def bound_share(self) -> float:
-        """Lower bound of this fleet over makespan, median over the seeds."""
+        """Lower bound for this fleet over makespan, median over the seeds."""
         return statistics.median(one.bound_share for one in self.rollouts)
 
     @property
     def path_share(self) -> float:
-        """Longest trajectory alone on the quickest engine over makespan, median over the seeds.
+        """Longest trajectory alone on the fastest engine over makespan, median over the seeds.
 
-        Near 1 no further engine helps.
+        Near 1, more engines do not help.
         """
         return statistics.median(one.bound.path_s / one.makespan_s for one in self.rollouts)
 
     def figures(self, price_per_gpu_hour: float | None) -> dict[str, object]:
-        """A JSON-able row; equal inputs give equal rows. Unknown is null."""
+        """A JSON-able row; equal inputs give equal rows. Unknown values are null."""
         spans = [one.makespan_s for one in self.rollouts]
         hours = self.gpu_hours_per_thousand
         by_work_s = self.candidate.by_work_s
@@ -151,9 +151,9 @@ def engines_in_words(degrees: Sequence[int]) -> str:
 
 
 def works_of(trajectories: Iterable[PlannedTrajectory]) -> list[Work]:
-    """What each trajectory asks of an engine that holds nothing of it yet.
+    """The work of each trajectory on an engine with a cold cache.
 
-    The context is the mean over its life, so that `Work.area` is exactly what its decoding reads.
+    The context is the mean over the trajectory's life, so `Work.area` equals the tokens that its decoding reads.
     """
     works = []
     for one in trajectories:
@@ -169,7 +169,7 @@ def works_of(trajectories: Iterable[PlannedTrajectory]) -> list[Work]:
                 decode_tokens=float(tokens),
                 context_tokens=max(0.0, area / tokens - tokens / 2),
                 shared_tokens=float(one.prompt_tokens),
-                # What comes after the last step is never read.
+                # The observation after the last step is never prefilled.
                 prefill_tokens=float(observed - one.steps[-1].observation_tokens),
                 tool_s=one.tools_s,
             )
@@ -187,21 +187,21 @@ def budget_of(
     seed: int,
     told_apart: bool = True,
 ) -> GpuBudget:
-    """The candidates of `gpus` GPUs of the kind that `cluster` has; its own number and degrees do not matter.
+    """The candidates for `gpus` GPUs of the kind in `cluster`, whose own number of GPUs and degrees are ignored.
 
     Parameters
     ----------
     works
-        The work of each trajectory, as the search is told.
+        The work of each trajectory, for the search.
     seed
-        Of the search.
+        Seed of the search.
     told_apart
-        Whether the strategies that will run know which trajectory is a long one.
+        Whether the strategies can tell long trajectories from short ones.
 
     Raises
     ------
     BadInput
-        An unknown model or GPU, no GPU, or nothing to do. That no degree is feasible is in `GpuBudget.refused`.
+        An unknown model or GPU, no GPU, or no work. Infeasible degrees are in `GpuBudget.refused` instead.
     """
     if gpus < 1:
         raise BadInput(f"a budget of {gpus} GPUs: give at least 1")
@@ -210,7 +210,7 @@ def budget_of(
     fleets, refused = uniform_fleets(among, shape, max_context_tokens)
     if not fleets:
         return GpuBudget(gpus, (), refused)
-    # A mix has to prove itself when it is played, so none is held back here.
+    # Every mix is simulated, so the search need not demand a gain.
     eager = SearchSettings(mix_gain=0)
     plan = plan_fleet(works, among, fleets, seed=seed, told_apart=told_apart, settings=eager)
     candidates = [
@@ -244,7 +244,7 @@ def jobs_of(
 def played_of(
     budgets: Sequence[GpuBudget], rollouts: Sequence[SimulatedRollout]
 ) -> list[list[PlayedCandidate]]:
-    """The candidates of each budget with their rollouts, given those of `jobs_of` in its order."""
+    """The candidates of each budget with their rollouts; `rollouts` are in the order of `jobs_of`."""
     places = [(budget, candidate) for budget in budgets for candidate in budget.candidates]
     played = iter(
         PlayedCandidate(budget.gpus, candidate, tuple(rollouts[place :: len(places)]))
@@ -254,10 +254,10 @@ def played_of(
 
 
 def ranked(played: Iterable[PlayedCandidate]) -> list[PlayedCandidate]:
-    """The candidates of one budget, the one to choose first: most completed, earliest median end, fewest engines."""
+    """The candidates of one budget, best first: most completed, least median makespan, fewest engines."""
     return sorted(played, key=lambda one: (-one.completed, one.makespan_s, len(one.candidate.degrees)))
 
 
 def ratios_by_seed(one: PlayedCandidate, other: PlayedCandidate) -> list[float]:
-    """Makespans of `other` over those of `one`, seed by seed: both ran the same trajectories."""
+    """Makespan of `other` over that of `one`, per seed: both ran the same trajectories."""
     return [b.makespan_s / a.makespan_s for a, b in zip(one.rollouts, other.rollouts, strict=True)]

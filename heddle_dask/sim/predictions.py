@@ -16,8 +16,8 @@ from heddle_dask.sim.loop import VirtualTime
 class SimulatedPredictions:
     """Runs the calls and fits of a session's `PredictionService`.
 
-    A call answers ``predict_s`` after its first question, with all that were asked until then. A fit begins behind a
-    call; its model answers after ``ControlDelays.fitting_s``.
+    A call ends ``predict_s`` after its first request and answers all requests made until then. A fit begins after a
+    call; its model is in use after ``ControlDelays.fitting_s``.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class SimulatedPredictions:
         self._running = False
 
     def ask(self, trajectory_id: TrajectoryId) -> None:
-        """Predict as of now."""
+        """Request a prediction as of now."""
         if self._service is None:
             raise AssertionError("these strategies ask for predictions: give the simulation a predictor")
         self._service.ask(self._state.trajectories[trajectory_id], self._time.now_s)

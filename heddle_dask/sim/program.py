@@ -1,4 +1,4 @@
-"""The agent of a simulation: follows its plan, and remembers what it met on its way."""
+"""The agent program of a simulated trajectory: follows its plan and keeps its waiting times and engines."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from heddle_dask.workloads.planned import PlannedTrajectory
 
 
 class Program:
-    """One planned trajectory under way.
+    """One planned trajectory in progress.
 
     Attributes
     ----------
     step_index, attempt
-        The step that it wants next or waits for; attempts count the parts of a step that was stopped.
+        The step to be requested next or waited for; attempts count the parts of a preempted step.
     context_tokens
-        Tokens in front of the model.
+        Tokens of the context now.
     left_tokens
-        What is still to be generated in this step; at least 1.
+        Tokens still to be generated in this step; at least 1.
     queue_s
-        Seconds between asking for steps and their admission to a batch.
+        Seconds between step requests and admissions to a batch, over all steps.
     prefilled_tokens
-        Prompt tokens that engines computed for it.
+        Prompt tokens that engines computed for the trajectory.
     engines
-        How often it changed its engine, and the latest.
+        Number of engine changes, and the latest engine.
     """
 
     __slots__ = (
@@ -63,7 +63,7 @@ class Program:
 
     @property
     def spec(self) -> TrajectorySpec:
-        """As it is announced to the controller."""
+        """The specification that is submitted to the controller."""
         plan = self.plan
         return TrajectorySpec(
             trajectory_id=TrajectoryId(plan.trajectory_id),
@@ -77,31 +77,31 @@ class Program:
 
     @property
     def step_id(self) -> StepId:
-        """The step it is at, as it is asked for next."""
+        """Identity of the current step."""
         return StepId(TrajectoryId(self.plan.trajectory_id), self.step_index, self.attempt)
 
     def note_engine(self, engine_id: EngineId) -> None:
-        """A step goes there."""
+        """Record that a step is sent to this engine."""
         self.engine_changes += self.engine_id not in (None, engine_id)
         self.engine_id = engine_id
 
     def generate(self, tokens: int) -> None:
-        """So many tokens were sampled."""
+        """Record `tokens` sampled tokens."""
         self.context_tokens += tokens
         self.left_tokens -= tokens
 
     def preempted(self) -> None:
-        """The step was stopped; its rest is asked for anew."""
+        """The step was preempted; its remaining tokens are requested as another attempt."""
         self.preemptions += 1
         self.attempt += 1
 
     def finish_step(self) -> None:
-        """The step is whole."""
+        """Record the end of the step."""
         self.step_index += 1
         self.attempt = 0
         if self.step_index < len(self.plan.steps):
             self.left_tokens = self.plan.steps[self.step_index].generated_tokens
 
     def observe(self, tokens: int) -> None:
-        """A tool has answered."""
+        """Add the tokens of a tool's result to the context."""
         self.context_tokens += tokens

@@ -28,12 +28,12 @@ def html_report(
     trajectories: Sequence[PlannedTrajectory],
     conditions: Mapping[str, object],
 ) -> str:
-    """The page: one rollout of each strategy over the same trajectories, all of them watched.
+    """The page: one rollout of each strategy over the same trajectories, all with a timeline.
 
     Parameters
     ----------
     conditions
-        What was simulated, by name; printed as it is.
+        Conditions of the simulation by name; printed unchanged.
     """
     said = " · ".join(f"{name} {value}" for name, value in conditions.items())
     sections = [
@@ -143,7 +143,7 @@ def _queued(rollouts: Sequence[SimulatedRollout], trajectories: Sequence[Planned
 
 
 def _timelines(rollouts: Sequence[SimulatedRollout]) -> list[str]:
-    """One shade and one time axis for all; of very many engines, evenly chosen ones."""
+    """Heat maps with a common colour scale and time axis; of many engines an evenly spaced subset."""
     until_s = max(one.makespan_s for one in rollouts)
     tables = []
     for one in rollouts:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from html import escape
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
-"""Okabe and Ito's, which the colour-blind can tell apart."""
+"""The colours of Okabe and Ito, which are distinct for colour-blind readers."""
 
 _WIDTH, _HEIGHT = 620, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 26, 10, 40
 _NAMES, _TEXTS = 190, 140
-"""Of a bar: room for its name, and for what is written behind it."""
+"""Pixels of a bar's row for its name, and for the text after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def line_chart(lines: Sequence[Line], *, x_label: str, y_label: str) -> str:
 
 
 def bar_chart(bars: Sequence[tuple[str, float, str]], *, most: float) -> str:
-    """Horizontal bars: name, value, and what is written behind it; a line marks `most`."""
+    """Horizontal bars: name, value, and the text after the bar; a line marks `most`."""
     wide = _WIDTH - _NAMES - _TEXTS
     height = 12 + 26 * len(bars)
     mark = f'x1="{_NAMES + wide}" x2="{_NAMES + wide}" y1="0" y2="{height}"'
@@ -54,9 +54,9 @@ def bar_chart(bars: Sequence[tuple[str, float, str]], *, most: float) -> str:
 
 
 def heat_map(rows: Sequence[tuple[str, Sequence[float]]], *, most: float, x_most_s: float, unit: str) -> str:
-    """A row of cells each, white for 0 and dark for `most` of `unit`; time runs to the right.
+    """One line of cells per row, white for 0 and dark for `most` of `unit`; time runs to the right.
 
-    Darkness grows with the square root: one of a hundred, the end of a tail, must still be seen.
+    Darkness grows with the square root, so that one of a hundred, the end of a tail, is still visible.
     """
     height = max(3, min(16, 480 // max(1, len(rows))))
     wide = _WIDTH - _LEFT - _RIGHT
@@ -95,7 +95,7 @@ def _shade(value: float, most: float) -> float:
 
 
 def _shades(top: int, most: float, unit: str) -> str:
-    """Which shade is how much: none, one, a quarter, and the most."""
+    """Legend of the colour scale: 0, 1, a quarter of `most`, and `most`."""
     parts = []
     for number, value in enumerate((0.0, min(1.0, most), most / 4, most)):
         x = _LEFT + 90 * number
@@ -156,7 +156,7 @@ def _y(value: float, most: float) -> float:
 
 
 def _round_up(value: float) -> float:
-    """1, 2 or 5 times a power of ten, or a tenth of such, at or above the value."""
+    """The least number of the form 1, 2 or 5 times a power of ten at or above the value."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

@@ -1,4 +1,4 @@
-"""One simulated rollout, from a preset's name to its figures."""
+"""Runs one simulated rollout of a preset and collects its figures."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from heddle_dask.strategies.presets import build_strategies, tell_costs
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 Watch = Callable[[Event, Sequence[Command]], None]
-"""Takes every event with the commands that followed."""
+"""Called with every event and the commands that followed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A preset with some of its parts replaced; written ``preset:part=name,option=value:…``."""
+    """A preset with some of its parts replaced. Text form: ``preset:part=name,option=value:…``."""
 
     name: str
     preset: str
@@ -37,45 +37,45 @@ class Arm:
 
     @classmethod
     def parse(cls, text: str) -> Arm:
-        """Read the written form."""
+        """Parse the text form."""
         preset, *overrides = text.split(":")
         return cls(text, preset, tuple(overrides))
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRollout:
-    """What one rollout came to. Virtual seconds throughout, but for `cpu_s`.
+    """Results of one rollout. All times are virtual seconds, except `cpu_s`.
 
     Attributes
     ----------
     completed
-        How many of the trajectories ended by themselves; the others were cut off by a fault.
+        Number of trajectories that ended by themselves; the others were cut off by a fault.
     tokens
-        Sampled tokens of these.
+        Sampled tokens of the completed trajectories.
     bound
         Lower bounds of `makespan_s`.
     queue_mean_s, queue_p99_s, queue_longest_s
-        Seconds that a trajectory waited between asking for its steps and their admission: mean, 0.99 quantile, and
-        that of the trajectory with most tokens.
+        Seconds that a trajectory waited between its step requests and their admissions: mean, 0.99 quantile, and the
+        value of the trajectory with most tokens.
     preemptions, kv_preemptions
-        Steps stopped by the strategy, and jobs that an engine threw out because KV ran out.
+        Steps preempted by the strategy, and jobs preempted by an engine because KV ran out.
     prefilled_tokens, cached_tokens
-        Prompt tokens computed and found in a cache, when a job was admitted first: what an engine computes again after
-        it has thrown a job out is in its seconds only.
+        Prompt tokens computed and found in a cache at the first admission of each job. Recomputation after a
+        preemption by the engine appears in its seconds only.
     moves
         By kind: started, failed, seconds, tokens, exposed_s, bytes (`core.move_desk.MoveTotals`).
     busy_shares
         Share of the makespan with a running job, by engine.
     finished_s
-        When each trajectory ended or was cut off, in order of submission.
+        Time at which each trajectory ended or was cut off, in order of submission.
     completed_s
-        When those ended that completed, in the same order.
+        End times of the completed trajectories, in the same order.
     waited_s
-        Its queue seconds, in the same order.
+        Queue seconds of each trajectory, in the same order.
     cpu_s
-        CPU seconds of this process for the rollout: no part of `figures`, which are the same in every run.
+        CPU seconds of this process for the rollout; not part of `figures`, which are equal in every run.
     timeline
-        What was watched, if asked for.
+        The timeline, if requested.
     """
 
     strategy: str
@@ -107,17 +107,17 @@ class SimulatedRollout:
 
     @property
     def bound_share(self) -> float:
-        """Lower bound over makespan: at most 1, if all completed."""
+        """Lower bound over makespan; at most 1 if all trajectories completed."""
         return self.bound.seconds / self.makespan_s
 
     @property
     def median_finish_s(self) -> float:
-        """When half of those that completed had ended; the makespan where none did."""
+        """Median end time of the completed trajectories; the makespan if none completed."""
         return statistics.median(self.completed_s or (self.makespan_s,))
 
     @property
     def shortfall(self) -> str:
-        """What a reader must know of a rollout in which trajectories were cut off; empty if none was."""
+        """A warning if trajectories were cut off; empty if all completed."""
         if self.completed == self.trajectories:
             return ""
         return (
@@ -175,21 +175,21 @@ def simulate(
     Parameters
     ----------
     overrides
-        As `strategies.presets.build_strategies` takes them.
+        Overrides in the form of `strategies.presets.build_strategies`.
     seed
-        Of everything that is drawn.
+        Seed of all random draws.
     warm
-        Trajectories of other groups from which a learning predictor learns first.
+        Trajectories of other groups for the warm start of a learned predictor.
     name
-        What the row calls it [default: preset and overrides].
+        Name in the row [default: preset and overrides].
     bound
-        Where it is known already: it is the same for all strategies.
+        The lower bound, if already known; it is equal for all strategies.
     retries
-        How often a step may be lost or stopped [default: as live].
+        Limits of lost and preempted attempts of a step [default: as live].
     watched
-        Whether to keep what a report draws.
+        Whether to keep a timeline for a report.
     watch
-        Told of every event with its commands, in order; not together with `watched`.
+        Called with every event and its commands, in order; cannot be combined with `watched`.
 
     Raises
     ------
@@ -223,7 +223,7 @@ def simulate(
 
 
 def check_fit(trajectories: Sequence[PlannedTrajectory], fleet: SimulatedFleet) -> None:
-    """Refuse what could never end.
+    """Refuse trajectories that could never end.
 
     Raises
     ------
@@ -297,5 +297,5 @@ def _figures(
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of them do not exceed."""
+    """The smallest value that at least `share` of the values do not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]

@@ -1,4 +1,4 @@
-"""Engines of one machine whose cores are too few for them: how fast each is depends on how many of them work."""
+"""Engines that compete for the cores of one machine: the speed of each depends on the number of busy engines."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from heddle_dask.sim.loop import VirtualTime
 
 
 class SharedCores:
-    """Prices its engines anew when one of them begins to work or has nothing more to do.
+    """Updates the cost of all its engines when one of them becomes busy or idle.
 
     Parameters
     ----------
     costs
-        What each engine costs while so many are busy, as measured with so many at once. Numbers in between cost what
-        the next smaller one does, and numbers below the least what that does. Empty: they do not share, every
-        engine keeps its own cost.
+        Cost of each engine by number of busy engines, from measurements with that many at once. A number in between
+        has the cost of the next smaller one, a number below the least the cost of the least. Empty: the engines do
+        not compete, and each keeps its own cost.
     """
 
     def __init__(self, costs: Mapping[int, EngineCost], time: VirtualTime) -> None:
@@ -28,12 +28,12 @@ class SharedCores:
         self._current: EngineCost | None = None
 
     def cost_of(self, busy: int) -> EngineCost:
-        """What an engine costs while `busy` of them are."""
+        """Cost of an engine while `busy` engines are busy."""
         fitting = [count for count in self._costs if count <= busy]
         return self._costs[fitting[-1] if fitting else next(iter(self._costs))]
 
     def changed(self) -> None:
-        """An engine began or ceased to be busy: look at all of them once, after whatever else happens just now."""
+        """An engine became busy or idle: update all costs once, after the other calls of this moment."""
         if self._costs and not self._due:
             self._due = True
             self._time.after(0.0, self._reprice)

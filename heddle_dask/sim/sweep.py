@@ -1,7 +1,7 @@
-"""Strategies by seeds: which trajectories each seed draws, and what a warm predictor has seen before.
+"""Strategies by seeds: the trajectories that each seed draws, and the warm-start data of learned predictors.
 
-A sweep is a list of jobs. A job is one rollout, whole and picklable, and what comes out depends on nothing else: it may
-run in this process or in any other (`cli.sweep_runs`), alone or after others, and gives the same figures.
+A sweep is a list of jobs. A job describes one rollout completely and is picklable. Its result depends on the job
+alone: any process may run it (`cli.sweep_runs`), alone or after others, with the same figures.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _OTHER_SEED = 1_000_003
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWorkload:
-    """What is drawn for each seed; the fields are those of `workloads.choice.load_workload`.
+    """A workload to draw for each seed; the fields are those of `workloads.choice.load_workload`.
 
     Attributes
     ----------
     digest
-        SHA-256 that a trace file must have; empty: it is not looked at.
+        Required SHA-256 of a trace file; empty: not checked.
     """
 
     name: str
@@ -49,21 +49,21 @@ class SimulatedWorkload:
         Raises
         ------
         BadInput
-            As `load_workload`, or a file of another digest.
+            See `load_workload`; or the file has another digest.
         """
         return self._load(self.trajectories, seed)
 
     def foreseen(self, seed: int) -> list[PlannedTrajectory]:
-        """As many trajectories as `drawn` gives, of another draw: what is known before the rollout.
+        """As many trajectories as in `drawn`, from another draw: the data known before the rollout.
 
-        Of a trace file, recorded groups that `drawn` has may be among them.
+        For a trace file they may include recorded groups of `drawn`.
         """
         return self._load(self.trajectories, seed + _OTHER_SEED)
 
     def others(self, seed: int) -> list[PlannedTrajectory]:
-        """About `WARM_TRAJECTORIES` of groups that `drawn` of this seed does not have; under names of their own.
+        """About `WARM_TRAJECTORIES` trajectories of groups that are not in `drawn` of this seed, with distinct names.
 
-        Of a trace file each group comes once; none may be left.
+        From a trace file each group is taken once; the list is empty if no group remains.
         """
         if self.name in WORKLOADS:
             count = -(-WARM_TRAJECTORIES // self.samples) * self.samples
@@ -74,7 +74,7 @@ class SimulatedWorkload:
             found = []
             for plan in self._load(4 * WARM_TRAJECTORIES, seed + _OTHER_SEED):
                 group = _recorded(plan.group_id)
-                # A group that is drawn again comes under another number.
+                # A group that is drawn twice gets another number each time: take the first only.
                 if group not in seen and numbers.setdefault(group, plan.group_id) == plan.group_id:
                     found.append(plan)
             found = found[:WARM_TRAJECTORIES]
@@ -84,20 +84,20 @@ class SimulatedWorkload:
         ]
 
     def warmth(self, seed: int) -> str:
-        """In words, whether predictors learn from anything before the draw of that seed."""
+        """A sentence saying which warm-start data predictors get for that seed."""
         if self.name in WORKLOADS or self.others(seed):
             return "warm"
         return "warm, but every group was drawn: nothing is left to learn from"
 
     def scales(self) -> dict[str, object]:
-        """The factors on its lengths and tools, where they are not 1."""
+        """The scale factors of lengths and tools that are not 1."""
         factors = {"token scale": self.token_scale, "tool scale": self.tool_scale}
         return {name: factor for name, factor in factors.items() if factor != 1.0}
 
     def pinned(self) -> SimulatedWorkload:
-        """The same workload for another process: a trace with the digest it has now, a file by its whole path.
+        """The same workload for another process: a trace with its present digest, a file with its absolute path.
 
-        A recorded trace keeps its name: every process reads the one of its own installation.
+        A recorded trace keeps its name: every process reads the copy of its own installation.
 
         Raises
         ------
@@ -106,7 +106,7 @@ class SimulatedWorkload:
         """
         if self.name in WORKLOADS:
             return self
-        # A name that is no file is refused when it is loaded, with what is allowed.
+        # Loading refuses a name that is no file, with the allowed names.
         path = Path(self.name)
         if self.name in RECORDED:
             return replace(self, digest=_digest(trace_file(self.name)))
@@ -136,7 +136,7 @@ class SimulationJob:
     Attributes
     ----------
     warm
-        Whether a learning predictor learns first, from `SimulatedWorkload.others`.
+        Whether a learned predictor starts warm, from `SimulatedWorkload.others`.
     watched
         Whether the rollout keeps its timeline.
     """
@@ -150,16 +150,16 @@ class SimulationJob:
 
 
 def parse_arms(text: str, overrides: Sequence[str] = ()) -> list[Arm]:
-    """Strategies separated by commas, each ``preset:part=name,option=value:…``; `overrides` go to all of them.
+    """Parse strategies separated by commas, each ``preset:part=name,option=value:…``; `overrides` apply to all.
 
     Raises
     ------
     BadInput
-        None is named, one comes twice, or one is not understood.
+        The text names no strategy, one twice, or one that cannot be parsed.
     """
     written: list[str] = []
     for piece in text.split(","):
-        # The commas inside of a part stand before option=value, those between strategies before a preset.
+        # A comma before option=value belongs to a part; a comma before a preset separates strategies.
         if written and "=" in piece.partition(":")[0]:
             written[-1] += f",{piece}"
         else:
@@ -186,12 +186,12 @@ def sweep_jobs(
     warm: bool,
     watched_seed: int | None = None,
 ) -> list[SimulationJob]:
-    """All arms of a seed over the same trajectories, seed by seed.
+    """The jobs of all arms, seed by seed; the arms of a seed run the same trajectories.
 
     Parameters
     ----------
     watched_seed
-        The seed of which the rollouts keep their timelines.
+        The seed for which rollouts keep their timelines.
     """
     return [
         SimulationJob(workload, fleet, arm, seed, warm, watched=seed == watched_seed)
@@ -201,14 +201,14 @@ def sweep_jobs(
 
 
 def run_jobs(jobs: Iterable[SimulationJob]) -> Iterator[SimulatedRollout]:
-    """One rollout after the other, in the order of the jobs.
+    """Run one job after the other, in order.
 
-    Neighbours of one workload and seed share what was drawn, so jobs are best sorted by these.
+    Consecutive jobs of one workload and seed share the draw, so sort jobs by these.
 
     Raises
     ------
     BadInput
-        As `SimulatedWorkload.drawn` and `rollout.simulate`.
+        See `SimulatedWorkload.drawn` and `rollout.simulate`.
     """
     draw: _Draw | None = None
     for job in jobs:
@@ -218,12 +218,12 @@ def run_jobs(jobs: Iterable[SimulationJob]) -> Iterator[SimulatedRollout]:
 
 
 def run_job(job: SimulationJob) -> SimulatedRollout:
-    """One job alone; see `run_jobs`."""
+    """Run one job; see `run_jobs`."""
     return next(run_jobs([job]))
 
 
 class _Draw:
-    """What a seed drew, and what was found out about it for the jobs before."""
+    """The trajectories of a seed, with results that several jobs share (bound, warm-start data)."""
 
     def __init__(self, workload: SimulatedWorkload, seed: int) -> None:
         self.workload, self.seed = workload, seed
@@ -233,7 +233,7 @@ class _Draw:
 
     def run(self, job: SimulationJob) -> SimulatedRollout:
         check_fit(self._plans, job.fleet)
-        # Drawing them takes longer than many a rollout, so only for those who learn.
+        # Drawing them takes longer than some rollouts: do it for learned predictors only.
         warm = job.warm and _learns(job.arm)
         if warm and self._others is None:
             self._others = self.workload.others(self.seed)
@@ -264,7 +264,7 @@ def _learns(arm: Arm) -> bool:
 
 
 def _recorded(group_id: str) -> str:
-    """The name of a drawn group in its file."""
+    """The name that a drawn group has in its file."""
     return group_id.rpartition("~")[0]
 
 

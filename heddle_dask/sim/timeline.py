@@ -1,4 +1,4 @@
-"""What is seen of a simulated rollout over time: running requests by engine, and active trajectories."""
+"""A simulated rollout over time: running steps by engine, and active trajectories."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Curve = list[tuple[float, int]]
 
 
 class Timeline:
-    """Follows a world's events; counts what the controller knows after each of them.
+    """Counts running steps and active trajectories in the controller's state after each event.
 
     Attributes
     ----------
     running
-        By engine: when the number of steps in its batch changed, and to what.
+        By engine: times at which the number of steps in its batch changed, with the new number.
     active
-        The same of trajectories that are admitted and have not ended.
+        The same for trajectories that are admitted and have not ended.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Timeline:
 
 
 def means(curve: Curve, until_s: float, cells: int) -> list[float]:
-    """Mean of a step curve over each of `cells` equal parts of 0 ... `until_s`."""
+    """Means of a step function over `cells` equal parts of 0 ... `until_s`."""
     if until_s <= 0:
         return [0.0] * cells
     width_s = until_s / cells

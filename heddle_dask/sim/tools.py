@@ -1,4 +1,4 @@
-"""The tool host in virtual time: each action takes the seconds that were planned, or half of them when it fails."""
+"""The tool host in virtual time: each action takes its planned seconds, or half of them if it fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SimulatedTools:
     fails
         Whether an action ends with an error.
     finished
-        Told of each action that has ended or was aborted, and whose it was.
+        Called with the event of each action that has ended or was aborted, and its program.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SimulatedTools:
         self._running: dict[ActionId, _Tool] = {}
 
     def run(self, action_id: ActionId, program: Program) -> None:
-        """Run the tool of the step that the program has just finished."""
+        """Run the tool call after the step that the program has just finished."""
         tool_s = program.plan.steps[program.step_index - 1].tool_s
         ok = not self._fails(action_id)
         tool = _Tool(program, action_id, tool_s if ok else FAILED_TOOL_SHARE * tool_s, ok)
@@ -56,7 +56,7 @@ class SimulatedTools:
         self._time.after(tool.tool_s, self._end, tool)
 
     def abort(self, action_id: ActionId) -> None:
-        """It ends now."""
+        """End an action now."""
         self._time.after(0.0, self._end, self._running[action_id])
 
     def _end(self, tool: _Tool) -> None:

@@ -1,7 +1,7 @@
-"""The simulated body: what the live one does with Dask, HTTP and clocks, in virtual time.
+"""The simulated body of the controller: it replaces Dask, HTTP and clocks by virtual time.
 
-It turns what happens into events and carries out the controller's commands. Strategies and controller are those of a
-live run and cannot tell the difference. Seeded and single-threaded: equal inputs give equal results, to the last bit.
+It sends events to the controller and carries out its commands. Strategies and controller are those of a live run.
+Seeded and single-threaded: equal inputs give equal results, to the last bit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from heddle_dask.sim.shared_cores import SharedCores
 from heddle_dask.sim.tools import SimulatedTools
 from heddle_dask.workloads.planned import PlannedTrajectory
 
-# Warming a cache goes past the queue of steps, as it does live.
+# A cache warm-up precedes all queued steps, as live.
 _FIRST = float("-inf")
 
 
@@ -43,18 +43,18 @@ class SimulatedWorld:
     Parameters
     ----------
     predictor
-        Needed where the strategies have a predictor.
+        Required if the strategies have a predictor.
     deployment
-        Plans the engines of the rollout. Those of the fleet do not join then; the rest of the fleet holds.
+        Plans the engines of the rollout. The engines of the fleet then do not join; its other fields apply.
     watch
-        Told of every event with its commands, in order: a journal.
+        Called with every event and its commands, in order, like a journal.
 
     Attributes
     ----------
     programs
-        By trajectory id, in order of submission: when each began and ended, and what it met on its way.
+        Programs by trajectory id, in order of submission, with their times and counts.
     events
-        Events told to the controller.
+        Number of events sent to the controller.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class SimulatedWorld:
             predictor, self.time, fleet.delays, self.controller.state, self._tell
         )
         self._fault_draws = FaultDraws(fleet.faults, seed)
-        # Steps that were sent to an engine and have not reported, each with that engine.
+        # Steps that were sent to an engine and have not reported, with their engine.
         self._jobs: dict[StepId, tuple[EngineId, SimulatedJob]] = {}
         self._warming: dict[SimulatedJob, cmd.MoveContext] = {}
         self._tools = SimulatedTools(
@@ -90,7 +90,7 @@ class SimulatedWorld:
         self._watch = watch
 
     def run(self) -> None:
-        """Play until every trajectory has ended, or the walltime has."""
+        """Run until every trajectory has ended, or the walltime is over."""
         if self._deployment is None:
             for description, cost in self.fleet.engines:
                 self._join(description, cost)
@@ -137,7 +137,10 @@ class SimulatedWorld:
             self.time.after(0.0, self._join, description, cost)
 
     def _abort_all(self, at: float) -> None:
-        """The allocation is over. Those that wait for admission go first, else the end of others would admit them."""
+        """Abort all trajectories at the end of the allocation.
+
+        Waiting trajectories are aborted first; otherwise the end of a running one would admit them.
+        """
         alive = [program for program in self.programs.values() if not program.status]
         if alive:
             self.time.now_s = at
@@ -167,8 +170,8 @@ class SimulatedWorld:
             case cmd.MoveContext():
                 self._move(command)
             case cmd.DropContext():
-                # No message goes to the engine, as none does live: the worker drops its copy of the tokens, which the
-                # simulation does not have. A prefix cache keeps the blocks until it needs their room.
+                # As live, the engine gets no message: the worker drops its copy of the tokens, which the simulation
+                # does not have. The prefix cache keeps the blocks until it evicts them.
                 pass
             case cmd.AbortStep():
                 self._abort_step(command)
@@ -193,7 +196,7 @@ class SimulatedWorld:
         self._ask(program)
 
     def _ask(self, program: Program) -> None:
-        """The agent asks for its next step, or for the rest of the one that was stopped."""
+        """Request the next step, or the rest of a preempted one."""
         program.asked_s = self.time.now_s
         self.time.after(self.fleet.delays.request_s, self._request, program)
 
@@ -208,7 +211,7 @@ class SimulatedWorld:
         self._tell(ev.StepRequested(self.time.now_s, step))
 
     def _go_on(self, program: Program) -> None:
-        """A step is whole: call its tool, or ask again, or end."""
+        """Continue after a complete step: call its tool, request the next step, or end."""
         step = program.plan.steps[program.step_index]
         program.finish_step()
         if program.step_index == len(program.plan.steps):
@@ -285,7 +288,7 @@ class SimulatedWorld:
         program = self.programs[job.trajectory_id]
         step_id = job.step_id
         assert step_id is not None
-        # Its engine was lost while the answer was under way: the step is with another one by now.
+        # If the engine was lost while its report was in transit, another engine runs the step by now.
         sent = self._jobs.get(step_id)
         superseded = sent is None or sent[1] is not job
         if not superseded:
@@ -366,7 +369,7 @@ class SimulatedWorld:
     # -- faults ------------------------------------------------------------------------------------------------
 
     def _replace_engine(self, description: EngineDescription, cost: EngineCost) -> None:
-        """It dies with its worker, and another starts in its place; when all have ended, nobody looks any more."""
+        """Lose an engine with its worker and start a replacement later; does nothing after the last trajectory."""
         engine = self.engines[description.engine_id]
         if engine.lost or all(program.status for program in self.programs.values()):
             return

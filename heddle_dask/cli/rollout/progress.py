@@ -1,4 +1,4 @@
-"""ProgressDisplay of a rollout on stderr: one live line on a terminal, else a plain line every few seconds."""
+"""Progress of a rollout on stderr: one live line on a terminal, else a plain line every few seconds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The emulated engine's HTTP server: the part of vLLM's HTTP interface that the project uses, and faults.
 
-One endpoint is not vLLM's: ``POST /faults`` with a JSON object of `traits.EmulatedFaults` replaces the faults in force and
-restarts their counts.
+One endpoint is not vLLM's: ``POST /faults`` with a JSON object of `traits.EmulatedFaults` replaces the faults in force
+and restarts their counts.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class _Traits:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedFaults(_Traits):
-    """EmulatedFaults on request. Counts are of steps received since the faults were set, warm-up excluded.
+    """Faults on request. Counts are of steps received since the faults were set, warm-up excluded.
 
     Attributes
     ----------
