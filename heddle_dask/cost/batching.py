@@ -1,14 +1,12 @@
-"""Continuous batching in closed form: time is a value, and nothing happens between changes of the batch.
+"""Continuous batching in closed form: time is a value, and work is done only when the batch changes.
 
-The batch stays as it is for a run of iterations: until a prompt is prefilled, a step ends, a request
-joins, or the KV cache is full. `EngineCost` sums such a run in constant time, so that the work of this
-module is per step and not per token.
+The batch is constant during a run of iterations: until a prompt is prefilled, a step ends, a request joins, or the KV
+cache is full. `EngineCost` sums such a run in constant time, so the work of this module is per step, not per token.
 
-As vLLM does it: waiting requests are admitted in order of priority (smaller first), then of arrival,
-at the boundary of an iteration, while there are slots and room for their KV; prompts are prefilled in
-chunks beside the decoding ones, or whole where the cost says so; the iteration that ends a prefill
-samples the first token; when KV runs out, the request of least urgency goes back to the queue and is
-prefilled again later.
+The rules are vLLM's. Waiting requests are admitted in order of priority (smaller first), then of arrival, between
+iterations, while there are slots and free KV. Prompts are prefilled in chunks beside the decoding sequences, or whole
+if the cost says so. The iteration that ends a prefill samples the first token. When KV runs out, the least urgent
+request goes back to the queue and is prefilled again later.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ from heddle_dask.cost.engine_cost import EngineCost
 
 JobState = Literal["waiting", "prefilling", "decoding", "ended"]
 
-# Timers fire up to this much early; model seconds are far coarser.
+# Tolerance for timers that fire early; iterations take far longer.
 _EARLY_S = 1e-7
 
 
 class KvAllocation(Protocol):
-    """What one running job holds of a KV cache: `cached_tokens` of its context were there already."""
+    """KV of one running job; `cached_tokens` of its context were already in the cache."""
 
     loose_tokens: int
     cached_tokens: int
@@ -40,9 +38,9 @@ class Job:
     Attributes
     ----------
     prompt_tokens
-        Tokens in front of the model when it was submitted.
+        Length of the context at submission.
     length
-        Tokens it will have sampled when it ends by itself.
+        Tokens sampled when the job ends by itself.
     priority
         Smaller runs first.
     generated
@@ -70,7 +68,7 @@ class Job:
 
     @property
     def context_tokens(self) -> int:
-        """Prompt and what was sampled until `since_iteration`."""
+        """Prompt tokens and the tokens sampled until `since_iteration`."""
         return self.prompt_tokens + self.generated
 
 
@@ -79,31 +77,31 @@ J_contra = TypeVar("J_contra", bound=Job, contravariant=True)
 
 
 class KvRoom(Protocol[J_contra]):
-    """The KV cache as the batch needs it."""
+    """The interface of a KV cache that the batch uses."""
 
     @property
     def free_tokens(self) -> int:
-        """Tokens that can be taken now."""
+        """Tokens that can be allocated now."""
 
     def hit_tokens(self, job: J_contra) -> int:
-        """Tokens of the job's context that `take` would find there."""
+        """Tokens of the job's context that `take` would find cached."""
 
     def take(self, job: J_contra, spare_tokens: int) -> Any | None:
-        """A `KvAllocation` with room for the job's context; None when less than `spare_tokens` would remain free."""
+        """Allocate KV for the job's context (a `KvAllocation`); None if less than `spare_tokens` would remain free."""
 
     def grow_all(self, tokens: int) -> None:
-        """Count `tokens` more in all; each holder's share is in its `loose_tokens` when it is given back."""
+        """Count `tokens` more in total; each job adds its share to `loose_tokens` before it is released."""
 
     def give_back(self, job: J_contra, held: Any, computed_tokens: int) -> None:
-        """Take back what a job holds; the first `computed_tokens` of its context have KV."""
+        """Release the allocation of a job; the first `computed_tokens` of its context have KV."""
 
 
 @dataclass(slots=True)
 class ContinuousBatch(Generic[J]):
     """The engine's scheduler and its clock, in model seconds.
 
-    `submit` and `abort` may be called at any time, `advance` brings the clock up to now and says which
-    jobs have ended; `next_s` says when to call it again (infinity: when something is submitted).
+    `submit` and `abort` may be called at any time. `advance` moves the clock to now and returns the jobs that have
+    ended; call it again at `next_s` (infinity: not before the next `submit`).
     """
 
     cost: EngineCost
@@ -116,7 +114,7 @@ class ContinuousBatch(Generic[J]):
     _waiting: list[tuple[float, int, J]] = field(default_factory=list)
     _prefilling: list[J] = field(default_factory=list)
     _decoding: dict[int, J] = field(default_factory=dict)
-    # (iteration, order, job); entries of jobs that are gone or restarted are passed over.
+    # Heap of (iteration, order, job). Entries of jobs that have left or restarted are stale and skipped (`_is_due`).
     _ends: list[tuple[int, int, J]] = field(default_factory=list)
     _iteration: int = 0
     _context_tokens: int = 0
@@ -133,7 +131,7 @@ class ContinuousBatch(Generic[J]):
         return len(self._waiting)
 
     def submit(self, job: J, now_s: float) -> list[J]:
-        """Add a job; returns the jobs that ended until now."""
+        """Add a job; returns the jobs that have ended by now."""
         ended = self.advance(now_s)
         self._orders += 1
         job.order = self._orders
@@ -142,7 +140,7 @@ class ContinuousBatch(Generic[J]):
         return ended + self.advance(now_s)
 
     def abort(self, job: J, now_s: float) -> list[J]:
-        """End a job early with the tokens whose time has come; returns all that ended until now."""
+        """End a job early with the tokens sampled by now; returns the jobs that have ended by now."""
         ended = self.advance(now_s)
         if job.state == "ended":
             return ended
@@ -157,13 +155,13 @@ class ContinuousBatch(Generic[J]):
         return [*ended, job, *self.advance(now_s)]
 
     def reprice(self, cost: EngineCost, now_s: float) -> list[J]:
-        """Let iterations cost that, from the one in progress on; returns the jobs that ended until now."""
+        """Change the cost, from the iteration in progress on; returns the jobs that have ended by now."""
         ended = self.advance(now_s)
         self.cost = cost
         return ended + self.advance(now_s)
 
     def advance(self, now_s: float) -> list[J]:
-        """Run all iterations that end until now; returns the jobs that ended, in order."""
+        """Run all iterations that end by now; returns the jobs that have ended, in order."""
         ended: list[J] = []
         while True:
             self._admit(now_s)
@@ -179,7 +177,7 @@ class ContinuousBatch(Generic[J]):
             end_s = self.clock_s + self.cost.span_s(count, decoding, context, chunk)
             if end_s > now_s + _EARLY_S:
                 whole = self.cost.iterations_within(now_s - self.clock_s, decoding, context, chunk)
-                # The iteration in progress goes on with the batch as it is.
+                # The batch cannot change during the iteration in progress.
                 whole = min(whole, count - 1)
                 self._run(whole, chunk, self.cost.span_s(whole, decoding, context, chunk))
                 self.next_s = end_s
@@ -195,10 +193,10 @@ class ContinuousBatch(Generic[J]):
         while self._waiting and self.running < self.slots:
             job = self._waiting[0][2]
             if job.submitted_s > self.clock_s + _EARLY_S and self.running:
-                return  # it came during the iteration in progress
+                return  # the job arrived during the iteration in progress
             if self.cost.whole_prompts and self.running and not self._fits_whole(job):
                 return
-            # One token for everyone: else the newcomer would be thrown out again at once.
+            # Keep one token free for every running job, or the new job would be preempted at once.
             held = self.kv_cache.take(job, self.running + 1 if self.running else 0)
             if held is None:
                 return
@@ -214,12 +212,12 @@ class ContinuousBatch(Generic[J]):
                 self.admitted.append(job)
 
     def _fits_whole(self, job: J) -> bool:
-        """Whether the whole prompt goes into the next iteration, beside a token of every decoding sequence."""
+        """Whether the whole prompt fits the next iteration, beside one token of every decoding sequence."""
         taken = len(self._decoding) + sum(other.prefill_tokens for other in self._prefilling)
         return taken + job.context_tokens - self.kv_cache.hit_tokens(job) <= self.cost.chunk_tokens
 
     def _run_length(self) -> tuple[int, int]:
-        """Iterations until the batch changes, and the prompt tokens in each; 0: KV must be freed."""
+        """Iterations until the batch changes, and prompt tokens in each; 0 iterations: KV must be freed first."""
         count, chunk = 1 << 40, 0
         if self._prefilling:
             most = self.cost.chunk_tokens
@@ -232,8 +230,8 @@ class ContinuousBatch(Generic[J]):
         if self._decoding:
             count = min(count, self.kv_cache.free_tokens // len(self._decoding))
         if count > 1 and self._waiting and self.running < self.slots:
-            # Somebody came during the iteration in progress: look again at its end. If it was KV
-            # that kept the queue out, only the end of a job changes that.
+            # A job arrived during the iteration in progress: try to admit it at the end of the iteration. If the queue
+            # waits for KV, only the end of a job helps.
             job = self._waiting[0][2]
             if job.submitted_s > self.clock_s:
                 count = 1
@@ -298,14 +296,14 @@ class ContinuousBatch(Generic[J]):
         return job
 
     def _leave(self, job: J) -> None:
-        """Take a running job out of the batch, its sampled tokens counted, its KV given back."""
+        """Remove a running job from the batch: count its sampled tokens and release its KV."""
         assert job.held is not None
         if job.state == "decoding":
             del self._decoding[job.order]
             grown = self._iteration - job.since_iteration
             job.generated += grown
             job.held.loose_tokens += grown
-            # The token sampled last has no KV yet.
+            # The last sampled token has no KV yet.
             computed = job.context_tokens - 1
         else:
             self._prefilling.remove(job)

@@ -1,4 +1,4 @@
-"""Where the cost of an engine comes from: a shipped profile, shapes of model and GPU, a measured table, its terms."""
+"""Engine costs from a shipped profile, from shapes of model and GPU, from a measured table, or from explicit terms."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def load_profile(name: str, tp_degree: int = 1) -> EngineCost:
 def engine_cost_for(
     model: str | ModelShape, gpu: str | Gpu, tp_degree: int = 1, *, table: MeasuredTable | None = None
 ) -> EngineCost:
-    """The cost of a model on `tp_degree` GPUs; a measured table of just that overrides the formula.
+    """The cost of a model on `tp_degree` GPUs; a measured table of this model and degree overrides the formula.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def engine_cost_for(
     gpu
         A published name (`heddle_dask.cost.published.gpu_names`) or a shape.
     table
-        Its cost is returned instead; where it says nothing of the KV capacity, the formula does.
+        The fitted cost of this table is returned instead. If the table has no KV capacity, the formula gives it.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""From the shapes of a model and a GPU to the terms of an engine iteration.
+"""A cost formula: the terms of an engine iteration from the shapes of a model and a GPU.
 
 The formula was fitted by hand to 16 public points (vLLM on H100, bf16: Qwen3 8B, 14B and 32B at TP 1
 and 2; mean error 3 %, worst 9 %); `heddle_dask.cost.public_points` holds them. Mixtures of experts
@@ -14,9 +14,9 @@ from typing import Any, Self
 from heddle_dask.core.errors import BadInput
 
 LAUNCH_S = 0.5e-3
-"""Seconds of an iteration that no GPU kernel takes: scheduling, preparing inputs."""
+"""Seconds of an iteration outside GPU kernels: scheduling, preparing inputs."""
 LAYER_S = 20e-6
-"""Seconds of a layer beside its large kernels: norms, rotations, gaps between kernels."""
+"""Seconds of a layer outside its large kernels: norms, rotations, gaps between kernels."""
 SEQUENCE_S = 25e-6
 """Seconds per decoding sequence: sampling, detokenising, bookkeeping."""
 WEIGHT_READ_SHARE = 0.80
@@ -26,7 +26,7 @@ KV_READ_SHARE = 0.85
 PEAK_SHARE = 0.70
 """Share of the dense peak that linear layers reach."""
 MEMORY_SHARE = 0.88
-"""Share of the memory that an engine takes."""
+"""Share of the GPU memory that an engine uses."""
 WORKSPACE_BYTES_PER_GPU = 2e9
 """Activations, graphs and buffers of one GPU."""
 
@@ -58,7 +58,7 @@ class _Shape:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape(_Shape):
-    """What of a transformer decides its speed; an optional value of 0 is unknown (or, of experts, none).
+    """The properties of a transformer that determine its speed; an optional value of 0 is unknown (experts: none).
 
     Attributes
     ----------
@@ -69,11 +69,11 @@ class ModelShape(_Shape):
     kv_bytes_per_token
         Bytes of keys and values of one token over all layers, each KV head once.
     heads, kv_heads
-        Of attention. They bound the TP degree; KV heads fewer than the degree are held in copies.
+        Attention heads and KV heads. They limit the TP degree; if there are fewer KV heads than GPUs, GPUs hold copies.
     active_parameters
         Weights that one token is multiplied with; 0: all.
     experts, experts_per_token
-        Of each sparse layer.
+        Experts of each sparse layer, and experts that a token visits.
     expert_bytes
         Bytes of the weights of all experts, a part of `weight_bytes`.
     """
@@ -109,20 +109,20 @@ class ModelShape(_Shape):
     def distinct_experts(self, tokens: int) -> float:
         """Expected number of experts of a layer that a batch of `tokens` tokens visits.
 
-        A token visits `experts_per_token` of `experts`, all choices equally likely and independent
-        between tokens: an expert is missed by one with probability 1 - share. Real routers prefer
-        some experts and neighbouring tokens agree, so that fewer are visited: this is the most.
+        A token visits `experts_per_token` of `experts`, all choices equally likely and independent between tokens: a
+        token misses an expert with probability 1 - share. Real routers prefer some experts, and neighbouring tokens
+        choose similar ones, so fewer are visited: this is an upper bound.
         """
         return self.experts * (1.0 - (1.0 - self.expert_share) ** tokens)
 
     def kv_copies(self, tp_degree: int) -> float:
-        """How often each KV head is held by an engine of that degree."""
+        """Copies of each KV head in an engine of that degree."""
         return max(1.0, tp_degree / self.kv_heads) if self.kv_heads else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu(_Shape):
-    """What of a GPU decides an engine's speed; an optional value of 0 is unknown.
+    """The properties of a GPU that determine an engine's speed; an optional value of 0 is unknown.
 
     Attributes
     ----------
@@ -156,7 +156,7 @@ def all_reduce_s(tp_degree: int) -> float:
 
 
 def iteration_terms(model: ModelShape, gpu: Gpu, tp_degree: int) -> dict[str, float]:
-    """The terms of `heddle_dask.cost.iteration.EngineCost` but the KV capacity.
+    """The terms of `heddle_dask.cost.iteration.EngineCost`, except the KV capacity.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def iteration_terms(model: ModelShape, gpu: Gpu, tp_degree: int) -> dict[str, fl
     multiplied = model.active_parameters or model.parameters
     token_s = 2 * multiplied / (tp_degree * PEAK_SHARE * gpu.flops_per_s)
     if tp_degree > 1:
-        # Two all-reduces per layer move one hidden state of 2 bytes an element each.
+        # Two all-reduces per layer, each of one hidden state with 2 bytes per element.
         token_s += 2 * model.layers * model.hidden_size * 2 / gpu.link_bytes_per_s
     weights_per_s = tp_degree * WEIGHT_READ_SHARE * gpu.memory_bytes_per_s
     kv_bytes = model.kv_bytes_per_token * model.kv_copies(tp_degree)
@@ -239,12 +239,12 @@ def fitting_degrees(
 
 
 def kv_capacity_tokens(model: ModelShape, gpu: Gpu, tp_degree: int) -> int:
-    """Tokens whose KV fits beside the weights; KV heads held in copies take room in copies.
+    """KV capacity beside the weights, in tokens; copies of KV heads take memory too.
 
     Raises
     ------
     BadInput
-        None fits.
+        No token fits.
     """
     tokens = _kv_room_tokens(model, gpu, tp_degree)
     if tokens < 1:

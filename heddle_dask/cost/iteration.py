@@ -8,12 +8,12 @@ tokens and `prefill_tokens` prompt tokens beside them takes::
             + prompt_s (where prefill_tokens > 0)
             - spared_s * (1 - expert_share) ** (batch + prefill_tokens)
 
-The last term is that of a mixture of experts: `fixed_s` reads all experts' weights, and a small batch is
-spared those that none of its tokens visits. A dense model has `spared_s` 0.
+The last term is for a mixture of experts: `fixed_s` includes reading the weights of all experts, and a small batch does
+not read those that none of its tokens visits. A dense model has `spared_s` 0.
 
-Every decoding sequence gains one token per iteration, so the context grows and a run of iterations
-is an arithmetic series: `span_s` sums it, `iterations_within` inverts it, both in constant time. That
-is what lets an emulated or simulated engine jump from one change of its batch to the next.
+Every decoding sequence gains one token per iteration, so the context grows and the times of a run of iterations are an
+arithmetic series: `span_s` sums it, `iterations_within` inverts it, both in constant time. So an emulated or simulated
+engine can jump from one change of its batch to the next.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class EngineCost:
     Attributes
     ----------
     fixed_s
-        Seconds of an iteration whatever it holds: launching, reading the weights.
+        Seconds of any iteration: launching, reading the weights.
     token_s
         Seconds per decoded token (arithmetic).
     prefill_token_s
@@ -52,20 +52,20 @@ class EngineCost:
     context_token_s
         Seconds per resident token (reading its KV).
     chunk_tokens
-        Most prompt tokens in one iteration.
+        Maximum number of prompt tokens in one iteration.
     capacity_tokens
-        Tokens whose KV fits.
+        KV capacity in tokens.
     spared_s
-        Seconds, part of `fixed_s`, that reading the weights of all experts takes; 0: a dense model.
+        The part of `fixed_s` for reading the weights of all experts; 0: a dense model.
     expert_share
         Share of the experts that one token visits, at most 1.
     prompt_s
-        Seconds more of an iteration that holds prompt tokens, however many: kernels made for a shape not seen before.
+        Additional seconds of an iteration with any prompt tokens, for kernels compiled for a new shape.
     block_tokens
-        Tokens in a KV block: only whole ones are found in the prefix cache.
+        Tokens in a KV block; the prefix cache finds whole blocks only.
     whole_prompts
-        True: an iteration takes whole prompts only, and one that finds no room among its `chunk_tokens`, the decoding
-        sequences counted, waits. False: prompts are cut into chunks.
+        True: an iteration takes whole prompts only; a prompt waits if it does not fit into `chunk_tokens` beside one
+        token of each decoding sequence. False: prompts are split into chunks.
     """
 
     fixed_s: float
@@ -126,9 +126,9 @@ class EngineCost:
         return replace(self, **seconds)
 
     def for_contexts(self, max_context_tokens: int) -> EngineCost:
-        """The cost of an engine that takes contexts so long: whole prompts ask for iterations that hold one.
+        """The cost of an engine with this context limit: with `whole_prompts`, `chunk_tokens` must hold one context.
 
-        vLLM does not start otherwise. An engine that was measured with shorter contexts says fewer `chunk_tokens`.
+        vLLM does not start otherwise. A table measured with shorter contexts has a smaller `chunk_tokens`.
         """
         if not self.whole_prompts or self.chunk_tokens >= max_context_tokens:
             return self
@@ -146,12 +146,12 @@ class EngineCost:
     def iterations_within(
         self, seconds: float, batch: int, context_tokens: int, prefill_tokens: int = 0
     ) -> int:
-        """The most iterations whose `span_s` is at most `seconds`.
+        """The largest number of iterations with a `span_s` of at most `seconds`.
 
         Raises
         ------
         ValueError
-            An iteration takes no time, so that there is no most.
+            An iteration takes no time, so the number is unbounded.
         """
         first = self.iteration_s(batch, context_tokens, prefill_tokens)
         if first <= 0:
@@ -160,7 +160,7 @@ class EngineCost:
             return 0
         growth = self.context_token_s * (batch + prefill_tokens)
         linear = first - growth / 2
-        # The root in the form that stays exact when growth is (nearly) 0.
+        # This form of the root is exact also if `growth` is (nearly) 0.
         root = 2 * seconds / (linear + math.sqrt(linear * linear + 2 * growth * seconds))
         count = max(0, int(root) - 1)
         while self.span_s(count + 1, batch, context_tokens, prefill_tokens) <= seconds:
@@ -168,7 +168,7 @@ class EngineCost:
         return count
 
     def decode_token_s(self, batch: int, context_tokens: int) -> float:
-        """Seconds per token of each of `batch` sequences that hold `context_tokens` together."""
+        """Seconds per token of each of `batch` sequences with `context_tokens` in total."""
         return self.iteration_s(batch, context_tokens)
 
     def prefill_s(self, tokens: int, context_tokens: int = 0) -> float:
@@ -187,6 +187,6 @@ class EngineCost:
 def fixed_cost(seconds_per_token: float) -> EngineCost:
     """Every token takes `seconds_per_token` whatever else runs, and prompts are free.
 
-    A step of n tokens then takes exactly n times that: for measuring overheads.
+    A step of n tokens then takes exactly n times that. For measuring overheads.
     """
     return EngineCost(fixed_s=seconds_per_token, chunk_tokens=UNLIMITED_TOKENS)

@@ -1,4 +1,4 @@
-"""Fits with coefficients that cannot be negative, for a handful of terms."""
+"""Fits with non-negative coefficients, for up to about 8 terms."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def non_negative_least_squares(
 ) -> NDArray[np.float64]:
     """The non-negative coefficients that minimise ``|rows @ coefficients - targets|``.
 
-    The optimum is the plain least-squares solution on the terms that it uses, so that the best plain solution
-    without a negative coefficient, over all sets of terms, is it: exact, and quick for up to about 8 terms.
-    Columns are scaled first, since seconds per token and seconds per iteration differ by many powers of ten.
+    The optimum is the ordinary least-squares solution on its non-zero terms. So it is the best ordinary solution
+    without a negative coefficient over all subsets of terms: exact, and fast for up to about 8 terms. Columns are
+    scaled first, since seconds per token and seconds per iteration differ by many powers of ten.
     """
     terms = rows.shape[1]
     scale = np.abs(rows).max(axis=0)
@@ -39,10 +39,10 @@ def non_negative_least_squares(
 def non_negative_least_deviations(
     rows: NDArray[np.float64], targets: NDArray[np.float64], *, floor: float = 1e-3, rounds: int = 30
 ) -> NDArray[np.float64]:
-    """Non-negative coefficients with a small sum of absolute deviations: one wild target does not pull the others.
+    """Non-negative coefficients with a small sum of absolute deviations, which is robust against outliers.
 
-    Least squares again and again, each row weighted by its last deviation's inverse, which is bounded by `floor`
-    (iteratively reweighted least squares): exact up to `floor`, and what least squares gives where these fit exactly.
+    Iteratively reweighted least squares: each row is weighted by the inverse of its last deviation, bounded by `floor`.
+    Exact up to `floor`, and equal to least squares if these fit exactly.
     """
     found = non_negative_least_squares(rows, targets)
     for _ in range(rounds):

@@ -1,8 +1,8 @@
 """Measured tables of an engine: what `heddle profile` writes, and the cost that is fitted to it.
 
-A table is one JSON object. ``format`` and ``version`` come first, so that a reader knows what it has; ``model``,
-``shape``, ``degree``, ``device``, ``engine`` and ``date`` say what was measured; the points are seconds. A table
-overrides the formula of `heddle_dask.cost.hardware` for its own model and degree, and is refused for any other.
+A table is one JSON object. ``format`` and ``version`` identify it; ``model``, ``shape``, ``degree``, ``device``,
+``engine`` and ``date`` say what was measured; the points are seconds. A table overrides the formula of
+`heddle_dask.cost.hardware` for its own model and degree, and is refused for any other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TableKind = Literal["engine", "operators"]
 
 @dataclass(frozen=True, slots=True)
 class DecodePoint:
-    """Seconds per token of each of `batch` sequences that hold `context_tokens` together."""
+    """Seconds per token of each of `batch` sequences with `context_tokens` in total."""
 
     batch: int
     context_tokens: int
@@ -40,7 +40,7 @@ class DecodePoint:
 
 @dataclass(frozen=True, slots=True)
 class TokensPoint:
-    """Seconds for a number of tokens: a prompt prefilled alone, or a context's KV moved."""
+    """Seconds for a number of tokens: a prompt prefilled alone, or a transfer of a context's KV."""
 
     tokens: int
     seconds: float
@@ -48,17 +48,17 @@ class TokensPoint:
 
 @dataclass(frozen=True, slots=True)
 class TableFit:
-    """An engine's cost fitted to a table, and how far it is off.
+    """An engine's cost fitted to a table, with the errors of the fit.
 
     Attributes
     ----------
     request_s
-        The way of a request and back, which is no engine time: measured, else what prompts alone take beside their
-        tokens and iterations.
+        Time of a request outside the engine: measured, else the time of single prompts beyond their tokens and
+        iterations.
     decode_error_mean, decode_error_max, prefill_error_mean, prefill_error_max
-        Of the fit, relative to what was measured.
+        Errors of the fit relative to the measured values.
     kv_setup_s, kv_token_s
-        Seconds of moving a context: fixed, and per token; None when not measured.
+        Seconds of a KV transfer: fixed, and per token; None when not measured.
     """
 
     cost: EngineCost
@@ -73,31 +73,31 @@ class TableFit:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTable:
-    """What was measured of one engine.
+    """The measurements of one engine.
 
     Attributes
     ----------
     kind
-        ``"engine"``: whole iterations, seen from a client. ``"operators"``: the sum of an iteration's large kernels
-        on one GPU of the engine; what a kernel does not take is then added by the formula's constants.
+        ``"engine"``: whole iterations, seen from a client. ``"operators"``: the sum of an iteration's large kernels on
+        one GPU of the engine; the formula's constants then add the time outside these kernels.
     model, shape, degree
-        What ran; `check` compares shape and degree.
+        The measured model; `check` compares shape and degree.
     device, engine, date
-        Where and what, in words; ISO date.
+        Hardware and engine, in words; ISO date.
     slots, chunk_tokens
-        Most sequences in a batch, most prompt tokens in an iteration.
+        Maximum number of sequences in a batch, and of prompt tokens in an iteration.
     capacity_tokens
-        Tokens whose KV fits; 0: not known.
+        KV capacity in tokens; 0: not known.
     start_s
         Seconds until the engine answered; 0: not measured.
     engines
-        How many such engines ran the same sweep at the same time on the same machine.
+        Number of such engines that ran the same sweep at the same time on the same machine.
     block_tokens, chunked_prefill
-        Of the engine: tokens in a KV block, and whether it cuts prompts into chunks.
+        Tokens in a KV block of the engine, and whether it splits prompts into chunks.
     cached_step
-        A step of one token behind a context of so many that is cached but for its last token; None: not measured.
+        A step of one token after a context of which all but the last token is cached; None: not measured.
     conditions
-        What else a reader must know.
+        Other conditions of the measurement, in words.
     """
 
     model: str
@@ -192,10 +192,10 @@ class MeasuredTable:
     def fit(self, *, capacity_tokens: int | None = None) -> TableFit:
         """The non-negative cost terms closest to the points: least absolute relative deviations.
 
-        Decoding first: fixed, per sequence, per resident token and, of a mixture of experts, by the experts that the
-        batch visits. Then the prefill rate, given these. What a batch costs per sequence is `sequence_s` of the
-        cost; its `token_s` stays 0. What a prompt takes beside its tokens and iterations is `request_s`; where the
-        table has measured that, the rest is the engine's own time, `prompt_s` of the cost.
+        Decoding first: fixed, per sequence, per resident token and, for a mixture of experts, by the experts that the
+        batch visits. Then the prefill rate, given these. The cost per sequence is `sequence_s`; `token_s` stays 0. The
+        time of a prompt beyond its tokens and iterations is `request_s`; if the table has measured `request_s`, the
+        rest is the engine's own time, `prompt_s` of the cost.
         """
         terms = self._decode_terms()
         base = EngineCost(
@@ -235,7 +235,7 @@ class MeasuredTable:
         )
         if not share:
             rows = rows[:, :3]
-        # What the formula adds to operators is no unknown of the fit, but part of what an error is relative to.
+        # For operators, the formula's share is known and not fitted, but errors are relative to the whole time.
         whole = np.array([self.whole_s(p) for p in self.decode])
         measured = np.array([p.seconds for p in self.decode])
         found = non_negative_least_deviations(rows / whole[:, None], measured / whole)
@@ -249,16 +249,16 @@ class MeasuredTable:
         }
 
     def _way_s(self, base: EngineCost) -> float | None:
-        """Seconds of a request beside its iteration, where a cached step was measured."""
+        """Seconds of a request outside its iteration; None if no cached step was measured."""
         if self.cached_step is None:
             return None
         return max(0.0, self.cached_step.seconds - base.decode_token_s(1, self.cached_step.tokens))
 
     def _prefill_terms(self, base: EngineCost, way_s: float) -> tuple[float, float]:
-        """Seconds per prompt token, and of a prompt beside its tokens, its iterations and `way_s`."""
+        """Seconds per prompt token, and seconds of a prompt beyond its tokens, its iterations and `way_s`."""
         seconds = np.array([self.whole_prefill_s(p) for p in self.prefill])
         rest = seconds - [way_s + base.prefill_s(p.tokens) for p in self.prefill]
-        # A request goes its way once, and there is an iteration for each chunk.
+        # One request time per prompt, and one iteration per chunk.
         chunk_tokens = math.inf if self.cached_step is None else self.chunk_tokens
         columns = [[float(p.tokens), math.ceil(p.tokens / chunk_tokens) or 1.0] for p in self.prefill]
         rows = np.array(columns) if self.kind == "engine" and len(columns) > 1 else np.array(columns)[:, :1]
@@ -271,12 +271,12 @@ class MeasuredTable:
         return LAUNCH_S + self.shape.layers * (LAYER_S + 2 * all_reduce_s(self.degree))
 
     def whole_s(self, point: DecodePoint) -> float:
-        """Seconds of the iteration that the point is of: of operators with what the formula adds to them."""
+        """Seconds of the whole iteration of a point; for operators with the formula's time outside the kernels."""
         sequences_s = SEQUENCE_S * point.batch if self.kind == "operators" else 0.0
         return point.seconds + self._beside_kernels_s() + sequences_s
 
     def whole_prefill_s(self, point: TokensPoint) -> float:
-        """As `whole_s`, of a prompt."""
+        """Like `whole_s`, for a prompt."""
         return point.seconds + self._beside_kernels_s() * math.ceil(point.tokens / self.chunk_tokens)
 
     # ------------------------------------------------------------------ storage
@@ -296,7 +296,7 @@ class MeasuredTable:
         Raises
         ------
         BadInput
-            It is no table, of another version, or a value is impossible; names `where`.
+            It is no table, has another version, or a value is impossible; the message names `where`.
         """
         if mapping.get("format") != FORMAT:
             raise BadInput(
@@ -346,7 +346,7 @@ class MeasuredTable:
         Raises
         ------
         BadInput
-            There is no such table or file, or it is none.
+            There is no such table or file, or the file is no table.
         """
         name = str(name_or_path)
         try:

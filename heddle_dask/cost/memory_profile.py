@@ -1,16 +1,15 @@
-"""Will one more context fit, now and until it ends? The KV memory of an engine as it will be used.
+"""Forecast of an engine's KV usage: does one more context fit, from now until it ends?
 
-Trajectories that start together grow together: those that fit when they begin do not when they are long, and those that
-would fit when they are long leave memory empty until then. So each is counted with the time that it stays. All are
-taken to go on at one pace; after t more tokens, a trajectory that is still there holds ``context + growth * t``, each
-by its own growth, and nothing when it has ended (as the future part of LightLLM's "past-future" scheduler counts its
-requests). Time is counted in tokens; who spends a part of it in tools grows the more slowly.
+Trajectories that start together grow together. Admission by present contexts overfills the memory later; admission by
+final contexts leaves memory unused until then. So usage is forecast over time. All trajectories are assumed to generate
+at one pace. After t more tokens a running trajectory holds ``context + growth * t``, with its own growth, and a
+finished one holds nothing (as in the future part of LightLLM's "past-future" scheduler). Time is counted in generated
+tokens; a trajectory that spends part of it in tools grows more slowly.
 
-How long one stays is known as a law, and counted as such: by a few lengths, equally likely. If everybody were taken to
-end at its mean, all of them would hold what they hold then; in truth some have ended by that time and others will be
-longer, and at no time is as much in use. What is in use after t tokens is a sum with a mean and, each trajectory by
-itself, a variance; so many standard deviations as asked for are kept free. Between two ends the sum rises, so that it
-fits everywhere if it fits just before every end.
+Remaining lengths are random: each is given as a few equally likely lengths. Assuming that every trajectory ends at its
+mean overestimates peak usage, because by then some have already ended. Usage after t tokens is a sum with a mean and,
+assuming independence, a variance; `margin` standard deviations are kept free. Between two ends the usage rises, so it
+is enough to check just before every end.
 """
 
 from __future__ import annotations
@@ -24,21 +23,22 @@ from numpy.typing import NDArray
 
 
 class MemoryProfile:
-    """The residents of one engine, by what they hold and what they may have left.
+    """Forecast KV usage of the trajectories on one engine (its residents).
 
-    After t more tokens, until the next end, the sum of p(context + growth * t) over the residents is held in the mean,
-    where p is how likely one is still there. The variance has the sum of p(1 - p)(context + growth * t)**2: those of
-    growth squared, of growth times context and of context squared.
+    After t more tokens, until the next end, mean usage is the sum of p(context + growth * t) over the residents, where
+    p is the probability that a resident is still running. Its variance is the sum of p(1 - p)(context + growth * t)**2,
+    kept as three sums: of growth squared, of growth times context, and of context squared.
 
     Parameters
     ----------
     capacity_tokens
-        Tokens that may be held at any time.
+        KV capacity in tokens.
     residents
-        Context of each, the tokens that it may have left (at least one length, equally likely, ascending), how many
-        times as long it stays as they take (1 for who calls no tool), and the context tokens that come with each.
+        Per resident: its context; its possible remaining lengths (at least one, equally likely, ascending); its
+        stretch, the time that it stays over the time that its tokens take (1 without tool calls); its growth, the
+        context tokens added per generated token.
     margin
-        Standard deviations of what is held that are kept free.
+        Standard deviations of the usage that are kept free.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class MemoryProfile:
         self._sum()
 
     def _sum(self) -> None:
-        """For each end what is free just before it, and what is held from there on."""
-        self._more = 0.0  # capacity that comes after the sums are made
+        """Compute the free tokens just before each end, and the usage sums after it."""
+        self._more = 0.0  # capacity added since these sums were computed
         contexts = np.array([context for context, _, _, _ in self._residents])
         stretches = np.array([stretch for _, _, stretch, _ in self._residents])
         growths = np.array([growth for _, _, _, growth in self._residents]) / stretches
@@ -65,7 +65,7 @@ class MemoryProfile:
         ends = lefts[order]
         context, count = np.repeat(contexts, counts)[order], np.repeat(counts, counts)[order]
         growth = np.repeat(growths, counts)[order]
-        # With each end one of the lengths of a resident has passed, and as many as `alive` had not before it.
+        # Each end is one of the possible lengths of a resident; `alive` of its lengths had not passed before it.
         passed = np.arange(len(lefts)) - np.repeat(np.cumsum(counts) - counts, counts)
         alive = count - passed[order]
         less = (2 * alive - 1 - count) / (count * count)  # q(1 - q) - p(1 - p)
@@ -79,19 +79,19 @@ class MemoryProfile:
             self._context[:-1] + self._growth[:-1] * ends + self._margin * np.sqrt(np.maximum(0.0, variance))
         )
         self._free = self._capacity - held
-        # Of those that end together the first knows what all held.
+        # Of simultaneous ends only the first counts: usage just before it includes all of them.
         self._free[1:][ends[1:] == ends[:-1]] = math.inf
         self._ends = ends
 
     def set_capacity(self, capacity_tokens: float) -> None:
-        """So many tokens may be held from now on. O(1)."""
+        """Set another KV capacity. O(1)."""
         self._more += capacity_tokens - self._capacity
         self._capacity = capacity_tokens
 
     def fits(
         self, context_tokens: float, left_tokens: float, stretch: float = 1.0, growth: float = 1.0
     ) -> bool:
-        """Whether one more with this context fits for so many tokens; that one is there until then for certain."""
+        """Whether one more context fits for `left_tokens` more tokens, taken as certain."""
         growth /= stretch
         left_tokens *= stretch
         ended = int(np.searchsorted(self._ends, left_tokens, side="right"))
@@ -108,11 +108,11 @@ class MemoryProfile:
     def add(
         self, context_tokens: float, left_tokens: Sequence[float], stretch: float = 1.0, growth: float = 1.0
     ) -> None:
-        """Count one more."""
+        """Add a resident."""
         self._residents.append((context_tokens, left_tokens, stretch, growth))
         self._sum()
 
 
 def _from(start: float, changes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """`start`, and what it is after each of the changes."""
+    """`start` and its value after each of the changes."""
     return np.cumsum(np.concatenate(([start], changes)))

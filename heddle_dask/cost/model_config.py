@@ -32,7 +32,7 @@ def read_config(directory: str | Path) -> dict[str, Any]:
     Raises
     ------
     BadInput
-        There is none that can be read.
+        The directory has no readable config.json.
     """
     path = Path(directory) / "config.json"
     try:
@@ -49,14 +49,14 @@ def read_config(directory: str | Path) -> dict[str, Any]:
 def shape_of_config(config: Mapping[str, Any], where: str = "config.json") -> ModelShape:
     """The shape that a parsed config.json describes.
 
-    Weights are counted tensor by tensor, as the architecture defines them (the counts equal those that the hub
-    shows for the Qwen3 models). The weights' type is `torch_dtype` (`dtype`), bfloat16 where it is absent.
+    Weights are counted tensor by tensor as the architecture defines them (for the Qwen3 models the counts equal those
+    on the hub). The weights' type is `torch_dtype` (`dtype`), bfloat16 if absent.
 
     Raises
     ------
     BadInput
-        The architecture is none of `DENSE` and `SPARSE`, weights are quantised, attention slides, or a value is
-        missing.
+        The architecture is neither in `DENSE` nor in `SPARSE`, weights are quantised, attention is a sliding window, or
+        a value is missing.
     """
     kind = config.get("model_type")
     if kind not in DENSE + SPARSE:
@@ -75,7 +75,7 @@ def shape_of_config(config: Mapping[str, Any], where: str = "config.json") -> Mo
     outside = _attention_weights(config, hidden, heads, kv_heads, head_dim) * layers
     if layers > sparse:
         outside += 3 * hidden * _whole(config, "intermediate_size", where) * (layers - sparse)
-    # Two norms a layer, the last norm; the table of tokens, once or twice.
+    # Two norms per layer and the final norm; the token embedding, once or twice (output head).
     outside += 2 * hidden * layers + hidden
     outside += _whole(config, "vocab_size", where) * hidden * (1 if config.get("tie_word_embeddings") else 2)
     experts = per_token = inside = 0

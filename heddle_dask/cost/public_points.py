@@ -1,4 +1,4 @@
-"""The formula against the 16 public measurements that its factors were fitted to.
+"""Compares the cost formula with the 16 public measurements to which its factors were fitted.
 
 ``python -m heddle_dask.cost.public_points`` prints the table of `docs/cost.md`.
 """
@@ -14,7 +14,7 @@ from heddle_dask.cost.engine_cost import engine_cost_for
 
 @dataclass(frozen=True, slots=True)
 class PublicPoint:
-    """One public measurement, and what the formula says.
+    """One public measurement, and the value of the formula.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class PublicPoint:
 
     @property
     def error(self) -> float:
-        """Of the formula, relative, with its sign."""
+        """Signed relative error of the formula."""
         return self.formula_ms / self.measured_ms - 1
 
 
@@ -42,7 +42,7 @@ def public_points() -> list[PublicPoint]:
     points = []
     for point in content["points"]:
         cost = engine_cost_for(point["model"], content["gpu"], point["degree"])
-        # What is resident cannot exceed what fits.
+        # Resident tokens cannot exceed the capacity.
         resident = min(point["batch"] * point["context_per_sequence"], cost.capacity_tokens)
         points.append(PublicPoint(**point, formula_ms=1e3 * cost.decode_token_s(point["batch"], resident)))
     return points

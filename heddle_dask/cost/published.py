@@ -13,17 +13,17 @@ from heddle_dask.cost.model_config import read_config, shape_of_config
 
 
 def gpu_names() -> list[str]:
-    """Names that `gpu_of` knows."""
+    """Names that `gpu_of` accepts."""
     return sorted(_constants("gpus"))
 
 
 def model_names() -> list[str]:
-    """Names that `model_of` knows."""
+    """Names that `model_of` accepts."""
     return sorted(_constants("models"))
 
 
 def gpu_of(name: str) -> Gpu:
-    """The published figures of a GPU; capital letters do not matter.
+    """The published figures of a GPU; the name is case-insensitive.
 
     Raises
     ------
@@ -37,18 +37,18 @@ def gpu_of(name: str) -> Gpu:
 
 
 def model_of(name_or_directory: str) -> ModelShape:
-    """The shape of a published model, or of the one in a directory; capital letters of a name do not matter.
+    """The shape of a published model (case-insensitive name), or of the model in a directory.
 
     Raises
     ------
     BadInput
-        It is neither, or the directory's config.json is none that is understood.
+        It is neither, or the directory's config.json is not supported.
     """
     return shape_of_config(config_of(name_or_directory), name_or_directory)
 
 
 def config_of(name_or_directory: str) -> dict[str, Any]:
-    """The parsed config.json of a published model (what of it is used here), or of the one in a directory.
+    """The parsed config.json of a published model (the keys used here), or of the model in a directory.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def config_of(name_or_directory: str) -> dict[str, Any]:
 
 
 def source_of(name: str) -> str:
-    """Where the figures of a GPU or model come from.
+    """The source of the figures of a GPU or model.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What it costs to move a context's KV between engines."""
+"""Seconds of a KV transfer between engines."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.hardware import Gpu, ModelShape, check_degree
 
 NVLINK_SHARE = 0.82
-"""NVLink line rate that a transfer reaches: 370 of 450 GB/s on H100 (nccl-tests issue 212, answer of a maintainer)."""
+"""Share of the NVLink line rate that a transfer reaches: 370 of 450 GB/s on H100 (a maintainer in nccl-tests issue
+212)."""
 NETWORK_SHARE = 0.475
-"""Network line rate that a KV transfer reaches: 190 of 400 GB/s on 8 ports of 400 Gb/s (Mooncake Transfer Engine,
-40 GB of KV). With eight ports for one transfer and vLLM, 71 % were seen for long prompts; this is the careful value."""
+"""Share of the network line rate that a KV transfer reaches: 190 of 400 GB/s on 8 ports of 400 Gb/s (Mooncake Transfer
+Engine, 40 GB of KV). With eight ports for one transfer and vLLM, 71 % were measured for long prompts; this is the
+conservative value."""
 SETUP_S = 0.066
-"""Seconds of a migration beside its bytes: agreeing, handshake, one-token requests. Least squares over the nine mean
+"""Seconds of a migration outside its data transfer: handshake and one-token requests. Least squares over the nine mean
 migration times of Heddle's Table 1 (three models, three workloads) with one slope per workload in KV bytes per token;
 largest deviation 0.041 s. At 23.75 GB/s the slopes mean contexts of 28K, 15K and 25K tokens: below the 40K cap."""
 
 
 def link_bytes_per_s(gpu: Gpu, *, same_node: bool) -> float:
-    """Bytes per second that one GPU really sends to another one.
+    """Achieved bytes per second from one GPU to another.
 
     Raises
     ------
     BadInput
-        The GPU's figures do not say.
+        The bandwidth of this link is unknown.
     """
     line = gpu.peer_bytes_per_s if same_node else gpu.network_bytes_per_s
     if not line:
@@ -43,8 +45,8 @@ def transfer_s(
 ) -> float:
     """Seconds to move the KV of `tokens` tokens to another engine.
 
-    Every GPU of an engine has a link of its own and sends or takes its KV heads, so that the side with fewer of them
-    decides; copies of a KV head are sent once and made on the target. 0 tokens cost nothing.
+    Every GPU of an engine has its own link and sends or receives its KV heads, so the side with fewer GPUs limits the
+    rate. Copies of a KV head are sent once and duplicated on the target. 0 tokens cost nothing.
 
     Raises
     ------

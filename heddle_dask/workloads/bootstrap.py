@@ -1,9 +1,9 @@
-"""Recorded trajectories drawn again, to any number.
+"""Bootstrap samples of recorded trajectories, of any size.
 
 Whole groups are drawn with replacement (Efron's bootstrap, by cluster), since attempts at one prompt resemble each
 other. A group drawn twice becomes two groups. Every trajectory is as likely as it is in the file.
 
-Left out: trajectories with an unknown token count. Kept: those whose recording was cut off, as they were recorded.
+Trajectories with an unknown token count are left out. Trajectories with a truncated recording are kept as recorded.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ def bootstrap(
     tool_scale: float = 1.0,
     max_context_tokens: int,
 ) -> list[PlannedTrajectory]:
-    """`trajectories` trajectories of a trace, by name or file, group by group; the last group may be cut short.
+    """Draw `trajectories` trajectories of a trace, by name or file, in whole groups; the last group may be cut short.
 
-    Draw number k, from 0, puts ``~k`` behind the ids of the group and its trajectories. Scales and the fit into the
-    context are those of `planned.plan_replay`. The domain is the file's name without its endings. More trajectories
-    leave the first ones as they were.
+    Draw number k, from 0, appends ``~k`` to the ids of the group and its trajectories. Scales and the fit into the
+    context are those of `planned.plan_replay`. The domain is the file's name without its extensions. A larger number of
+    trajectories does not change the first ones.
 
     Raises
     ------
     BadInput
-        The file cannot be read or holds nothing to replay, an id comes twice, a trajectory generates more than the
-        context holds, or `trajectories` is below 1.
+        The file cannot be read or has no replayable trajectory, an id occurs twice, a trajectory generates more tokens
+        than the context holds, or `trajectories` is below 1.
     """
     if trajectories < 1:
         raise BadInput(f"trace file {str(path)!r}: {trajectories} trajectories asked, give 1 or more")
@@ -54,7 +54,7 @@ def bootstrap(
 
 
 def file_domain(path: Path | str) -> str:
-    """Name of a trace file without its endings."""
+    """Name of a trace file without its extensions."""
     return Path(path).name.removesuffix(".gz").removesuffix(".jsonl")
 
 
@@ -81,7 +81,7 @@ def _planned_groups(
                 sample_index=len(group),
             )
         except TraceDoesNotFit as error:
-            # Leaving it out would shorten the tail without a word.
+            # Skipping it would silently shorten the tail.
             raise BadInput(f"{where}: {error}") from error
         group.append(one)
     if not groups:
@@ -90,7 +90,7 @@ def _planned_groups(
 
 
 def _numbered(planned: PlannedTrajectory, number: int) -> PlannedTrajectory:
-    # Not `dataclasses.replace`: a hundred thousand of them are made, and the steps are shared as they are.
+    # Not `dataclasses.replace`, which is slower: a hundred thousand are made. The steps are shared.
     return PlannedTrajectory(
         trajectory_id=f"{planned.trajectory_id}~{number}",
         group_id=f"{planned.group_id}~{number}",

@@ -1,4 +1,4 @@
-"""A workload by name or by file, of the size asked for, and what it looks like in numbers."""
+"""Loads a workload of a given size, by name or by file, and computes its statistics."""
 
 from __future__ import annotations
 
@@ -35,12 +35,11 @@ def load_workload(
         "coding", "search" or "math" (`synthetic`), or a trace (`bootstrap`): the name of a recorded one
         (`recorded.RECORDED`) or the path of a file.
     samples
-        Trajectories a prompt of a synthetic workload. The groups of a file are as recorded: there it only must be 1
-        or more.
+        Trajectories per prompt of a synthetic workload; at least 1. Ignored for a file, which has its own groups.
     token_scale, tool_scale
-        Factors on all token counts, caps included, and on all tool seconds.
+        Factors on all token counts, including caps, and on all tool seconds.
     max_context_tokens
-        A synthetic trajectory ends where its context is full; a recorded one loses prompt and observation tokens.
+        A synthetic trajectory ends when its context is full; a recorded one loses prompt and observation tokens.
 
     Raises
     ------
@@ -99,7 +98,7 @@ def _check_numbers(
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Mean, quantiles and largest of some numbers; all 0 where there are none."""
+    """Mean, quantiles and maximum of some numbers; all 0 if there are none."""
 
     mean: float
     p50: float
@@ -110,14 +109,14 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadStatistics:
-    """What a workload looks like.
+    """Statistics of a workload.
 
     Attributes
     ----------
     trajectories, groups
-        How many.
+        Numbers of trajectories and of groups.
     prompt_tokens, output_tokens, context_tokens, steps
-        Per trajectory; the context at its end, output = generated tokens.
+        Per trajectory; output: generated tokens; context: at the end.
     tool_s, observation_tokens
         Per tool call.
     max_over_mean
@@ -192,7 +191,7 @@ def _summary(numbers: NDArray[np.float64]) -> Summary:
 
 
 def _between_share(groups: Sequence[Sequence[float]]) -> float | None:
-    """Intraclass correlation by one-way analysis of variance for groups of unlike sizes (Searle), not below 0."""
+    """Intraclass correlation by one-way analysis of variance for groups of unequal sizes (Searle), at least 0."""
     arrays = [np.array(group) for group in groups if len(group) > 1]
     if len(arrays) < 2:
         return None

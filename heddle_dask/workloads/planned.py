@@ -1,6 +1,7 @@
-"""Trajectories as they will go: what every step generates, what every tool returns and how long it takes.
+"""Planned trajectories: the tokens of every step, and the observation and seconds of every tool call.
 
-A replay, live or simulated, follows such a plan. Recorded trajectories become plans here; generators make them up.
+A replay, live or simulated, follows such a plan. This module makes plans from recorded trajectories; generators make
+synthetic ones.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from heddle_dask.workloads.traces import TracedTrajectory
 
 
 class TraceDoesNotFit(HeddleError):
-    """The tokens to generate alone are more than the engine's context; says how many and what to do."""
+    """The generated tokens alone exceed the engine's context; the message says by how many, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """One step to replay: tokens to sample, tokens to append after it, and the tool in between."""
+    """One step to replay: tokens to sample, the tool call after it, and the observation tokens that it adds."""
 
     generated_tokens: int
     observation_tokens: int
@@ -28,14 +29,14 @@ class PlannedStep:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTrajectory:
-    """One attempt of an agent at one prompt, known from its start to its end.
+    """One attempt of an agent at one prompt, with all its steps known.
 
     Attributes
     ----------
     group_id
-        What the attempts at one prompt share; they share the prompt's tokens as a prefix.
+        Group of attempts at one prompt, which share the prompt's tokens as a prefix.
     message_tokens, max_steps
-        Length of the task itself, and the limit of its steps; 0 = not known.
+        Length of the task itself, and the limit of steps; 0: not known.
     """
 
     trajectory_id: str
@@ -49,18 +50,18 @@ class PlannedTrajectory:
 
     @property
     def generated_tokens(self) -> int:
-        """Tokens that it samples in all."""
+        """Sampled tokens over all steps."""
         return sum(step.generated_tokens for step in self.steps)
 
     @property
     def context_tokens(self) -> int:
-        """Length of the context at its end."""
+        """Length of the context at the end."""
         observed = sum(step.observation_tokens for step in self.steps)
         return self.prompt_tokens + self.generated_tokens + observed
 
     @property
     def tools_s(self) -> float:
-        """Seconds in tools between its steps."""
+        """Tool seconds between the steps."""
         return sum(step.tool_s for step in self.steps if step.tool is not None)
 
 
@@ -71,7 +72,7 @@ class ReplayPlan:
     Attributes
     ----------
     clipped_tokens
-        Prompt and observation tokens that were left out to fit.
+        Prompt and observation tokens that were removed to fit.
     """
 
     prompt_tokens: int
@@ -87,7 +88,7 @@ class ReplayPlan:
 
 
 def is_replayable(trace: TracedTrajectory) -> bool:
-    """True when all token counts that a replay needs are known. The last observation is not."""
+    """True if all token counts that a replay needs are known. A replay does not need the last observation."""
     return (
         trace.prompt_tokens is not None
         and all(step.generated_tokens is not None for step in trace.steps)
@@ -108,7 +109,7 @@ def plan_replay(
         The generated tokens leave no room for a prompt of one token.
     """
     generated = [scaled_tokens(step.generated_tokens, token_scale, 1) for step in trace.steps]
-    # Nothing reads the last observation, nor waits for the tool behind the last step.
+    # A replay neither reads the last observation nor waits for the tool after the last step.
     observed = [scaled_tokens(step.observation_tokens, token_scale, 0) for step in trace.steps[:-1]] + [0]
     prompt = scaled_tokens(trace.prompt_tokens, token_scale, 1)
     room = max_context_tokens - sum(generated)
@@ -121,7 +122,7 @@ def plan_replay(
     if wanted > room:
         observed = [tokens * room // wanted for tokens in observed]
         prompt = max(1, prompt * room // wanted)
-        if prompt + sum(observed) > room:  # only where the prompt was raised to 1
+        if prompt + sum(observed) > room:  # only if the prompt was raised to 1
             observed[observed.index(max(observed))] -= 1
     tools = [step.tool for step in trace.steps[:-1]] + [None]
     waits = tool_waits_s(trace, tool_scale)
@@ -133,7 +134,7 @@ def plan_replay(
 
 
 def tool_waits_s(trace: TracedTrajectory, tool_scale: float) -> list[float]:
-    """Seconds that a replay waits behind each step for its tool: not for people, and not behind the last."""
+    """Seconds that a replay waits for a tool after each step; 0 for waits for a person and after the last step."""
     waits = [
         0.0 if step.tool is None or step.human or step.tool_s is None else step.tool_s * tool_scale
         for step in trace.steps[:-1]

@@ -1,15 +1,16 @@
-"""Made-up trajectories like those of Heddle's evaluation: coding, search and math, from a seed.
+"""Synthetic trajectories like those of Heddle's evaluation: coding, search and math, from a seed.
 
-The paper (arXiv 2603.28101v1) gives few numbers: mean tool times, 16 samples a prompt, a cap of 40K output tokens, and
-the shape (right skew of tokens and of tool times, wide spread inside a group, slowest over median completion above 4).
-Everything else is our assumption; `SOURCES` says of every parameter which it is and where its value comes from.
+The paper (arXiv 2603.28101v1) gives few numbers: mean tool times, 16 samples per prompt, a cap of 40K output tokens,
+and the shape (right skew of tokens and of tool times, wide spread inside a group, slowest over median completion above
+4). Everything else is an assumption of this package; `SOURCES` has the origin of every parameter.
 
-The model. Log of the output tokens of a trajectory = log median + part of the prompt + part of the sample, both normal;
-a share of the trajectories is stretched by a Pareto factor (repair loops after a failed test); all are cut at the cap.
-Steps grow with a power of the tokens, with their own noise. Tool times and observations are log-normal, independent.
+The model. The log of a trajectory's output tokens is the log median plus a normal term of the prompt and a normal term
+of the sample. A share of the trajectories is stretched by a Pareto factor (repair loops after a failed test). All are
+cut at the cap. The number of steps grows with a power of the tokens, with its own noise. Tool times and observations
+are log-normal and independent.
 
-Prompt number i depends on the workload, the seed, i and the number of samples, not on how many prompts there are. The
-same in every process; another version of numpy may draw other numbers.
+Prompt number i depends on the workload, the seed, i and the number of samples, not on the number of prompts. Draws are
+the same in every process; another version of numpy may draw other numbers.
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ class WorkloadParameters:
     Attributes
     ----------
     name
-        Becomes the domain of its trajectories.
+        Name of the workload, and domain of its trajectories.
     output_median_tokens
-        Median of the generated tokens of a trajectory, without tail and cap.
+        Median of the generated tokens of a trajectory, before tail and cap.
     prompt_log_sd, sample_log_sd
-        Standard deviations of the log of these tokens between prompts, and between samples of one prompt.
+        Standard deviations of the log of the output tokens between prompts, and between samples of one prompt.
     tail_share, tail_exponent
-        Share of the trajectories that is stretched, and exponent of the Pareto factor (from 1 up) that does it.
+        Share of the trajectories that are stretched, and exponent of the Pareto factor, which is at least 1.
     steps_median, steps_max
-        Steps of a trajectory of median length, and the most it may have.
+        Steps of a trajectory of median length, and the maximum.
     steps_elasticity, steps_log_sd
-        Power of the tokens with which the steps grow, and standard deviation of the rest of their log.
+        Exponent with which steps grow with the tokens, and standard deviation of the noise of their log.
     step_variation
-        Standard deviation over mean of the tokens of one trajectory's steps (gamma weights).
+        Coefficient of variation of the tokens of one trajectory's steps (gamma weights).
     prompt_mean_tokens, prompt_tokens_log_sd
-        Mean and log standard deviation of the prompt's tokens, one draw a group.
+        Mean and log standard deviation of the prompt's tokens, one draw per group.
     tool_mean_s, tool_log_sd
         Mean seconds of one tool call, and their log standard deviation.
     observation_mean_tokens, observation_log_sd
         Mean tokens that one tool call adds, and their log standard deviation.
     tools
-        Labels of the tools, drawn with equal chances.
+        Labels of the tools, drawn with equal probability.
     """
 
     name: str
@@ -88,8 +89,8 @@ class WorkloadParameters:
             )
 
 
-# Where the value of a parameter comes from. "Assumption" = the paper does not say. "Traces" = the recorded
-# trajectories (complete, all token counts known) that docs/workloads.md names.
+# The origin of each parameter's value. "Assumption": not in the paper. "Traces": the recorded trajectories (complete,
+# all token counts known) that docs/workloads.md names.
 SOURCES: Mapping[str, str] = MappingProxyType(
     {
         "name": "paper 7.2",
@@ -199,11 +200,11 @@ def synthesize(
     Parameters
     ----------
     workload
-        "coding", "search" or "math", or parameters of one's own.
+        "coding", "search" or "math", or other parameters.
     samples
-        Trajectories a prompt; 16 in the paper (7.2).
+        Trajectories per prompt; 16 in the paper (7.2).
     max_output_tokens
-        No trajectory generates more in all its steps; 40K in the paper (7.2), read as a limit a trajectory.
+        Maximum of a trajectory over all its steps; 40K in the paper (7.2), taken as a limit per trajectory.
 
     Raises
     ------
@@ -228,17 +229,17 @@ def synthesize(
 def fit_into_context(
     planned: PlannedTrajectory, *, token_scale: float, tool_scale: float, max_context_tokens: int
 ) -> PlannedTrajectory:
-    """Scale a trajectory and end it where its context is full, as a rollout does: the rest is not generated.
+    """Scale a trajectory and end it when its context is full, as a rollout does.
 
-    Recorded trajectories are clipped otherwise (`planned.plan_replay`): what they generated is a fact.
+    Recorded trajectories are clipped differently (`planned.plan_replay`): their generated tokens are kept.
 
     Raises
     ------
     BadInput
-        The prompt leaves no room for a token.
+        The prompt leaves no room for a generated token.
     """
     if token_scale == tool_scale == 1.0 and planned.context_tokens <= max_context_tokens:
-        return planned  # most of a hundred thousand: not copied
+        return planned  # the common case, not copied: there may be a hundred thousand
     prompt = scaled_tokens(planned.prompt_tokens, token_scale, 1)
     room = max_context_tokens - prompt
     if room < 1:
@@ -279,7 +280,8 @@ def _group(
     parameters: WorkloadParameters, prompt: int, samples: int, seed: int, max_output_tokens: int
 ) -> list[PlannedTrajectory]:
     name = parameters.name
-    # A generator a prompt: more prompts leave the first ones as they were. The name is spelt out, not hashed.
+    # One generator per prompt, so that more prompts do not change the first ones. The seed contains the name's bytes:
+    # Python's `hash` of a string differs between processes.
     rng = np.random.default_rng([seed, int.from_bytes(name.encode(), "big"), prompt])
     prompt_tokens = _log_normal(
         rng, parameters.prompt_mean_tokens, parameters.prompt_tokens_log_sd, 1
@@ -324,7 +326,7 @@ def _step_counts(
         + parameters.steps_elasticity * np.log(outputs / parameters.output_median_tokens)
         + parameters.steps_log_sd * rng.standard_normal(len(outputs))
     )
-    most = np.minimum(parameters.steps_max, outputs)  # every step generates a token
+    most = np.minimum(parameters.steps_max, outputs)  # every step generates at least one token
     steps: NDArray[np.int64] = np.clip(np.rint(np.exp(log_steps)), 1, most).astype(np.int64)
     return steps
 
@@ -335,7 +337,7 @@ def _steps(
     outputs: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> list[tuple[PlannedStep, ...]]:
-    """The steps of every trajectory of a group; their draws are made at once, for speed."""
+    """The steps of every trajectory of a group; all draws are vectorised for speed."""
     total = int(counts.sum())
     weights = rng.standard_gamma(parameters.step_variation**-2, total)
     tools_s = _log_normal(rng, parameters.tool_mean_s, parameters.tool_log_sd, total).tolist()
@@ -358,7 +360,7 @@ def _steps(
 
 
 def _split(tokens: int, weights: NDArray[np.float64]) -> list[int]:
-    """`tokens` shared out by weight, at least 1 each; rounding the running sum keeps the total exact."""
+    """Split `tokens` by weight into parts of at least 1; rounding the running sum keeps the total exact."""
     running = np.cumsum(weights)
     free = tokens - len(weights)
     bounds = np.rint(running * (free / running[-1])).astype(np.int64)
@@ -367,5 +369,5 @@ def _split(tokens: int, weights: NDArray[np.float64]) -> list[int]:
 
 
 def _log_normal(rng: np.random.Generator, mean: float, log_sd: float, size: int) -> NDArray[np.float64]:
-    """Draws whose mean, not median, is `mean`."""
+    """Log-normal draws with the mean (not the median) `mean`."""
     return mean * np.exp(log_sd * rng.standard_normal(size) - log_sd**2 / 2)

@@ -1,7 +1,7 @@
-"""Reads recorded trajectories: JSON lines (plain or gzip), one trajectory a line, numbers and labels only.
+"""Reads recorded trajectories: JSON lines (plain or gzip), one trajectory per line, numbers and labels only.
 
-A field that is missing or of the wrong type is the user's error and names file, line and field. A
-token count that is null is a fact (the recorder did not know it) and stays None.
+A missing field or one of the wrong type raises `BadInput`, which names file, line and field. A token count of null is
+valid (the recorder did not know it) and becomes None.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from heddle_dask.workloads.recorded import trace_file
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """One LLM step and the tool work behind it.
+    """One LLM step and the tool call after it.
 
     Attributes
     ----------
     generated_tokens, observation_tokens
-        Tokens sampled in the step, and tokens that the tool's answer added; None = not known.
+        Tokens sampled in the step, and tokens of the observation after it; None: not known.
     input_tokens
-        Full input of the step; None = not known.
+        Full input of the step; None: not known.
     tool
-        Label of the tool, None if none ran.
+        Label of the tool; None if none ran.
     tool_s, llm_s
-        Seconds of the tool and of the step; None = not known.
+        Seconds of the tool and of the step; None: not known.
     human
-        True when `tool_s` is a wait for a person, not for a tool.
+        True if `tool_s` is a wait for a person, not for a tool.
     """
 
     generated_tokens: int | None
@@ -56,21 +56,21 @@ class TracedTrajectory:
     Attributes
     ----------
     trajectory_id, group_id
-        Unique in the file; what attempts at one prompt (or turns of one conversation) share.
+        Unique in the file; group of attempts at one prompt (or of turns of one conversation).
     prompt_tokens
-        Tokens before the first step; None = not known.
+        Tokens before the first step; None: not known.
     complete
-        False when the recording was cut off.
+        False if the recording was cut off.
     success
-        Whether it solved its task; None = not known.
+        Whether the task was solved; None: not known.
     domain
-        Kind of task, fixed before the first step: origin, environment, kind of thread and permission mode.
+        Kind of task, known before the first step: origin, environment, kind of thread and permission mode.
     policy
-        Model and agent that made it.
+        Model and agent of the recording.
     message_tokens
-        Length of the task itself, without what stands before every task; 0 = not known.
+        Length of the task itself, without the part of the prompt that all tasks share; 0: not known.
     max_steps
-        Limit of its steps; 0 = none known.
+        Limit of the number of steps; 0: none known.
     """
 
     trajectory_id: str
@@ -86,7 +86,7 @@ class TracedTrajectory:
 
     @property
     def kind(self) -> str:
-        """What a session that replays it tells apart: the kind of task, and who made it."""
+        """The kind of trajectory for predictors: its domain and its policy."""
         return joined_domain(self.domain, self.policy)
 
 
@@ -161,7 +161,7 @@ def _joined(fields: _Fields, *names: str) -> str:
 
 
 def _message_tokens(fields: _Fields, first_step: _Fields) -> int:
-    """As recorded; where it is not, what of the prompt no earlier request had in front of it."""
+    """The recorded value; if absent, the tokens of the prompt that no earlier request contained."""
     told = fields.count("user_tokens", needed=False)
     prompt = fields.count("prompt_tokens", needed=False)
     seen = first_step.count("cached_tokens", needed=False)
@@ -188,7 +188,7 @@ def _step(data: Any, where: str) -> TracedStep:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Typed access to one JSON object, with the place to blame."""
+    """Typed access to one JSON object; errors name its file and line."""
 
     data: Mapping[str, Any]
     where: str

@@ -1,4 +1,4 @@
-"""The recorded traces that ship with the package, and the one rule by which a trace is named.
+"""The recorded traces that ship with the package, and how a trace is named.
 
 README.md of this directory gives their sources, licences and fields.
 """
@@ -16,15 +16,15 @@ RECORDED = ("claude_code_transcripts", "claude_code_proxy", "tau_dialogues", "in
 def trace_file(name_or_file: str | Path) -> Path:
     """The file of a trace, given by the name of a recorded trace or by its path.
 
-    A name of `RECORDED` always means the recorded trace, whatever files the working directory holds, so that a
-    command means the same everywhere. Everything else is a path. A local file of such a name is reached by its
-    absolute path or under a name with an extension.
+    A name of `RECORDED` always means the recorded trace, whatever files the working directory has, so that a command
+    means the same everywhere. Everything else is a path. To read a local file with such a name, give its absolute path
+    or add an extension.
 
     Raises
     ------
     BadInput
-        It is a bare word (no directory, no extension) that is neither a recorded trace nor a path that exists. Other
-        paths are not looked at: reading them says what is wrong.
+        It is a bare word (no directory, no extension) that is neither a recorded trace nor an existing path. Other
+        paths are not checked here; reading them reports the error.
     """
     name = str(name_or_file)
     if name in RECORDED:
