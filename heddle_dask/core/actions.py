@@ -1,4 +1,4 @@
-"""Actions: who waits for CPUs, who runs where, and what becomes of those whose host or trajectory is gone."""
+"""Actions: waiting for CPUs, running on hosts, and recovery after the loss of a host or the end of a trajectory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from heddle_dask.core.view import ActionAllocation, ClusterView
 
 
 class Actions:
-    """The controller's part that deals with actions and their hosts.
+    """The controller's handler of actions and their hosts.
 
     Parameters
     ----------
     max_losses
-        How often an action may die with its host before it is given up.
+        Losses of one action with its host that are retried; at the next loss it is given up.
     """
 
     def __init__(
@@ -31,13 +31,13 @@ class Actions:
         self.max_losses = max_losses
 
     def requested(self, event: ev.ActionRequested) -> list[Command]:
-        """A trajectory asks for an action."""
+        """A trajectory requests an action."""
         spec = event.action
         if spec.action_id in self.state.actions:
             raise KeyError(f"action {spec.action_id} was requested before")
         trajectory = self.state.trajectories.get(spec.trajectory_id)
         if trajectory is None or not trajectory.advance(TrajectoryEvent.ACTION_REQUESTED, event.at):
-            return self.state.late()
+            return self.state.count_stale()
         trajectory.open_labels.append(spec.label)
         action = Action(spec=spec, number=self.state.next_number())
         self.state.actions[spec.action_id] = action
@@ -58,7 +58,7 @@ class Actions:
         return commands
 
     def allocate(self) -> list[Command]:
-        """Start whatever the strategy starts now."""
+        """Start the actions that the strategy grants now."""
         if not self.state.waiting_actions or not self.state.hosts:
             return []
         commands: list[Command] = []
@@ -74,10 +74,10 @@ class Actions:
         return commands
 
     def finished(self, event: ev.ActionFinished) -> list[Command]:
-        """An action reported from its host."""
+        """A host reports the end of an action."""
         action = self.state.actions.get(event.action_id)
         if action is None or action.host != event.host_id:
-            return self.state.late()
+            return self.state.count_stale()
         self._release(action)
         action.advance(ActionEvent.FINISHED)
         owner = self.state.trajectories[action.spec.trajectory_id]
@@ -95,7 +95,7 @@ class Actions:
         action.host, action.cpus = None, 0
 
     def _close_action(self, action: Action, at: float) -> None:
-        """Forget the action and tell its trajectory."""
+        """Delete the record of the action and update its trajectory."""
         trajectory = self.state.trajectories[action.spec.trajectory_id]
         self._forget_action(action)
         if trajectory.actions_open == 0 and trajectory.state is not TrajectoryState.ENDED:
@@ -114,27 +114,28 @@ class Actions:
         return [GiveUpAction(action.spec.action_id, cause)]
 
     def host_joined(self, event: ev.HostJoined) -> list[Command]:
-        """A host takes actions."""
+        """A host joins and takes actions."""
         spec = event.host
         if spec.host_id in self.state.hosts:
             raise KeyError(f"host {spec.host_id} joined before; a restart needs a new id")
         number = self.state.next_number()
         self.state.hosts[spec.host_id] = Host(spec=spec, number=number, free_cpus=spec.cpus)
-        # Those that came before any host; when a host is lost, its wide actions wait for it to come back.
+        # Actions requested before any host joined are checked now. After the loss of a host, actions too wide for the
+        # other hosts wait for its return.
         return [*self._give_up_too_wide(list(self.view.waiting_actions), event.at), *self.allocate()]
 
     def host_lost(self, event: ev.HostLost) -> list[Command]:
-        """A host is gone with all that ran there."""
+        """A host is lost with all its running actions."""
         host = self.state.hosts.get(event.host_id)
         if host is None:
-            return self.state.late()
+            return self.state.count_stale()
         commands: list[Command] = []
         stranded = [self.state.actions[action_id] for action_id in host.running]
         for action in stranded:
             self._release(action)
             action.advance(ActionEvent.HOST_LOST)
             action.losses += 1
-        # They had started before those that wait now: they come first.
+        # The lost actions had started earlier than the waiting ones, so they go first.
         first = dict.fromkeys(a.spec.action_id for a in sorted(stranded, key=lambda a: a.number))
         self.state.waiting_actions = {**first, **self.state.waiting_actions}
         del self.state.hosts[event.host_id]
@@ -148,7 +149,7 @@ class Actions:
         return [*commands, *self.allocate()]
 
     def cancel_all(self, trajectory: Trajectory) -> list[Command]:
-        """The trajectory has ended: drop its waiting actions, abort its running ones."""
+        """Drop the waiting actions of an ended trajectory and abort its running ones."""
         if trajectory.actions_open == 0:
             return []
         mine = [a for a in self.state.actions.values() if a.spec.trajectory_id == trajectory.trajectory_id]

@@ -1,4 +1,4 @@
-"""Admissions: which submitted trajectories start; proposed by a strategy, each carried out once."""
+"""Admissions: which submitted trajectories start. A strategy proposes, and each proposal is carried out once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from heddle_dask.core.view import Admission, Admit, ClusterView, RanksWaiting
 
 
 class Admissions:
-    """Trajectories that wait to be admitted; the controller says when the strategy is asked."""
+    """Trajectories that wait for admission; the controller decides when to call the strategy."""
 
     def __init__(self, state: State, view: ClusterView, admission: Admission) -> None:
         self.state = state
@@ -20,12 +20,12 @@ class Admissions:
         self._ranks = admission if isinstance(admission, RanksWaiting) else None
 
     def rank(self, trajectory: Trajectory) -> None:
-        """A waiting trajectory has a new prediction: an admission that keeps a queue sorts it in."""
+        """Pass a waiting trajectory with a new prediction to an admission that keeps a queue."""
         if self._ranks is not None:
             self._ranks.rank(trajectory)
 
     def admit(self, at: float) -> list[Command]:
-        """Start the trajectories that the strategy proposes now, each before the next is asked for."""
+        """Start the trajectories that the strategy proposes now, each before its next proposal is requested."""
         if not self.state.unadmitted:
             return []
         commands: list[Command] = [self._start(proposal, at) for proposal in self.admission.admit(self.view)]

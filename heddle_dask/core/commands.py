@@ -1,4 +1,4 @@
-"""Orders, in the imperative. The body carries them out; it never changes or drops one."""
+"""Commands, named in the imperative. The body carries out every command unchanged."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from heddle_dask.core.priority import Priority
 
 @dataclass(frozen=True, slots=True)
 class AdmitTrajectory:
-    """Let the trajectory's program start.
+    """Start the trajectory's program.
 
     Attributes
     ----------
     engine_id
-        The engine that keeps room for it until its first step is placed; None when the admission chooses no engine.
+        The engine with a reservation for the trajectory until its first step is placed; None without a reservation.
     """
 
     trajectory_id: TrajectoryId
@@ -33,10 +33,10 @@ class StartStep:
     order
         Running number; breaks ties of `priority`, smaller first.
     source_engine_id
-        Where the trajectory's context and KV cache were last, if anywhere.
+        The engine that last had the trajectory's context and KV cache, if any.
     bypass_queue
-        Send the step to the engine now, although no slot is free. A running step is being stopped for it, and the
-        engine must know this step before it fills the slot.
+        Send the step to the engine now, although no slot is free. A running step is being preempted for it, and the
+        engine must have this step before the slot becomes free.
     """
 
     step_id: StepId
@@ -49,7 +49,7 @@ class StartStep:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpStep:
-    """Tell the driver that this step was lost with its worker too often to be tried again."""
+    """Tell the driver that this step was lost with its worker too often and is not retried."""
 
     step_id: StepId
     cause: str
@@ -66,14 +66,14 @@ class AbortStep:
 
 @dataclass(frozen=True, slots=True)
 class PredictRemaining:
-    """Find out how much this trajectory still has to do; the answer is a `PredictionMade`."""
+    """Predict the remaining work of this trajectory; the answer is a `PredictionMade`."""
 
     trajectory_id: TrajectoryId
 
 
 @dataclass(frozen=True, slots=True)
 class MoveContext:
-    """Bring the trajectory's context and KV cache to another engine; the answer is a `MoveEnded`.
+    """Move the trajectory's context and KV cache to another engine; the answer is a `MoveEnded`.
 
     Attributes
     ----------
@@ -89,9 +89,9 @@ class MoveContext:
 
 @dataclass(frozen=True, slots=True)
 class DropContext:
-    """Drop the copy of the trajectory's context at this engine: no step of it will run there from that copy.
+    """Drop the copy of the trajectory's context at this engine: no step will use it.
 
-    The trajectory has ended, its context has moved away, or it has arrived too late. An engine that does not hold it
+    The trajectory has ended, its context has moved away, or the context arrived too late. An engine without the context
     ignores the command.
     """
 
@@ -110,7 +110,7 @@ class RunAction:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpAction:
-    """Tell the driver that this action was lost with its host too often to be tried again."""
+    """Tell the driver that this action was lost with its host too often and is not retried."""
 
     action_id: ActionId
     cause: str
@@ -118,7 +118,7 @@ class GiveUpAction:
 
 @dataclass(frozen=True, slots=True)
 class AbortAction:
-    """Stop a running action: its trajectory has ended. Its CPUs are free when it reports."""
+    """Stop a running action of an ended trajectory. Its CPUs become free when the host reports its end."""
 
     action_id: ActionId
     host_id: HostId
@@ -133,9 +133,9 @@ class PlanDegrees:
 
 @dataclass(frozen=True, slots=True)
 class DeployEngines:
-    """Let exactly these engines run, one for each TP degree.
+    """Deploy exactly these engines, one for each TP degree.
 
-    Engines that can stay are left alone. The others are lost (`EngineLost`), the new ones join (`EngineJoined`).
+    Engines that match are kept. The others are stopped (`EngineLost`), and new ones join (`EngineJoined`).
     """
 
     request_id: int

@@ -1,16 +1,16 @@
-"""The one door: `Controller.handle(event) -> [command, ...]`.
+"""The only entry point: `Controller.handle(event) -> [command, ...]`.
 
-The controller keeps the life of trajectories and their steps; each of its desks keeps one kind of decision, from the
-strategy's proposal to the command.
+The controller tracks trajectories and their steps. Each of its handlers is responsible for one kind of decision, from
+the strategy's proposal to the command.
 
-Pure: no clock, no socket, no randomness but what the strategies were seeded with. The same events in the
-same order give the same commands; a journal of a live run can therefore be replayed.
+Pure: no clock, no socket, no randomness except in seeded strategies. The same events in the same order give the same
+commands; a journal of a live run can therefore be replayed.
 
 Promises
 --------
 - Every requested step is, at any time, exactly one of: waiting, commanded to one engine, ended.
-- A message of a superseded attempt or of another engine changes nothing and is counted as late.
-- A step or action that died with its worker is commanded again, at most `max_losses` times; then it is
+- A message of a superseded attempt or of another engine changes nothing and is counted as stale.
+- A step or action that was lost with its worker is commanded again, at most `max_losses` times; then it is
   given up, once.
 """
 
@@ -80,12 +80,13 @@ class Controller:
         }
 
     def handle(self, event: ev.Event) -> list[Command]:
-        """Take one fact, return what is to be done about it.
+        """Process one event; returns the commands to carry out.
 
         Raises
         ------
         InvalidTransition, GuardViolation, KeyError
-            The event cannot be true, or a strategy proposed nonsense: bugs, never swallowed.
+            The event is impossible in this state, or a strategy proposed an invalid command. Both are bugs and are
+            never caught.
         """
         self.state.at = event.at
         return self._handlers[type(event)](event)
@@ -95,15 +96,15 @@ class Controller:
         return snapshot_of(self.state, self.moves.totals)
 
     def awaits(self, step_id: StepId) -> bool:
-        """Whether this step has not ended: it waits for an engine, or one was told to run it.
+        """Whether this step has not ended: it waits for an engine, or an engine was commanded to run it.
 
-        The body asks before it tells of a result that may have been told before, and for a task that came back from a
-        dead worker: one that is not awaited will never be commanded.
+        The body checks this before it reports a result that may have been reported before, and for a task that came
+        back from a dead worker: a step that has ended is never commanded again.
         """
         return self._open(step_id) is not None
 
     def awaits_action(self, action_id: ActionId) -> bool:
-        """Whether this action has not ended: it waits for CPUs, or a host was told to run it."""
+        """Whether this action has not ended: it waits for CPUs, or a host was commanded to run it."""
         return action_id in self.state.actions
 
     # -- trajectories ------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ class Controller:
     def _trajectory_ended(self, event: ev.TrajectoryEnded) -> list[Command]:
         trajectory = self.state.trajectories.get(event.trajectory_id)
         if trajectory is None or trajectory.state is TrajectoryState.ENDED:
-            return self.state.late()
+            return self.state.count_stale()
         was = trajectory.state
         commands: list[Command] = []
         if trajectory.home is not None:
@@ -146,7 +147,7 @@ class Controller:
             self.state.uncount_alive(trajectory)
         commands += self.actions.cancel_all(trajectory)
         self.state.forget_if_over(trajectory)
-        # A dropped action may have stood at the head of the line, an aborted step on a full engine.
+        # A dropped action may have blocked the head of the queue, an aborted step a slot of a full engine.
         return [
             *commands,
             *self.placements.place_waiting(event.at),
@@ -160,7 +161,7 @@ class Controller:
         step, step_id = event.step, event.step.step_id
         trajectory = self.state.trajectories.get(step_id.trajectory_id)
         if trajectory is None or not trajectory.advance(TrajectoryEvent.STEP_REQUESTED, event.at):
-            return self.state.late()
+            return self.state.count_stale()
         if trajectory.step is None or trajectory.step.step_id.step_index != step_id.step_index:
             trajectory.losses = 0
             trajectory.preemptions = 0
@@ -179,7 +180,7 @@ class Controller:
     def _current(
         self, event: ev.StepStarted | ev.StepFinished | ev.StepFailed
     ) -> tuple[Trajectory, Engine] | None:
-        """The records an event of a step speaks of, or None when it is superseded."""
+        """The trajectory and the engine of a step's event; None when its attempt is superseded."""
         trajectory = self.state.trajectories.get(event.step_id.trajectory_id)
         if trajectory is None or trajectory.counted_on != event.engine_id:
             return None
@@ -190,14 +191,14 @@ class Controller:
     def _step_started(self, event: ev.StepStarted) -> list[Command]:
         current = self._current(event)
         if current is None or not current[0].advance(TrajectoryEvent.STARTED, event.at):
-            return self.state.late()
+            return self.state.count_stale()
         self.state.count_running(*current)
         return []
 
     def _step_finished(self, event: ev.StepFinished) -> list[Command]:
         current = self._current(event)
         if current is None:
-            return self.state.late()
+            return self.state.count_stale()
         trajectory, engine = current
         if engine.state is not EngineState.LOST:
             trajectory.advance_kv(KvEvent.WRITTEN)
@@ -205,7 +206,7 @@ class Controller:
         return self._after_answer(trajectory, event)
 
     def _after_answer(self, trajectory: Trajectory, event: ev.StepFinished) -> list[Command]:
-        # An admission by KV pressure knows more after every answer; most have nobody waiting.
+        # An admission by KV use has new data after every result; usually no trajectory waits.
         commands = self._count_answer(trajectory, event)
         return [*commands, *self.placements.place_waiting(event.at), *self.admissions.admit(event.at)]
 
@@ -223,7 +224,7 @@ class Controller:
         return self._predict(trajectory) if whole else []
 
     def _predict(self, trajectory: Trajectory) -> list[Command]:
-        """Ask for a prediction beside whatever the trajectory does next."""
+        """Request a prediction while the trajectory goes on."""
         if self.strategies.predictor is None:
             return []
         return [PredictRemaining(trajectory.trajectory_id)]
@@ -231,9 +232,9 @@ class Controller:
     def _prediction_made(self, event: ev.PredictionMade) -> list[Command]:
         trajectory = self.state.trajectories.get(event.trajectory_id)
         if trajectory is None or trajectory.state is TrajectoryState.ENDED:
-            return self.state.late()
+            return self.state.count_stale()
         if event.steps_finished != trajectory.steps_finished:
-            return self.state.late()
+            return self.state.count_stale()
         self.state.observed_per_token = event.prediction.observation_per_token
         self.state.take_prediction(trajectory, event.prediction)
         if trajectory.state is TrajectoryState.SUBMITTED:
@@ -250,22 +251,22 @@ class Controller:
     def _step_delivered(self, event: ev.StepDelivered) -> list[Command]:
         trajectory = self._open(event.step_id)
         if trajectory is None:
-            return self.state.late()
+            return self.state.count_stale()
         if trajectory.counted_on == event.engine_id:
             return self._step_finished(event)
-        # The engine that answered was lost: the step waits again, or runs a second time for nobody.
+        # The engine with the result was lost, so the step waits again or is running a second time in vain.
         commands = self._call_off(trajectory, "answered before", event.at)
         return [*commands, *self._after_answer(trajectory, event)]
 
     def _step_cancelled(self, event: ev.StepCancelled) -> list[Command]:
         trajectory = self._open(event.step_id)
         if trajectory is None:
-            return self.state.late()
+            return self.state.count_stale()
         commands = self._call_off(trajectory, "cancelled by its program", event.at)
         return [*commands, *self.placements.place_waiting(event.at), *self.admissions.admit(event.at)]
 
     def _open(self, step_id: StepId) -> Trajectory | None:
-        """The trajectory whose step this is, wherever that waits or runs; None when it has ended."""
+        """The trajectory of a step that waits or runs anywhere; None when the step has ended."""
         trajectory = self.state.trajectories.get(step_id.trajectory_id)
         step = None if trajectory is None else trajectory.step
         if trajectory is None or step is None or trajectory.state not in STEP_STATES:
@@ -273,7 +274,7 @@ class Controller:
         return trajectory if step.step_id == step_id else None
 
     def _call_off(self, trajectory: Trajectory, reason: str, at: float) -> list[Command]:
-        """Nobody waits for its step any more."""
+        """Withdraw or abort the trajectory's step, whose result is no longer needed."""
         commands = trajectory.abort_step(reason)
         if trajectory.counted_on is None:
             self.placements.withdraw(trajectory, at)
@@ -284,9 +285,9 @@ class Controller:
     def _step_failed(self, event: ev.StepFailed) -> list[Command]:
         current = self._current(event)
         if current is None:
-            return self.state.late()
+            return self.state.count_stale()
         trajectory, engine = current
-        # Its engine died under a living worker. Only one that held a slot can have killed it.
+        # The engine died and its worker lives. Only a step that held a slot can have caused that.
         died = event.cause == ev.ENGINE_LOST and trajectory.state is TrajectoryState.GENERATING
         trajectory.losses += died
         self._end_step(trajectory, engine, event.at)
@@ -303,10 +304,10 @@ class Controller:
     # -- actions -----------------------------------------------------------------------------------
 
     def _action_requested(self, event: ev.ActionRequested) -> list[Command]:
-        """Which tool it calls says how it goes on: the prediction of the step's end is made anew, beside the call."""
-        late_before = self.state.late_arrivals
+        """The tool's label is a new feature, so the prediction is repeated during the call."""
+        stale_before = self.state.stale_events
         commands = self.actions.requested(event)
-        if event.action.kind != "tool" or self.state.late_arrivals > late_before:
+        if event.action.kind != "tool" or self.state.stale_events > stale_before:
             return commands
         return [*commands, *self._predict(self.state.trajectories[event.action.trajectory_id])]
 

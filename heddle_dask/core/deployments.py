@@ -1,4 +1,4 @@
-"""Deployments: which TP degrees the engines have; searched by the body, checked here, each carried out once."""
+"""Deployments: the TP degrees of the engines. The body searches them; they are checked here and deployed once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from heddle_dask.core.tp_degrees import DegreeRequest, TpDegreePlan
 
 
 class Deployments:
-    """The controller's part that decides on the TP degrees of the engines."""
+    """The controller's handler of TP degrees."""
 
     def __init__(self, state: State) -> None:
         self.state = state
 
     def requested(self, event: ev.DegreesRequested) -> list[Command]:
-        """Deploy what the user asked for at once, else have a plan searched."""
+        """Deploy the TP degrees that the user gave, or command the search of a plan."""
         request = event.request
         if request.asked:
             return self._deploy(request, TpDegreePlan(tuple(sorted(request.asked, reverse=True)), "asked"))
@@ -24,10 +24,10 @@ class Deployments:
         return [PlanDegrees(request.request_id)]
 
     def planned(self, event: ev.DegreesPlanned) -> list[Command]:
-        """Deploy a plan that passes the guard; one of a superseded request is stale."""
+        """Deploy a plan that passes the guard; the plan of a superseded request is stale."""
         request = self.state.degree_request
         if request is None or request.request_id != event.request_id:
-            return self.state.late()
+            return self.state.count_stale()
         if event.plan is None:
             self.state.degree_request = None
             return []

@@ -1,4 +1,4 @@
-"""Engines in order, found by id at once: a thousand are too many to walk over at every step."""
+"""An ordered list of engines with lookup by id in constant time; a cluster may have a thousand."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from heddle_dask.core.ids import EngineId
 
 
 class EngineList(list[Engine]):
-    """A list that is not changed once it is made.
+    """A list of engines; it must not be changed after construction.
 
     Attributes
     ----------
     by_id
-        Its engines.
+        The same engines by id.
     """
 
     def __init__(self, engines: Iterable[Engine] = ()) -> None:
@@ -23,7 +23,7 @@ class EngineList(list[Engine]):
 
 
 def engine_among(engines: Sequence[Engine], engine_id: EngineId | None) -> Engine | None:
-    """The one of that id, if it is there."""
+    """The engine of that id, or None."""
     if engine_id is None:
         return None
     if isinstance(engines, EngineList):

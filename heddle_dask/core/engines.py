@@ -1,4 +1,4 @@
-"""Engines: who joins, drains or is lost, and what becomes of the steps and contexts that were there."""
+"""Engines that join, drain or are lost, and the recovery of their steps and contexts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from heddle_dask.core.transitions import EngineEvent, KvEvent, TrajectoryEvent, 
 
 
 class Engines:
-    """The controller's part that deals with engines.
+    """The controller's handler of engines.
 
     Parameters
     ----------
     max_losses
-        How often a step may die with its worker before it is given up.
+        Losses of one step with its worker that are retried; at the next loss it is given up.
     """
 
     def __init__(self, state: State, placements: Placements, moves: Migrations, max_losses: int) -> None:
@@ -28,7 +28,7 @@ class Engines:
         self.max_losses = max_losses
 
     def joined(self, event: ev.EngineJoined) -> list[Command]:
-        """An engine takes steps."""
+        """An engine joins and takes steps."""
         spec = event.engine
         if spec.engine_id in self.state.engines:
             raise KeyError(f"engine {spec.engine_id} joined before; a restart needs a new id")
@@ -38,25 +38,25 @@ class Engines:
         return self.placements.place_waiting(event.at)
 
     def draining(self, event: ev.EngineDraining) -> list[Command]:
-        """An engine takes no step any more; what is there goes on."""
+        """An engine takes no more steps; its running and queued steps go on."""
         engine = self.state.engines[event.engine_id]
         if not engine.advance(EngineEvent.DRAIN_ORDERED):
-            return self.state.late()
+            return self.state.count_stale()
         self.state.refresh_ready()
         self.state.release_reservations_of(engine)
         self.moves.forget_target(engine.engine_id)
         return []
 
     def lost(self, event: ev.EngineLost) -> list[Command]:
-        """An engine is gone, and with it what its worker still held if that is gone too."""
+        """An engine is lost; if its worker is lost too, its steps are stranded."""
         engine = self.state.engines.get(event.engine_id)
         if engine is None:
-            return self.state.late()
+            return self.state.count_stale()
         if engine.advance(EngineEvent.LOST):
             self.state.refresh_ready()
             self.state.release_reservations_of(engine)
-        elif not (event.stranded and engine.inflight):  # else: now its worker died too
-            return self.state.late()
+        elif not (event.stranded and engine.inflight):  # otherwise its worker is lost now as well
+            return self.state.count_stale()
         if event.stranded:
             self._strand(engine, event.at)
         for trajectory_id in list(engine.residents):
@@ -65,22 +65,22 @@ class Engines:
         return [*moves, *self._give_up_hopeless(event.at), *self.placements.place_waiting(event.at)]
 
     def _evict(self, trajectory: Trajectory, engine_id: EngineId) -> None:
-        """The engine is gone: its KV is lost, and a trajectory with no step there has no home."""
+        """Mark a trajectory's KV on a lost engine as lost; without a step there, it loses its home too."""
         trajectory.advance_kv(KvEvent.ENGINE_LOST)
         if trajectory.counted_on != engine_id:
             self.state.set_home(trajectory, None)
 
     def _strand(self, engine: Engine, at: float) -> None:
-        """The steps there died with their worker and wait again."""
+        """Make the steps that were lost with the worker wait again."""
         stranded = list(engine.inflight)
         for trajectory_id in stranded:
             trajectory = self.state.trajectories[trajectory_id]
             was_generating = trajectory.state is TrajectoryState.GENERATING
             self.state.uncount_inflight(trajectory, was_generating)
             trajectory.advance(TrajectoryEvent.STRANDED, at)
-            # Only those that held a slot can have killed the worker; the queued ones are innocent.
+            # Only a step that held a slot can have killed the worker: queued steps count no loss.
             trajectory.losses += was_generating
-        # They had been placed before those that wait were asked for: they come first.
+        # The stranded steps were placed before the waiting ones were requested, so they go first.
         self.state.waiting_steps = {**dict.fromkeys(stranded), **self.state.waiting_steps}
 
     def _give_up_hopeless(self, at: float) -> list[Command]:
@@ -90,7 +90,7 @@ class Engines:
         return commands
 
     def give_up_if_hopeless(self, trajectory: Trajectory, at: float) -> list[Command]:
-        """A waiting step that kills its engine must not kill every engine in turn."""
+        """Give up a waiting step with more than `max_losses` losses: it may kill every engine on which it runs."""
         if trajectory.losses <= self.max_losses:
             return []
         cause = f"its engine died {trajectory.losses} times while it was generating"

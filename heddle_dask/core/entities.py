@@ -33,60 +33,60 @@ from heddle_dask.core.transitions import (
     TrajectoryState,
 )
 
-STORY_LENGTH = 32
+HISTORY_LENGTH = 32
 
 EVICTED_SHARE = 0.5
 EVICTED_LEAST_TOKENS = 256
-"""Whoever lacks more than both has lost a context. The last block is never cached: of 16 tokens, of 128 on CPUs."""
+"""A context that lacks more cached tokens than both was evicted. The last block (16 tokens, on CPUs 128) is never
+cached."""
 
 
 @dataclass(slots=True, eq=False)
 class Trajectory:
-    """One trajectory as the controller sees it.
+    """The controller's record of a trajectory.
 
     Attributes
     ----------
     home
-        Engine that holds its context, or that it is assigned to. None before the first placement and after that
-        engine was lost and the last step there has reported. `Engine.residents` of the home lists this trajectory.
+        Engine that holds its context, or to which it is assigned. None before the first placement, and after the loss
+        of that engine once its last step there has reported. `Engine.residents` of the home contains this trajectory.
     counted_on, counted_tokens
-        Engine whose `inflight_tokens` counts the current step, and with how many tokens.
+        Engine whose `inflight_tokens` include the current step, and the number of these tokens.
     context_tokens
-        Tokens in front of the model at the latest request, plus what was generated since.
+        Context tokens at the latest request, plus the tokens generated since.
     kept_on, kept_tokens
-        Engine that had its context last, by an answer or a move, and how much of it.
+        Engine that had its context last, after a result or a move, and the tokens of that context.
     losses
-        How often the current step was lost together with its worker.
+        Number of times the current step was lost together with its worker.
     preemptions, stopping
-        How often the current step was stopped for another, and whether it is being stopped now.
+        Number of times the current step was preempted, and whether it is being preempted now.
     priority
-        Of the current step: larger runs first.
+        Priority of the current step; larger runs first.
     requested_at, rested_at, admitted_at
-        When the current step was asked for, when the latest one ended, and when the trajectory was admitted.
+        Time of the current step's request, of the latest step's end, and of the admission.
     resting_tools_s, tools_until
-        Seconds in which tools have run since the latest step ended, those side by side counted once; when the last of
-        all ended.
+        Seconds in which tools have run since the latest step ended, overlapping calls counted once; the end of the last
+        tool call.
     prediction
         The latest prediction; None before the first.
     predicted_at_tokens, predicted_at_tools_s
-        Tokens that it had generated, and seconds of tools that it had behind it, at the finished step after which the
-        latest prediction counts.
+        Generated tokens and tool seconds at the finished step from which the latest prediction counts.
     reserved_on, reserved_tokens
-        Engine that keeps KV memory for it between its admission and the placement of its first step, and how much.
+        Engine with a KV reservation between the admission and the placement of the first step, and its tokens.
     moves
-        How many moves of its context were started.
+        Number of started moves of its context.
     first_context_tokens
-        Length of the first prompt as it was sent; 0 before the first step.
+        Length of the first prompt as sent; 0 before the first step.
     open_step_tokens, step_tokens
-        Generated tokens of the current step's parts so far, and of every finished step.
+        Tokens generated in the current step so far, over all its attempts, and in every finished step.
     observed_tokens
-        What was added to its context behind each finished step, up to the step that was asked for last.
+        Tokens added to its context after each finished step, up to the latest requested step.
     open_labels
-        Labels of the actions that it waits for, in the order in which it asked.
+        Labels of its open actions, in the order of their requests.
     actions_done, tools_s
-        Label, seconds and success of every finished action, and the seconds of all.
-    story
-        The latest transitions, for errors.
+        Label, seconds and success of every finished action, and the sum of their seconds.
+    history
+        The latest transitions, for error messages.
     """
 
     spec: TrajectorySpec
@@ -125,7 +125,7 @@ class Trajectory:
     actions_done: list[tuple[str, float, bool]] = field(default_factory=list)
     tools_s: float = 0.0
     policy_version: int = 0
-    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
+    history: deque[str] = field(default_factory=lambda: deque(maxlen=HISTORY_LENGTH))
 
     @property
     def trajectory_id(self) -> TrajectoryId:
@@ -134,13 +134,13 @@ class Trajectory:
 
     @property
     def actions_open(self) -> int:
-        """How many actions it waits for."""
+        """Number of actions that it waits for."""
         return len(self.open_labels)
 
     def remaining_tokens(self, quantile: Quantile = "median") -> float | None:
-        """Tokens still to be generated, as predicted; None where no prediction exists.
+        """Predicted tokens still to be generated; None without a prediction.
 
-        Tokens generated since the prediction are subtracted. A trajectory that has outlived its prediction has 0 left.
+        Tokens generated since the prediction are subtracted, down to 0.
         """
         if self.prediction is None:
             return None
@@ -153,11 +153,11 @@ class Trajectory:
 
     @property
     def expected_tokens(self) -> int:
-        """The median of `remaining_tokens` in whole tokens, for sums; 0 where it is unknown."""
+        """The median of `remaining_tokens` in whole tokens, for sums; 0 when unknown."""
         return int(self.remaining_tokens() or 0.0)
 
     def take_tokens(self, tokens: int, whole: bool) -> None:
-        """Count what a step has generated; `whole`: the step has ended, else it was stopped and will go on."""
+        """Count the tokens of a step; `whole`: the step has ended, else it was preempted and will go on."""
         self.generated_tokens += tokens
         self.open_step_tokens += tokens
         if whole:
@@ -166,10 +166,10 @@ class Trajectory:
             self.open_step_tokens = 0
 
     def was_evicted(self, answer: StepFinished) -> bool:
-        """Whether the engine had this context, and has computed most of it anew for `answer`.
+        """Whether the engine once had this context and recomputed most of it for `answer`.
 
-        Not where it was stopped before it began, where the prompt is not a continuation (it is shorter), or where other
-        weights have made the KV cache worthless.
+        False if the step was stopped before it began, if the prompt is no continuation (it is shorter), or if a change
+        of weights has invalidated the KV cache.
         """
         if (
             not answer.new_tokens
@@ -183,40 +183,40 @@ class Trajectory:
         return lost_tokens > max(EVICTED_SHARE * self.kept_tokens, EVICTED_LEAST_TOKENS)
 
     def take_prediction(self, prediction: Prediction) -> None:
-        """Keep what is predicted to remain after the last finished step."""
+        """Set the latest prediction, which counts from the last finished step."""
         self.predicted_at_tokens = self.generated_tokens - self.open_step_tokens
         self.predicted_at_tools_s = self.tools_s
         self.prediction = prediction
 
     def take_action(self, label: str, seconds: float, ok: bool, at: float) -> None:
-        """One of its actions has ended."""
+        """Count a finished action."""
         self.actions_done.append((label, seconds, ok))
         self.tools_s += seconds
         self.resting_tools_s += max(0.0, at - max(self.tools_until, at - seconds))
         self.tools_until = at
 
     def abort_step(self, reason: str) -> list[Command]:
-        """The order to stop its current step, where one is queued or generating; changes nothing."""
+        """The command that aborts its queued or generating step; no command if there is none. Changes nothing."""
         step, engine_id = self.step, self.counted_on
         if step is None or engine_id is None:
             return []
         return [AbortStep(step.step_id, engine_id, reason)]
 
     def advance(self, event: TrajectoryEvent, at: float) -> bool:
-        """Take `event`; False when it is a late arrival and nothing changed."""
+        """Apply `event`; False when the event is stale and nothing changed."""
         try:
             after = TRAJECTORY.next_state(self.state, event, "")
-        except InvalidTransition:  # once more, with its story: only an error pays for telling it
-            told = f"trajectory {self.spec.trajectory_id}: " + "; ".join(self.story)
+        except InvalidTransition:  # raise it again with the history, which is formatted for errors only
+            told = f"trajectory {self.spec.trajectory_id}: " + "; ".join(self.history)
             after = TRAJECTORY.next_state(self.state, event, told)
         if after is None:
             return False
-        self.story.append(f"{at:.3f} {event.value}: {self.state.value} -> {after.value}")
+        self.history.append(f"{at:.3f} {event.value}: {self.state.value} -> {after.value}")
         self.state = after
         return True
 
     def advance_kv(self, event: KvEvent) -> None:
-        """Take a KV event; late arrivals change nothing."""
+        """Apply a KV event; a stale event changes nothing."""
         after = KV.next_state(self.kv, event, f"trajectory {self.trajectory_id}")
         if after is not None:
             self.kv = after
@@ -231,24 +231,24 @@ class Engine:
     inflight_tokens
         Context tokens of the steps that are queued or generating here.
     resident_tokens
-        Context tokens of all trajectories whose home this is, those in tools included.
+        Context tokens of all trajectories with this home, including those in tool calls.
     residents
-        Those trajectories; a dict used as an ordered set.
+        Trajectories with this home; a dict used as an ordered set.
     inflight
         Trajectories with a step queued or generating here.
     generating
-        How many of them have started.
+        Number of `inflight` steps that have started.
     running
-        Those that are taken to hold a slot and are not being stopped, in the order in which they got it.
+        Trajectories believed to hold a slot and not being preempted, in the order in which they got the slot.
     ahead
-        Those that have started and wait in the engine itself for a slot that another one leaves.
+        Trajectories with a started step that waits in the engine's own queue for a slot.
     stopping
-        How many of them are being stopped for others.
+        Number of steps that are being preempted.
     placed
         Steps placed here so far.
     reserved, reserved_tokens
-        Trajectories admitted to this engine whose first step is not placed yet, a dict used as an ordered set; KV
-        tokens that are kept for them.
+        Trajectories with a reservation here: admitted, first step not placed yet (a dict used as an ordered set); and
+        the reserved KV tokens.
     expected_tokens
         Sum of `Trajectory.expected_tokens` over the residents.
     """
@@ -274,24 +274,24 @@ class Engine:
         """Shorthand for ``spec.engine_id``."""
         return self.spec.engine_id
 
-    def seat(self, trajectory: Trajectory) -> None:
-        """Its step has started: it holds a slot if one is free, else it waits in the engine."""
+    def occupy_slot(self, trajectory: Trajectory) -> None:
+        """Give the trajectory's started step a free slot, or put it into the engine's own queue."""
         full = len(self.running) + self.stopping >= self.spec.slots
         (self.ahead if full else self.running)[trajectory.trajectory_id] = trajectory
 
-    def unseat(self, trajectory_id: TrajectoryId) -> None:
-        """Its step has ended, or is being stopped."""
+    def free_slot(self, trajectory_id: TrajectoryId) -> None:
+        """Take the trajectory's step, which has ended or is being preempted, off its slot or out of the queue."""
         self.running.pop(trajectory_id, None)
         self.ahead.pop(trajectory_id, None)
 
-    def fill_seats(self) -> None:
-        """Give the slots that are free to those of highest priority among the waiting, as the engine does."""
+    def fill_slots(self) -> None:
+        """Fill free slots from the engine's own queue in order of priority, as the engine does."""
         while self.ahead and len(self.running) + self.stopping < self.spec.slots:
             first = max(self.ahead.values(), key=lambda t: t.priority)
             self.running[first.trajectory_id] = self.ahead.pop(first.trajectory_id)
 
     def advance(self, event: EngineEvent) -> bool:
-        """Take `event`; False when it is a late arrival."""
+        """Apply `event`; False when the event is stale."""
         after = ENGINE.next_state(self.state, event, f"engine {self.engine_id}")
         if after is None:
             return False
@@ -311,7 +311,7 @@ class Action:
     losses: int = 0
 
     def advance(self, event: ActionEvent) -> bool:
-        """Take `event`; False when it is a late arrival."""
+        """Apply `event`; False when the event is stale."""
         after = ACTION.next_state(self.state, event, f"action {self.spec.action_id}")
         if after is None:
             return False
@@ -321,7 +321,7 @@ class Action:
 
 @dataclass(slots=True, eq=False)
 class Host:
-    """A worker that runs actions; `free_cpus` is what running actions leave."""
+    """A worker that runs actions; `free_cpus` are the CPUs that no running action uses."""
 
     spec: HostDescription
     number: int

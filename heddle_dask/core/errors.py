@@ -1,9 +1,9 @@
 """Errors by boundary.
 
-Two kinds of blame are kept apart. `BadInput` is the user's: one line that says what is wrong, where,
-and what to do; the command line turns it into exit code 2. `InvalidTransition` and `GuardViolation`
-are ours: they carry the story and are raised at once. Failures of agents, tools and engines are
-neither: they are data (a `cause` in events and records).
+`BadInput` is an error of the user: one line that says what is wrong, where, and what to do; the command line turns it
+into exit code 2. `InvalidTransition` and `GuardViolation` are bugs of this package: they carry the history or the
+reason, and are raised at once. Failures of agents, tools and engines are neither: they are data (a `cause` in events
+and records).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ class HeddleError(Exception):
 
 
 class BadInput(HeddleError):
-    """The user asked for something that cannot be; the message is one line that says what to do."""
+    """The user's input is invalid; the message is one line that says what to do."""
 
 
 class InvalidTransition(HeddleError):
-    """A state machine met an event that its state cannot take. Our own bug; carries the story."""
+    """An event is impossible in the current state of a state machine. A bug; the message has the history."""
 
 
 class GuardViolation(HeddleError):
-    """A strategy proposed a command that would break the cluster. Our own bug; carries the reason."""
+    """A strategy proposed an invalid command. A bug; the message has the reason."""

@@ -1,6 +1,6 @@
-"""Facts, in the past tense. Every event carries `at`: seconds since the session started.
+"""Events, named in the past tense. Every event carries `at`: seconds since the session started.
 
-Time is data: whoever feeds the controller reads the clock once and never lets it go back.
+Time is data: the body reads the clock once per event, and `at` never decreases.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from heddle_dask.core.tp_degrees import DegreeRequest, TpDegreePlan
 
 @dataclass(frozen=True, slots=True)
 class TrajectorySubmitted:
-    """The driver announced a trajectory; it waits to be admitted."""
+    """The driver submitted a trajectory, which waits for admission."""
 
     at: float
     trajectory: TrajectorySpec
@@ -29,7 +29,7 @@ class TrajectorySubmitted:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryEnded:
-    """The program of a trajectory returned, failed, or was given up by the driver."""
+    """The program of a trajectory returned or failed, or the driver gave it up."""
 
     at: float
     trajectory_id: TrajectoryId
@@ -38,7 +38,7 @@ class TrajectoryEnded:
 
 @dataclass(frozen=True, slots=True)
 class StepRequested:
-    """A trajectory asks for an LLM step (or for the rest of one: `attempt` > 0)."""
+    """A trajectory requests an LLM step, or the rest of one (`attempt` > 0)."""
 
     at: float
     step: StepRequest
@@ -46,7 +46,7 @@ class StepRequested:
 
 @dataclass(frozen=True, slots=True)
 class StepStarted:
-    """The step left the engine's queue: it holds a slot now."""
+    """The step left the engine's queue and holds a slot now."""
 
     at: float
     step_id: StepId
@@ -55,7 +55,7 @@ class StepStarted:
 
 @dataclass(frozen=True, slots=True)
 class StepFinished:
-    """The engine answered; an aborted request with the tokens it had is an answer too."""
+    """The engine returned a result; an aborted request returns the tokens it has."""
 
     at: float
     step_id: StepId
@@ -68,20 +68,20 @@ class StepFinished:
 
 @dataclass(frozen=True, slots=True)
 class StepDelivered(StepFinished):
-    """The driver has the answer of a step that the controller still believes open.
+    """The driver has the result of a step that the controller still counts as open.
 
-    It comes by a shorter way than `StepFinished`, which follows and is late then, or never comes: the worker died
-    in between, and the step may have been placed anew.
+    The driver may get a result before the scheduler does. `StepFinished` then arrives later and is ignored as stale, or
+    never arrives because the worker died; the step may have been placed again meanwhile.
     """
 
 
 ENGINE_LOST = "engine-lost"
-"""Cause of a step whose engine died, or was not there."""
+"""Cause of a `StepFailed`: the engine died or did not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """The step ended without an answer; `cause` says at which boundary. The driver decides what next."""
+    """The step ended without a result; `cause` names the boundary. The driver decides how to go on."""
 
     at: float
     step_id: StepId
@@ -91,7 +91,7 @@ class StepFailed:
 
 @dataclass(frozen=True, slots=True)
 class StepCancelled:
-    """The program waits for this step no more: it goes on without, asks for another, or ends."""
+    """The program no longer waits for this step: it goes on without it, requests another, or ends."""
 
     at: float
     step_id: StepId
@@ -99,7 +99,7 @@ class StepCancelled:
 
 @dataclass(frozen=True, slots=True)
 class PredictionMade:
-    """The answer to a `PredictRemaining`, as the trajectory stood after `steps_finished` steps."""
+    """The answer to a `PredictRemaining`, for the trajectory after `steps_finished` steps."""
 
     at: float
     trajectory_id: TrajectoryId
@@ -109,9 +109,10 @@ class PredictionMade:
 
 @dataclass(frozen=True, slots=True)
 class MoveEnded:
-    """A context has arrived at its new engine, or will not; `seconds` and `tokens` of the move itself.
+    """A move of a context has succeeded or failed; `seconds` and `tokens` are those of the move.
 
-    `source_engine_id` tells this move from an earlier one to the same target, whose report may be under way still.
+    `source_engine_id` distinguishes this move from an earlier one to the same target whose report may still be in
+    transit.
     """
 
     at: float
@@ -127,7 +128,7 @@ class MoveEnded:
 
 @dataclass(frozen=True, slots=True)
 class ActionRequested:
-    """A trajectory asks for a tool or reward call."""
+    """A trajectory requests a tool or reward call."""
 
     at: float
     action: ActionRequest
@@ -135,9 +136,9 @@ class ActionRequested:
 
 @dataclass(frozen=True, slots=True)
 class ActionFinished:
-    """The action ended on its host; a tool that failed has finished too (`ok` is False).
+    """The action ended on its host; also if the tool failed (`ok` is False).
 
-    `ran` is False of one that was called off before it could start: it says nothing of how long such a tool takes.
+    `ran` is False for an action that was cancelled before it started: its seconds do not count as a tool time.
     """
 
     at: float
@@ -150,7 +151,7 @@ class ActionFinished:
 
 @dataclass(frozen=True, slots=True)
 class EngineJoined:
-    """A warmed-up engine answers; it takes steps from now on."""
+    """A warmed-up engine has joined and takes steps."""
 
     at: float
     engine: EngineDescription
@@ -158,8 +159,11 @@ class EngineJoined:
 
 @dataclass(frozen=True, slots=True)
 class EngineLost:
-    """The engine does not answer any more. `stranded`: its worker died with it, so that no step on it
-    will ever report; otherwise each of its steps still ends in a `StepFailed`."""
+    """The engine is lost.
+
+    `stranded`: its worker is lost too, so none of its steps will report; otherwise each of its steps still ends in a
+    `StepFailed`.
+    """
 
     at: float
     engine_id: EngineId
@@ -169,7 +173,7 @@ class EngineLost:
 
 @dataclass(frozen=True, slots=True)
 class EngineDraining:
-    """The engine finishes what it has and takes no new step."""
+    """The engine finishes its steps and takes no new one."""
 
     at: float
     engine_id: EngineId
@@ -177,7 +181,7 @@ class EngineDraining:
 
 @dataclass(frozen=True, slots=True)
 class HostJoined:
-    """A worker for actions is there."""
+    """A worker for actions has joined."""
 
     at: float
     host: HostDescription
@@ -185,7 +189,7 @@ class HostJoined:
 
 @dataclass(frozen=True, slots=True)
 class HostLost:
-    """A worker for actions is gone; its running actions will never report."""
+    """A worker for actions is lost; its running actions will never report."""
 
     at: float
     host_id: HostId
@@ -193,7 +197,7 @@ class HostLost:
 
 @dataclass(frozen=True, slots=True)
 class DegreesRequested:
-    """A batch is about to start, and engines may change before it; a newer request supersedes an open one."""
+    """A batch is about to start, and engines may change before; a newer request supersedes an open one."""
 
     at: float
     request: DegreeRequest
@@ -201,7 +205,7 @@ class DegreesRequested:
 
 @dataclass(frozen=True, slots=True)
 class DegreesPlanned:
-    """The answer to a `PlanDegrees`. Without a plan, `cause` says why: the engines stay as they are."""
+    """The answer to a `PlanDegrees`. Without a plan the engines stay as they are, and `cause` says why."""
 
     at: float
     request_id: int

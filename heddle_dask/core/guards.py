@@ -1,6 +1,6 @@
-"""Strategies propose, guards dispose. Each function raises with the reason, or returns nothing.
+"""Guards check the proposals of strategies. A `check_` function raises with the reason, or returns None.
 
-A strategy may be slow or silly; it must not be able to corrupt the cluster.
+A bad strategy may make a rollout slow, but it cannot corrupt the state of the cluster.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def can_take(engine: Engine, step: StepRequest) -> bool:
 
 
 def can_dispatch(trajectory: Trajectory) -> bool:
-    """Whether a waiting step may be placed now: not while its KV cache moves."""
+    """Whether a waiting step may be placed now; False while its KV cache is moving."""
     return trajectory.kv is not KvState.MOVING
 
 
 def check_choice(
     trajectory: Trajectory, step: StepRequest, choice: Engine, candidates: Sequence[Engine]
 ) -> None:
-    """Refuse an engine that was not offered.
+    """Refuse an engine that is not among the candidates.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def check_choice(
 
 
 def check_move(state: State, trajectory: Trajectory, move: Move) -> None:
-    """Refuse a move to an engine that takes no steps, or to where the trajectory lives.
+    """Refuse a move to an engine that takes no steps, or to the trajectory's home.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def check_move(state: State, trajectory: Trajectory, move: Move) -> None:
 
 
 def check_transfer(move: MoveRequest, running: Iterable[MoveRequest]) -> None:
-    """Refuse a move that shares an engine with one that runs.
+    """Refuse a move that shares an engine with a running move.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def check_transfer(move: MoveRequest, running: Iterable[MoveRequest]) -> None:
 
 
 def can_stop(trajectory: Trajectory, max_preemptions: int) -> bool:
-    """Whether the step may be stopped for another: it generates, does not stop already, was not stopped too often."""
+    """Whether the step may be preempted: it generates, is not being preempted, and was not preempted too often."""
     generating = trajectory.state is TrajectoryState.GENERATING
     return generating and not trajectory.stopping and trajectory.preemptions < max_preemptions
 
@@ -84,7 +84,7 @@ def can_stop(trajectory: Trajectory, max_preemptions: int) -> bool:
 def check_victim(
     waiting: Trajectory, victim: Trajectory, running: Sequence[Trajectory], max_preemptions: int
 ) -> None:
-    """Refuse to preempt a step that was not offered, or that cannot be stopped.
+    """Refuse to preempt a step that is not among the candidates, or that may not be preempted.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def check_victim(
 
 
 def check_grant(state: State, grant: Grant) -> None:
-    """Refuse a grant for an action that does not wait, or that its host has no room for.
+    """Refuse a grant for an action that does not wait, or for a host without enough free CPUs.
 
     Raises
     ------
@@ -126,10 +126,10 @@ def check_grant(state: State, grant: Grant) -> None:
 
 
 def check_tp_degrees(request: DegreeRequest, plan: TpDegreePlan) -> None:
-    """Refuse a plan that leaves no engine, has a TP degree that was not offered, or needs more than there is.
+    """Refuse a plan without engines, with a TP degree that is not allowed, or with more GPUs or engines than exist.
 
-    Fewer GPUs than there are may be used: larger TP degrees leave a rest, and the user may ask for less. Whether the
-    engines find room on single nodes is checked where they are assigned to workers.
+    A plan may use fewer GPUs: larger TP degrees leave a remainder, and the user may ask for less. Whether the engines
+    fit on single nodes is checked when they are assigned to workers.
 
     Raises
     ------

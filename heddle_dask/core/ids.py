@@ -1,4 +1,4 @@
-"""Identifiers. Plain strings at run time, distinct types for the checker."""
+"""Identifiers: plain strings at run time, distinct types for the type checker."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ HostId = NewType("HostId", str)
 
 
 class StepId(NamedTuple):
-    """One attempt at one LLM step of a trajectory: what every message about the step carries.
+    """Identity of one attempt at one LLM step of a trajectory, carried by every message about the step.
 
     Attributes
     ----------
     step_index
         Position in the trajectory, from 0.
     attempt
-        0 at first. One more each time the driver asks again for the same step: its engine was lost, its context was
+        0 at first. Incremented each time the driver requests the same step again: its engine was lost, its context was
         missing on the worker, or the step was preempted and continues from the tokens it has.
     """
 

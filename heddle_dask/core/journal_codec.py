@@ -1,8 +1,8 @@
-"""Events and commands as plain lists, and the replay of a recorded session.
+"""Encodes events and commands as plain lists, and replays recorded sessions.
 
 A journal line of the controller is `[event, [command, ...]]`. An event or a command is `[type name, field, ...]`; a
-field that is a value of several fields (a `StepId`, a description) is a list of these. Replaying the events through a
-fresh controller gives the same commands: parity test, bug report and regression corpus in one.
+field with fields of its own (a `StepId`, a description) is a list of these. Replaying the events through a fresh
+controller gives the same commands, so a journal serves as a parity test, a bug report and a regression test.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def _field_names(kind: Any) -> tuple[str, ...]:
 
 
 def _composite_in(hint: Any) -> Any:
-    """The composite type of a field, also of an optional one or of a tuple of any length; None for plain values."""
+    """The composite type of a field, also inside an optional type or a tuple of any length; None for plain values."""
     options = get_args(hint) if get_origin(hint) in (Union, UnionType, tuple) else (hint,)
     return next((option for option in options if _is_composite(option)), None)
 
 
-# Read once, also for nested types: encoding runs on every event of a live session.
+# Computed once, also for nested types: encoding runs on every event of a live session.
 _FIELDS: dict[type, tuple[str, ...]] = {}
 _NESTED: dict[type, tuple[Any, ...]] = {}
 _SEVERAL: dict[type, tuple[bool, ...]] = {}
@@ -61,7 +61,7 @@ for _kind in _TYPES.values():
 
 
 def encode(item: Event | Command) -> list[Any]:
-    """`item` as a list of its type name and its fields; values with fields of their own are lists of these."""
+    """Encode `item` as a list of its type name and its fields; nested values become lists too."""
     row = _plain(item)
     row.insert(0, type(item).__name__)
     return row  # type: ignore[no-any-return]
@@ -80,7 +80,7 @@ def decode(row: Sequence[Any]) -> Event | Command:
     Raises
     ------
     BadInput
-        The type is unknown or the number of fields differs: another version wrote it.
+        The type is unknown or the number of fields differs: the line is from another version.
     """
     kind = _TYPES.get(row[0]) if row and isinstance(row[0], str) else None
     if kind is None:
@@ -123,7 +123,7 @@ def _foreign(row: Sequence[Any]) -> BadInput:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A place where a replay differs: line number, the event, recorded and replayed commands."""
+    """A difference of a replay: line number, event, recorded and replayed commands."""
 
     line: int
     event: list[Any]

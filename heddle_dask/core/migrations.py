@@ -1,7 +1,7 @@
-"""Moves of contexts between engines: proposed by a strategy, started when both ends are free, ended once.
+"""Moves of contexts between engines: proposed by a strategy, started when source and target are free, ended once.
 
-No two moves share a source or a target; the most urgent goes first (Heddle, section 5.3). A trajectory whose tool
-returns before its move has started runs where it is; one whose move has started waits for its end.
+No two running moves share an engine; the most urgent one starts first (Heddle, section 5.3). If a tool returns before
+the move of its trajectory has started, the move is cancelled; if it has started, the next step waits for its end.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from heddle_dask.core.view import ClusterView, ForgetsTrajectories, Migration, M
 
 @dataclass(slots=True)
 class MoveTotals:
-    """What moves of one kind came to.
+    """Totals over the moves of one kind.
 
     Attributes
     ----------
     bytes
-        KV cache that was copied: tokens times the target's bytes per token, where the engine says them; a context that
-        the target computes anew brings none.
+        Bytes of copied KV cache: tokens times the target's bytes per token, if the engine reports them; 0 for
+        recomputed contexts.
     exposed, exposed_s
-        Moves that a step waited for, and how many seconds.
+        Number of moves that a step waited for, and the seconds of waiting.
     late
-        Those of them that arrived and took no longer than the tools ran: begun with these, they would have been hidden.
+        Exposed moves that succeeded and were no longer than the tool time: started with the tool call, they would have
+        been hidden.
     """
 
     started: int = 0
@@ -44,7 +45,7 @@ class MoveTotals:
 
 
 class Migrations:
-    """Pending and running moves; the controller asks and tells."""
+    """Pending and running moves."""
 
     def __init__(self, state: State, view: ClusterView, migration: Migration | None) -> None:
         self.state = state
@@ -53,7 +54,8 @@ class Migrations:
         self.totals: dict[str, MoveTotals] = {}
         self._pending: dict[TrajectoryId, MoveRequest] = {}
         self._running: dict[TrajectoryId, MoveRequest] = {}
-        # Indexes: pending moves by one end and the other; those of them whose two ends are free; engines in a move.
+        # Indexes: pending moves by each of their two engines; pending moves with two free engines; engines in a running
+        # move.
         self._at: dict[EngineId, dict[EngineId, dict[TrajectoryId, MoveRequest]]] = {}
         self._free: dict[TrajectoryId, MoveRequest] = {}
         self._busy: dict[EngineId, TrajectoryId] = {}
@@ -61,11 +63,11 @@ class Migrations:
 
     @property
     def running(self) -> int:
-        """Moves under way."""
+        """Number of running moves."""
         return len(self._running)
 
     def consider(self, trajectory: Trajectory) -> list[Command]:
-        """Ask the strategy whether this trajectory should live elsewhere; start what can start."""
+        """Ask the strategy for a move of this trajectory, and start the moves that can start."""
         if self.migration is None or not self._may_move(trajectory):
             return []
         move = self.migration.propose(self.view, trajectory)
@@ -85,7 +87,7 @@ class Migrations:
             self._free[name] = request
 
     def _drop(self, name: TrajectoryId) -> None:
-        """Forget a move that has not started, if there is one."""
+        """Drop the pending move of a trajectory, if there is one."""
         request = self._pending.pop(name, None)
         if request is None:
             return
@@ -117,11 +119,11 @@ class Migrations:
         return idle and trajectory.kv is KvState.RESIDENT and trajectory.home is not None
 
     def step_requested(self, trajectory: Trajectory) -> None:
-        """Its tool was quicker: a move that has not started is off."""
+        """The next step is requested: cancel the trajectory's pending move."""
         self._drop(trajectory.trajectory_id)
 
     def trajectory_ended(self, trajectory: Trajectory) -> None:
-        """Nothing of it is to be moved any more; a running move keeps its ends busy until it reports."""
+        """Cancel the pending move of an ended trajectory; a running move occupies its engines until it reports."""
         self._drop(trajectory.trajectory_id)
         if self._forgets is not None:
             self._forgets.forget(trajectory)
@@ -138,7 +140,7 @@ class Migrations:
         )
 
     def _start(self) -> list[Command]:
-        """Only what has two free ends is put to the strategy: most of what waits does not."""
+        """Let the strategy choose among the pending moves with two free engines, which are few."""
         if not self._free or self.migration is None:
             return []
         commands: list[Command] = []
@@ -160,15 +162,15 @@ class Migrations:
         return self.totals.setdefault(kind, MoveTotals())
 
     def ended(self, event: ev.MoveEnded) -> list[Command]:
-        """A move reported; the caller places the step that waited for it.
+        """A move has ended; the caller places the step that waited for it.
 
-        The context is dropped where it is no longer needed: at the source when it has arrived, at the target when it
-        came too late.
+        The unneeded copy of the context is dropped: at the source after a success, at the target if the move came too
+        late.
         """
         running = self._running.get(event.trajectory_id)
         current = running is not None and running.target == event.target_engine_id
         if running is None or not current or event.source_engine_id not in (None, running.source):
-            return [*self.state.late(), *self._drop_unneeded(event)]
+            return [*self.state.count_stale(), *self._drop_unneeded(event)]
         del self._running[event.trajectory_id]
         self._release(running)
         totals = self._totals(running.kind)
@@ -193,7 +195,7 @@ class Migrations:
         return [*left, *self._start()]
 
     def _drop_unneeded(self, event: ev.MoveEnded) -> list[Command]:
-        """Drop what has arrived at an engine that is not the trajectory's home and to which no move is under way."""
+        """Drop a context that arrived at an engine that is neither the home nor the target of a running move."""
         trajectory = self.state.trajectories.get(event.trajectory_id)
         running = self._running.get(event.trajectory_id)
         needed = (trajectory and trajectory.home, running and running.target)
@@ -208,17 +210,17 @@ class Migrations:
         return round(tokens * target.spec.kv_bytes_per_token)
 
     def forget_target(self, engine_id: EngineId) -> None:
-        """No move that has not started may go there any more."""
+        """Cancel all pending moves to this engine."""
         for name, waiting in self._touching(engine_id):
             if waiting.target == engine_id:
                 self._drop(name)
 
     def _touching(self, engine_id: EngineId) -> list[tuple[TrajectoryId, MoveRequest]]:
-        """The moves from or to that engine that have not started."""
+        """Pending moves from or to that engine."""
         return [item for between in self._at.get(engine_id, {}).values() for item in between.items()]
 
     def engine_lost(self, engine_id: EngineId, at: float) -> list[Command]:
-        """End the moves of a lost engine: nobody may be left to report them."""
+        """End the moves of a lost engine, since they may never report."""
         for name, _ in self._touching(engine_id):
             self._drop(name)
         self._at.pop(engine_id, None)

@@ -1,6 +1,6 @@
-"""What the world announces to the controller: frozen descriptions, facts only.
+"""Frozen descriptions of trajectories, engines, actions and hosts, as announced to the controller.
 
-Nothing here is a verdict. Thresholds and decisions live in strategies, mutable records in `state`.
+They contain facts only. Thresholds and decisions belong to strategies, mutable records to `state`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ class TrajectorySpec:
     Attributes
     ----------
     group_id
-        What the attempts at one prompt share.
+        Group of attempts at one prompt.
     sample_index
         Position in the group, from 0.
     domain
-        Name of the environment and kind of task (`joined_domain`): a predictor's feature, never a rule's.
+        Name of the environment and kind of task (`joined_domain`); a feature for predictors only.
     prompt_tokens
         Estimated length of the first prompt; 0 when unknown.
     message_tokens
-        Length of the task itself, without what stands before every task; 0 when unknown.
+        Length of the task itself, without the part of the prompt that all tasks share; 0 when unknown.
     max_steps
-        Limit of its LLM steps; 0 when there is none that the task names.
+        Limit of its LLM steps; 0 when the task names none.
     resumed_tokens
-        Tokens that it generated before this session, which a journal holds: what is seen of it is not the whole.
+        Tokens generated before this session, from a journal. Above 0, this session sees only part of the trajectory.
     """
 
     trajectory_id: TrajectoryId
@@ -43,7 +43,7 @@ class TrajectorySpec:
 
 
 def joined_domain(*parts: str) -> str:
-    """One name for what predictors tell apart, from the widest to the narrowest; empty parts are left out."""
+    """A domain name from its parts, from the widest to the narrowest; empty parts are left out."""
     return "/".join(part for part in parts if part)
 
 
@@ -54,9 +54,9 @@ class StepRequest:
     Attributes
     ----------
     context_tokens
-        Tokens in front of the model, those it has already generated in this step included.
+        Context tokens, including those already generated in this step.
     max_new_tokens
-        Upper limit of what this request may still generate.
+        Upper limit of the tokens that this request may still generate.
     """
 
     step_id: StepId
@@ -71,7 +71,7 @@ class EngineDescription:
     Attributes
     ----------
     kv_bytes_per_token
-        Bytes of KV cache that one token takes over all its GPUs; 0 when unknown.
+        Bytes of KV cache of one token over all GPUs of the engine; 0 when unknown.
     """
 
     engine_id: EngineId
@@ -91,10 +91,10 @@ class ActionRequest:
     Attributes
     ----------
     min_cpus, max_cpus
-        The least it needs to start and the most it can use (ARL-Tangram: elastic actions); 0 and 0 when it only
-        waits for somebody else.
+        The minimum it needs to start and the maximum it can use (ARL-Tangram: elastic actions); 0 and 0 when it only
+        waits for a remote service.
     pool
-        Which kind of host may run it.
+        Kind of host that may run it.
     """
 
     action_id: ActionId

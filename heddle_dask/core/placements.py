@@ -1,7 +1,7 @@
-"""Placements: which engine each waiting step goes to, what it displaces there, and which steps are given up.
+"""Placements: the engine of each waiting step, preemptions on that engine, and steps that are given up.
 
-The strategies choose the engine, the priority and the victim of a preemption; the guards refuse what cannot be. A step
-that no engine can take is given up at once; one that the placement declines waits until it is asked again.
+Strategies choose the engine, the priority and the victim of a preemption; guards refuse invalid choices. A step that no
+engine can take is given up at once; a step that the placement declines waits for the next call.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from heddle_dask.core.view import ClusterView, PlansBatches, StrategySet
 
 
 class Placements:
-    """Steps that wait for an engine; the controller says when one may find it.
+    """Steps that wait for an engine; the controller decides when to place them.
 
     Parameters
     ----------
     max_preemptions
-        How often one step may be stopped for others.
+        Maximum number of preemptions of one step.
     """
 
     def __init__(
@@ -41,25 +41,25 @@ class Placements:
         self.preemption = strategies.preemption
         self.max_preemptions = max_preemptions
         self._unplanned: dict[TrajectoryId, None] = {}
-        self._unplaced: dict[TrajectoryId, None] = {}  # planned, and no step of it was placed yet
+        self._unplaced: dict[TrajectoryId, None] = {}  # planned, with no step placed yet
 
     def submitted(self, trajectory: Trajectory) -> None:
-        """A placement that plans batches has not seen it yet."""
+        """Include a submitted trajectory in the next plan of a placement that plans batches."""
         self._unplanned[trajectory.trajectory_id] = None
 
     def trajectory_ended(self, trajectory: Trajectory) -> None:
-        """Nothing of it is to be placed any more."""
+        """Remove an ended trajectory from the next plan."""
         self.state.waiting_steps.pop(trajectory.trajectory_id, None)
         self._unplanned.pop(trajectory.trajectory_id, None)
         self._unplaced.pop(trajectory.trajectory_id, None)
 
     def engine_joined(self) -> None:
-        """It gets its share of those that were planned without it and have not begun."""
+        """Plan the trajectories without a placed step again, so that a new engine gets its share."""
         self._unplanned = {**self._unplaced, **self._unplanned}
         self._unplaced.clear()
 
     def place_waiting(self, at: float) -> list[Command]:
-        """Place every waiting step that finds an engine now, oldest first."""
+        """Place all waiting steps for which an engine is chosen now, oldest first."""
         if not self.state.ready_engines:
             return []
         commands: list[Command] = []
@@ -93,7 +93,7 @@ class Placements:
         return [replace(start, bypass_queue=True), *stops] if stops else [start]
 
     def _plan_batch(self, engines: Sequence[Engine]) -> None:
-        """Let the placement see everything that was submitted since it planned last."""
+        """Let the placement plan the trajectories submitted since its last plan."""
         if isinstance(self.placement, PlansBatches):
             batch = [self.state.trajectories[name] for name in self._unplanned]
             homeless = [t for t in batch if t.home is None]
@@ -124,11 +124,11 @@ class Placements:
         )
 
     def _preempt_for(self, trajectory: Trajectory, engine: Engine) -> list[Command]:
-        """Stop a running step when this one has to wait for a slot and outranks it clearly enough."""
+        """Preempt a running step if this one has to wait for a slot and the strategy names a victim."""
         if self.preemption is None or len(engine.inflight) <= engine.spec.slots:
             return []
         if len(engine.inflight) - engine.stopping <= engine.spec.slots:
-            return []  # a slot is about to be free, and nobody else waits for it
+            return []  # a slot is about to be free, and no other step waits for it
         most = self.max_preemptions
         running = [other for other in engine.running.values() if other.preemptions < most]
         victim = self.preemption.victim(trajectory, running) if running else None
@@ -142,12 +142,12 @@ class Placements:
         """Give up the waiting step of this trajectory."""
         step = trajectory.step
         assert step is not None, trajectory.trajectory_id
-        # The driver answers with TrajectoryEnded; until then the step neither waits nor runs.
+        # The driver will send TrajectoryEnded; until then the step neither waits nor runs.
         self.withdraw(trajectory, at)
         return [GiveUpStep(step.step_id, cause)]
 
     def withdraw(self, trajectory: Trajectory, at: float) -> None:
-        """Its waiting step is over, and no engine takes it."""
+        """Withdraw the trajectory's waiting step."""
         self.state.waiting_steps.pop(trajectory.trajectory_id, None)
         trajectory.advance(TrajectoryEvent.PLACED, at)
         trajectory.advance(TrajectoryEvent.STEP_ENDED, at)

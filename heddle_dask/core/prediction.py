@@ -1,4 +1,4 @@
-"""A prediction: how much work a trajectory still has, counted from its last finished step."""
+"""A prediction of a trajectory's remaining work, counted from its last finished step."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ Quantile = Literal["median", "q90"]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a trajectory will still do, counted from its last finished step to its end.
+    """Remaining work of a trajectory, counted from its last finished step to its end.
 
     Attributes
     ----------
     tokens, tokens_q90
         Median and 0.9 quantile of the tokens still to be generated.
     source
-        The predictor that answered: ``xgboost``, ``group history``, ``prompt only``, ``constant``, ``oracle``,
+        The model of the prediction: ``xgboost``, ``group history``, ``prompt only``, ``constant``, ``oracle``,
         ``noisy oracle``.
     tools_s
         Seconds of tool calls still to come; 0 when unknown.
     observation_tokens
         Tokens that these tools will add to the context; None when unknown.
     observation_per_token
-        Tokens that tools add for each generated one, over all trajectories that the predictor has seen end; None
+        Observation tokens per generated token, over all finished trajectories that the predictor has observed; None
         before the first.
     """
 
@@ -41,5 +41,5 @@ class Prediction:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the prediction leaves no doubt, as that of an oracle."""
+        """Whether both quantiles are equal, as for an oracle."""
         return self.tokens == self.tokens_q90

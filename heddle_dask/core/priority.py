@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# One number for engines that take only one: a class is worth more than any context is long.
+# Factor that combines level and tokens into one number for engines; larger than any context.
 LEVEL_TOKENS = 2**24
 
 

@@ -1,4 +1,4 @@
-"""How often a step or an action is tried again, in the controller and in the program's context."""
+"""Retry limits of steps and actions, in the controller and in the program's context."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ _LEAST = {"max_losses": 0, "max_preemptions": 0, "max_step_attempts": 1, "max_ac
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Bounds of every step and action, which no strategy may lift.
+    """Retry limits of every step and action; strategies cannot change them.
 
     Attributes
     ----------
     max_losses
-        How often one step or action may die with its worker before the controller gives it up. A request that kills
-        its engine must not kill every engine in turn. Times, at least 0.
+        Losses of one step or action with its worker that are retried; at the next loss the controller gives it up. This
+        bounds the damage of a request that kills its engine. At least 0.
     max_preemptions
-        How often one step may be stopped for others. Times, at least 0.
+        Maximum number of preemptions of one step. At least 0.
     max_step_attempts
-        How often the context asks for one step whose engine, result or context was lost, the first time included. At
-        least 1.
-    max_action_attempts
-        How often the context asks for one action whose result died with its worker, the first time included. At least
+        Maximum number of requests of one step whose engine, result or context was lost, including the first. At least
         1.
+    max_action_attempts
+        Maximum number of requests of one action whose result was lost with its worker, including the first. At least 1.
 
     Raises
     ------
     BadInput
-        A value that is no whole number, or too small.
+        A value is no whole number, or too small.
     """
 
     max_losses: int = 3
@@ -48,12 +47,12 @@ class RetryPolicy:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> RetryPolicy:
-        """The policy of these values by name; one that is missing has its default.
+        """The policy with these values by name; missing values have their defaults.
 
         Raises
         ------
         BadInput
-            A name that is not known, or a value that is not allowed.
+            A name is unknown, or a value is not allowed.
         """
         known = [each.name for each in fields(cls)]
         for name in values:
@@ -63,12 +62,12 @@ class RetryPolicy:
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> RetryPolicy:
-        """From ``key=value[,key=value]`` of the command line; dashes in keys count as underscores.
+        """Parse ``key=value[,key=value]`` of the command line; dashes in keys count as underscores.
 
         Raises
         ------
         BadInput
-            As `from_mapping`, and a part that is no ``key=value``.
+            See `from_mapping`; or a part is not of the form ``key=value``.
         """
         values: dict[str, int] = {}
         for part in (part for text in texts for part in text.split(",")):

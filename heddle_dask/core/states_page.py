@@ -18,9 +18,8 @@ _HEAD = """\
 
 Generated from `heddle_dask/core/transitions.py` by `python -m heddle_dask.core.states_page`: do not edit.
 
-A cell is the state after the event; **late** means an honest late arrival, ignored and counted; a dot means
-that the event cannot happen in that state: it raises `InvalidTransition` with the story. The first row is
-the state in which everything begins.
+A cell is the state after the event. **late**: the event is stale, ignored and counted. A dot: the event is impossible
+in that state and raises `InvalidTransition` with the history. The first row is the initial state.
 """
 
 
@@ -53,7 +52,7 @@ def _cell(state: Enum, cell: Enum | Mark) -> str:
 
 
 def _coupling() -> str:
-    """The coupling rules, as the module's docstring states them."""
+    """The coupling rules, from the module's docstring."""
     _, _, rules = (transitions.__doc__ or "").partition("Coupling, in one place:")
     return f"## Coupling\n\n{rules.strip()}\n"
 

@@ -1,4 +1,4 @@
-"""How long tools have taken, by their label: what is expected of a call that runs."""
+"""Mean seconds of tools by label, as the expected time of a running call."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class ToolSeconds:
         self._total_s: dict[str, float] = {}
 
     def took(self, label: str, seconds: float) -> None:
-        """One action of that label has ended after so many seconds."""
+        """Count a finished action of that label."""
         self._count[label] = self._count.get(label, 0) + 1
         self._total_s[label] = self._total_s.get(label, 0.0) + seconds
 
     def mean_s(self, labels: Iterable[str]) -> float | None:
-        """Of several that run side by side, the longest of their means; None where no such action has ended yet."""
+        """The largest mean over these labels, for concurrent calls; None if no such action has ended yet."""
         known = [self._total_s[label] / self._count[label] for label in labels if label in self._count]
         return max(known, default=None)

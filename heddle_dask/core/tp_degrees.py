@@ -1,7 +1,7 @@
-"""TP degrees as values: the facts that a plan is made of, and the plan.
+"""Values of TP-degree planning: the request with its facts, and the plan.
 
-Engines change between batches only. The body announces a batch (`DegreesRequested`); the controller has a plan searched
-(`PlanDegrees`), checks the answer (`DegreesPlanned`) and has the engines deployed (`DeployEngines`).
+Engines change between batches only. The body announces a batch (`DegreesRequested`); the controller commands a search
+(`PlanDegrees`), checks the answer (`DegreesPlanned`) and commands the deployment (`DeployEngines`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from heddle_dask.core.nouns import TrajectorySpec
 
 @dataclass(frozen=True, slots=True)
 class NodeGpus:
-    """A node: its GPUs, and its workers, each of which hosts one engine at most."""
+    """A node: its number of GPUs, and of workers, each of which hosts at most one engine."""
 
     gpus: int
     workers: int
@@ -21,7 +21,7 @@ class NodeGpus:
 
 @dataclass(frozen=True, slots=True)
 class FinishedWork:
-    """What an earlier trajectory took: tokens generated, tokens added by tools, seconds in tools."""
+    """Work of an earlier trajectory: generated tokens, observation tokens, tool seconds."""
 
     decode_tokens: int
     observation_tokens: int = 0
@@ -30,30 +30,30 @@ class FinishedWork:
 
 @dataclass(frozen=True, slots=True)
 class DegreeRequest:
-    """The facts that a plan of the TP degrees is made of.
+    """The facts for a plan of the TP degrees.
 
     Attributes
     ----------
     request_id
         Larger than that of every earlier request of the session.
     asked
-        TP degrees that the user asked for; empty: they are to be planned.
+        TP degrees that the user asked for; empty: to be planned.
     running
-        TP degree of every engine that is deployed now.
+        TP degree of every deployed engine.
     candidates
         TP degrees that may be planned.
     default
-        TP degree of the engines where nothing runs and nothing is known of the work.
+        TP degree of the engines if none is deployed and the work is unknown.
     start_s
         Pairs of a TP degree and the longest measured start of an engine of it, in seconds.
     trajectories
         The trajectories of the batch.
     known_tokens
-        Tokens that each of them will generate, 0 where that is not known.
+        Tokens that each trajectory of the batch will generate; 0 when not known.
     finished
         Earlier trajectories, in any order.
     max_context_tokens
-        No context grows longer.
+        Upper limit of the length of a context.
     """
 
     request_id: int
@@ -76,21 +76,21 @@ class DegreeRequest:
 
 @dataclass(frozen=True, slots=True)
 class TpDegreePlan:
-    """TP degrees for the next batch, and what they are expected to cost.
+    """TP degrees for the next batch, with the expected makespan.
 
     Attributes
     ----------
     tp_degrees
         One for each engine, from the largest to the smallest.
     source
-        Where the work is known from: ``"asked"``, ``"nothing"``, or the sources of the forecast.
+        Source of the work: ``"asked"``, ``"nothing"``, or the sources of the forecast.
     expected_makespan_s
-        Seconds until the batch has ended, the start of engines included; None without a forecast.
+        Expected seconds until the batch ends, including the start of engines; None without a forecast.
     restart_s
-        The part of it until the engines are ready.
+        The part of `expected_makespan_s` until the engines are ready.
     uniform_s
-        Pairs of a TP degree and `expected_makespan_s` of as many engines of it as there is room for; None where some
-        trajectory fits no such engine.
+        Pairs of a TP degree and the `expected_makespan_s` of as many engines of it as fit; None if some trajectory fits
+        no such engine.
     """
 
     tp_degrees: tuple[int, ...]

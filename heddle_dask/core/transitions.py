@@ -1,16 +1,16 @@
 """Four small state machines and their coupling. Everything that affects a transition is in this file.
 
 Four and not one, because they overlap: a trajectory acts while its KV cache moves. Every machine is a
-table with a row per state and a column per event. A cell is the next state, `LATE` (the event is an
-honest late arrival: ignored and counted), or `NEVER` (it cannot happen: our bug, raised with the story).
+table with a row per state and a column per event. A cell is the next state, `LATE` (the event is stale: ignored and
+counted), or `NEVER` (the event is impossible: a bug, raised with the history).
 
-The cells speak of the *current* attempt at the *current* engine. Messages of superseded attempts are
-filtered before, in `Controller`, because only identity, not state, tells them apart.
+The cells apply to the *current* attempt at the *current* engine. `Controller` filters messages of superseded attempts
+before, because their identity distinguishes them, not the state.
 
 Coupling, in one place:
 
 1. An engine that is lost strands its queued and generating trajectories: `STRANDED`, hence WAITING.
-2. A lost engine takes the KV caches that live on it: KV `ENGINE_LOST`.
+2. An engine that is lost loses the KV caches on it: KV `ENGINE_LOST`.
 3. A step that finishes leaves its KV on its engine: KV `WRITTEN`; not when that engine is lost.
 4. A trajectory that ends frees its KV: KV `DROPPED`; its waiting actions are `CANCELLED`.
 5. A trajectory whose KV is MOVING is not dispatched before the move ends.
@@ -26,23 +26,23 @@ from heddle_dask.core.errors import InvalidTransition
 
 
 class TrajectoryState(Enum):
-    """Where the program of a trajectory stands."""
+    """State of a trajectory's program."""
 
-    SUBMITTED = "submitted"  # announced, not admitted
+    SUBMITTED = "submitted"  # waits for admission
     THINKING = "thinking"  # its program runs on the driver
-    WAITING = "waiting"  # a step is requested and no engine takes it yet
-    QUEUED = "queued"  # the step waits for a slot of its engine
-    GENERATING = "generating"  # the step holds a slot
+    WAITING = "waiting"  # its step waits for an engine
+    QUEUED = "queued"  # its step waits for a slot of its engine
+    GENERATING = "generating"  # its step holds a slot
     ACTING = "acting"  # it waits for actions only
     ENDED = "ended"
 
 
-# In these it has asked for a step and has no answer yet.
+# States with an open step: requested, without a result yet.
 STEP_STATES: Final = frozenset({TrajectoryState.WAITING, TrajectoryState.QUEUED, TrajectoryState.GENERATING})
 
 
 class TrajectoryEvent(Enum):
-    """What can happen to a trajectory."""
+    """Events of the trajectory machine."""
 
     ADMITTED = "admitted"
     STEP_REQUESTED = "step requested"
@@ -56,7 +56,7 @@ class TrajectoryEvent(Enum):
 
 
 class KvState(Enum):
-    """Where the KV cache of a trajectory is, as far as anybody can know."""
+    """State of a trajectory's KV cache, as known to the controller."""
 
     ABSENT = "absent"
     RESIDENT = "resident"
@@ -65,7 +65,7 @@ class KvState(Enum):
 
 
 class KvEvent(Enum):
-    """What can happen to a KV cache."""
+    """Events of the KV machine."""
 
     WRITTEN = "written"
     MOVE_STARTED = "move started"
@@ -76,7 +76,7 @@ class KvEvent(Enum):
 
 
 class EngineState(Enum):
-    """Whether an engine takes steps. Engines are announced when they answer: there is no STARTING."""
+    """Whether an engine takes steps. An engine joins when it is ready, so there is no STARTING."""
 
     READY = "ready"
     UPDATING = "updating"  # weights: running steps are frozen, new ones wait
@@ -85,7 +85,7 @@ class EngineState(Enum):
 
 
 class EngineEvent(Enum):
-    """What can happen to an engine."""
+    """Events of the engine machine."""
 
     UPDATE_STARTED = "update started"
     UPDATE_ENDED = "update ended"
@@ -94,7 +94,7 @@ class EngineEvent(Enum):
 
 
 class ActionState(Enum):
-    """Where an action stands."""
+    """State of an action."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -102,7 +102,7 @@ class ActionState(Enum):
 
 
 class ActionEvent(Enum):
-    """What can happen to an action."""
+    """Events of the action machine."""
 
     STARTED = "started"
     FINISHED = "finished"
@@ -111,7 +111,7 @@ class ActionEvent(Enum):
 
 
 class Mark(Enum):
-    """Cells that are no state."""
+    """Table cells that are not a state."""
 
     LATE = "late"
     NEVER = "never"
@@ -143,18 +143,18 @@ class Machine(Generic[S, E]):
             if missing:
                 raise ValueError(f"{name}: state {state.name} has no cell for {', '.join(missing)}")
 
-    def next_state(self, state: S, event: E, story: str = "") -> S | None:
-        """The state after `event`, or None when the event is a late arrival to be ignored.
+    def next_state(self, state: S, event: E, history: str = "") -> S | None:
+        """The state after `event`, or None when the event is stale and to be ignored.
 
         Raises
         ------
         InvalidTransition
-            The cell is `NEVER`; the message holds `story`.
+            The cell is `NEVER`; the message contains `history`.
         """
         cell = self.rows[state][event]
         if cell is NEVER:
             raise InvalidTransition(
-                f"{self.name}: '{event.value}' cannot happen in state '{state.value}'; {story}"
+                f"{self.name}: '{event.value}' cannot happen in state '{state.value}'; {history}"
             )
         return None if isinstance(cell, Mark) else cell
 
@@ -184,7 +184,7 @@ TRAJECTORY: Final[Machine[TrajectoryState, TrajectoryEvent]] = Machine(
             TE.STEP_ENDED: LATE,
             TE.STRANDED: NEVER,
             TE.ACTION_REQUESTED: T.ACTING,
-            TE.LAST_ACTION_ENDED: T.THINKING,  # one that ran beside a step
+            TE.LAST_ACTION_ENDED: T.THINKING,  # of an action concurrent with a step
             TE.ENDED: T.ENDED,
         },
         T.WAITING: {
@@ -320,7 +320,7 @@ ACTION: Final[Machine[ActionState, ActionEvent]] = Machine(
             AE.STARTED: NEVER,
             AE.FINISHED: A.ENDED,
             AE.HOST_LOST: A.WAITING,
-            AE.CANCELLED: A.RUNNING,  # its CPUs are busy until it reports
+            AE.CANCELLED: A.RUNNING,  # occupies its CPUs until the host reports its end
         },
         A.ENDED: {event: LATE for event in AE},
     },

@@ -1,7 +1,7 @@
-"""What a strategy may see, and what kinds of strategies there are.
+"""The kinds of strategies, and the view of the cluster that they get.
 
-A strategy proposes; `guards` refuse what would break the cluster. It is handed a `ClusterView` and reads;
-it never writes. A strategy with memory keeps it in its own fields: replay gives it the same questions.
+A strategy proposes; `guards` refuse invalid proposals. A strategy only reads the `ClusterView`. Its memory is in its
+own fields: a replay makes the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from heddle_dask.core.tool_seconds import ToolSeconds
 
 
 class ClusterView:
-    """Read access to the controller's state."""
+    """Read-only access to the controller's state."""
 
     __slots__ = ("_state",)
 
@@ -28,7 +28,7 @@ class ClusterView:
 
     @property
     def at(self) -> float:
-        """When the event was that is being handled."""
+        """Time of the event that is being handled."""
         return self._state.at
 
     @property
@@ -45,7 +45,7 @@ class ClusterView:
         return self._state.trajectories[trajectory_id]
 
     def residents(self, engine: Engine) -> list[Trajectory]:
-        """The trajectories whose home the engine is, in the order of `Engine.residents`."""
+        """The trajectories with this home, in the order of `Engine.residents`."""
         trajectories = self._state.trajectories
         return [trajectories[name] for name in engine.residents]
 
@@ -66,54 +66,54 @@ class ClusterView:
 
     @property
     def waiting(self) -> int:
-        """How many wait for admission."""
+        """Number of trajectories that wait for admission."""
         return len(self._state.unadmitted)
 
     @property
     def freed(self) -> Iterable[EngineId]:
-        """Engines where a step has ended, or that a trajectory has left, since admission was asked last."""
+        """Engines on which a step has ended, or that a trajectory has left, since the last call of the admission."""
         return self._state.freed
 
     def touched_since(self, number: int) -> tuple[list[EngineId], int]:
-        """Engines whose residents have changed, or what is known of them, after that number; and the next number.
+        """Engines with changed residents, contexts or predictions after that number, and the number for the next call.
 
-        From 0 on; a strategy that keeps sums over engines counts only these anew.
+        Start with 0. A strategy with sums over engines recomputes only these.
         """
         return self._state.touched_since(number)
 
     @property
     def unfinished_by_group(self) -> Mapping[GroupId, int]:
-        """How many members of each group have not ended."""
+        """Number of members of each group that have not ended."""
         return self._state.unfinished_by_group
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens generated so far, by all trajectories."""
+        """Tokens generated so far by all trajectories."""
         return self._state.sampled_tokens
 
     @property
     def observed_tokens(self) -> int:
-        """Tokens added between steps so far, by tools and templates."""
+        """Tokens added between steps so far by tools and templates."""
         return self._state.observed_tokens
 
     @property
     def observed_per_token(self) -> float | None:
-        """Tokens that tools add for each one generated, as the predictor knows it; None: unknown."""
+        """Observation tokens per generated token, from the predictor; None when unknown."""
         return self._state.observed_per_token
 
     @property
     def evictions(self) -> int:
-        """Answers so far to contexts that their engines had had and have computed anew."""
+        """Number of results so far for which the engine recomputed an evicted context."""
         return self._state.evictions
 
     @property
     def tool_seconds(self) -> ToolSeconds:
-        """How long the tools of all trajectories have taken, by label."""
+        """Seconds of the finished tool calls of all trajectories, by label."""
         return self._state.tool_seconds
 
     @property
     def expected_tokens(self) -> int:
-        """What all that are alive were predicted to generate after their last steps."""
+        """Sum of `Trajectory.expected_tokens` over all live trajectories."""
         return self._state.expected_tokens
 
     @property
@@ -122,18 +122,18 @@ class ClusterView:
         return self._state.alive
 
     def reserved(self, engine: Engine) -> list[Trajectory]:
-        """Trajectories admitted to this engine whose first step is not placed yet, in the order of their admission."""
+        """Trajectories with a reservation on this engine, in the order of their admission."""
         trajectories = self._state.trajectories
         return [trajectories[name] for name in engine.reserved]
 
     @property
     def reservations(self) -> int:
-        """How many admitted trajectories wait for their first step on an engine that keeps room for them."""
+        """Number of trajectories with a reservation on an engine."""
         return self._state.reservations
 
 
 class Placement(Protocol):
-    """Where a step runs."""
+    """Chooses the engine of a step."""
 
     def choose_engine(
         self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
@@ -143,41 +143,42 @@ class Placement(Protocol):
 
 @runtime_checkable
 class PlansBatches(Protocol):
-    """A placement that wants to see a batch as a whole before its first step."""
+    """A placement that plans a whole batch before its first step."""
 
     def plan(self, trajectories: Sequence[Trajectory], engines: Sequence[Engine]) -> None:
-        """Trajectories without a home, and the ready engines."""
+        """Plan `trajectories`, which have no home, on the ready `engines`."""
 
 
 class Scheduling(Protocol):
-    """In which order the steps of one engine run."""
+    """Orders the steps of one engine."""
 
     def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> Priority:
-        """Larger runs first. `order` is the running number of the request."""
+        """Priority of the step; larger runs first. `order` is the running number of the request."""
 
 
 class Preemption(Protocol):
-    """Whether a step that has to wait for a slot stops one that runs."""
+    """Decides whether a step that has to wait for a slot preempts a running one."""
 
     def victim(self, waiting: Trajectory, running: Sequence[Trajectory]) -> Trajectory | None:
-        """One of `running` that is to make room for `waiting` on its engine, or None.
+        """The trajectory of `running` to preempt for `waiting` on its engine, or None.
 
-        `running` are those that generate there and may be stopped, as they started; never empty.
+        `running` are the trajectories that generate there and may be preempted, in the order of their start; never
+        empty.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Proposal: let the trajectory live on another engine.
+    """Proposal: move the trajectory to another engine.
 
     Attributes
     ----------
     kind
         ``"transfer"`` (copy the KV cache) or ``"recompute"`` (prefill it on the target).
     gain_s
-        Seconds that its end is expected to come earlier.
+        Seconds by which the trajectory is expected to end earlier.
     may_wait
-        Whether it may begin later when another move has one of its engines now; else it is off then.
+        Whether the move may start later if another move occupies one of its engines now; otherwise it is dropped.
     """
 
     target_engine_id: EngineId
@@ -188,14 +189,14 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class MoveRequest:
-    """A move that was proposed, and that waits for its two ends or runs.
+    """A proposed move that waits for its two engines or runs.
 
     Attributes
     ----------
     length_tokens
-        Predicted tokens that the trajectory has still to generate, what the order goes by.
+        Predicted remaining tokens of the trajectory, for the order of moves.
     order
-        Running number of the request: earlier first among equals.
+        Running number of the request; breaks ties, smaller first.
     """
 
     trajectory_id: TrajectoryId
@@ -207,36 +208,36 @@ class MoveRequest:
 
 
 class Migration(Protocol):
-    """Whether a trajectory is to go on elsewhere, asked after each prediction while no step of it runs."""
+    """Decides whether a trajectory moves to another engine; called after each prediction while no step of it runs."""
 
     def propose(self, view: ClusterView, trajectory: Trajectory) -> Move | None:
         """A move to another ready engine, or None to stay."""
 
     def choose(self, waiting: Sequence[MoveRequest], running: Sequence[MoveRequest]) -> Sequence[MoveRequest]:
-        """Those of `waiting` that start now; moves that run at once must not share an engine.
+        """The moves of `waiting` that start now; concurrent moves must not share an engine.
 
-        `waiting` are those that share no engine with any of `running`; never empty.
+        `waiting` contains the moves that share no engine with any of `running`; never empty.
         """
 
 
 @runtime_checkable
 class ForgetsTrajectories(Protocol):
-    """A migration that keeps something of each trajectory and is to drop it at its end."""
+    """A migration with data per trajectory, to be dropped at the trajectory's end."""
 
     def forget(self, trajectory: Trajectory) -> None:
-        """The trajectory has ended; it may never have been asked about."""
+        """Drop the data of an ended trajectory, which may be unknown to the strategy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Proposal: let this trajectory start.
+    """Proposal: admit this trajectory.
 
     Attributes
     ----------
     engine_id
-        Where its first step should be placed; None leaves that to the placement.
+        Engine for its first step; None leaves the choice to the placement.
     reserved_tokens
-        KV tokens that the engine keeps for it until then.
+        KV tokens to reserve on that engine until then.
     """
 
     trajectory: Trajectory
@@ -245,22 +246,22 @@ class Admit:
 
 
 class Admission(Protocol):
-    """Which waiting trajectories start, and where."""
+    """Decides which waiting trajectories start, and on which engine."""
 
     def admit(self, view: ClusterView) -> Iterable[Admit]:
-        """Those of `view.unadmitted` that may start now.
+        """The trajectories of `view.unadmitted` that start now.
 
-        May be a generator: each proposal is carried out before the next one is asked for, so that the view shows its
+        May be a generator: each proposal is carried out before the next one is requested, so the view contains its
         reservation.
         """
 
 
 @runtime_checkable
 class RanksWaiting(Protocol):
-    """An admission that lets trajectories in by what is predicted of them."""
+    """An admission that orders waiting trajectories by their predictions."""
 
     def rank(self, trajectory: Trajectory) -> None:
-        """A submitted trajectory has its (newest) prediction; or there is no predictor, and it was submitted."""
+        """Called for a submitted trajectory at each new prediction, or at its submission without a predictor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,15 +274,15 @@ class Grant:
 
 
 class ActionAllocation(Protocol):
-    """Which waiting actions start where, and with how many CPUs."""
+    """Decides which waiting actions start, on which host, and with how many CPUs."""
 
     def allocate(self, view: ClusterView) -> Sequence[Grant]:
-        """Actions to start now, each on a host with room for it."""
+        """Actions to start now, each on a host with enough free CPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictorChoice:
-    """Which predictor the body is to run; the brain knows its answers only."""
+    """The predictor that the body runs, with its options; the controller gets its predictions only."""
 
     name: str
     options: Mapping[str, Any]
@@ -289,7 +290,7 @@ class PredictorChoice:
 
 @dataclass(slots=True)
 class StrategySet:
-    """One strategy of each kind: what a preset builds."""
+    """One strategy of each kind, as built by a preset."""
 
     placement: Placement
     scheduling: Scheduling

@@ -142,7 +142,7 @@ def test_long_worlds_come_to_their_end(preset: str) -> None:
     for seed in range(12 if chosen.predictor else 5):
         overrides = ["admission=at-most,alive=4"] if seed % 3 == 0 else []
         world = play(preset, seed=1000 + seed, moves=400, overrides=overrides)
-        assert world.stage.state.late_arrivals > 0
+        assert world.stage.state.stale_events > 0
         for event, commands in world.stage.journal:
             kinds |= {event[0], *(command[0] for command in commands)}
     expected = {kind.__name__ for kind in (*get_args(ev.Event), *get_args(cmd.Command))}

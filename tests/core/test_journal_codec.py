@@ -96,7 +96,7 @@ def test_a_replay_of_a_random_world_gives_the_same_commands(seed: int, preset: s
     assert list(replay(fresh, lines)) == []
     assert fresh.moves.totals == world.stage.controller.moves.totals
     fresh.state.check_integrity()
-    assert fresh.state.late_arrivals == world.stage.state.late_arrivals
+    assert fresh.state.stale_events == world.stage.state.stale_events
 
 
 @pytest.mark.parametrize("preset", ["heddle", "heddle-paper"])

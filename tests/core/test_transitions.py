@@ -62,12 +62,12 @@ def test_next_state_follows_the_cell_in_every_pair(
             cell = machine.rows[state][event]
             if cell is NEVER:
                 with pytest.raises(InvalidTransition) as raised:
-                    machine.next_state(state, event, "its story")
+                    machine.next_state(state, event, "its history")
                 told = str(raised.value)
                 assert machine.name in told
                 assert f"'{event.value}'" in told
                 assert f"'{state.value}'" in told
-                assert told.endswith("its story")
+                assert told.endswith("its history")
             elif cell is LATE:
                 assert machine.next_state(state, event) is None
             else:

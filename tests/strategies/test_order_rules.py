@@ -120,9 +120,9 @@ def test_predictions_about_a_step_that_is_over_are_late() -> None:
     stage.join("E1")
     stage.submit("a")
     stage.finish(stage.generating("a"))
-    before = stage.state.late_arrivals
+    before = stage.state.stale_events
     assert stage.predict("a", 900, steps=0) == []
-    assert (stage.state.late_arrivals, stage.trajectory("a").prediction) == (before + 1, None)
+    assert (stage.state.stale_events, stage.trajectory("a").prediction) == (before + 1, None)
 
 
 # -- least attained --------------------------------------------------------------------------------------

@@ -144,14 +144,14 @@ class Stage:
 
         A context that arrives too late is dropped where it arrived.
         """
-        before, counted = self._all_there_is(), self.state.late_arrivals
+        before, counted = self._all_there_is(), self.state.stale_events
         for command in self.feed(kind, *fields, **more):
             assert kind is ev.MoveEnded and isinstance(command, DropContext), command
             assert command.engine_id == fields[1]
             trajectory = self.state.trajectories.get(command.trajectory_id)
             assert trajectory is None or trajectory.home != command.engine_id
         assert self._all_there_is() == before
-        assert self.state.late_arrivals == counted + 1
+        assert self.state.stale_events == counted + 1
 
     def _all_there_is(self) -> dict[str, Any]:
         desk = self.controller.moves

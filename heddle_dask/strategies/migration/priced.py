@@ -189,8 +189,8 @@ class Priced:
         """The ready engines have changed: a new board; what was counted on those that stay is kept."""
         known = dict(zip([engine.engine_id for engine in self._engines], self._remaining, strict=True))
         self._engines, self._seen = engines, 0
-        seats = [(e.engine_id, self._costs.of(e), e.spec.slots, e.spec.max_context_tokens) for e in engines]
-        self._board = LoadBoard(seats)
+        facts = [(e.engine_id, self._costs.of(e), e.spec.slots, e.spec.max_context_tokens) for e in engines]
+        self._board = LoadBoard(facts)
         self._remaining = [known.get(engine.engine_id) or _Remaining() for engine in engines]
         self._reach = _reach_of(engines)
 

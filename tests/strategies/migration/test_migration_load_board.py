@@ -35,13 +35,13 @@ class Sums:
 
 def boards(held: list[Sums]) -> tuple[LoadBoard, list[EngineLoad]]:
     """The board, and the loads that it stands for."""
-    seats = [
+    facts = [
         (EngineId(f"e{j}"), COSTS[sums.kind], sums.slots, 50_000 * (1 + sums.kind))
         for j, sums in enumerate(held)
     ]
-    board = LoadBoard(seats)
+    board = LoadBoard(facts)
     loads = []
-    for j, (sums, (name, cost, slots, most)) in enumerate(zip(held, seats, strict=True)):
+    for j, (sums, (name, cost, slots, most)) in enumerate(zip(held, facts, strict=True)):
         board.set(j, sums.residents, sums.kv_tokens, sums.remaining, sums.longest)
         loads.append(
             EngineLoad(
