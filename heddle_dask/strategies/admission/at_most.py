@@ -1,4 +1,4 @@
-"""Admission: how many trajectories are alive."""
+"""Admission by a limit on the number of live trajectories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Unlimited:
     """Admit every trajectory when it is submitted."""
 
     def admit(self, view: ClusterView) -> Sequence[Admit]:
-        """All that wait."""
+        """Admit all waiting trajectories."""
         return [Admit(trajectory) for trajectory in view.unadmitted]
 
 
@@ -21,7 +21,7 @@ class Unlimited:
 class AtMost:
     """Keep at most `alive` trajectories alive, in order of submission.
 
-    slime's semaphore of concurrency times engines around the whole multi-turn generation is such a cap.
+    slime has such a limit: a semaphore of concurrency times engines around the whole multi-turn generation.
     """
 
     alive: int
@@ -31,6 +31,6 @@ class AtMost:
             raise ValueError(f"alive is {self.alive!r}; it must be a whole number from 1")
 
     def admit(self, view: ClusterView) -> Sequence[Admit]:
-        """As many of the oldest as there is room for."""
+        """Admit the oldest waiting trajectories up to the limit."""
         room = max(0, self.alive - view.alive)
         return [Admit(t) for t, _ in zip(view.unadmitted, range(room), strict=False)]

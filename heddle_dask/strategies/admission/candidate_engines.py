@@ -1,6 +1,6 @@
 """Engines that an admission still has to consider.
 
-An engine that rejected every waiting trajectory is skipped until its load has dropped, or a trajectory comes that may
+An engine that rejected every waiting trajectory is skipped until its load has dropped or a trajectory arrives that may
 fit.
 """
 
@@ -15,28 +15,28 @@ from heddle_dask.core.ids import EngineId
 from heddle_dask.strategies.admission.engine_snapshot import EngineSnapshot
 from heddle_dask.strategies.admission.least_held import LeastHeld
 
-# An engine is looked at although nothing was heard of it after this many calls of `next_in_turn`, or after as many as
-# this share of the residents of the engine before it: a look costs time for each resident.
+# Unchanged engines are checked in turn: the next one after this many calls of `next_in_turn`, or after a share of the
+# previous engine's residents, because a check takes time for each resident.
 _EVERY = 8
 _EVERY_RESIDENTS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """An engine that took no waiting trajectory, and when it may take one.
+    """The state of an engine that rejected all waiting trajectories, and the condition for asking it again.
 
     Attributes
     ----------
     held
-        Trajectories it held then.
+        Number of trajectories on the engine at the rejection.
     most_queued
-        It may take one when no more than this many steps generate or queue there.
+        Ask again when at most this many steps generate or queue there.
     share
-        What it held then, as a share of what it may.
+        Share of its capacity that was in use at the rejection.
     snapshot
-        The engine as it was then; None where only its queue was too long.
+        The engine at the rejection; None if only its queue was too long.
     deadline
-        Where only time was missing: the deadline by which there would be enough (`Deadline`).
+        If it lacked only time: the earliest deadline that it would meet with one more trajectory (`Deadline`).
     """
 
     held: int
@@ -47,28 +47,28 @@ class Rejection:
 
 
 class CandidateEngines:
-    """Open and closed engines. The open engine with the smallest number is next; of equals the first to join.
+    """Open and closed engines. The open engine with the smallest number is next; the first to join breaks ties.
 
     Attributes
     ----------
     rejections
         The closed engines.
     late
-        Deadlines of those of them that lack only time.
+        Deadlines of the closed engines that lack only time.
     """
 
     def __init__(self) -> None:
         self.rejections: dict[EngineId, Rejection] = {}
         self.late: dict[EngineId, float] = {}
         self._open = LeastHeld()
-        # Closed engines that lack memory or time, by what they held.
+        # Heap of the closed engines that lack memory or time, by `Rejection.share`.
         self._full: list[tuple[float, int, EngineId]] = []
-        # Calls until the next turn, and the number of the turn.
+        # Calls until the next engine in turn, and the number of the turn.
         self._until_turn = 0
         self._turn = 0
 
     def reset(self, numbered: Iterable[tuple[Engine, float]]) -> None:
-        """Start over with these engines, all open."""
+        """Replace all engines by these, all open."""
         self._open = LeastHeld(numbered)
         self.rejections.clear()
         self.late.clear()
@@ -81,7 +81,7 @@ class CandidateEngines:
         return name in self._open
 
     def next(self) -> Engine | None:
-        """The open engine that is asked next."""
+        """The open engine to ask next."""
         return self._open.least()
 
     def put(self, engine: Engine, number: float) -> None:
@@ -89,7 +89,7 @@ class CandidateEngines:
         self._open.put(engine, number)
 
     def close(self, engine: Engine, rejection: Rejection) -> None:
-        """The engine took no waiting trajectory."""
+        """Close an engine that rejected all waiting trajectories."""
         name = engine.engine_id
         self._open.drop(name)
         self.rejections[name] = rejection
@@ -99,7 +99,7 @@ class CandidateEngines:
             self.late[name] = rejection.deadline
 
     def open(self, engine: Engine, number: float) -> None:
-        """A closed engine may take a trajectory again."""
+        """Open a closed engine."""
         name = engine.engine_id
         rejection = self.rejections.pop(name)
         self.late.pop(name, None)
@@ -108,14 +108,14 @@ class CandidateEngines:
         self._open.put(engine, number)
 
     def full(self) -> Iterator[EngineSnapshot]:
-        """Closed engines that lacked memory or time, as they were; the one that held least first."""
+        """Snapshots of the closed engines that lacked memory or time, least used share first."""
         for _, _, name in self._full:
             snapshot = self.rejections[name].snapshot
             assert snapshot is not None, name
             yield snapshot
 
     def next_in_turn(self, engines: Sequence[Engine]) -> Engine | None:
-        """Now and then the next engine in turn, because predictions fall too; else None."""
+        """Once in several calls the next engine in turn, since predictions may fall unnoticed; else None."""
         if self._until_turn > 0:
             self._until_turn -= 1
             return None

@@ -1,10 +1,10 @@
-"""Admission by a deadline: as `kv_fit`, and an engine takes no more work than it can finish with the others.
+"""Admission by a deadline: like `kv_fit`, and an engine takes no more work than it can finish by a common deadline.
 
-When the whole work could be finished is estimated from predictions (`makespan_estimate`); that is the deadline of every
-engine (`shared_deadline`). The engine whose longest trajectory is the longest is asked first: long trajectories come
-together. No trajectory passes a critical one that waits for memory: memory comes free in small pieces, and if each
-piece went to a trajectory that fits into it, one that needs a large piece would start last and end last (a list
-schedule with backfilling starves wide jobs; EASY backfilling reserves for the first of the queue).
+The deadline of all engines is an estimate of the makespan from predictions (`makespan_estimate`, `shared_deadline`).
+The engine with the longest resident is asked first, so that long trajectories run together. No trajectory bypasses a
+critical one that waits for memory: memory becomes free in small pieces, and if each piece went to a trajectory that
+fits, one that needs a large piece would start last and end last (a list schedule with backfilling starves wide jobs;
+EASY backfilling reserves for the first of the queue).
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _ROUNDING_S = 1e-6
 
 
 class TimedSnapshot(EngineSnapshot):
-    """An engine during one admission, with its work until the deadline.
+    """An engine during one call of the admission, with its work until the deadline.
 
     Parameters
     ----------
     facts
-        As of `EngineSnapshot`.
+        The arguments of `EngineSnapshot`.
 
     Attributes
     ----------
     late
-        A trajectory that fits by memory and would not be finished in time; None while none was found.
+        A trajectory that fits by memory but would miss the deadline; None until one is found.
     """
 
     def __init__(self, backlog: EngineBacklog, *facts: Any) -> None:
@@ -55,18 +55,18 @@ class TimedSnapshot(EngineSnapshot):
         return self.backlog.fits(backlog_item(demand))
 
     def takes(self, trajectory: Trajectory, demand: RemainingDemand) -> bool:
-        """Whether the trajectory may start here: in time, and with room."""
+        """Whether the trajectory may start here: it meets the deadline and fits the memory."""
         return self.in_time(demand) and self.fits(trajectory, demand)
 
     def add(self, trajectory: Trajectory, demand: RemainingDemand) -> None:
-        """The trajectory has a reservation here."""
+        """Count a trajectory with a reservation here."""
         super().add(trajectory, demand)
         self.backlog.add(backlog_item(demand))
 
 
 @dataclass(slots=True)
 class Deadline(KvFit):
-    """Admit as `KvFit`, and only work that an engine can finish by the time at which everything could be finished.
+    """Admit like `KvFit`, but only work that an engine can finish by the deadline.
 
     Usable with every predictor; most of its gain needs predictions within about 10 % (docs/experiments, admission by
     deadline).
@@ -74,29 +74,29 @@ class Deadline(KvFit):
     Parameters
     ----------
     fill, per_slot
-        As in `KvFit`, lower: memory use is estimated as if all trajectories went on at one pace, contexts grow in
-        steps, and of the steps that queue the short ones, which would free their memory, go last.
+        As in `KvFit`, with lower values: the memory forecast assumes one pace for all trajectories, while real contexts
+        grow in steps, and among queued steps those of short trajectories, which would free memory, go last.
     """
 
     fill: float = 0.85
     per_slot: float = 1.2
     _queue: DemandQueue = field(init=False, default_factory=DemandQueue)
     _deadline: SharedDeadline = field(init=False, default_factory=SharedDeadline)
-    # When the first trajectory came that waits while none is alive.
+    # Time at which the first trajectory was submitted that waits while none is alive.
     _first_at: float | None = field(init=False, default=None)
 
     def may_leave(self, view: ClusterView, trajectory: Trajectory) -> bool:
-        """Whether the trajectory may move at all: its engine is late, as of its latest snapshot. O(1)."""
+        """Whether the trajectory may move at all: its engine is late according to its latest snapshot. O(1)."""
         if trajectory.home is None:
             return True
         return self._deadline.end_s(view.engine(trajectory.home), view.at) > self._deadline.late_s(view.at)
 
     def may_move(self, view: ClusterView, trajectory: Trajectory, target: EngineId) -> bool:
-        """Whether a trajectory that `may_leave` may go there: its engine is late now, and the target will not be.
+        """Whether a trajectory that `may_leave` may move to `target`: its engine is late, and the target will not be.
 
-        The trajectory may not become the longest of the target: alone of its length, it would price the fixed part of
-        all the iterations it takes, and run slowly beside the many short ones until they have ended. Once none waits,
-        it is enough that contexts are lighter there than at home, and that it ends sooner than at home.
+        The trajectory may not become the longest of the target: its additional iterations would cost their fixed part
+        for it alone, and it would run slowly beside many short ones until they have ended. Once no trajectory waits, it
+        is enough that the target has less context than the home, and that the trajectory ends sooner there.
         """
         if trajectory.home is None:
             return True
@@ -117,7 +117,7 @@ class Deadline(KvFit):
         self._queue.put_demand(trajectory, tokens, path, self._demand(trajectory, 1))
 
     def _queued_demand(self, trajectory: Trajectory) -> RemainingDemand:
-        """As it was when the trajectory was put into the queue."""
+        """Demand of a waiting trajectory, as of its insertion into the queue."""
         return self._queue.demand_of(trajectory)
 
     def _prepare(self, view: ClusterView) -> bool:
@@ -127,7 +127,7 @@ class Deadline(KvFit):
         return True
 
     def _others_come(self, view: ClusterView) -> bool:
-        """Whether no trajectory should start yet: the first batch is judged as a whole, not in the order of answers."""
+        """Whether to wait for further predictions, so that the first batch is judged as a whole."""
         if view.alive or view.reservations or len(self._queue) >= view.waiting:
             self._first_at = None
             return False
@@ -136,7 +136,7 @@ class Deadline(KvFit):
         return view.at < self._first_at + _FIRST_BATCH_S
 
     def _estimate(self, view: ClusterView) -> None:
-        """Estimate the deadline again if much has changed; engines that lacked time are then asked again."""
+        """Estimate the deadline again after larger changes, and open the engines that lacked time."""
         left_tokens, waiting = self._all_left(view), len(self._queue)
         if not self._deadline.outdated(view.ready_engines, left_tokens, waiting):
             return
@@ -153,7 +153,7 @@ class Deadline(KvFit):
             self._open(view, view.engine(name))
 
     def _all_closed(self, view: ClusterView) -> bool:
-        """Whether every engine lacks only time: then the deadline moves to the first that could take one."""
+        """If every engine lacks only time, postpone the deadline to the earliest that one of them meets."""
         late = self._candidates.late
         if len(late) < len(view.ready_engines) or not self._deadline.postpone(min(late.values())):
             return False
@@ -161,9 +161,9 @@ class Deadline(KvFit):
         return True
 
     def _next(self, engine: EngineSnapshot, critical: float) -> Trajectory | None:
-        """The longest in time; none where a critical one waits for memory that the engine could ever have."""
+        """The longest that meets the deadline; None if a critical one waits for memory that the engine may get."""
         if not isinstance(engine, TimedSnapshot) or not engine.held or engine.free < 1:
-            # Not super(): a dataclass with slots is another class than the one that `super` closes over.
+            # Not super(): a dataclass with slots is another class than the one in the closure of `super`.
             return KvFit._next(self, engine, critical)
         queue, demand_of = self._queue, self._queued_demand
         first = queue.longest_where(lambda trajectory: engine.in_time(demand_of(trajectory)))
@@ -177,7 +177,7 @@ class Deadline(KvFit):
         return chosen if chosen is not None else self._longest_by_memory(engine)
 
     def _longest_by_memory(self, engine: TimedSnapshot) -> Trajectory | None:
-        """The longest that has room, which the bisections may have passed over; `engine.late` if it lacks time."""
+        """The longest that fits by memory, which the bisections may have missed; `engine.late` if it lacks time."""
         chosen = self._queue.longest_where(lambda one: engine.fits(one, self._queued_demand(one)))
         if chosen is None or engine.in_time(self._queued_demand(chosen)):
             return chosen
@@ -185,7 +185,7 @@ class Deadline(KvFit):
         return None
 
     def _turn_of(self, view: ClusterView, engine: Engine) -> float:
-        """The engine whose longest trajectory is the longest goes first."""
+        """Ask the engine with the longest resident first."""
         return self._held_share(view, engine) - self._deadline.longest(engine)
 
     def _rejection(self, view: ClusterView, site: EngineSnapshot) -> Rejection:
@@ -197,15 +197,15 @@ class Deadline(KvFit):
         return Rejection(rejection.held, rejection.most_queued, rejection.share, site, deadline)
 
     def _in_turn(self, engines: Sequence[Engine]) -> Engine | None:
-        """None: late engines are opened when the deadline is estimated again."""
+        """None: closed engines are opened when the deadline is estimated again."""
         return None
 
     def _share(self, engine: Engine, longest: Longest, rest_tokens: float) -> float:
-        """All of the engine: its longest trajectory counts in its seconds of work."""
+        """The whole engine: its longest trajectory is part of its work."""
         return 1.0
 
     def _residents(self, view: ClusterView, engine: Engine) -> list[tuple[Trajectory, RemainingDemand]]:
-        """As `KvFit`, less what running steps have sampled by now."""
+        """Like `KvFit`, less the estimated tokens of running steps."""
         residents = view.residents(engine)
         unseen = unseen_tokens(engine, residents, self._costs.of(engine), view.at)
         return [
@@ -239,18 +239,18 @@ class Deadline(KvFit):
         engine: Engine,
         there: Sequence[tuple[Trajectory, RemainingDemand]] | None = None,
     ) -> EngineBacklog:
-        """The work of the engine as of now; `there` where its trajectories are known already."""
+        """The work of the engine now; `there`: its residents, if already known."""
         items = [
             backlog_item(demand) for _, demand in (self._residents(view, engine) if there is None else there)
         ]
         return self._deadline.look(engine, self._costs.of(engine), self._reservable(engine), view.at, items)
 
     def _reservable(self, engine: Engine) -> float:
-        """KV tokens that may be reserved in all."""
+        """KV tokens that may be reserved in total."""
         reported = engine.spec.kv_capacity_tokens
         return self.fill * (reported if reported > 0 else self._costs.of(engine).capacity_tokens)
 
     def _iteration_s(self, view: ClusterView, engine: Engine) -> float:
-        """Seconds of an iteration with all trajectories that live on the engine or have a reservation."""
+        """Seconds of an iteration with all residents of the engine, reservations included."""
         batch = min(self._load(engine)[0], engine.spec.slots)
         return self._costs.of(engine).iteration_s(batch, self._held_tokens(view, engine))

@@ -1,4 +1,4 @@
-"""Waiting trajectories with their demands, also summed by length: what a makespan estimate of thousands needs."""
+"""Waiting trajectories with their demands, also summed by length for makespan estimates over thousands of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from heddle_dask.strategies.remaining_demand import RemainingDemand
 
 
 class DemandQueue(WaitQueue):
-    """A wait queue that keeps the demand of each trajectory, as of when it was put into the queue.
+    """A wait queue with the demand of each trajectory, as of its insertion.
 
     Attributes
     ----------
@@ -33,11 +33,11 @@ class DemandQueue(WaitQueue):
         self.classes.add(path, backlog_item(demand))
 
     def remove(self, trajectory: Trajectory) -> None:
-        """Take a trajectory out of the queue."""
+        """Remove a trajectory from the queue."""
         path = self.path_of(trajectory)
         super().remove(trajectory)
         self.classes.remove(path, backlog_item(self._demands.pop(trajectory.trajectory_id)))
 
     def demand_of(self, trajectory: Trajectory) -> RemainingDemand:
-        """As it was put into the queue with."""
+        """Demand of a trajectory as of its insertion."""
         return self._demands[trajectory.trajectory_id]

@@ -1,18 +1,18 @@
-"""The work of an engine until its last trajectory ends: whether it meets a deadline, and whether with one more.
+"""The work of an engine until its last trajectory ends: does it meet a deadline, also with one more trajectory?
 
-Sum the cost of an iteration over all until the last trajectory ends, and the batch drops out (as in `partition.work`)::
+The sum of the iteration cost over all iterations does not depend on the batches (as in `partition.work`)::
 
     seconds = fixed * iterations + token * tokens + context_token * area + prefill_token * observation tokens
     iterations = max(longest, tokens / slots, held / capacity)
 
-where `area` is the KV that the tokens read, and `held` the same with the time of tools in it. A trajectory takes at
-least as many iterations as it has tokens, so that one long trajectory prices the fixed part of all of them, however
-many run beside it: long trajectories belong together on few engines, which run small batches from beginning to end,
-and the others run full ones. This is the idea of Heddle's presorted partition (section 4.2); here the share of each
-engine is estimated in seconds of work, so that it holds for heterogeneous engines, for contexts that grow, and while
-trajectories continue.
+where `area` is the KV that the tokens read, and `held` the same including the time of tools. A trajectory takes at
+least as many iterations as it has tokens, so one long trajectory determines the number of iterations, whatever the
+batch. Long trajectories therefore belong together on few engines, which run small batches from beginning to end, while
+the others run full batches. This is the idea of Heddle's presorted partition (section 4.2). Here the share of each
+engine is estimated in seconds of work, so that it also holds for heterogeneous engines, for growing contexts, and for
+running trajectories.
 
-Memory is assumed to be in use from beginning to end: shorter trajectories take the room of those that have ended.
+Memory is assumed to be in use from beginning to end: shorter trajectories take the memory of those that have ended.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _LATER = 1.05
 
 
 class BacklogItem(NamedTuple):
-    """What a trajectory needs of an engine until its end.
+    """Demand of one trajectory on an engine until its end.
 
     Attributes
     ----------
     tokens, observation_tokens
-        To be sampled, and to be prefilled on the way.
+        Tokens to sample, and observation tokens to prefill.
     tools_s
-        Seconds in which it only holds its memory.
+        Tool seconds, in which it only holds memory.
     area, held
-        Token-iterations of its context: read, and held, tools included.
+        Token-iterations of its context: read by decoding, and held, tools included.
     """
 
     tokens: float
@@ -51,14 +51,14 @@ NOTHING = BacklogItem(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def backlog_item(demand: RemainingDemand) -> BacklogItem:
-    """In the mean of what may be left."""
+    """The backlog item for the mean remaining length."""
     tokens = demand.tokens
     area = tokens * (demand.context_tokens + demand.growth * tokens / 2)
     return BacklogItem(tokens, (demand.growth - 1) * tokens, demand.tools_s, area, area * demand.stretch)
 
 
 def work_s(cost: EngineCost, tokens: float, observation_tokens: float, area: float) -> float:
-    """Seconds of all iterations beside their fixed part."""
+    """Seconds of all iterations without their fixed part."""
     return (
         (cost.token_s + cost.sequence_s) * tokens
         + cost.context_token_s * area
@@ -67,29 +67,29 @@ def work_s(cost: EngineCost, tokens: float, observation_tokens: float, area: flo
 
 
 def iterations_of(tokens: float, tools_s: float, rest_s: float) -> float:
-    """Iterations that an engine makes in `rest_s` so that one samples so many tokens and waits for its tools.
+    """Iterations in `rest_s` of an engine on which a trajectory samples `tokens` and spends `tools_s` in tools.
 
-    Who spends all of it in tools cannot be done, and counts as one who spends nine tenths.
+    Tool time counts as at most nine tenths of `rest_s`; a trajectory with more cannot end in time.
     """
     return tokens / (1.0 - min(_MOST_IN_TOOLS, tools_s / rest_s)) if rest_s > 0 else tokens
 
 
 class EngineBacklog:
-    """The work of one engine, and the time that is left for it.
+    """The work of one engine, and the time left for it.
 
     Parameters
     ----------
     capacity_tokens
-        KV memory that may be promised.
+        KV tokens that may be reserved.
     rest_s
-        Until everything is to be done.
+        Seconds from `at` until the deadline.
     at
-        When this was so.
+        Time of this backlog.
 
     Attributes
     ----------
     longest
-        Iterations of the one that needs most of them.
+        Iterations of the longest trajectory.
     """
 
     __slots__ = (
@@ -125,7 +125,7 @@ class EngineBacklog:
             self.add(item)
 
     def add(self, item: BacklogItem) -> None:
-        """It will come, or is there."""
+        """Add a trajectory that is on the engine or has a reservation."""
         self.longest = max(self.longest, iterations_of(item.tokens, item.tools_s, self.rest_s))
         self._tokens += item.tokens
         self._observed += item.observation_tokens
@@ -134,11 +134,11 @@ class EngineBacklog:
 
     @property
     def end_s(self) -> float:
-        """Seconds until all are done."""
+        """Seconds until all trajectories have ended."""
         return self._seconds(self.longest, self._tokens, self._observed, self._area, self._held)
 
     def end_with_s(self, item: BacklogItem, rest_s: float) -> float:
-        """The same with one more, were so much time left."""
+        """Seconds until all trajectories and one more have ended, with `rest_s` as the time left."""
         longest = max(self.longest, iterations_of(item.tokens, item.tools_s, rest_s))
         return self._seconds(
             longest,
@@ -149,22 +149,22 @@ class EngineBacklog:
         )
 
     def has_longer(self, item: BacklogItem) -> bool:
-        """Whether somebody there needs as many iterations."""
+        """Whether a trajectory of the engine needs at least as many iterations."""
         return self.longest >= iterations_of(item.tokens, item.tools_s, self.rest_s)
 
     def fits(self, item: BacklogItem) -> bool:
-        """Whether it will be done in time with one more."""
+        """Whether the engine meets the deadline with one more trajectory."""
         return self.end_with_s(item, self.rest_s) <= self.rest_s
 
     def rest_with_s(self, item: BacklogItem) -> float:
-        """The time in which it would be done with one more, or a little more."""
+        """A time left, close to the least, with which the engine ends in time with one more trajectory."""
         rest_s = max(self.rest_s, 1e-9)
         while (end_s := self.end_with_s(item, rest_s)) > rest_s:
             rest_s = max(_LATER * rest_s, end_s)
         return rest_s
 
     def left(self, at: float) -> BacklogLeft:
-        """What of it is still to be done at that time: as much less as the engine would have done until then."""
+        """The work left at time `at`, assuming that the engine works at the expected rate until then."""
         end_s = self.end_s
         share = max(0.0, 1.0 - (at - self.at) / end_s) if end_s > 0 else 0.0
         iterations_s = self.cost.fixed_s * share
@@ -181,16 +181,16 @@ class EngineBacklog:
 
 
 class BacklogLeft(NamedTuple):
-    """What an engine has still to do, in the parts that bound its end.
+    """The work left of an engine, in the parts that bound its end.
 
     Attributes
     ----------
     work_s
-        Seconds of its iterations beside their fixed part.
+        Seconds of its iterations without their fixed part.
     longest
-        Iterations of the longest.
+        Iterations of the longest trajectory.
     slots_s, memory_s
-        Seconds of the fixed part if only slots or only memory bound the batch.
+        Seconds of the fixed part if only slots, or only memory, limit the batch.
     """
 
     work_s: float

@@ -1,4 +1,4 @@
-"""One engine during one call of an admission: how much may still queue, its memory and the prompts it holds."""
+"""One engine during one call of an admission: free queue places, memory forecast and cached prompts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heddle_dask.strategies.remaining_demand import RemainingDemand
 
 
 class Longest(NamedTuple):
-    """The trajectory of an engine that ends last: its path, the tokens of that, and whether its prediction is exact."""
+    """The trajectory of an engine that ends last: its path, its tokens, and whether its prediction is exact."""
 
     path: float
     tokens: float
@@ -26,7 +26,7 @@ Residents = Sequence[tuple[Trajectory, RemainingDemand]]
 
 
 def longest_of(there: Residents) -> Longest:
-    """The trajectory that ends last of these."""
+    """The trajectory of `there` that ends last."""
     paths = [demand.tokens * demand.stretch for _, demand in there]
     if not paths:
         return NONE_LONGEST
@@ -37,23 +37,22 @@ def longest_of(there: Residents) -> Longest:
 
 
 class EngineSnapshot:
-    """An engine during one admission.
+    """An engine during one call of the admission.
 
     Parameters
     ----------
     free
-        How many more trajectories may generate or queue.
+        Number of further trajectories that may generate or queue.
     held
-        Trajectories that live there or have a reservation.
+        Number of residents, reservations included.
     capacity_tokens
-        KV memory that may be reserved; 0 when the engine does not report its memory.
+        KV tokens that may be reserved; 0 when the engine does not report its memory.
     residents
-        Trajectories that live there or have a reservation, and what is left of each. May be left out where none will
-        be added.
+        Residents, reservations included, with their demands. May be empty if no trajectory will be added.
     longest
-        Of the residents.
+        The longest resident.
     margin
-        Standard deviations of the memory in use that are kept free.
+        Standard deviations of the forecast memory use that are kept free.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class EngineSnapshot:
 
     @functools.cached_property
     def prompts(self) -> dict[GroupId, int]:
-        """The longest prompt of each group that is there: a sibling's prompt takes no memory of its own up to it."""
+        """The longest prompt of each group on the engine; a sibling shares its memory up to that length."""
         prompts: dict[GroupId, int] = {}
         for trajectory, _ in self._residents:
             _keep_longest(prompts, trajectory)
@@ -84,10 +83,10 @@ class EngineSnapshot:
 
     @functools.cached_property
     def _memory(self) -> MemoryProfile | None:
-        """Made when it is first asked for: not needed where the queue is too long already."""
+        """The memory forecast; computed at first use, since a long queue rejects without it."""
         if self._capacity_tokens <= 0:
             return None
-        # `_need` and `_keep_longest` of each, written out: hundreds of residents at each look.
+        # `_need` and `_keep_longest` inlined for speed: there are hundreds of residents.
         needs: list[tuple[float, Sequence[float], float, float]] = []
         before: dict[GroupId, int] = {}
         for trajectory, (_, lengths, stretch, context, growth, _) in self._residents:
@@ -102,13 +101,13 @@ class EngineSnapshot:
         return MemoryProfile(self._capacity_tokens, needs, self._margin)
 
     def set_capacity(self, capacity_tokens: float) -> None:
-        """This much KV memory may be reserved from now on."""
+        """Set the KV tokens that may be reserved."""
         if self._memory is not None:
             self._capacity_tokens = capacity_tokens
             self._memory.set_capacity(capacity_tokens)
 
     def fits(self, trajectory: Trajectory, demand: RemainingDemand) -> bool:
-        """Whether the memory suffices until the trajectory ends, in the mean."""
+        """Whether the memory suffices until the trajectory ends, for its mean length."""
         if self._memory is None:
             return True
         need = _need(trajectory, demand, self.prompts)
@@ -119,14 +118,14 @@ class EngineSnapshot:
         return self.fits(trajectory, demand)
 
     def may_ever_fit(self, demand: RemainingDemand) -> bool:
-        """Whether the trajectory would fit if it were alone here."""
+        """Whether the trajectory would fit on the empty engine."""
         return (
             self._capacity_tokens <= 0
             or demand.context_tokens + demand.growth * demand.tokens <= self._capacity_tokens
         )
 
     def add(self, trajectory: Trajectory, demand: RemainingDemand) -> None:
-        """The trajectory has a reservation here."""
+        """Count a trajectory with a reservation here."""
         if self._memory is not None:
             need = _need(trajectory, demand, self.prompts)
             self._memory.add(need, demand.lengths, demand.stretch, demand.growth)

@@ -1,10 +1,10 @@
 """Admission by KV memory: the longest predicted trajectory first, each when an engine has room for it until it ends.
 
-A trajectory that returns from its tool to find its context evicted pays for the whole of it again. Where the contexts
-of all live trajectories do not fit, that happens at nearly every step, and neither order nor placement repairs it
-(CONCUR, 2601.22705; ThunderAgent, 2602.13692). So a trajectory starts when an engine has room for its context as it
-will grow (`cost.memory_profile`), and keeps that room until it ends. Waiting trajectories are not bound to an engine:
-the next engine with room takes the longest that fits, which is Graham's list schedule with backfilling.
+If the context of a trajectory is evicted during a tool call, its whole context is prefilled again. If the contexts of
+all live trajectories do not fit, that happens at nearly every step, and neither order nor placement helps (CONCUR,
+2601.22705; ThunderAgent, 2602.13692). So a trajectory starts when an engine has room for its growing context
+(`cost.memory_profile`), and keeps that room until it ends. Waiting trajectories are not bound to an engine: the next
+engine with room takes the longest that fits, which is Graham's list schedule with backfilling.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.observation_tokens import growth_of, observed_per_token
 from heddle_dask.strategies.remaining_demand import RemainingDemand, demand_of, tools_left
 
-# An engine that rejected every waiting trajectory is looked at again when this share of its residents, or of its queue,
-# has left: a look costs time for each resident, and finds little room before (docs/experiments, decision time).
+# An engine that rejected every waiting trajectory is checked again when this share of its residents, or of its queue,
+# has left: a check takes time for each resident, and finds little room before (docs/experiments, decision time).
 _LEFT_SHARE = 1 / 64
 
 
@@ -44,22 +44,22 @@ class KvFit:
     profile
         Cost profile of the engines (`heddle_dask.cost`); only ratios matter.
     fill
-        Share of each engine's KV memory that may be reserved. Engines that do not report their memory bound nothing.
+        Share of each engine's KV memory that may be reserved. Engines that do not report their memory have no limit.
     per_slot
-        Most trajectories that generate or queue, per slot. Above 1, a free slot finds a step at once, and the predictor
-        sees more trajectories begin.
+        Maximum number of trajectories per slot that generate or queue. Above 1, a free slot is filled at once, and the
+        predictor observes more trajectories early.
     critical
-        A trajectory is critical when it has more left than this share of the mean that all live ones have left.
+        A trajectory is critical if its remaining tokens exceed this share of the mean over all live ones.
     least_share
-        An engine takes at least this share of what it could beside its longest trajectory, however long that one is: a
-        prediction that is far too long would otherwise empty an engine for it (docs/experiments, least share). Does
-        not apply where the longest has an exact prediction.
+        An engine takes at least this share of its capacity beside its longest trajectory, however long that is: a
+        prediction that is far too long would otherwise keep an engine empty (docs/experiments, least share). Does not
+        apply if the prediction of the longest is exact.
     lengths
-        By how many equally likely lengths each trajectory's future is approximated (`remaining_lengths`); 1: its mean.
+        Number of equally likely lengths that approximate each remaining length (`remaining_lengths`); 1: the mean.
     margin
-        Standard deviations of the estimated memory use that are kept free.
+        Standard deviations of the forecast memory use that are kept free.
     quantile
-        Which quantile of the prediction decides which trajectory is the longest, and how much is left of it.
+        Quantile of the prediction that is used for the remaining length.
     tools
         Whether the seconds of tool calls still to come count (`remaining_demand`).
     """
@@ -77,11 +77,11 @@ class KvFit:
     _queue: WaitQueue = field(init=False, default_factory=WaitQueue)
     _engines: Sequence[Engine] = field(init=False, default=())
     _candidates: CandidateEngines = field(init=False, default_factory=CandidateEngines)
-    # The trajectory that came last, if it is shorter than all that were rejected.
+    # The trajectory that arrived last, if it is shorter than all rejected ones.
     _shorter: Trajectory | None = field(init=False, default=None)
-    # The number up to which changes of engines are known (`ClusterView.touched_since`).
+    # The number for the next `ClusterView.touched_since`.
     _seen: int = field(init=False, default=0)
-    # Context tokens that come with each generated token: itself, and what tools add.
+    # Context tokens added per generated token: itself and the observation tokens.
     _growth: float = field(init=False, default=3.0)
 
     def __post_init__(self) -> None:
@@ -96,11 +96,11 @@ class KvFit:
         self._costs = EngineCosts(self.profile)
 
     def use_costs(self, known: Mapping[int, EngineCost]) -> None:
-        """Reckon with these costs by TP degree in place of the profile."""
+        """Use these costs by TP degree in place of the profile."""
         self._costs = EngineCosts(self.profile, known)
 
     def rank(self, trajectory: Trajectory) -> None:
-        """A waiting trajectory may be admitted from now on; once more when its prediction is new."""
+        """Put a waiting trajectory into the queue, or change its place after a new prediction."""
         tokens = trajectory.remaining_tokens(self.quantile) or 0.0
         path = tokens + (tools_left(trajectory, self._costs.pace_s) if self.tools else 0.0)
         self._enqueue(trajectory, tokens, path)
@@ -108,11 +108,11 @@ class KvFit:
             self._shorter = trajectory
 
     def admit(self, view: ClusterView) -> Iterator[Admit]:
-        """The longest trajectories that have room, each with a reservation on its engine.
+        """Admit the longest trajectories that fit, each with a reservation on its engine.
 
-        An engine that rejected all is not looked at again before it has less to do, or a shorter trajectory comes that
-        fits there, or its turn comes. O(residents) for each engine that is looked at, O(log residents) for each that a
-        newcomer asks that is the shortest.
+        An engine that rejected all is not checked again before its load has dropped, a shorter trajectory arrives that
+        fits there, or its turn comes. O(residents) for each checked engine, O(log residents) for each engine asked for
+        a new shortest trajectory.
         """
         self._growth = 1.0 + observed_per_token(view)
         self._take_changes(view, view.ready_engines)
@@ -120,7 +120,7 @@ class KvFit:
             return
         if not self._candidates:
             return
-        # What each live trajectory would still have to generate if all that is left were shared out among them.
+        # Mean remaining tokens per live trajectory, if all remaining tokens were divided among the live ones.
         left_tokens, alive = self._all_left(view), view.alive
         rest_tokens = left_tokens / max(1, alive)
         snapshots: dict[EngineId, EngineSnapshot] = {}
@@ -130,7 +130,7 @@ class KvFit:
             if name not in snapshots:
                 snapshots[name] = self._snapshot(view, engine, rest_tokens)
                 self._candidates.put(engine, self._turn_of(view, engine))
-                continue  # now that it was looked at, another may come first
+                continue  # its number is exact now, and another engine may precede it
             critical = self.critical * left_tokens / max(1, alive + admitted)
             chosen = self._next(snapshots[name], critical)
             if chosen is None:
@@ -145,7 +145,7 @@ class KvFit:
             self._candidates.put(engine, self._turn_of(view, engine))
             admitted += 1
 
-    # -- what `Deadline` decides otherwise -------------------------------------------------------------------
+    # -- overridden by `Deadline` ----------------------------------------------------------------------------
 
     def _enqueue(self, trajectory: Trajectory, tokens: float, path: float) -> None:
         self._queue.put(trajectory, tokens, path)
@@ -163,15 +163,15 @@ class KvFit:
         return longest_or_sibling(self._queue, engine, critical, self._queued_demand)
 
     def _queued_demand(self, trajectory: Trajectory) -> RemainingDemand:
-        """Demand of a waiting trajectory, by one length."""
+        """Demand of a waiting trajectory, with its mean length only."""
         return self._demand(trajectory, 1)
 
     def _turn_of(self, view: ClusterView, engine: Engine) -> float:
-        """Engines are asked in this order, the smallest first: the share of the engine that is held."""
+        """Sort key of the order in which engines are asked, smallest first: the used share of the engine."""
         return self._held_share(view, engine)
 
     def _rejection(self, view: ClusterView, site: EngineSnapshot) -> Rejection:
-        """When the engine may be asked again: some residents have left, or its queue is short enough."""
+        """The condition for asking the engine again: some residents have left, or its queue is short enough."""
         held, queued = self._load(site.engine)
         share = self._held_share(view, site.engine)
         if site.free < 1:
@@ -180,22 +180,22 @@ class KvFit:
         return Rejection(held, -1.0, share, site)
 
     def _all_closed(self, view: ClusterView) -> bool:
-        """Called after a rejection; True where engines were opened again and are to be looked at anew."""
+        """Called after a rejection; True if engines were opened and are to be checked again."""
         return False
 
     def _in_turn(self, engines: Sequence[Engine]) -> Engine | None:
-        """Predictions fall too: each engine is looked at now and then although nothing was heard of it."""
+        """An engine to check although it did not change, since predictions may fall; usually None."""
         return self._candidates.next_in_turn(engines)
 
     def _share(self, engine: Engine, longest: Longest, rest_tokens: float) -> float:
-        """How much of the engine may be used beside its longest resident."""
+        """Share of the engine that may be used beside its longest resident."""
         if longest.path <= rest_tokens or longest.tokens <= 0:
             return 1.0
         pace = (rest_tokens - (longest.path - longest.tokens)) / longest.tokens
         return max(0.0 if longest.exact else self.least_share, self._costs.share_beside(engine, pace))
 
     def _residents(self, view: ClusterView, engine: Engine) -> list[tuple[Trajectory, RemainingDemand]]:
-        """Trajectories that live on the engine or have a reservation there, with what is left of them."""
+        """Residents of the engine, reservations included, with their demands."""
         there = (*view.residents(engine), *view.reserved(engine))
         return [(t, self._demand(t, self.lengths)) for t in there]
 
@@ -210,10 +210,10 @@ class KvFit:
         capacity = self._capacity(engine, share)
         return EngineSnapshot(engine, share * most - queued, held, capacity, there, longest, self.margin)
 
-    # -- which engines may have room again -------------------------------------------------------------------
+    # -- opening engines -------------------------------------------------------------------------------------
 
     def _take_changes(self, view: ClusterView, engines: Sequence[Engine]) -> None:
-        """Open the engines that may have room which they had not when they rejected."""
+        """Open the engines that may have room since their rejection."""
         names, self._seen = view.touched_since(self._seen)
         shorter, self._shorter = self._shorter, None
         if engines is not self._engines or (self._candidates.rejections and view.alive < len(engines)):
@@ -232,7 +232,7 @@ class KvFit:
                 self._open_for(view, shorter)
 
     def _reopen(self, view: ClusterView, engines: Sequence[Engine]) -> None:
-        """Open engines that have less to do than when they rejected, and now and then the one whose turn it is."""
+        """Open the engines with less load than at their rejection, and sometimes the next in turn."""
         in_turn = self._in_turn(engines)
         for name in view.freed if in_turn is None else [*view.freed, in_turn.engine_id]:
             rejection = self._candidates.rejections.get(name)
@@ -245,10 +245,10 @@ class KvFit:
                 self._open(view, engine)
 
     def _open_for(self, view: ClusterView, newcomer: Trajectory) -> None:
-        """Open the full engine that holds least and has room for this trajectory, as it was when it rejected.
+        """Open the least used full engine on which this trajectory fits, according to the snapshot of its rejection.
 
         No other waiting trajectory may start there: all were rejected, or wait for a critical one. The share that may
-        be reserved is as of now.
+        be reserved is the current one.
         """
         demand = self._demand(newcomer, 1)
         rest_tokens = self._all_left(view) / max(1, view.alive)
@@ -271,17 +271,17 @@ class KvFit:
         return demand_of(trajectory, lengths, pace_s, growth, unseen_tokens)
 
     def _all_left(self, view: ClusterView) -> float:
-        """Tokens left of all trajectories that wait or are alive."""
+        """Remaining tokens of all waiting and live trajectories."""
         return self._queue.tokens + view.expected_tokens
 
     @staticmethod
     def _load(engine: Engine) -> tuple[int, int]:
-        """Trajectories that live on the engine, and steps that generate or queue there; reservations included."""
+        """Number of residents, and of steps that generate or queue there; reservations included in both."""
         reserved = len(engine.reserved)
         return len(engine.residents) + reserved, len(engine.inflight) + reserved
 
     def _held_share(self, view: ClusterView, engine: Engine) -> float:
-        """Trajectories per slot (four a slot are all), or KV memory held, whichever is the larger share."""
+        """The larger of two shares: residents per slot (four per slot are 1), and KV memory in use."""
         slots = (len(engine.residents) + len(engine.reserved)) / (4 * engine.spec.slots)
         capacity = self.fill * engine.spec.kv_capacity_tokens
         return slots if capacity <= 0 else max(slots, self._held_tokens(view, engine) / capacity)

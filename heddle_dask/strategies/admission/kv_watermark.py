@@ -1,6 +1,6 @@
-"""Admission by a watermark on KV use: as many trajectories alive as their contexts fit into the engines.
+"""Admission by a watermark on KV use: limits the live trajectories to those whose contexts fit into the engines.
 
-Beyond the KV capacity every placement thrashes: contexts throw each other out, and what was computed is computed again.
+Beyond the KV capacity every placement thrashes: contexts evict each other and are recomputed.
 """
 
 from __future__ import annotations
@@ -15,29 +15,28 @@ from heddle_dask.core.view import Admit, ClusterView
 
 @dataclass(slots=True)
 class KvWatermark:
-    """Raise the number alive slowly while KV is free, cut it when KV is short, never below what keeps engines full.
+    """Raise the limit of live trajectories while KV is free, and cut it when KV is short, but keep engines full.
 
-    Additive increase, multiplicative decrease (as CONCUR, 2601.22705), after a start like TCP's (Jacobson 1988): every
-    answer raises the limit until KV was short for the first time, after that every round of answers does. Nothing is
-    taken back: a cut holds new trajectories until enough have ended. Engines that do not say their KV capacity bound
-    nothing.
+    Additive increase, multiplicative decrease (as in CONCUR, 2601.22705), after a slow start like TCP's (Jacobson
+    1988): every result raises the limit until KV is short for the first time, later every round of results does. Live
+    trajectories are never stopped: after a cut, new ones wait until enough have ended. Engines that do not report their
+    KV capacity have no limit.
 
-    KV is short where contexts take more than `high`, and where engines have thrown out what they are asked for again.
-    The latter comes before an engine preempts: it takes back every block of a context at rest first.
+    KV is short if contexts take more than `high`, or if engines have evicted contexts that were needed again. Evictions
+    precede preemptions by an engine, which first frees every block of an inactive context.
 
     Parameters
     ----------
     low, high
-        Shares of the KV capacity, contexts at rest included: below `low` the limit rises, above `high` it falls.
+        Shares of the KV capacity, inactive contexts included: below `low` the limit rises, above `high` it falls.
     rise
-        Trajectories that an answer adds to the limit at first, and later one from everybody alive adds per engine;
-        when the limit binds and all that are alive hold a context: those that were just admitted have not shown yet
-        what they take.
+        Increase of the limit per result at first, and per engine and round of results later. It applies only while the
+        limit is reached and all live trajectories have a context: the memory of newly admitted ones is not known yet.
     cut
-        Factor of a fall, from the number alive.
+        Factor on the number of live trajectories that gives the limit after a cut.
     per_slot
-        The least alive per slot, as far as contexts of the mean length of now fill `low` and no more: contexts grow,
-        and a batch that begins with a trajectory for every slot may need a multiple of the memory in its middle.
+        Minimum of live trajectories per slot, but no more than fill `low` with contexts of the present mean length:
+        contexts grow, and a batch that begins with a trajectory per slot may later need a multiple of the memory.
     """
 
     low: float = 0.7
@@ -58,14 +57,14 @@ class KvWatermark:
             raise ValueError("use 0 < low <= high, 0 < cut < 1, rise >= 1 and per_slot > 0")
 
     def admit(self, view: ClusterView) -> Sequence[Admit]:
-        """The oldest that wait, up to the limit of now."""
+        """Admit the oldest waiting trajectories up to the present limit."""
         engines = view.ready_engines
         if engines is not self._engines:
             self._sum_up(engines)
         if not self._known:
             return [Admit(trajectory) for trajectory in view.unadmitted]
         if not view.alive:
-            self._evictions = view.evictions  # those of a batch that has ended
+            self._evictions = view.evictions  # ignore evictions of a batch that has ended
         used = sum([engine.resident_tokens for engine in engines])
         residents = sum([len(engine.residents) for engine in engines])
         if used > self.high * self._capacity_tokens or view.evictions > self._evictions:
@@ -79,12 +78,12 @@ class KvWatermark:
         return [Admit(trajectory) for trajectory in islice(view.unadmitted, room)]
 
     def _floor(self, used: int, residents: int) -> float:
-        """What keeps engines full: a share of their slots, or as many contexts as fill them to `low`."""
+        """Minimum of the limit that keeps engines full: `per_slot` of their slots, or the contexts that fill `low`."""
         slots = self.per_slot * self._slots
         return min(slots, self.low * self._capacity_tokens * residents / used) if used else slots
 
     def _sum_up(self, engines: Sequence[Engine]) -> None:
-        """The ready engines have changed: it is another list then."""
+        """Sum slots and capacities again if the list of ready engines has changed."""
         self._engines = engines
         self._known = all(engine.spec.kv_capacity_tokens > 0 for engine in engines)
         self._slots = sum(engine.spec.slots for engine in engines)

@@ -1,4 +1,4 @@
-"""Engines in the order in which an admission asks them: the one that holds least first, of equals the first to join."""
+"""Engines in the order in which an admission asks them: least used first; the first to join breaks ties."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Entry = tuple[float, int, Engine]
 
 
 class LeastHeld:
-    """A heap whose entries may be changed and dropped: what is outdated is passed over when it comes to the top.
+    """A heap with entries that may be changed and dropped; outdated entries are skipped at the top.
 
-    Changes are O(log n) amortised: entries that are outdated are swept out once they are most of the heap.
+    Changes are O(log n) amortised: outdated entries are removed once they are most of the heap.
     """
 
     def __init__(self, held: Iterable[tuple[Engine, float]] = ()) -> None:
@@ -29,7 +29,7 @@ class LeastHeld:
         return engine_id in self._entries
 
     def put(self, engine: Engine, share: float) -> None:
-        """It holds so much now, whether it was here or not."""
+        """Add an engine, or change its share."""
         entry = (share, engine.number, engine)
         if self._entries.get(engine.engine_id) == entry:
             return
@@ -40,11 +40,11 @@ class LeastHeld:
             heapq.heapify(self._heap)
 
     def drop(self, engine_id: EngineId) -> None:
-        """It is not asked any more."""
+        """Remove an engine."""
         del self._entries[engine_id]
 
     def least(self) -> Engine | None:
-        """The one that holds least; None when there is none."""
+        """The least used engine; None without one."""
         while self._heap:
             entry = self._heap[0]
             engine = entry[2]

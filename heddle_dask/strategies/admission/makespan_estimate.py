@@ -1,9 +1,9 @@
-"""In how many seconds everything could be done: those that are under way, and those that wait, put where they belong.
+"""Estimated makespan of the running and the waiting trajectories under a good assignment to engines.
 
-The longest go to the engine where the longest are already, as many as it can do in time, then to the next one, and so
-on (Heddle's presorted partition, section 4.2, by work: `engine_room`). The least time in which that takes all of them
-is found by bisection. Who is a little longer than the others of its class, and what does not divide, are left out: this
-is when everything would be done if all went well, and the admission takes it for its aim.
+The longest waiting trajectories go to the engine with the longest residents, as many as it can finish in time, then to
+the next engine, and so on (Heddle's presorted partition, section 4.2, by work: `engine_backlog`). Bisection finds the
+least time in which all can be assigned. Differences within a length class and fractions of trajectories are neglected:
+the estimate is optimistic, and the admission uses it as a deadline.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TOLERANCE, _TOLERANCE_S = 0.005, 1e-3
 
 @dataclass(frozen=True, slots=True)
 class BusyEngine:
-    """An engine with what it has still to do; `capacity_tokens` of KV memory may be promised."""
+    """An engine with its backlog; `capacity_tokens` of its KV memory may be reserved."""
 
     cost: EngineCost
     slots: int
@@ -33,10 +33,10 @@ class BusyEngine:
 def makespan_estimate_s(
     waiting: Sequence[LengthClass], engines: Sequence[BusyEngine], guess_s: float = 1.0
 ) -> float:
-    """Seconds in which `waiting`, the longest first, can be done beside what the engines have to do; 0 for nobody.
+    """Seconds in which the `waiting` trajectories, longest first, can end beside the backlogs; 0 if none waits.
 
-    An engine that takes longer for what it has takes none of them, and does not count. O(engines log classes) for each
-    of a few trials; `guess_s` spares some.
+    An engine that needs longer for its backlog takes none of them and is ignored. O(engines log classes) for each of a
+    few trials; a good `guess_s` saves some.
     """
     if not waiting or not engines:
         return 0.0
@@ -57,7 +57,7 @@ def makespan_estimate_s(
 
 
 class _Plan:
-    """Sums over the classes, from the longest on, for each kind of engine: of work, and of what bounds iterations."""
+    """Prefix sums over the classes, longest first, for each kind of engine: of work, and of bounds of iterations."""
 
     def __init__(self, waiting: Sequence[LengthClass], engines: Sequence[BusyEngine]) -> None:
         self._engines = engines
@@ -71,10 +71,10 @@ class _Plan:
         self._sums = {kind: _sums(waiting, *kind) for kind in kinds}
 
     def feasible(self, seconds: float) -> bool:
-        """Whether all of them can be done by then."""
+        """Whether all waiting trajectories can end within `seconds`."""
         if seconds < self._longest_s:
             return False
-        at = 0.0  # classes that are taken, the last one in part
+        at = 0.0  # number of assigned classes, with the fraction of the last one
         for engine in self._engines:
             first = min(int(at), self._count - 1)
             least = iterations_of(self._tokens[first], self._tools_s[first], seconds)
@@ -105,7 +105,7 @@ def _sums(
 
 
 def _reach(sums: list[float], at: float, room: float) -> float:
-    """How far one comes from `at` with so much room."""
+    """The position in the classes that is reached from `at` with `room` more."""
     if room <= 0:
         return at
     last = len(sums) - 1

@@ -1,4 +1,4 @@
-"""Which waiting trajectory starts next on an engine: the longest that fits, siblings of its residents first."""
+"""The waiting trajectory to start next on an engine: the longest that fits, or a sibling of its residents."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ DemandOf = Callable[[Trajectory], RemainingDemand]
 def longest_or_sibling(
     queue: WaitQueue, engine: EngineSnapshot, critical: float, demand_of: DemandOf
 ) -> Trajectory | None:
-    """The longest that the engine takes; if that is not critical, rather one whose group's prompt is cached there.
+    """The longest that the engine takes; if that is not critical, prefer one whose group prompt is cached there.
 
-    O(log n) looks at the engine, and as many for each group that is there.
+    O(log n) checks of the engine, and O(log n) for each group on the engine.
 
     Parameters
     ----------
     critical
-        A trajectory with a path as long would end last if it started late.
+        Length of path from which on a trajectory is critical: it would end last if it started late.
     """
 
     def takes(trajectory: Trajectory) -> bool:

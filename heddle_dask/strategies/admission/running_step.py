@@ -1,7 +1,7 @@
-"""How far the running steps of an engine are, by the clock: nobody reports tokens before a step ends.
+"""Estimated progress of the running steps of an engine; engines report tokens only when a step ends.
 
-A step of thousands of tokens that has just begun and one that is about to end look alike to whoever only hears of ends.
-Whoever plans memory and time for a full engine must not take the second for the first.
+Without an estimate, a step of thousands of tokens that has just begun cannot be distinguished from one that is about to
+end, which matters for plans of memory and time.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.cost.engine_cost import EngineCost
 
-# What a step has sampled changes the contexts that an iteration reads, and with them how much it has sampled.
+# Fixed-point rounds: sampled tokens lengthen the contexts, which slow iterations, which reduce sampled tokens.
 _ROUNDS = 3
-# Nobody is taken to have ended before it says so.
+# Largest share of its predicted tokens that an unfinished step is estimated to have sampled.
 _MOST_DONE = 0.97
 
 
 def unseen_tokens(
     engine: Engine, residents: Sequence[Trajectory], cost: EngineCost, at: float
 ) -> dict[TrajectoryId, float]:
-    """Tokens that each running step of these residents has sampled since it was asked for, as `cost` tells.
+    """Estimated tokens that each running step of these residents has sampled since its request, by `cost`.
 
-    At most nearly all that is predicted to be left: nothing for who has no prediction. Those that wait for a slot of
-    the engine count as running, since nobody knows when they got it.
+    At most `_MOST_DONE` of the predicted remaining tokens; 0 without a prediction. Steps that wait in the engine's own
+    queue count as running, since the engine does not report when they get a slot.
     """
     running = [
         (t.trajectory_id, at - t.requested_at, _MOST_DONE * (t.remaining_tokens() or 0.0))
@@ -38,7 +38,7 @@ def unseen_tokens(
     made: dict[TrajectoryId, float] = {}
     sampled = 0.0
     for _ in range(_ROUNDS):
-        # On the way it was half as much.
+        # Half of `sampled` is its mean over the time since the request.
         token_s = cost.iteration_s(batch, int(engine.inflight_tokens + sampled / 2))
         made = {name: max(0.0, min(since_s / token_s, most)) for name, since_s, most in running}
         sampled = sum(made.values())

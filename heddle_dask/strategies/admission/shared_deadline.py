@@ -1,4 +1,4 @@
-"""When everything could be done (`foreseen_end`), and how much each engine may take until then (`engine_room`)."""
+"""A common deadline of all engines (`makespan_estimate`) and the backlog of each engine (`engine_backlog`)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from heddle_dask.strategies.admission.engine_backlog import BacklogItem, EngineB
 from heddle_dask.strategies.admission.length_sums import LengthClass
 from heddle_dask.strategies.admission.makespan_estimate import BusyEngine, makespan_estimate_s
 
-# It is foreseen anew when so much less is left, or so many more or fewer wait.
+# The estimate is repeated after a relative change by this much of the remaining tokens or of the waiting number.
 _LESS_LEFT = 0.02
 _OTHERS_WAIT = 0.05
 _FEW = 20
-# An engine is late that will take longer by this factor, and by so many seconds, than there is time.
+# An engine is late if its backlog exceeds the time left by this factor and by these seconds.
 _LATE, _LATE_S = 1.05, 1.0
 
 
 class SharedDeadline:
-    """A deadline for all engines, and what each has to do until then as of when it was looked at last.
+    """A deadline for all engines, and the backlog of each engine as of its last check.
 
     Attributes
     ----------
     deadline
-        When everything is to be done.
+        Time by which all trajectories should have ended.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class SharedDeadline:
         self._backlogs: dict[EngineId, EngineBacklog] = {}
 
     def outdated(self, engines: Sequence[Engine], left_tokens: float, waiting: int) -> bool:
-        """Whether it should be foreseen anew: `left_tokens` are of all, `waiting` counts who is not admitted."""
+        """Whether to repeat the estimate; `left_tokens`: of all trajectories, `waiting`: number not admitted."""
         return (
             engines is not self._engines
             or left_tokens < (1 - _LESS_LEFT) * self._left_tokens
@@ -52,21 +52,21 @@ class SharedDeadline:
         line: Sequence[LengthClass],
         left_tokens: float,
     ) -> None:
-        """Take the deadline from all that is to be done.
+        """Estimate the deadline from the backlogs and the waiting trajectories.
 
         Parameters
         ----------
         costs
-            Of each engine, and the KV tokens that may be promised there.
+            Cost of each engine, and KV tokens that may be reserved there.
         line
-            Who waits, the longest first.
+            Waiting trajectories, longest first.
         """
         ahead = [
             BusyEngine(cost, engine.spec.slots, capacity, self.look(engine, cost, capacity, at).left(at))
             for engine, (cost, capacity) in zip(engines, costs, strict=True)
         ]
         self.deadline = at + makespan_estimate_s(line, ahead, max(self.deadline - at, 1.0))
-        # A session may last for days: engines that are gone are forgotten.
+        # Drop lost engines: a session may last for days.
         self._backlogs = {engine.engine_id: self._backlogs[engine.engine_id] for engine in engines}
         self._engines, self._left_tokens = engines, left_tokens
         self._waiting = sum(one.members for one in line)
@@ -79,7 +79,7 @@ class SharedDeadline:
         at: float,
         items: Iterable[BacklogItem] | None = None,
     ) -> EngineBacklog:
-        """The engine's backlog; made anew from the `items` of who is there, where they are given."""
+        """The engine's backlog; computed again from the `items` of its residents if given."""
         backlog = self._backlogs.get(engine.engine_id)
         if backlog is None or items is not None:
             backlog = EngineBacklog(
@@ -89,25 +89,25 @@ class SharedDeadline:
         return backlog
 
     def knows(self, engine: Engine) -> bool:
-        """Whether it was ever looked at."""
+        """Whether the engine was ever checked."""
         return engine.engine_id in self._backlogs
 
     def end_s(self, engine: Engine, at: float) -> float:
-        """Seconds until it has done what it had to do when it was looked at last; 0 where it never was."""
+        """Seconds until the engine has finished the backlog of its last check; 0 if it was never checked."""
         backlog = self._backlogs.get(engine.engine_id)
         return 0.0 if backlog is None else backlog.end_s - (at - backlog.at)
 
     def late_s(self, at: float) -> float:
-        """Who needs more seconds than these is late."""
+        """Seconds of backlog above which an engine is late."""
         return _LATE * (self.deadline - at) + _LATE_S
 
     def longest(self, engine: Engine) -> float:
-        """Iterations of the longest that was there, and came since."""
+        """Iterations of the longest trajectory at the last check or added since."""
         backlog = self._backlogs.get(engine.engine_id)
         return 0.0 if backlog is None else backlog.longest
 
     def postpone(self, deadline: float) -> bool:
-        """It will be later; False where that is no later than it was."""
+        """Set a later deadline; False if `deadline` is not later."""
         later = deadline > self.deadline
         self.deadline = max(self.deadline, deadline)
         return later

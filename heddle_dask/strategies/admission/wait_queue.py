@@ -1,4 +1,4 @@
-"""Waiting trajectories, sorted by how long they are predicted to take."""
+"""Waiting trajectories, sorted by predicted remaining path."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.transitions import TrajectoryState
 
-# Path, number, trajectory, and the tokens of the path. No two numbers are alike: what follows them is not compared.
+# Path, number, trajectory, tokens of the path. Numbers are distinct, so the items after them are never compared.
 Entry = tuple[float, int, Trajectory, float]
 Fits = Callable[[Trajectory], bool]
 
 
 class WaitQueue:
-    """Sorted by the path ahead, the shortest first; of equals the youngest first. Ended trajectories are dropped.
+    """Sorted by remaining path, shortest first; ties: the latest first. Ended trajectories are dropped.
 
     Attributes
     ----------
     tokens
-        What all of them have left to generate.
+        Remaining tokens of all waiting trajectories.
     """
 
     def __init__(self) -> None:
@@ -33,12 +33,12 @@ class WaitQueue:
         return len(self._sorted)
 
     def put(self, trajectory: Trajectory, left_tokens: float, path: float) -> None:
-        """Add a trajectory, or change its place. O(log n) and a move in memory.
+        """Add a trajectory, or change its place. O(log n) comparisons and one move of memory.
 
         Parameters
         ----------
         path
-            By which the queue is sorted: `left_tokens`, and what its tools take (`remaining_demand`).
+            Sort key: `left_tokens`, and tokens that take as long as its tools (`remaining_demand`).
         """
         if trajectory.trajectory_id in self._entries:
             self.remove(trajectory)
@@ -49,7 +49,7 @@ class WaitQueue:
         self.tokens += left_tokens
 
     def remove(self, trajectory: Trajectory) -> None:
-        """Take a trajectory out of the queue."""
+        """Remove a trajectory from the queue."""
         entry = self._entries.pop(trajectory.trajectory_id)
         del self._sorted[bisect_left(self._sorted, entry)]
         group = self._groups[trajectory.spec.group_id]
@@ -59,7 +59,7 @@ class WaitQueue:
         self.tokens -= entry[3]
 
     def path_of(self, trajectory: Trajectory) -> float:
-        """The path with which it was put into the queue."""
+        """The path of a trajectory as of its insertion."""
         return self._entries[trajectory.trajectory_id][0]
 
     def longest(self) -> Trajectory | None:
@@ -67,14 +67,14 @@ class WaitQueue:
         return self._last_waiting(self._sorted, len(self._sorted))
 
     def shortest(self) -> Trajectory | None:
-        """The trajectory with the shortest path, whether it still waits or not."""
+        """The trajectory with the shortest path, even if it no longer waits."""
         return self._sorted[0][2] if self._sorted else None
 
     def longest_where(self, fits: Fits) -> Trajectory | None:
         """The longest that fits.
 
-        Found by bisection, assuming that a shorter trajectory fits wherever a longer one does. Where contexts differ
-        much, a longer one that would fit may be passed over.
+        Found by bisection, which assumes that a shorter trajectory fits wherever a longer one does. If contexts differ
+        much, a longer one that fits may be missed.
         """
         return self._longest_in(self._sorted, fits)
 
@@ -85,7 +85,7 @@ class WaitQueue:
         best: Entry | None = None
         for entries in members:
             if best is not None and _last(entries) < best:
-                break  # no further group has a longer trajectory, fit or not
+                break  # the remaining groups have no longer trajectory
             found = self._longest_in(entries, fits)
             if found is not None:
                 best = max(best or self._entries[found.trajectory_id], self._entries[found.trajectory_id])
@@ -95,7 +95,7 @@ class WaitQueue:
         while entries and entries[0][2].state is not TrajectoryState.SUBMITTED:
             self.remove(entries[0][2])  # it ended while it waited
         if not entries or not fits(entries[0][2]):
-            return None  # on a full engine not even the shortest fits, and one look is enough
+            return None  # a full engine: not even the shortest fits, found with one check
         stop = bisect_left(entries, True, lo=1, key=lambda entry: not fits(entry[2]))
         return self._last_waiting(entries, stop)
 
