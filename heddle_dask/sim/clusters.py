@@ -68,7 +68,7 @@ class Cluster:
     faults: SimulatedFaults = field(default_factory=SimulatedFaults)
 
     @property
-    def degrees(self) -> tuple[int, ...]:
+    def tp_degrees(self) -> tuple[int, ...]:
         """The degree of each engine.
 
         Raises
@@ -96,7 +96,7 @@ class Cluster:
         """
         shape = model_of(model) if isinstance(model, str) else model
         chip = gpu_of(self.gpu)
-        degrees = self.degrees
+        degrees = self.tp_degrees
         tables = self._measured(shape, degrees)
         costs = {
             degree: engine_cost_for(shape, chip, degree, table=tables.get(degree))
