@@ -24,7 +24,7 @@ from heddle_dask.core.actions import Actions
 from heddle_dask.core.admissions import Admissions
 from heddle_dask.core.commands import Command, DropContext, PredictRemaining
 from heddle_dask.core.deployments import Deployments
-from heddle_dask.core.engines import Engines
+from heddle_dask.core.engines import EngineMembership
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import ActionId, StepId
 from heddle_dask.core.migrations import Migrations
@@ -55,7 +55,7 @@ class Controller:
         self.actions = Actions(self.state, self.view, strategies.actions, losses)
         self.moves = Migrations(self.state, self.view, strategies.migration)
         self.placements = Placements(self.state, self.view, strategies, preemptions)
-        self.engines = Engines(self.state, self.placements, self.moves, losses)
+        self.engines = EngineMembership(self.state, self.placements, self.moves, losses)
         self.deployments = Deployments(self.state)
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             ev.TrajectorySubmitted: self._trajectory_submitted,

@@ -12,7 +12,7 @@ from heddle_dask.core.state import State
 from heddle_dask.core.transitions import EngineEvent, KvEvent, TrajectoryEvent, TrajectoryState
 
 
-class Engines:
+class EngineMembership:
     """The controller's handler of engines.
 
     Parameters

@@ -14,7 +14,7 @@ from heddle_dask.sim.clusters import Cluster
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.strategies.partition.work import Work
 from heddle_dask.strategies.partition.work_plan import WorkEngine
-from heddle_dask.strategies.tp_degrees.degrees import Budget, SearchSettings
+from heddle_dask.strategies.tp_degrees.degrees import AvailableGpus, SearchSettings
 from heddle_dask.strategies.tp_degrees.plan import plan_for_request, plan_for_works
 from heddle_dask.workloads.planned import PlannedTrajectory
 
@@ -47,7 +47,7 @@ def plan_fleet(
 ) -> TpDegreePlan:
     """Plan the TP degrees of the cluster's GPUs for this work, with engines as in `fleets`; starting them is free."""
     engines = engine_of_each(fleets)
-    budget = Budget(cluster.gpus, cluster.gpus_per_node, tuple(engines))
+    budget = AvailableGpus(cluster.gpus, cluster.gpus_per_node, tuple(engines))
     return plan_for_works(
         works, "given", budget, engines, seed=seed, told_apart=told_apart, settings=settings
     )

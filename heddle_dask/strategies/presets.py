@@ -27,7 +27,7 @@ from heddle_dask.strategies.placement.presorted import PresortedPlan
 from heddle_dask.strategies.placement.round_robin import RoundRobin
 from heddle_dask.strategies.placement.sticky import Sticky
 from heddle_dask.strategies.placement.sticky_least_loaded import StickyLeastLoaded
-from heddle_dask.strategies.predictor.choice import LearnedPredictor, Oracle
+from heddle_dask.strategies.predictor.choice import LearnedPredictorOptions, OracleOptions
 from heddle_dask.strategies.preemption.hysteresis import Hysteresis
 from heddle_dask.strategies.scheduling.first_come import FirstComeFirstServed, FirstComeMinimum
 from heddle_dask.strategies.scheduling.group_first import GroupFirst
@@ -67,8 +67,8 @@ PARTS: Mapping[str, Mapping[str, type]] = {
     },
     "predictor": {
         "none": NoPart,
-        "xgboost": LearnedPredictor,
-        "oracle": Oracle,
+        "xgboost": LearnedPredictorOptions,
+        "oracle": OracleOptions,
     },
     "actions": {"fcfs-minimum": FirstComeMinimum},
 }

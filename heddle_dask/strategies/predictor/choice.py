@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class LearnedPredictor:
+class LearnedPredictorOptions:
     """XGBoost that learns online from finished trajectories; group history, prompt and a constant until then.
 
     Parameters
@@ -27,7 +27,7 @@ class LearnedPredictor:
 
 
 @dataclass(frozen=True, slots=True)
-class Oracle:
+class OracleOptions:
     """The truth, where the environment knows it (replayed traces).
 
     Parameters

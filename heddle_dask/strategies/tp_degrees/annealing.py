@@ -17,13 +17,13 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from heddle_dask.strategies.tp_degrees.degrees import Budget, SearchSettings, State
+from heddle_dask.strategies.tp_degrees.degrees import AvailableGpus, SearchSettings, State
 
 
 def anneal(
     starts: Sequence[State],
     score: Callable[[State], float],
-    budget: Budget,
+    budget: AvailableGpus,
     settings: SearchSettings,
     rng: random.Random,
 ) -> dict[State, float]:
@@ -51,7 +51,7 @@ def anneal(
     return tried
 
 
-def sorted_start(budget: Budget, rng: random.Random) -> State:
+def sorted_start(budget: AvailableGpus, rng: random.Random) -> State:
     """Degrees drawn at random until the GPUs are used, as in the paper; a state is sorted by its form."""
     counts = [0] * len(budget.tp_degrees)
     open_degrees = list(range(len(budget.tp_degrees)))
@@ -64,21 +64,21 @@ def sorted_start(budget: Budget, rng: random.Random) -> State:
     return tuple(counts)
 
 
-def neighbour(state: State, budget: Budget, rng: random.Random) -> State | None:
+def neighbour(state: State, budget: AvailableGpus, rng: random.Random) -> State | None:
     """The state after one move: its kind drawn first, then one of that kind. None if there is no move."""
     kinds = [list(moves(state, budget)) for moves in (splits, merges, redistributions)]
     possible = [found for found in kinds if found]
     return rng.choice(rng.choice(possible)) if possible else None
 
 
-def splits(state: State, budget: Budget) -> Iterator[State]:
+def splits(state: State, budget: AvailableGpus) -> Iterator[State]:
     """One engine becomes engines of the next smaller degree."""
     for at in range(len(state) - 1):
         if state[at]:
             yield _shifted(state, budget, at, 1)
 
 
-def merges(state: State, budget: Budget) -> Iterator[State]:
+def merges(state: State, budget: AvailableGpus) -> Iterator[State]:
     """As many engines of a degree as make one of the next larger do so."""
     for at in range(len(state) - 1):
         merged = _shifted(state, budget, at, -1)
@@ -86,7 +86,7 @@ def merges(state: State, budget: Budget) -> Iterator[State]:
             yield merged
 
 
-def redistributions(state: State, budget: Budget) -> Iterator[State]:
+def redistributions(state: State, budget: AvailableGpus) -> Iterator[State]:
     """Engines of one degree step down to the next, others step up from another; their number stays."""
     steps = range(len(state) - 1)
     for down in steps:
@@ -105,7 +105,7 @@ def redistributions(state: State, budget: Budget) -> Iterator[State]:
                 yield tuple(counts)
 
 
-def _shifted(state: State, budget: Budget, at: int, engines: int) -> State:
+def _shifted(state: State, budget: AvailableGpus, at: int, engines: int) -> State:
     """`state` with so many engines of degree number `at` split (merged if negative)."""
     counts = list(state)
     counts[at] -= engines

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.tp_degrees import NodeGpus
-from heddle_dask.strategies.tp_degrees.degrees import Budget
+from heddle_dask.strategies.tp_degrees.degrees import AvailableGpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def _node(name: str, workers: Sequence[EngineWorker]) -> Node:
     return Node(name, tuple(worker.name for worker in workers), tuple(brought), tuple(brought.values()))
 
 
-def budget_of(nodes: Sequence[NodeGpus], degrees: Iterable[int]) -> Budget:
+def budget_of(nodes: Sequence[NodeGpus], degrees: Iterable[int]) -> AvailableGpus:
     """The GPUs of these nodes for the search, with the TP degrees at which every engine has a worker of its own.
 
     Raises
@@ -111,7 +111,7 @@ def budget_of(nodes: Sequence[NodeGpus], degrees: Iterable[int]) -> Budget:
             f"no TP degree of {', '.join(map(str, asked)) or 'none'} leaves every engine a worker of its own: "
             "start a worker for each GPU"
         )
-    return Budget(sum(sizes), sizes[0], usable)
+    return AvailableGpus(sum(sizes), sizes[0], usable)
 
 
 def assign_engines(

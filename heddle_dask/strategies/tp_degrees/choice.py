@@ -16,13 +16,19 @@ from heddle_dask.strategies.partition.work import Work
 from heddle_dask.strategies.partition.work_plan import WorkEngine, WorkPlan
 from heddle_dask.strategies.tp_degrees.annealing import anneal, sorted_start
 from heddle_dask.strategies.tp_degrees.covering import earliest_state
-from heddle_dask.strategies.tp_degrees.degrees import Budget, DegreeChoice, Running, SearchSettings, State
+from heddle_dask.strategies.tp_degrees.degrees import (
+    AvailableGpus,
+    DegreeChoice,
+    Running,
+    SearchSettings,
+    State,
+)
 from heddle_dask.strategies.tp_degrees.packing import Packing
 
 
 def choose_degrees(
     works: Sequence[Work],
-    budget: Budget,
+    budget: AvailableGpus,
     engines: Mapping[int, WorkEngine],
     running: Running | None = None,
     *,
@@ -77,7 +83,7 @@ def choose_degrees(
     )
 
 
-def _prices(budget: Budget, running: Running | None) -> Callable[[State], float]:
+def _prices(budget: AvailableGpus, running: Running | None) -> Callable[[State], float]:
     """Seconds that a change to a state costs; the search asks for the same state again and again."""
 
     @functools.cache
@@ -94,7 +100,7 @@ def _best(final: Mapping[State, float], known: Sequence[State], mix_gain: float)
     return plain if final[best] > (1 - mix_gain) * final[plain] else best
 
 
-def _known(budget: Budget, running: Running | None) -> list[State]:
+def _known(budget: AvailableGpus, running: Running | None) -> list[State]:
     """The states that the choice must not be later than: uniform ones and what runs."""
     states = [state for _, state in budget.uniform()]
     if running is not None:
@@ -103,7 +109,7 @@ def _known(budget: Budget, running: Running | None) -> list[State]:
 
 
 def _check(
-    works: Sequence[Work], budget: Budget, engines: Mapping[int, WorkEngine], running: Running | None
+    works: Sequence[Work], budget: AvailableGpus, engines: Mapping[int, WorkEngine], running: Running | None
 ) -> None:
     if not works:
         raise BadInput("no trajectories to choose degrees for: give at least one")

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from heddle_dask.strategies.tp_degrees.degrees import Budget, Running, State
+from heddle_dask.strategies.tp_degrees.degrees import AvailableGpus, Running, State
 from heddle_dask.strategies.tp_degrees.packing import Packing
 
 
-def earliest_state(packing: Packing, budget: Budget, running: Running | None, below_s: float) -> State | None:
+def earliest_state(
+    packing: Packing, budget: AvailableGpus, running: Running | None, below_s: float
+) -> State | None:
     """The state of the least seconds and price together, all GPUs used; None if none is below `below_s`."""
     best: State | None = None
     for price_s, growing in _growths(budget, running):
@@ -40,7 +42,7 @@ def earliest_state(packing: Packing, budget: Budget, running: Running | None, be
     return best
 
 
-def _growths(budget: Budget, running: Running | None) -> Iterator[tuple[float, tuple[int, ...]]]:
+def _growths(budget: AvailableGpus, running: Running | None) -> Iterator[tuple[float, tuple[int, ...]]]:
     """Each price of a change and the degrees that may grow for it."""
     if running is None:
         yield 0.0, budget.tp_degrees
@@ -49,7 +51,7 @@ def _growths(budget: Budget, running: Running | None) -> Iterator[tuple[float, t
         yield price_s, tuple(d for d in budget.tp_degrees if running.restart_s[d] <= price_s)
 
 
-def _most(budget: Budget, running: Running | None, growing: Sequence[int]) -> State:
+def _most(budget: AvailableGpus, running: Running | None, growing: Sequence[int]) -> State:
     """Most engines of each degree."""
     return tuple(
         budget.usable(d) // d if running is None or d in growing else running.tp_degrees.count(d)
@@ -57,7 +59,7 @@ def _most(budget: Budget, running: Running | None, growing: Sequence[int]) -> St
     )
 
 
-def _within(packing: Packing, budget: Budget, most: State, step: int) -> State | None:
+def _within(packing: Packing, budget: AvailableGpus, most: State, step: int) -> State | None:
     """A state whose engines end within the limit of `step`, if there is one."""
     for order in range(packing.orders):
         # For each number of GPUs spent: how far they reach, and the state that does.

@@ -25,7 +25,7 @@ def allowed_degrees(attention_heads: int, gpus_per_node: int) -> tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class AvailableGpus:
     """GPUs to share out, and the degrees that an engine may have.
 
     Attributes

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from heddle_dask.strategies.partition.work import Work, WorkLoad, busy_s
 from heddle_dask.strategies.partition.work_plan import WorkEngine, WorkPlan
-from heddle_dask.strategies.tp_degrees.degrees import Budget, State
+from heddle_dask.strategies.tp_degrees.degrees import AvailableGpus, State
 from heddle_dask.strategies.tp_degrees.runs import Reach, SortedWorks
 
 
@@ -39,7 +39,7 @@ class Packing:
     def __init__(
         self,
         works: Sequence[Work],
-        budget: Budget,
+        budget: AvailableGpus,
         engines: Mapping[int, WorkEngine],
         grid: float,
         *,

@@ -15,7 +15,7 @@ from heddle_dask.strategies.partition.work import Work
 from heddle_dask.strategies.partition.work_plan import WorkEngine
 from heddle_dask.strategies.tp_degrees.assignment import budget_of
 from heddle_dask.strategies.tp_degrees.choice import choose_degrees
-from heddle_dask.strategies.tp_degrees.degrees import Budget, Running, SearchSettings
+from heddle_dask.strategies.tp_degrees.degrees import AvailableGpus, Running, SearchSettings
 from heddle_dask.strategies.tp_degrees.forecast import Quantiles, forecast_works
 
 
@@ -55,7 +55,7 @@ def plan_for_request(
 def plan_for_works(
     works: Sequence[Work],
     source: str,
-    budget: Budget,
+    budget: AvailableGpus,
     engines: Mapping[int, WorkEngine],
     *,
     running: Running | None = None,

@@ -16,11 +16,11 @@ from heddle_dask.strategies.tp_degrees.annealing import (
     sorted_start,
     splits,
 )
-from heddle_dask.strategies.tp_degrees.degrees import Budget, SearchSettings, State, allowed_degrees
+from heddle_dask.strategies.tp_degrees.degrees import AvailableGpus, SearchSettings, State, allowed_degrees
 
 degree_sets = st.sampled_from([(8, 4, 2, 1), (4, 2), (8, 1), (6, 3, 1), (2,), (1,)])
 budgets = st.builds(
-    Budget, gpus=st.integers(8, 40), gpus_per_node=st.sampled_from([8, 6]), tp_degrees=degree_sets
+    AvailableGpus, gpus=st.integers(8, 40), gpus_per_node=st.sampled_from([8, 6]), tp_degrees=degree_sets
 )
 
 
@@ -48,19 +48,19 @@ def test_a_state_fits_exactly_when_its_engines_can_be_laid_into_nodes(
     nodes = tuple(sorted([*[per_node] * whole, rest]))
     if not any(free >= degrees[-1] for free in nodes):
         with pytest.raises(BadInput, match="does not fit"):
-            Budget(gpus, per_node, degrees)
+            AvailableGpus(gpus, per_node, degrees)
         return
-    budget = Budget(gpus, per_node, degrees)
+    budget = AvailableGpus(gpus, per_node, degrees)
     state = data.draw(st.tuples(*(st.integers(0, gpus // d) for d in degrees)))
     assert budget.fits(state) == room_for(budget.degrees_of(state), nodes)
 
 
-def gpus_of(state: State, budget: Budget) -> int:
+def gpus_of(state: State, budget: AvailableGpus) -> int:
     return sum(budget.degrees_of(state))
 
 
 @given(budgets, st.integers(0, 1_000))
-def test_moves_keep_the_gpus_and_fit(budget: Budget, seed: int) -> None:
+def test_moves_keep_the_gpus_and_fit(budget: AvailableGpus, seed: int) -> None:
     rng = random.Random(seed)
     state = sorted_start(budget, rng)
     engines, gpus = sum(state), gpus_of(state, budget)
@@ -77,7 +77,7 @@ def test_moves_keep_the_gpus_and_fit(budget: Budget, seed: int) -> None:
 
 
 def test_moves_by_example() -> None:
-    budget = Budget(16)
+    budget = AvailableGpus(16)
     assert list(splits((1, 1, 0, 4), budget)) == [(0, 3, 0, 4), (1, 0, 2, 4)]
     assert list(merges((1, 1, 0, 4), budget)) == [(1, 1, 1, 2)]
     # One of 8 steps down to 4 and four of 1 step up to 2.
@@ -85,16 +85,16 @@ def test_moves_by_example() -> None:
 
 
 def test_a_state_without_moves_stays() -> None:
-    assert neighbour((3,), Budget(3, tp_degrees=(1,)), random.Random(0)) is None
+    assert neighbour((3,), AvailableGpus(3, tp_degrees=(1,)), random.Random(0)) is None
 
 
 def test_uniform_states_and_what_they_leave() -> None:
-    budget = Budget(12, gpus_per_node=8)
+    budget = AvailableGpus(12, gpus_per_node=8)
     assert dict(budget.uniform()) == {8: (1, 0, 0, 0), 4: (0, 3, 0, 0), 2: (0, 0, 6, 0), 1: (0, 0, 0, 12)}
     assert budget.filled((1, 0, 0, 0)) == (1, 1, 0, 0)
     assert budget.filled((1, 0, 0, 0), growing=(2,)) == (1, 0, 2, 0)
     assert budget.state_of((8, 2, 2)) == (1, 0, 2, 0)
-    assert [degree for degree, _ in Budget(4).uniform()] == [4, 2, 1]
+    assert [degree for degree, _ in AvailableGpus(4).uniform()] == [4, 2, 1]
 
 
 def test_degrees_divide_the_heads_and_fit_the_node() -> None:
@@ -106,11 +106,11 @@ def test_degrees_divide_the_heads_and_fit_the_node() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Budget(0), "use at least 1"),
-        (lambda: Budget(8, tp_degrees=()), "use at least one"),
-        (lambda: Budget(8, tp_degrees=(0, 1)), "none below 1"),
-        (lambda: Budget(8, tp_degrees=(2, 3)), "each must divide"),
-        (lambda: Budget(4, tp_degrees=(8,)), "does not fit 4 GPUs"),
+        (lambda: AvailableGpus(0), "use at least 1"),
+        (lambda: AvailableGpus(8, tp_degrees=()), "use at least one"),
+        (lambda: AvailableGpus(8, tp_degrees=(0, 1)), "none below 1"),
+        (lambda: AvailableGpus(8, tp_degrees=(2, 3)), "each must divide"),
+        (lambda: AvailableGpus(4, tp_degrees=(8,)), "does not fit 4 GPUs"),
         (lambda: allowed_degrees(0, 8), "0 heads"),
         (lambda: SearchSettings(moves=-1), "-1 moves"),
         (lambda: SearchSettings(finalists=0), "0 finalists"),

@@ -22,7 +22,7 @@ from heddle_dask.strategies.partition.work_plan import WorkEngine
 from heddle_dask.strategies.tp_degrees.annealing import anneal, sorted_start
 from heddle_dask.strategies.tp_degrees.choice import choose_degrees
 from heddle_dask.strategies.tp_degrees.covering import earliest_state
-from heddle_dask.strategies.tp_degrees.degrees import Budget, Running, SearchSettings, State
+from heddle_dask.strategies.tp_degrees.degrees import AvailableGpus, Running, SearchSettings, State
 from heddle_dask.strategies.tp_degrees.packing import Packing
 
 GRID = SearchSettings().grid
@@ -57,7 +57,7 @@ work = st.builds(
 restarts = st.fixed_dictionaries({d: st.sampled_from([0.0, 5.0, 20.0, 90.0]) for d in (1, 2, 4, 8)})
 
 
-def all_states(budget: Budget) -> Iterator[State]:
+def all_states(budget: AvailableGpus) -> Iterator[State]:
     ranges = [range(budget.usable(degree) // degree + 1) for degree in budget.tp_degrees]
     yield from (s for s in itertools.product(*ranges) if any(s) and budget.fits(s))
 
@@ -77,7 +77,7 @@ def test_the_choice_equals_exhaustive_search_or_is_earlier_and_no_uniform_degree
     seed: int,
     told_apart: bool,
 ) -> None:
-    budget = Budget(gpus, gpus_per_node=8)
+    budget = AvailableGpus(gpus, gpus_per_node=8)
     now = None if running is None else Running(tuple(running[0]), running[1])
     packing = Packing(works, budget, ENGINES, GRID, told_apart=told_apart)
 
@@ -108,7 +108,7 @@ def test_the_choice_equals_exhaustive_search_or_is_earlier_and_no_uniform_degree
 def test_as_it_ships_the_choice_is_the_best_uniform_one_or_a_mix_that_is_clearly_earlier(
     works: list[Work], gpus: int, seed: int
 ) -> None:
-    budget, gain = Budget(gpus), SearchSettings().mix_gain
+    budget, gain = AvailableGpus(gpus), SearchSettings().mix_gain
     choice = choose_degrees(works, budget, ENGINES, seed=seed, settings=SearchSettings(grid=GRID))
     packing = Packing(works, budget, ENGINES, GRID)
     least, best_uniform = min(map(packing.seconds, all_states(budget))), min(choice.uniform.values())
@@ -126,7 +126,7 @@ def test_as_it_ships_the_choice_is_the_best_uniform_one_or_a_mix_that_is_clearly
 def test_the_exact_finish_alone_finds_the_best_of_all_states(
     works: list[Work], gpus: int, running: dict[int, float]
 ) -> None:
-    budget, now = Budget(gpus), Running((4, 2, 1), running)
+    budget, now = AvailableGpus(gpus), Running((4, 2, 1), running)
     packing = Packing(works, budget, ENGINES, GRID)
 
     def score(state: State) -> float:
@@ -141,7 +141,7 @@ def test_the_exact_finish_alone_finds_the_best_of_all_states(
 @pytest.mark.parametrize("seed", range(4))
 def test_the_annealing_alone_ends_within_a_percent_of_exhaustive_search(seed: int) -> None:
     works, engines = capped_works(400, seed), engines_of("qwen3-14b-h100")
-    budget = Budget(16)
+    budget = AvailableGpus(16)
     packing = Packing(works, budget, engines, GRID)
     rng = random.Random(seed)
     tried = anneal([sorted_start(budget, rng)], packing.seconds, budget, SearchSettings(), rng)
@@ -155,7 +155,7 @@ def test_the_annealing_alone_ends_within_a_percent_of_exhaustive_search(seed: in
 def test_the_quick_score_is_the_true_makespan_to_a_step_of_the_grid(
     works: list[Work], gpus: int, seed: int
 ) -> None:
-    budget = Budget(gpus)
+    budget = AvailableGpus(gpus)
     state = sorted_start(budget, random.Random(seed))
     packing = Packing(works, budget, ENGINES, GRID)
     plan = packing.plan(state)
@@ -170,18 +170,20 @@ def test_the_quick_score_is_the_true_makespan_to_a_step_of_the_grid(
 
 def test_a_skewed_batch_gets_large_and_small_degrees() -> None:
     works, engines = capped_works(1600, 0), engines_of("qwen3-8b-h100")
-    choice = choose_degrees(works, Budget(16), engines, seed=0, settings=BY_SCORE)
+    choice = choose_degrees(works, AvailableGpus(16), engines, seed=0, settings=BY_SCORE)
     assert len(set(choice.tp_degrees)) > 1 and sum(choice.tp_degrees) == 16
     assert choice.seconds < min(choice.uniform.values())
 
 
 def test_a_mix_must_be_foreseen_to_gain_more_than_the_foresight_errs() -> None:
     works, engines = capped_works(1600, 0), engines_of("qwen3-8b-h100")
-    eager = choose_degrees(works, Budget(16), engines, seed=0, settings=BY_SCORE)
+    eager = choose_degrees(works, AvailableGpus(16), engines, seed=0, settings=BY_SCORE)
     gain = 1 - eager.seconds / min(eager.uniform.values())
     assert 0 < gain < 0.5
     for asked, mixed in ((0.9 * gain, True), (min(0.99, 1.1 * gain), False)):
-        choice = choose_degrees(works, Budget(16), engines, seed=0, settings=SearchSettings(mix_gain=asked))
+        choice = choose_degrees(
+            works, AvailableGpus(16), engines, seed=0, settings=SearchSettings(mix_gain=asked)
+        )
         assert (choice.tp_degrees == eager.tp_degrees) == mixed
         assert (len(set(choice.tp_degrees)) > 1) == mixed
         if not mixed:
@@ -192,8 +194,8 @@ def test_where_nobody_can_tell_the_long_ones_every_engine_pays_for_one() -> None
     """Sorted, few small engines hold the long ones; mixed, each takes as many iterations as the longest is long."""
     works, engines = capped_works(1600, 0), engines_of("qwen3-8b-h100")
     works = [works[i] for i in random.Random(0).sample(range(len(works)), len(works))]
-    known = choose_degrees(works, Budget(16), engines, seed=0)
-    guessed = choose_degrees(works, Budget(16), engines, seed=0, told_apart=False)
+    known = choose_degrees(works, AvailableGpus(16), engines, seed=0)
+    guessed = choose_degrees(works, AvailableGpus(16), engines, seed=0, told_apart=False)
     longest = max(work.decode_tokens for work in works)
     for degree, seconds in guessed.uniform.items():
         assert seconds > known.uniform[degree]
@@ -201,7 +203,7 @@ def test_where_nobody_can_tell_the_long_ones_every_engine_pays_for_one() -> None
 
 
 def test_a_change_must_earn_its_restart() -> None:
-    works, engines, budget = capped_works(1600, 0), engines_of("qwen3-8b-h100"), Budget(16)
+    works, engines, budget = capped_works(1600, 0), engines_of("qwen3-8b-h100"), AvailableGpus(16)
     free = choose_degrees(works, budget, engines, seed=0, settings=BY_SCORE)
     gain = free.uniform[4] - free.seconds
 
@@ -227,7 +229,7 @@ def test_only_engines_that_change_are_paid_and_the_slowest_counts() -> None:
 def test_a_context_goes_only_where_its_kv_fits() -> None:
     engines = {1: engine(1, capacity_tokens=1_000), 2: engine(2)}
     works = [Work("a", 5_000), *(Work("b", 100) for _ in range(200))]
-    choice = choose_degrees(works, Budget(4, tp_degrees=(1, 2)), engines, seed=0, settings=BY_SCORE)
+    choice = choose_degrees(works, AvailableGpus(4, tp_degrees=(1, 2)), engines, seed=0, settings=BY_SCORE)
     assert choice.uniform[1] == math.inf
     assert choice.tp_degrees[choice.plan.engine_of[0]] == 2
 
@@ -235,7 +237,9 @@ def test_a_context_goes_only_where_its_kv_fits() -> None:
 @pytest.mark.parametrize("settings", [SearchSettings(), SearchSettings(exact_gpus=0)])
 def test_equal_seeds_choose_equally(settings: SearchSettings) -> None:
     works, engines = capped_works(400, 3), engines_of("qwen3-32b-h100")
-    one, other = (choose_degrees(works, Budget(32), engines, seed=7, settings=settings) for _ in range(2))
+    one, other = (
+        choose_degrees(works, AvailableGpus(32), engines, seed=7, settings=settings) for _ in range(2)
+    )
     assert one == other
 
 
@@ -243,8 +247,8 @@ def test_the_choice_does_not_depend_on_the_hash_seed() -> None:
     program = (
         "from worlds.batch_builders import capped_works, engines_of\n"
         "from heddle_dask.strategies.tp_degrees.choice import choose_degrees\n"
-        "from heddle_dask.strategies.tp_degrees.degrees import Budget\n"
-        "print(choose_degrees(capped_works(300, 0), Budget(16), engines_of('qwen3-14b-h100'), seed=1))"
+        "from heddle_dask.strategies.tp_degrees.degrees import AvailableGpus\n"
+        "print(choose_degrees(capped_works(300, 0), AvailableGpus(16), engines_of('qwen3-14b-h100'), seed=1))"
     )
     printed = [
         subprocess.run(
@@ -271,4 +275,4 @@ def test_bad_input_is_refused_in_one_line(
     works: Sequence[Work], engines: dict[int, WorkEngine], running: Running | None, words: str
 ) -> None:
     with pytest.raises(BadInput, match=words):
-        choose_degrees(works, Budget(8), engines, running, seed=0)
+        choose_degrees(works, AvailableGpus(8), engines, running, seed=0)
