@@ -1,4 +1,4 @@
-"""What the strategies that plan by work believe an engine costs."""
+"""Engine costs for the strategies that plan by work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEGREES = (1, 2, 4, 8, 16)
 
 @runtime_checkable
 class UsesCosts(Protocol):
-    """A strategy that plans by what engines cost."""
+    """A strategy that plans with engine costs."""
 
     def use_costs(self, known: Mapping[int, EngineCost]) -> None:
         """Plan with these costs by TP degree."""
@@ -25,14 +25,14 @@ class UsesCosts(Protocol):
 
 @dataclass(slots=True)
 class EngineCosts:
-    """The cost of each engine by its TP degree, with the KV capacity that the engine itself announced.
+    """The cost of each engine by its TP degree, with the KV capacity that the engine itself reports.
 
     Parameters
     ----------
     profile
-        Shipped profile for degrees that `known` lacks.
+        Shipped profile for TP degrees that are not in `known`.
     known
-        Costs by TP degree, where a session knows better (its engines' own, or calibrated ones).
+        Costs by TP degree from the session: those of its engines, or measured ones.
 
     Raises
     ------
@@ -47,11 +47,11 @@ class EngineCosts:
 
     def __post_init__(self) -> None:
         if self.profile not in profile_names():
-            load_profile(self.profile)  # raises, and names those that exist
+            load_profile(self.profile)  # raises for an unknown name
 
     @property
     def pace_s(self) -> float:
-        """Seconds of a token of one trajectory where the KV memory is full, on engines of the lowest degree known."""
+        """Seconds per token of one trajectory with full KV memory, on engines of the lowest known TP degree."""
         if self._pace_s is None:
             cost = self._lowest()
             held = cost.capacity_tokens if cost.capacity_tokens < UNLIMITED_TOKENS else 0
@@ -67,7 +67,7 @@ class EngineCosts:
         return load_profile(self.profile)
 
     def share_beside(self, engine: Engine, pace: float) -> float:
-        """How full the engine may be so that an iteration takes `pace` times that of a full one; 0 to 1."""
+        """Share of a full batch with which an iteration takes `pace` times that of a full batch; 0 to 1."""
         cost, slots = self.of(engine), engine.spec.slots
         full = cost.iteration_s(slots, max(0, engine.spec.kv_capacity_tokens))
         alone = cost.iteration_s(1, 0)

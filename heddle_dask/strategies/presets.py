@@ -1,4 +1,4 @@
-"""Presets: named bundles of strategies, and how a part of one is replaced.
+"""Presets: named sets of strategies, and the replacement of their parts.
 
 A strategy's dataclass fields are its options: there is no other schema.
 """
@@ -81,8 +81,8 @@ _PLAIN = {
     "predictor": "none",
     "actions": "fcfs-minimum",
 }
-# Placements after other frameworks and routers, each with the order rule of its original. `slime` lacks slime's cap on
-# live trajectories (`admission=at-most`); `verl` is hash-sticky, veRL itself assigns by count.
+# Placements of other frameworks and routers, each with the scheduling of the original. `slime` lacks slime's limit of
+# live trajectories (`admission=at-most`); `verl` is hash-sticky, while veRL itself assigns by count.
 _BASELINES = {
     **{name: name for name in ("round-robin", "least-load", "sticky", "sticky-least-loaded", "cache-aware")},
     "slime": "least-load",
@@ -168,12 +168,12 @@ class Strategy:
 
     @property
     def knows_lengths(self) -> bool:
-        """Whether it is told exactly how long each trajectory will be: an oracle that does not err."""
+        """Whether its predictor is an exact oracle, so that all lengths are known."""
         return is_exact(self.build(seed=0).predictor)
 
 
 def tell_costs(strategies: StrategySet, known: Mapping[int, EngineCost]) -> None:
-    """Have every strategy that plans by cost use these, by TP degree, not its profile; before the first event."""
+    """Set the costs by TP degree of every strategy that plans with costs; call it before the first event."""
     parts = (strategies.placement, strategies.scheduling, strategies.migration, strategies.admission)
     for part in parts:
         if isinstance(part, UsesCosts):
@@ -181,17 +181,18 @@ def tell_costs(strategies: StrategySet, known: Mapping[int, EngineCost]) -> None
 
 
 def is_exact(choice: PredictorChoice | None) -> bool:
-    """Whether this predictor is an oracle that does not err."""
+    """Whether this predictor is an exact oracle."""
     return choice is not None and choice.name == "oracle" and choice.options["error_factor"] == 1
 
 
 def strategies_of_run(described: Mapping[str, Any]) -> StrategySet:
-    """The strategies of a live run as its store describes it: what a replay of its journal needs.
+    """The strategies of a live run from the metadata of its store, for a replay of its journal.
 
     Parameters
     ----------
     described
-        `strategy`, `overrides`, `seed`; and `cost`: what one engine was thought to cost (`of`, at `tp_degree`) or None.
+        `strategy`, `overrides`, `seed`; and `cost`: the cost of one engine (`of`, at `tp_degree`) with which they
+        planned, or None.
 
     Raises
     ------
@@ -214,7 +215,7 @@ def build_strategies(preset: str, *, seed: int = 0, overrides: Sequence[str] = (
     Parameters
     ----------
     seed
-        For every strategy that draws (random ties).
+        Seed of every strategy with random choices (ties).
     overrides
         ``part=name[,option=value]…``, for example ``admission=at-most,alive=64``.
 
@@ -231,13 +232,15 @@ def build_strategies(preset: str, *, seed: int = 0, overrides: Sequence[str] = (
         chosen[part] = (name, options)
     name, options = chosen.pop("predictor")
     parts: dict[str, Any] = {}
-    for part in sorted(chosen, key=lambda part: part == "migration"):  # it may be given other parts
+    for part in sorted(
+        chosen, key=lambda part: part == "migration"
+    ):  # a migration may take other parts as arguments
         parts[part] = _build(part, *chosen[part], seed, parts)
     return StrategySet(**parts, predictor=_predictor_choice(name, options, seed))
 
 
 def _parts_for(kind: type, built: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of the same preset that this strategy takes: fields with a part in their metadata, where it fits."""
+    """Other parts of the preset for this strategy: its fields that name a part in their metadata, if the type fits."""
     wanted = {f.name: f.metadata for f in fields(kind) if "part" in f.metadata}
     found = {name: (built.get(asked["part"]), asked["kind"]) for name, asked in wanted.items()}
     return {name: part for name, (part, of) in found.items() if isinstance(part, of)}
@@ -285,7 +288,7 @@ def _build(
             raise BadInput(f"{part} '{name}' needs the option '{key}': {part}={name},{key}=…")
     if "seed" in allowed:
         options = {"seed": seed, **options}
-        if not isinstance(options["seed"], int):  # None would seed from the system: no replay
+        if not isinstance(options["seed"], int):  # None would seed from the system and prevent a replay
             raise BadInput(f"{part} '{name}': seed is {options['seed']!r}; it must be a whole number")
     try:
         strategy = kind(**options, **_parts_for(kind, built or {}))

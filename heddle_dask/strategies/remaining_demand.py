@@ -1,8 +1,8 @@
-"""What a trajectory still needs of an engine, in tokens: those it generates, and those that its tools take as long as.
+"""Remaining demand of a trajectory in tokens, with tool seconds converted to tokens.
 
-Tokens and tool seconds have one unit: the time in which a busy engine samples a token for one trajectory
-(`EngineCosts.pace_s`). A trajectory that spends most of its time in tools generates little; it still ends last if it
-starts late, and it holds its memory for longer than its tokens tell.
+The unit of tokens and tool seconds is the time of one token of a trajectory on a busy engine (`EngineCosts.pace_s`).
+A trajectory that spends most of its time in tools generates few tokens; it may still end last if it starts late, and
+it holds its memory for longer than its tokens alone would.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from heddle_dask.strategies.remaining import remaining_lengths
 
 
 class RemainingDemand(NamedTuple):
-    """From now to the end of a trajectory.
+    """Demand of a trajectory from now to its end.
 
     Attributes
     ----------
     tokens
-        What is left to generate, in the mean.
+        Mean remaining tokens.
     lengths
-        The same as equally likely lengths, ascending.
+        Remaining tokens as equally likely lengths, ascending.
     stretch
-        Tokens and tools over tokens, in the mean: at least 1.
+        Mean time of tokens and tools over that of the tokens; at least 1.
     context_tokens
-        Tokens in front of the model now.
+        Context tokens now.
     growth
-        Context tokens that come with each generated one.
+        Context tokens added per generated token.
     tools_s
-        Seconds of tools that are still to come.
+        Seconds of tool calls still to come.
     """
 
     tokens: float
@@ -41,7 +41,7 @@ class RemainingDemand(NamedTuple):
 
 
 def tools_left_s(trajectory: Trajectory) -> float:
-    """Seconds of tools that the trajectory will still call; 0 when unknown."""
+    """Seconds of tool calls still to come; 0 when unknown."""
     said = trajectory.prediction
     if said is None or said.tools_s <= 0:
         return 0.0
@@ -50,7 +50,7 @@ def tools_left_s(trajectory: Trajectory) -> float:
 
 
 def tools_left(trajectory: Trajectory, pace_s: float) -> float:
-    """Tokens that take as long as the tools that the trajectory will still call; 0 when unknown."""
+    """Tokens that take as long as the tool calls still to come; 0 when unknown."""
     return tools_left_s(trajectory) / pace_s
 
 
@@ -61,16 +61,16 @@ def demand_of(
     growth: float = 1.0,
     unseen_tokens: float = 0.0,
 ) -> RemainingDemand:
-    """What is left of a trajectory, by at most `count` lengths (`remaining.remaining_lengths`).
+    """The remaining demand of a trajectory, with at most `count` lengths (`remaining.remaining_lengths`).
 
     Parameters
     ----------
     pace_s
-        Seconds of a token; None takes tools to need no time.
+        Seconds per token; None: tools take no time.
     growth
-        Context tokens that come with each generated one.
+        Context tokens added per generated token.
     unseen_tokens
-        Tokens that its running step has sampled by now (`running_step`).
+        Estimated tokens that its running step has sampled (`running_step`).
     """
     tokens, lengths = remaining_lengths(trajectory, count, unseen_tokens)
     tools_s = 0.0 if pace_s is None or tokens <= 0 else tools_left_s(trajectory)

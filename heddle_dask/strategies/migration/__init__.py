@@ -1,1 +1,1 @@
-"""Whether a trajectory leaves its engine while a tool runs, where to, and which contexts travel first."""
+"""Migration: whether and where a trajectory moves during a tool call, and the order of transfers."""

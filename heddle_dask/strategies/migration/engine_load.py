@@ -1,4 +1,4 @@
-"""One engine's load as migration sees it, and when a trajectory on it would end."""
+"""The load of one engine for migration, and the end of a trajectory on it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.partition.work import area_of, busy_s
 
 
-@dataclass(slots=True)  # not frozen: several are made at each prediction, and freezing costs most of that
+@dataclass(slots=True)  # not frozen, for speed: several are made at each prediction
 class EngineLoad:
-    """Sums over the trajectories whose home this engine is, those in tools included.
+    """Sums over the trajectories with this home (residents), including those in tool calls.
 
     Attributes
     ----------
     residents
-        How many they are.
+        Number of residents.
     remaining_tokens, longest_tokens
-        Predicted tokens that they will still generate: the sum, and the largest of one.
+        Predicted remaining tokens: the sum, and the maximum over residents.
     kv_tokens
-        Context tokens that they hold now.
+        Their context tokens now.
     duty
-        Share of its time that a resident is on the engine rather than in tools; 1 when unknown.
+        Share of a resident's time on the engine, as opposed to tools; 1 when unknown.
     max_context_tokens
         Longest context the engine takes.
     """
@@ -38,7 +38,7 @@ class EngineLoad:
     max_context_tokens: float = float("inf")
 
     def without(self, remaining_tokens: float, context_tokens: float) -> EngineLoad:
-        """The load once a resident of that size has left. `longest_tokens` stays: it may be another's."""
+        """The load without a resident of that size. `longest_tokens` is kept: it may be another resident's."""
         return EngineLoad(
             self.engine_id,
             self.cost,
@@ -52,18 +52,17 @@ class EngineLoad:
         )
 
     def finish_s(self, remaining_tokens: float, context_tokens: float) -> float:
-        """Seconds until one more trajectory that needs so many tokens has generated them here.
+        """Seconds until one more trajectory has generated `remaining_tokens` here.
 
-        The others decode beside it: each what it still needs, but not more than the newcomer while that runs, and
-        only the share `duty` of that. Knowing sum and count, not each, that is at most
-        ``min(sum, residents · duty · remaining)``; exact when all need the same. Queueing for slots and memory
-        stretches it as in `partition.work`.
+        Meanwhile each resident decodes its remaining tokens, but no more than the new trajectory, times `duty`. With
+        the sum and the count of residents, that is at most ``min(sum, residents · duty · remaining)``; exact if all
+        have the same length. Queueing for slots and memory adds time as in `partition.work`.
         """
         others = min(self.remaining_tokens, self.residents * self.duty * remaining_tokens)
         return self._busy_s(remaining_tokens, others, remaining_tokens, context_tokens)
 
     def drain_s(self, remaining_tokens: float, context_tokens: float) -> float:
-        """Seconds until the engine, with one more trajectory of that size, has finished all it holds."""
+        """Seconds until the engine, with one more trajectory of that size, has finished all its trajectories."""
         longest = max(self.longest_tokens, remaining_tokens)
         return self._busy_s(longest, self.remaining_tokens, remaining_tokens, context_tokens)
 

@@ -1,12 +1,12 @@
-"""The loads of all ready engines side by side: prices the few targets that can win, and decides as `decide_move` does.
+"""The loads of all ready engines: decides like `decide_move`, but prices only the few targets that can win.
 
-For every engine a lower bound of the seconds that a newcomer needs there is kept. With n residents that need R tokens
-together, each token of theirs costs at least ``w = token + kv·context``, so that they add at least ``min(R·w, r·n·w)``
-to what a newcomer of r tokens takes alone (`EngineLoad.finish_s`, `duty` 1); queueing for slots makes each token cost
-``fixed/slots`` more. The engine's own end without the newcomer bounds the one with it. Engines whose bounds fail are
-not priced, the others in the order of their bounds until none can be better. The least bounds of each block of engines
-say first whether it is worth a look: among a thousand engines few blocks are. Of engines alike that hold nothing the
-first to join stands for all.
+For every engine the board keeps a lower bound of the seconds that an arriving trajectory needs there. With n
+residents that need R tokens in total, each of their tokens costs at least ``w = token + kv·context``, so they add at
+least ``min(R·w, r·n·w)`` to the time of an arrival of r tokens alone (`EngineLoad.finish_s`, `duty` 1); queueing for
+slots adds ``fixed/slots`` per token. The engine's own end without the arrival is a bound as well. Engines with
+failing bounds are not priced; the others are priced in the order of their bounds until no better one is possible. The
+minimum bounds of a block of engines are checked first: among a thousand engines few blocks pass. Of identical empty
+engines only the first to join is considered.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from heddle_dask.strategies.migration.pricing import (
     Link,
     Margin,
     MovingCandidate,
+    NoMove,
     PricedMove,
-    Stay,
     price_move,
     price_stay,
 )
@@ -32,12 +32,12 @@ _ROUNDING = 1 - 1e-9  # bounds are sums in another order than the times they bou
 
 
 class LoadBoard:
-    """Loads by engine number, in join order, and their bounds; each is to be `set` before it is asked for.
+    """Loads by engine number, in join order, with their bounds; each must be `set` before it is read.
 
     Parameters
     ----------
     engines
-        Id, cost, slots and longest context of each.
+        Id, cost, slots and context limit of each engine.
     """
 
     def __init__(self, engines: Sequence[tuple[EngineId, EngineCost, int, int]]) -> None:
@@ -47,13 +47,13 @@ class LoadBoard:
         self.kv_tokens = [0] * len(engines)
         self._remaining = [0.0] * len(engines)
         self._longest = [0.0] * len(engines)
-        # Bounds, see the module: R·w and n·w without and with the queue for slots, and the engine's own end.
+        # Bounds of the module: R·w and n·w without and with queueing for slots, and the engine's own end.
         self._sum_s = [0.0] * len(engines)
         self._each_s = [0.0] * len(engines)
         self._queued_sum_s = [0.0] * len(engines)
         self._queued_each_s = [0.0] * len(engines)
         self._own_s = [0.0] * len(engines)
-        # No more than the least of each of these five in each block, and blocks in which something was set since.
+        # Lower bounds of these five over each block, and the blocks that changed since these were computed.
         blocks = -(-len(engines) // _BLOCK)
         self._least: list[tuple[float, float, float, float, float]] = [(0.0, 0.0, 0.0, 0.0, 0.0)] * blocks
         self._stale = dict.fromkeys(range(blocks))
@@ -64,7 +64,7 @@ class LoadBoard:
     def set(
         self, j: int, residents: int, kv_tokens: int, remaining_tokens: float, longest_tokens: float
     ) -> None:
-        """The load of engine j is that now."""
+        """Set the load of engine j."""
         self.residents[j], self.kv_tokens[j] = residents, kv_tokens
         self._remaining[j], self._longest[j] = remaining_tokens, longest_tokens
         _, cost, slots, _ = self._engines[j]
@@ -111,7 +111,8 @@ class LoadBoard:
         margin: Margin,
         reach: Collection[EngineId] | None = None,
     ) -> PricedMove | None:
-        """`decide_move` over all loads of the board, without pricing them all; `link` leads to `reach` [all]."""
+        """`decide_move` over all loads of the board, without pricing all; `link` connects the engines of `reach`
+        [all]."""
         home = self.number_of.get(candidate.home)
         if home is None or candidate.remaining_tokens <= 0 or candidate.moved >= margin.max_moves:
             return None
@@ -129,8 +130,8 @@ class LoadBoard:
                 best, best_number = move, j
         return best
 
-    def _worth_pricing(self, candidate: MovingCandidate, home: int, stay: Stay) -> list[tuple[float, int]]:
-        """Targets that may be clearly better, with the earliest end that is possible there, earliest first."""
+    def _worth_pricing(self, candidate: MovingCandidate, home: int, stay: NoMove) -> list[tuple[float, int]]:
+        """Targets that may be clearly better, with a lower bound of the end there, earliest first."""
         remaining = candidate.remaining_tokens
         alone_s, queued_s = self._least_alone_s(remaining, candidate.context_tokens)
         most_s = stay.most_s - candidate.tool_s
@@ -173,14 +174,14 @@ class LoadBoard:
         return list(zip(*(column[here] for column in columns), strict=True))
 
     def _refresh(self, block: int) -> tuple[float, float, float, float, float]:
-        """The least bounds of a block as they are: only one that seems worth a look pays for it."""
+        """Recompute the minimum bounds of a block; called only if its old bounds pass."""
         own, each, queued_each, whole, queued_whole = zip(*self._bounds(block), strict=True)
         self._least[block] = (min(own), min(each), min(queued_each), min(whole), min(queued_whole))
         del self._stale[block]
         return self._least[block]
 
     def _apart(self, numbers: list[int], home: int, candidate: MovingCandidate) -> list[int]:
-        """These without the home, and without those that are as another one before them."""
+        """These numbers without the home, and without engines identical to an earlier one."""
         apart = []
         idle: set[int] = set()
         for j in numbers:
@@ -197,7 +198,7 @@ class LoadBoard:
         return not (self.residents[j] or self.kv_tokens[j] or self._remaining[j] or self._longest[j])
 
     def _least_alone_s(self, remaining: float, context: float) -> tuple[float, float]:
-        """Least seconds of any kind of engine for the newcomer alone, and when it shares the slots."""
+        """Minimum seconds over the kinds of engines for the arriving trajectory alone, and with queueing for slots."""
         area = area_of(remaining, context)
         alone_s = queued_s = float("inf")
         for cost, slots in self._kinds:

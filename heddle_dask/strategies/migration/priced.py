@@ -1,4 +1,4 @@
-"""Migration by price: asked after each prediction, answered by the rules of `pricing` and `load_board`."""
+"""Migration by price, after each prediction, with the rules of `pricing` and `load_board`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from heddle_dask.strategies.remaining import QUANTILES, remaining_or_context_tok
 
 
 def expected_tool_s(view: ClusterView, trajectory: Trajectory) -> float:
-    """Mean seconds of all calls of the tool that runs; before it is known which, of its own actions so far.
+    """Expected seconds of the running tool call: the mean of its label, or of the trajectory's own actions so far.
 
-    0 where neither is known: then nothing hides a move.
+    0 if both are unknown: no part of a move is then hidden.
     """
     of_label = view.tool_seconds.mean_s(trajectory.open_labels)
     if of_label is not None:
@@ -43,7 +43,7 @@ def check_quantile(quantile: str) -> None:
 
 @dataclass(slots=True)
 class _Remaining:
-    """Predicted tokens of an engine's residents: sums that may be a little out of date, and how much so."""
+    """Sums of the predicted tokens of an engine's residents, with the amount of change since they were computed."""
 
     counted: dict[TrajectoryId, float] = field(default_factory=dict)
     total: float = 0.0
@@ -51,19 +51,19 @@ class _Remaining:
     changed: int = 0
 
     def told(self, trajectory_id: TrajectoryId, tokens: float) -> None:
-        """A resident has a new prediction."""
+        """Record a new prediction of a resident."""
         self.total += tokens - self.counted.get(trajectory_id, 0.0)
         self.counted[trajectory_id] = tokens
         self.longest = max(self.longest, tokens)
         self.changed += 1
 
     def outdated(self, engine: Engine) -> bool:
-        """More than an eighth has changed: with few residents, anything."""
+        """Whether more than an eighth has changed; with few residents, any change."""
         gone = abs(len(engine.residents) - len(self.counted))
         return self.changed + gone > len(self.counted) // 8
 
     def recount(self, view: ClusterView, engine: Engine, quantile: Quantile) -> None:
-        """Take the latest predictions of those that live there now."""
+        """Recompute the sums from the latest predictions of the residents."""
         here = view.residents(engine)
         self.counted = {t.spec.trajectory_id: remaining_or_context_tokens(t, quantile) for t in here}
         self.total = sum(self.counted.values())
@@ -72,7 +72,7 @@ class _Remaining:
 
 
 def _reach_of(engines: Sequence[Engine]) -> dict[int, frozenset[EngineId]]:
-    """By TP degree: all engines of it, where each can transfer KV. Of other degrees they would misread it."""
+    """By TP degree: its engines, if all of them can transfer KV. Engines of different degrees cannot exchange KV."""
     degrees: dict[int, list[Engine]] = {}
     for engine in engines:
         degrees.setdefault(engine.spec.tp_degree, []).append(engine)
@@ -91,31 +91,31 @@ class PermitsMoves(Protocol):
         """Whether the trajectory may move at all; asked before any engine is priced."""
 
     def may_move(self, view: ClusterView, trajectory: Trajectory, target: EngineId) -> bool:
-        """Whether it may move to that engine."""
+        """Whether the trajectory may move to that engine."""
 
 
 @dataclass(slots=True)
 class Priced:
-    """Move when another engine ends the trajectory clearly earlier, all prices counted (`migration.priced`).
+    """Move if the trajectory ends clearly earlier on another engine, with all costs of the move (`migration.pricing`).
 
     Parameters
     ----------
     profile
         Cost profile of the engines.
     relative, absolute_s, max_moves
-        What *clearly earlier* means, and the most moves of one trajectory.
+        Meaning of *clearly earlier*, and maximum number of moves of one trajectory (`pricing.Margin`).
     setup_s, token_s
-        Price of a KV transfer between engines that can, of one TP degree: seconds per move and per token.
+        Seconds of a KV transfer between engines of one TP degree: per move and per token.
     quantile
-        Which prediction is planned with.
+        Quantile of the prediction that is used.
 
     permits
-        May forbid moves: an admission that plans what each engine finishes when (`admission.deadline`).
+        A strategy that may forbid moves: an admission that plans the end of each engine (`admission.deadline`).
 
     Notes
     -----
-    What the residents of an engine still need is counted anew when an eighth of it has changed, not at every question:
-    amortised O(1). A question looks at every engine, and prices the few that can win (`migration.load_board`).
+    The sums over an engine's residents are recomputed when an eighth has changed: amortised O(1). A decision checks
+    bounds of all engines and prices the few that can win (`migration.load_board`).
     """
 
     profile: str = "tiny-cpu"
@@ -132,7 +132,7 @@ class Priced:
     _engines: Sequence[Engine] = field(init=False, default=())
     _board: LoadBoard = field(init=False, default_factory=lambda: LoadBoard(()))
     _link: Link = field(init=False)
-    # By TP degree: the engines among which KV can be transferred.
+    # By TP degree: the engines that can transfer KV to each other.
     _reach: Mapping[int, frozenset[EngineId]] = field(init=False, default_factory=dict)
     _margin: Margin = field(init=False, default_factory=Margin)
 
@@ -148,7 +148,7 @@ class Priced:
         self._link = Link(self.setup_s, self.token_s)
 
     def use_costs(self, known: Mapping[int, EngineCost]) -> None:
-        """Price with these costs by TP degree in place of the profile."""
+        """Use these costs by TP degree in place of the profile."""
         self._costs = EngineCosts(self.profile, known)
         self._engines, self._remaining = (), []
 
@@ -178,15 +178,16 @@ class Priced:
             return None
         if self.permits is not None and not self.permits.may_move(view, trajectory, move.target):
             return None
-        # With the tool call or not at all: one that begins later is seldom hidden, and the next call is another chance.
+        # Start with the tool call or not at all: a later move is seldom hidden, and the next call is another
+        # opportunity.
         return Move(move.target, move.kind, move.gain_s, may_wait=False)
 
     def choose(self, waiting: Sequence[MoveRequest], running: Sequence[MoveRequest]) -> Sequence[MoveRequest]:
-        """Longest first, disjoint ends."""
+        """Longest trajectories first, pairwise disjoint engines."""
         return choose_transfers(waiting, running)
 
     def _rebuild(self, engines: Sequence[Engine]) -> None:
-        """The ready engines have changed: a new board; what was counted on those that stay is kept."""
+        """Make a new board for changed ready engines; the sums of remaining engines are kept."""
         known = dict(zip([engine.engine_id for engine in self._engines], self._remaining, strict=True))
         self._engines, self._seen = engines, 0
         facts = [(e.engine_id, self._costs.of(e), e.spec.slots, e.spec.max_context_tokens) for e in engines]
@@ -195,7 +196,7 @@ class Priced:
         self._reach = _reach_of(engines)
 
     def _take_loads(self, view: ClusterView, trajectory: Trajectory, remaining: float) -> None:
-        """Bring the board up to date: the home has a new prediction, any engine may hold others than before."""
+        """Update the board: the home has a new prediction, and residents of any engine may have changed."""
         board = self._board
         home = board.number_of.get(trajectory.home) if trajectory.home is not None else None
         if home is not None:
@@ -210,7 +211,7 @@ class Priced:
                 board.set(j, len(engine.residents), engine.resident_tokens, sums.total, sums.longest)
 
     def _changed(self, view: ClusterView, home: int | None) -> Iterable[int]:
-        """Numbers of the engines that may hold others than the board says; a new board says nothing yet."""
+        """Numbers of the engines with changed residents since the board was updated; all for a new board."""
         fresh = self._seen == 0
         names, self._seen = view.touched_since(self._seen)
         if fresh:

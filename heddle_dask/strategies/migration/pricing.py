@@ -1,9 +1,9 @@
 """Priced migration: move only when another engine, with this trajectory added, finishes clearly earlier.
 
-Three options are priced against the tool time still expected: *stay*; *transfer* the KV (what the tool does not hide
-of it delays the next step); *recompute* on the target (its prefix cache is warmed while the tool runs; what the tool
-does not hide delays the next step, and the prefill is work for the target in any case). An independent simulation found
-this rule better than the paper's rank rule in every case (`rank_rule`).
+Three options are compared, given the expected rest of the tool call: *stay*; *transfer* the KV; *recompute* it on the
+target, whose prefix cache is warmed during the tool call. The part of a transfer or recomputation that exceeds the
+tool call delays the next step, and a recomputation is work for the target in any case. In an independent simulation
+this rule was better than the paper's rank rule in every case (`rank_rule`).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ MoveKind = Literal["transfer", "recompute"]
 
 @dataclass(slots=True)
 class MovingCandidate:
-    """A trajectory that might move.
+    """A trajectory that may move.
 
     Attributes
     ----------
     remaining_tokens
-        Predicted tokens that it will still generate.
+        Predicted remaining tokens.
     context_tokens
-        Tokens in front of the model at its next step, as far as known: what a move must bring along.
+        Context tokens at its next step, as far as known: the tokens that a move transfers or recomputes.
     home
-        Engine that holds its KV; the load of that engine counts it.
+        Engine that holds its KV; the load of that engine includes it.
     tool_s
-        Seconds that its running tools are still expected to take; 0 when none runs.
+        Expected remaining seconds of its running tools; 0 if none runs.
     cached_tokens
-        By engine, how much of its context is in the prefix cache there already (the group's prompt, say).
+        Context tokens in the prefix cache of each engine (such as the group's prompt).
     moved
-        How often it has moved.
+        Number of its moves so far.
     """
 
     trajectory_id: TrajectoryId
@@ -49,30 +49,30 @@ class MovingCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How KV travels between engines: ``setup_s + tokens · token_s``. No link: `None` in place of this."""
+    """A link for KV transfers: ``setup_s + tokens · token_s`` seconds. Without a link, `None` is used."""
 
     setup_s: float
     token_s: float
 
     def transfer_s(self, tokens: float) -> float:
-        """Seconds to bring so many tokens' KV over."""
+        """Seconds to transfer the KV of `tokens` tokens."""
         return self.setup_s + tokens * self.token_s
 
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """What *clearly earlier* means: both must hold.
+    """Meaning of *clearly earlier*: both gains must be reached.
 
     Attributes
     ----------
     relative
-        Least gain as a share of what staying takes.
+        Minimum gain as a share of the time without a move.
     absolute_s
-        Least gain in seconds.
+        Minimum gain in seconds.
     max_moves
-        Most moves of one trajectory: predictions that swing do not carry it to and fro for ever.
+        Maximum number of moves of one trajectory, against moves to and fro with fluctuating predictions.
     kv_share
-        Most of the target's KV memory that may be taken when this trajectory has grown to its predicted end.
+        Maximum share of the target's KV memory in use when this trajectory has its predicted final length.
     """
 
     relative: float = 0.15
@@ -83,12 +83,12 @@ class Margin:
 
 @dataclass(frozen=True, slots=True)
 class PricedMove:
-    """Go to `target`. Times are from now until the trajectory's last token, tools to come not counted.
+    """A move to `target`. Times are from now until the trajectory's last token, without later tool calls.
 
     Attributes
     ----------
     price_s
-        Seconds that transfer or recomputation takes; `exposed_s` of them after the tool has returned.
+        Seconds of the transfer or recomputation; `exposed_s`: the part after the tool has returned.
     """
 
     trajectory_id: TrajectoryId
@@ -101,24 +101,24 @@ class PricedMove:
 
     @property
     def gain_s(self) -> float:
-        """Seconds that its end comes earlier."""
+        """Seconds by which the trajectory ends earlier."""
         return self.stay_s - self.move_s
 
 
 def decide_move(
     candidate: MovingCandidate, loads: Sequence[EngineLoad], link: Link | None, margin: Margin
 ) -> PricedMove | None:
-    """The move that ends this trajectory earliest if that is clearly earlier than staying, else None.
+    """The move with the earliest end of this trajectory if that is clearly earlier than staying, else None.
 
-    A target must also, with the trajectory and its recomputation added, finish all its own work before the home
-    would have with the trajectory on it: a move may not make another engine the last one.
+    With the trajectory and its recomputation added, the target must also finish all its work before the home would
+    have finished with the trajectory: a move must not make another engine the last one.
 
     Parameters
     ----------
     loads
-        Of all ready engines, the home among them; when it is not, the answer is None.
+        Loads of all ready engines, including the home; without it the result is None.
     link
-        None when KV cannot be transferred.
+        None if KV cannot be transferred.
     """
     home = next((load for load in loads if load.engine_id == candidate.home), None)
     if home is None or candidate.remaining_tokens <= 0 or candidate.moved >= margin.max_moves:
@@ -132,17 +132,17 @@ def decide_move(
     return best
 
 
-class Stay(NamedTuple):
-    """What staying comes to.
+class NoMove(NamedTuple):
+    """The alternative without a move.
 
     Attributes
     ----------
     stay_s
         Seconds to the trajectory's end at home.
     most_s
-        The latest end elsewhere that is clearly earlier.
+        The latest end elsewhere that counts as clearly earlier, seconds.
     drain_s
-        Seconds until its home has finished all it holds.
+        Seconds until its home has finished all its trajectories.
     """
 
     stay_s: float
@@ -150,24 +150,24 @@ class Stay(NamedTuple):
     drain_s: float
 
 
-def price_stay(candidate: MovingCandidate, home: EngineLoad, margin: Margin) -> Stay:
-    """The trajectory goes on where it is; the load of `home` counts it."""
+def price_stay(candidate: MovingCandidate, home: EngineLoad, margin: Margin) -> NoMove:
+    """Times if the trajectory stays; the load of `home` includes it."""
     remaining, context = candidate.remaining_tokens, candidate.context_tokens
     rest = home.without(remaining, context)
     stay_s = candidate.tool_s + rest.finish_s(remaining, context)
     most_s = min(stay_s - margin.absolute_s, stay_s * (1 - margin.relative))
-    return Stay(stay_s, most_s, rest.drain_s(remaining, context))
+    return NoMove(stay_s, most_s, rest.drain_s(remaining, context))
 
 
 def price_move(
-    candidate: MovingCandidate, target: EngineLoad, link: Link | None, margin: Margin, stay: Stay
+    candidate: MovingCandidate, target: EngineLoad, link: Link | None, margin: Margin, stay: NoMove
 ) -> PricedMove | None:
-    """The cheapest way to that target; None when it does not fit there or is not clearly better."""
+    """The cheapest move to that target; None if the trajectory does not fit there or does not end clearly earlier."""
     if not _fits(candidate, target, margin):
         return None
     remaining, context = candidate.remaining_tokens, candidate.context_tokens
     finish_s = target.finish_s(remaining, context)
-    if candidate.tool_s + finish_s > stay.most_s:  # whatever the price of moving
+    if candidate.tool_s + finish_s > stay.most_s:  # too late even without the time of the move
         return None
     drain_s = target.drain_s(remaining, context)
     if drain_s >= stay.drain_s:
@@ -182,7 +182,7 @@ def price_move(
 def cheapest_move(
     candidate: MovingCandidate, target: EngineLoad, link: Link | None, stay_s: float, finish_s: float
 ) -> PricedMove:
-    """Transfer or recompute, whichever exposes less; of equals the one of smaller price.
+    """Transfer or recompute, whichever exposes fewer seconds; ties: the one with the smaller price.
 
     Parameters
     ----------

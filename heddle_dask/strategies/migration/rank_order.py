@@ -1,8 +1,9 @@
-"""The paper's rank rule (Heddle, section 5.3): a new rank in the order of lengths names the engine.
+"""The paper's rank rule (Heddle, section 5.3): the rank of a trajectory by length determines its engine.
 
-The plan gave engine i the next s_i trajectories in order of length, n together. With n* still active, its share is
-s_i · n*/n; the engine whose cumulative share holds the new rank is the target. Kept as printed for the preset
-heddle-paper: when short groups empty, it pushes long trajectories onto engines that were planned for short ones.
+The plan assigned to engine i the next s_i trajectories in order of length, n in total. With n* still active, its
+share is s_i · n*/n; the target is the engine with the rank in its cumulative share. Implemented as printed, for the
+preset heddle-paper: when short groups have ended, it moves long trajectories to engines that were planned for short
+ones.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from heddle_dask.core.ids import TrajectoryId
 
 
 def rank_target(rank: int, active: int, sizes: Sequence[int]) -> int:
-    """Number of the worker whose scaled range holds `rank`.
+    """Number of the worker with `rank` in its scaled range.
 
-    The paper leaves rounding open: ranges are kept as exact fractions, rank r stands for the point r + 1/2, so that
-    with n* = n every worker gets back exactly its s_i.
+    The paper does not specify rounding. Here ranges are exact fractions and rank r is the point r + 1/2, so with n* =
+    n every worker gets exactly its s_i.
 
     Parameters
     ----------
     rank
         0 for the longest predicted of the active trajectories.
     active
-        How many are active, more than `rank`.
+        Number of active trajectories; more than `rank`.
     sizes
         s_i of the plan, in the order of the runs; their sum is n, at least 1.
     """
@@ -41,9 +42,9 @@ def rank_target(rank: int, active: int, sizes: Sequence[int]) -> int:
 
 
 class RankOrder:
-    """The active trajectories in order of predicted length, longest first; equal ones by id.
+    """The active trajectories in order of predicted length, longest first; ties by id.
 
-    O(log n) comparisons and one short memory move per change: no sorting anew at each prediction.
+    O(log n) comparisons and one short move of memory per change.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class RankOrder:
         return bisect_left(self._order, entry)
 
     def remove(self, trajectory_id: TrajectoryId) -> None:
-        """Forget a trajectory that has ended; unknown ones are ignored."""
+        """Remove an ended trajectory; an unknown one is ignored."""
         length = self._length.pop(trajectory_id, None)
         if length is not None:
             del self._order[bisect_left(self._order, (-length, trajectory_id))]

@@ -18,14 +18,14 @@ from heddle_dask.strategies.remaining import remaining_or_context_tokens
 
 @dataclass(slots=True)
 class RankRule:
-    """The paper's rule: the rank of the new prediction names the engine (`rank_order`).
+    """The paper's rule: the rank of the new prediction determines the engine (`rank_order`).
 
     Parameters
     ----------
     quantile
-        Which prediction is ranked.
+        Quantile of the prediction that is ranked.
     plan
-        The placement whose plan has the sizes that are scaled.
+        The placement; the sizes of its plan are scaled.
 
     Raises
     ------
@@ -43,7 +43,7 @@ class RankRule:
             raise ValueError("it needs placement=presorted: it scales the sizes of that plan")
 
     def propose(self, view: ClusterView, trajectory: Trajectory) -> Move | None:
-        """A move to the engine of the trajectory's rank."""
+        """Propose a move to the engine of the trajectory's rank."""
         if self.plan is None or self.plan.latest is None:
             return None
         rank = self._order.update(
@@ -59,9 +59,9 @@ class RankRule:
         return Move(target, "transfer" if can_transfer else "recompute")
 
     def choose(self, waiting: Sequence[MoveRequest], running: Sequence[MoveRequest]) -> Sequence[MoveRequest]:
-        """Longest first, disjoint ends."""
+        """Longest trajectories first, pairwise disjoint engines."""
         return choose_transfers(waiting, running)
 
     def forget(self, trajectory: Trajectory) -> None:
-        """It has ended: the ranks are those of the active."""
+        """Remove an ended trajectory from the ranks."""
         self._order.remove(trajectory.trajectory_id)

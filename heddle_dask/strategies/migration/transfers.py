@@ -1,4 +1,4 @@
-"""Which KV transfers run now (Heddle, section 5.3): longest trajectories first, pairwise disjoint endpoints."""
+"""The KV transfers to run now (Heddle, section 5.3): longest trajectories first, pairwise disjoint engines."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def choose_transfers(
     *,
     max_running: int | None = None,
 ) -> list[MoveRequest]:
-    """Those of `waiting` that may start now, in the order in which to start them.
+    """The transfers of `waiting` to start now, in this order.
 
-    Greedy from the longest; one that shares an engine, as source or target, with a running or chosen transfer is
-    skipped and waits. No transfer that is left out could be added, unless `max_running` together is reached.
+    Greedy from the longest; a transfer that shares an engine, as source or target, with a running or chosen one is
+    skipped and waits. The result is maximal: no further transfer could be added, unless `max_running` is reached.
     """
     running = list(running)
     busy = {engine for transfer in running for engine in (transfer.source, transfer.target)}

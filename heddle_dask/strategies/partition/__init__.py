@@ -1,1 +1,1 @@
-"""Which trajectory starts on which engine, decided for all of them at once: pure functions of plain numbers."""
+"""Assignment of a whole batch of trajectories to engines: pure functions of plain numbers."""

@@ -7,17 +7,18 @@ from heddle_dask.strategies.partition.runs import Worker
 
 
 def worker_of(cost: EngineCost, slots: int, *, context_tokens: float, most: int) -> Worker:
-    """One engine as Eq. 2 sees it: seconds per token of each of s = 1 … `most` trajectories.
+    """One engine as a worker of Eq. 2: seconds per token of each of s = 1 … `most` trajectories.
 
-    Up to the slots, T·F(s) is the iteration with s decoding; beyond, members take turns and it stretches by s/slots
-    (the paper profiles F and plays queueing in a simulator: this is the simple rebuild of its notes, 4.3).
+    Up to the number of slots, T·F(s) is the time of an iteration with s decoding sequences; above it, members take
+    turns, and T·F(s) is multiplied by s/slots. (The paper profiles F and simulates queueing; this is a simple version
+    of its notes, 4.3.)
 
     Parameters
     ----------
     context_tokens
         Mean context of one trajectory.
     protect_kv
-        Hold the members' KV to the engine's memory. Without, a group may exceed it and is assumed to take turns.
+        True: the members' KV must fit the engine's memory. False: a group may exceed it, and its members take turns.
     """
     table: list[float] = []
     for size in range(1, most + 1):

@@ -1,7 +1,7 @@
 """Bisection over the makespan with greedy packing: the value of Eq. 3 without its table.
 
-For a limit C each worker in turn takes the longest run that ends within C. A failed limit names the next one at which
-any run would change, a success the makespan that it reached: the search ends at the exact optimum, not near it.
+For a limit C each worker in turn takes the longest run that ends within C. A failed attempt returns the next limit at
+which any run would change, a successful one its makespan, so the search ends at the exact optimum.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Callable, Sequence
 from heddle_dask.strategies.partition.runs import Partition, Presorted, Run, Worker
 
 Attempt = Callable[[float], tuple[Partition | None, float]]
-"""For a limit: a partition within it, or None and the next limit worth trying."""
+"""For a limit: a partition within it, or None and the next limit to try."""
 
 
 def least_limit(attempt: Attempt, low: float, guess: float) -> Partition | None:
-    """The partition of least makespan that `attempt` finds; None when it finds none at any limit.
+    """The partition of least makespan that `attempt` finds; None if it finds none at any limit.
 
     Parameters
     ----------
     low
-        No partition is shorter than this.
+        Lower bound of the makespan.
     guess
-        Where to look first; it need not be feasible.
+        First limit to try; it need not be feasible.
     """
     best, following = attempt(guess)
     if best is None:
@@ -33,7 +33,7 @@ def least_limit(attempt: Attempt, low: float, guess: float) -> Partition | None:
             return None
     while low < best.seconds:
         limit = (low + best.seconds) / 2
-        if not low <= limit < best.seconds:  # neighbours in floating point
+        if not low <= limit < best.seconds:  # no float between the bounds
             limit = low
         found, following = attempt(limit)
         if found is not None:
@@ -46,12 +46,12 @@ def least_limit(attempt: Attempt, low: float, guess: float) -> Partition | None:
 def partition_in_order(trajectories: Presorted, workers: Sequence[Worker]) -> Partition | None:
     """The optimum of Eq. 2 when worker j takes the j-th run (the paper's order: fastest first).
 
-    Equal workers have one order only, and then this is the value of Eq. 3. Workers may stay empty.
+    For identical workers this is the value of Eq. 3. Workers may stay empty.
 
     Returns
     -------
     Partition | None
-        None when the trajectories do not fit: larger groups than the tables.
+        None if the trajectories do not fit: groups would exceed the tables.
     """
     if len(trajectories) == 0:
         return Partition(0.0, ())
@@ -63,7 +63,7 @@ def partition_in_order(trajectories: Presorted, workers: Sequence[Worker]) -> Pa
 
 
 def even_split_s(trajectories: Presorted, workers: Sequence[Worker]) -> float:
-    """A limit to start from: as many trajectories on each worker, the longest on all."""
+    """A limit to start from: equal numbers of trajectories on all workers, each as long as the longest."""
     each = math.ceil(len(trajectories) / len(workers))
     slowest = max(w.token_s[min(each, len(w.token_s)) - 1] for w in workers if w.token_s)
     return trajectories.lengths[0] * slowest

@@ -1,8 +1,8 @@
-"""The words of a partition: workers, runs of presorted trajectories, and how far a run may go.
+"""Values of a partition: workers, runs of presorted trajectories, and the longest run within a limit.
 
-Trajectories are numbered from the longest to the shortest. By the paper's lemma there is an optimal partition in
-which every worker holds a contiguous run of them when the slowdown depends on the size of the group only; workers
-may be unlike. A run that shrinks never takes longer, so under a limit the longest run from each start is the best.
+Trajectories are numbered from the longest to the shortest. By the paper's lemma, if the slowdown depends only on the
+size of the group, there is an optimal partition in which every worker has a contiguous run; workers may be
+heterogeneous. A shorter run never takes longer, so under a limit the longest run from each start is optimal.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from heddle_dask.core.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One engine as Eq. 2 sees it.
+    """One engine in Eq. 2.
 
     Attributes
     ----------
     token_s
-        ``token_s[s - 1]`` is T·F(s): seconds per token of each of s trajectories that run together. Rises or
-        stays with s; a group larger than the table is not allowed.
+        ``token_s[s - 1]`` is T·F(s): seconds per token of each of s trajectories that run together. Non-decreasing in
+        s; groups larger than the table are not allowed.
     """
 
     token_s: tuple[float, ...]
@@ -51,14 +51,14 @@ class Partition:
     Attributes
     ----------
     seconds
-        Makespan by Eq. 2: the largest longest-member x token_s of any run.
+        Makespan by Eq. 2: maximum over the runs of longest member x token_s.
     """
 
     seconds: float
     runs: tuple[Run, ...]
 
     def sizes(self, workers: int) -> list[int]:
-        """How many trajectories each worker takes, by worker number."""
+        """Number of trajectories of each worker, by worker number."""
         sizes = [0] * workers
         for run in self.runs:
             sizes[run.worker] = run.stop - run.start
@@ -85,14 +85,14 @@ class Presorted:
         return len(self.lengths)
 
     def reach(self, start: int, worker: Worker, limit: float) -> tuple[int, float]:
-        """Where the longest run from `start` that keeps to `limit` seconds stops, and the next limit that moves it.
+        """End of the longest run from `start` within `limit` seconds, and the next limit at which it would be longer.
 
-        The second number is infinite when no limit would let the run go further.
+        The second number is infinite if no limit makes the run longer.
         """
         length = self.lengths[start]
         table = worker.token_s
         size = bisect_right(table, limit / length) if length > 0 else len(table)
-        # The quotient is rounded: the product decides, so that a limit equal to a makespan admits it.
+        # The quotient is rounded, so the product is checked: a limit equal to a makespan must admit it.
         while size > 0 and length * table[size - 1] > limit:
             size -= 1
         while size < len(table) and length * table[size] <= limit:

@@ -1,15 +1,15 @@
-"""How long an engine is busy with what it was given, by work: tokens, prefill and KV, not by count.
+"""Busy seconds of an engine from the work of its trajectories: tokens, prefill and KV, not their number.
 
-An iteration of continuous batching costs ``fixed + tok·B + kv·C`` (`cost.engine_cost`). Sum it over a set of
-trajectories that start together, each leaving when it is done, and the batch drops out::
+An iteration of continuous batching costs ``fixed + tok·B + kv·C`` (`cost.engine_cost`). The sum over all iterations
+of a set of trajectories that start together does not depend on the batches::
 
     busy = fixed·iterations + tok·Σ decode + kv·Σ area + prefill·Σ prompt
     area = decode·(context + decode/2)            token-iterations: KV read over the trajectory's life
     iterations = max(longest decode, Σ decode / slots, Σ area / capacity)
 
-The first term of `iterations` is exact while all are resident; the other two are what queueing for slots and for
-memory makes of it with a work-conserving order. Tools leave the engine to others, so they lengthen only the path of
-their own trajectory: seconds = max(busy, longest path alone). Every term falls or stays when a member leaves.
+The first term of `iterations` is exact while all are resident; the other two are the effect of queueing for slots and
+for memory under a work-conserving order. During a tool call the engine serves others, so tools lengthen only the path
+of their own trajectory: seconds = max(busy, longest path alone). No term grows when a member is removed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from heddle_dask.cost.engine_cost import EngineCost
 
 
 def area_of(decode_tokens: float, context_tokens: float) -> float:
-    """Token-iterations of one trajectory that decodes so much, starting with that context."""
+    """Token-iterations of one trajectory that decodes `decode_tokens` after a context of `context_tokens`."""
     return decode_tokens * (context_tokens + decode_tokens / 2)
 
 
@@ -33,7 +33,7 @@ def busy_s(
     area: float,
     prefill_tokens: float = 0.0,
 ) -> float:
-    """Seconds that an engine needs for work of these sums; see the module."""
+    """Seconds of an engine for work with these sums; see the module."""
     iterations = max(longest_tokens, decode_tokens / slots, area / cost.capacity_tokens)
     return (
         cost.fixed_s * iterations
@@ -45,22 +45,22 @@ def busy_s(
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one trajectory will ask of whichever engine takes it.
+    """The work of one trajectory on any engine.
 
     Attributes
     ----------
     group
-        Whose members share a prompt.
+        Group of trajectories that share a prompt.
     decode_tokens
         Predicted tokens still to be generated.
     context_tokens
-        Tokens in front of the model, the shared prompt included; averaged over its life when tools add much.
+        Context tokens, including the shared prompt; a mean over the trajectory's life if tools add many tokens.
     shared_tokens
-        Length of the prompt that the group shares: prefilled once on every engine that hosts a member.
+        Length of the prompt that the group shares; prefilled once on every engine with a member.
     prefill_tokens
-        Prompt tokens of its own still to be prefilled wherever it runs.
+        Its own prompt tokens still to be prefilled, on any engine.
     tool_s
-        Seconds it will spend in tools.
+        Seconds of its tool calls.
     """
 
     group: str
@@ -76,7 +76,7 @@ class Work:
         return area_of(self.decode_tokens, self.context_tokens)
 
     def path_s(self, cost: EngineCost) -> float:
-        """Seconds to its end alone on the engine, tools included."""
+        """Seconds of the trajectory alone on the engine, tools included."""
         return (
             (cost.fixed_s + cost.token_s + cost.sequence_s) * self.decode_tokens
             + cost.context_token_s * self.area
@@ -87,14 +87,14 @@ class Work:
 
 @dataclass(slots=True)
 class WorkLoad:
-    """The sums of one engine: O(1) to add to, O(1) to ask what one more would make of it.
+    """Sums over the trajectories of one engine; adding one is O(1).
 
     Attributes
     ----------
     prefill_tokens
         Own prompt tokens of the members and, once per group, the shared ones.
     groups
-        For each group with a member here, how many tokens of its prompt are here or will be prefilled.
+        For each group with a member here: tokens of its prompt that are cached here or will be prefilled.
     """
 
     cost: EngineCost
@@ -116,7 +116,7 @@ class WorkLoad:
         return load
 
     def add(self, work: Work) -> None:
-        """Take one more trajectory, whose KV is to be made here."""
+        """Add a trajectory whose KV is not yet on this engine."""
         self.prefill_tokens += work.prefill_tokens + self._missing_tokens(work)
         self.path_s = max(self.path_s, work.path_s(self.cost))
         self._count(work)
@@ -129,12 +129,12 @@ class WorkLoad:
         self.area += work.area
 
     def _missing_tokens(self, work: Work) -> float:
-        """What of the group's prompt is to be prefilled for this member."""
+        """Tokens of the group's prompt that are prefilled for this member."""
         return max(0.0, work.shared_tokens - self.groups.get(work.group, 0.0))
 
     @property
     def busy_s(self) -> float:
-        """Seconds that the engine is busy with them."""
+        """Seconds that the engine is busy with its trajectories."""
         return busy_s(
             self.cost,
             self.slots,
@@ -146,5 +146,5 @@ class WorkLoad:
 
     @property
     def seconds(self) -> float:
-        """When the last of its trajectories ends."""
+        """Seconds until the last of its trajectories ends."""
         return max(self.busy_s, self.path_s)

@@ -1,4 +1,4 @@
-"""The values of a plan by work: an engine to plan for, and which engine takes which trajectory."""
+"""Values of a plan by work: an engine, and the engine of each trajectory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placement: where the prefix is cached, unless the load is skewed (the router of SGLang, `cache_aware`)."""
+"""Placement on the engine with the cached prefix, unless the load is skewed (`cache_aware` of SGLang's router)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from heddle_dask.core.ids import EngineId, GroupId
 from heddle_dask.core.nouns import StepRequest
 from heddle_dask.strategies.placement.sticky import home_among
 
-# The router evicts the prefixes that were used least recently; that many groups are not in a cache any more.
+# The router evicts the least recently used prefixes; older groups are no longer in a cache.
 _MOST_GROUPS = 10_000
 
 
 @dataclass(slots=True)
 class CacheAware:
-    """Home first, then the engine that saw the group's prompt, then the emptiest cache; least load under skew.
+    """The home, else the engine with the group's prompt, else the emptiest cache; under skew the least load.
 
     Parameters
     ----------
@@ -36,13 +36,13 @@ class CacheAware:
     def choose_engine(
         self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
     ) -> Engine:
-        """One of the candidates, always."""
+        """Always one of the candidates."""
         chosen = self._choose(trajectory, candidates)
         self._remember(trajectory.spec.group_id, chosen.engine_id)
         return chosen
 
     def _remember(self, group_id: GroupId, engine_id: EngineId) -> None:
-        """Keep the first engine of the group, and the groups in order of use; the one not used longest goes."""
+        """Record the group's first engine; groups are in order of use, and the least recently used one is dropped."""
         self._seen[group_id] = self._seen.pop(group_id, engine_id)
         if len(self._seen) > _MOST_GROUPS:
             del self._seen[next(iter(self._seen))]
@@ -61,5 +61,5 @@ class CacheAware:
             if engine.engine_id == seen:
                 return engine
         emptiest = min(candidates, key=lambda engine: engine.resident_tokens)
-        self._seen[trajectory.spec.group_id] = emptiest.engine_id  # the one that saw it may be gone
+        self._seen[trajectory.spec.group_id] = emptiest.engine_id  # the recorded engine may be lost
         return emptiest

@@ -1,4 +1,4 @@
-"""Placement: each step to the least loaded engine, load in tokens, ties at random."""
+"""Placement of each step on the engine with the least load in tokens; ties at random."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Load = Callable[[Engine], tuple[float, ...]]
 
 
 def inflight_load(engine: Engine) -> tuple[float, ...]:
-    """Context tokens of the steps queued or generating per slot; then how many they are."""
+    """Context tokens of the queued and generating steps per slot; then the number of these steps."""
     slots = engine.spec.slots
     return engine.inflight_tokens / slots, len(engine.inflight) / slots
 
 
 def resident_load(engine: Engine) -> tuple[float, ...]:
-    """Context tokens of the trajectories that live there per slot, those in tools included."""
+    """Context tokens of the residents per slot, including those in tool calls."""
     slots = engine.spec.slots
     return engine.resident_tokens / slots, len(engine.residents) / slots
 
@@ -27,11 +27,11 @@ def resident_load(engine: Engine) -> tuple[float, ...]:
 def pick_least(
     candidates: Sequence[Engine], tokens: Sequence[float], load: Load, rng: random.Random
 ) -> Engine:
-    """The candidate of least load; among equals one at random.
+    """The candidate of least load; ties at random.
 
-    `tokens` is the first part of the load of each, made by the caller: among a thousand engines a call for each takes
-    longer than everything else, and few have the least. A fixed rule for ties sends a burst of first steps to one
-    engine: the loads that it compares change only after the choice.
+    `tokens` is the first part of each load, computed by the caller for speed: a function call for each of a thousand
+    engines would dominate. A fixed rule for ties would send a burst of first steps to one engine, because loads
+    change only after the choice.
     """
     fewest = min(tokens)
     ties = [engine for engine, own in zip(candidates, tokens, strict=True) if own == fewest]
@@ -44,10 +44,10 @@ def pick_least(
 
 @dataclass(slots=True)
 class LeastLoad:
-    """Per step, the engine with the fewest context tokens in flight per slot (slime's router, which
-    counts requests).
+    """For each step the engine with the fewest context tokens in flight per slot.
 
-    Balances well and forgets the prefix cache: a trajectory's context is prefilled wherever it goes.
+    slime's router does this with numbers of requests. It balances well but ignores the prefix cache: a trajectory's
+    context is prefilled on each engine.
     """
 
     seed: int = 0

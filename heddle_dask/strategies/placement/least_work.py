@@ -1,8 +1,8 @@
-"""Placement for trajectories that start one by one as others end: the least work among the engines with room.
+"""Placement on the engine with the least work among those with room, for trajectories that start one by one.
 
-A plan of the whole batch binds trajectories before it is known which engine will be free, and ends late on the engine
-that got the unexpected (docs/experiments, memory short). Work is what is predicted of the residents and of the
-newcomer, in seconds of a full batch, and the prefill of its prompt unless a member of its group has it there.
+A plan of the whole batch assigns trajectories before it is known which engine will be free, and ends late on an
+engine with unexpected work (docs/experiments, memory short). Work is the predicted work of the residents and of the
+new trajectory, in seconds of a full batch, plus the prefill of its prompt unless a member of its group has it there.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.placement.sticky import home_among
 
-# A session may last for days; groups that no step belonged to for so long have ended.
+# Number of groups kept, least recently used dropped: a session may last for days.
 _GROUPS_KEPT = 4096
-# Context tokens per predicted token: recorded coding agents read two tokens for each that they write, and a context
-# that grows evenly is on average half as much longer as at its end.
+# Context tokens per predicted token: recorded coding agents read two tokens for each that they write, and the mean
+# growth of a context over its life is half of its final growth.
 _GROWTH = 1.5
 
 
 @dataclass(slots=True)
 class LeastWork:
-    """Keep the home; without one, of the engines with KV memory for it, the one with least work then.
+    """The home; without one, the engine with least work among those with enough KV memory.
 
     Parameters
     ----------
     profile
         Cost profile of the engines (`heddle_dask.cost`); only ratios matter.
     fill
-        Share of the KV memory that may be taken, as residents and newcomer will be on average. Without an engine that
-        has room, the least full one takes the trajectory.
+        Share of the KV memory that may be used, with the mean future contexts of residents and new trajectory. If no
+        engine has room, the least full one takes the trajectory.
     scarce
-        Share of the KV memory above which the reservation of a trajectory decides, because the admission looks ahead;
-        below it the engine with the least work takes the trajectory. 0: the reservation always decides.
+        Share of the KV memory in use from which on the trajectory's reservation determines the engine, because the
+        admission forecasts memory; below it the engine with the least work is chosen. 0: always the reservation.
     """
 
     profile: str = "tiny-cpu"
@@ -53,13 +53,13 @@ class LeastWork:
         self._costs = EngineCosts(self.profile)
 
     def use_costs(self, known: Mapping[int, EngineCost]) -> None:
-        """Reckon with these costs by TP degree in place of the profile."""
+        """Use these costs by TP degree in place of the profile."""
         self._costs = EngineCosts(self.profile, known)
 
     def choose_engine(
         self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
     ) -> Engine:
-        """The home, else the engine with room and least work; of equals the first to join."""
+        """The home, else the engine with room and least work; the first to join breaks ties."""
         home = home_among(trajectory, candidates)
         if home is not None:
             return home
@@ -83,23 +83,23 @@ class LeastWork:
         return chosen
 
     def _has_room(self, engine: Engine, trajectory: Trajectory, need: float, prompt_there: int) -> bool:
-        """Whether it fits there beside the residents and the reservations of other trajectories."""
+        """Whether the trajectory fits beside the residents and the reservations of other trajectories."""
         reserved = engine.reserved_tokens
         if trajectory.reserved_on == engine.engine_id:
             reserved = reserved - trajectory.reserved_tokens if len(engine.reserved) > 1 else 0.0
         return _taken(engine, need, prompt_there, reserved) <= self.fill
 
     def _work_s(self, engine: Engine, trajectory: Trajectory, context: int, prompt_there: int) -> float:
-        """Seconds in which the engine would have done all that is predicted of its residents and the newcomer."""
+        """Seconds of the predicted work of the residents and the new trajectory."""
         cost, slots = self._costs.of(engine), engine.spec.slots
         per_token_s = cost.iteration_s(slots, engine.resident_tokens) / slots
-        # Trajectories without a prediction count by what they hold, as for routers that know nothing of the future.
+        # Without predictions, compare by context tokens, as a router would.
         tokens = engine.expected_tokens + trajectory.expected_tokens
         decode_s = per_token_s * (tokens or engine.inflight_tokens + context)
         return decode_s + cost.prefill_token_s * max(0, context - prompt_there)
 
     def _prompts_of(self, group_id: GroupId) -> dict[EngineId, int]:
-        """Where this group's prompt was computed, and how long it was there; most recently used last."""
+        """Engines with this group's prompt, and its length there; marks the group as most recently used."""
         prompts = self._prompts.pop(group_id, {})
         self._prompts[group_id] = prompts
         if len(self._prompts) > _GROUPS_KEPT:
@@ -108,7 +108,7 @@ class LeastWork:
 
 
 def _taken(engine: Engine, need: float, prompt_there: int, promised_tokens: float = 0.0) -> float:
-    """Share of the KV memory with one more; nothing where the engine does not say how much it has."""
+    """Share of the KV memory in use with one more trajectory; 0 if the engine does not report its memory."""
     capacity = engine.spec.kv_capacity_tokens
     if capacity <= 0:
         return 0.0

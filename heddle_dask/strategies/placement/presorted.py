@@ -1,8 +1,8 @@
-"""Placement as the paper prints it: presorted partition of the batch, long trajectories on the engines of high degree.
+"""The paper's placement: presorted partition of the batch, long trajectories on the engines of high TP degree.
 
-Engines are sorted by TP degree, descending, and run i of the presorted trajectories goes to engine i (Heddle,
-section 6). For equal engines this is the value of Eq. 3; for unlike ones the fixed order may be worse than the best
-by some 10 %.
+Engines are sorted by TP degree, descending, and run i of the presorted trajectories goes to engine i (Heddle, section
+6). For identical engines this is the value of Eq. 3; for heterogeneous ones the fixed order may be about 10 % worse
+than the optimum.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from heddle_dask.strategies.remaining import QUANTILES, remaining_or_context_tok
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who goes where, and what the rank rule needs to know.
+    """The engine of each trajectory, with the sizes that the rank rule needs.
 
     Attributes
     ----------
     engine_of
-        The engine of each trajectory planned.
+        The engine of each planned trajectory.
     engines, sizes
-        Engines in the order of their runs, longest trajectories first, and how many each took.
+        Engines in the order of their runs, longest trajectories first, and the number of trajectories of each.
     seconds
         Makespan by Eq. 2.
     lengths
@@ -52,7 +52,7 @@ class Plan:
     lengths: tuple[float, ...]
 
     def engine_by_rank(self, tokens: float) -> EngineId:
-        """The engine whose run one more trajectory of that predicted length would be in."""
+        """The engine with the run into which a trajectory of that predicted length would fall."""
         rank = bisect_left(self.lengths, -tokens, key=neg)
         return self.engines[rank_target(min(rank, len(self.lengths) - 1), len(self.lengths), self.sizes)]
 
@@ -76,7 +76,7 @@ def presorted_plan(
             kinds[kind] = worker_of(*kind, context_tokens=mean_context, most=max(1, len(lengths)))
     workers = [kinds[costs.of(engine), engine.spec.slots] for engine in ordered]
     partition = partition_in_order(Presorted(lengths), workers)
-    assert partition is not None  # tables for all, no capacities
+    assert partition is not None  # every table has room for all trajectories
     engine_of = {
         by_length[i].trajectory_id: ordered[run.worker].engine_id
         for run in partition.runs
@@ -88,22 +88,23 @@ def presorted_plan(
 
 @dataclass(slots=True)
 class PresortedPlan:
-    """Keep the home; without one, the planned engine; without a plan, the least resident load.
+    """The home; without one, the planned engine; without a plan, the least resident load.
 
     Attributes
     ----------
-    profile, quantile
-        As in `planned.Planned`.
+    profile
+        Cost profile of the engines (`heddle_dask.cost`).
+    quantile
+        Quantile of the prediction that is used as length.
     latest
         The plan of the last batch, for the rank rule.
 
     Notes
     -----
-    The paper plans one batch for empty engines. Here a batch is planned together with the trajectories that still run:
-    they take their part of every engine's range, keep their homes (moving them is the rank rule's business), and only
-    newcomers go where the plan says. A batch that is smaller than the number of engines is not worth sorting all anew:
-    each of it goes by its rank in the latest plan, as the rank rule would have it, until half as many have come as were
-    planned.
+    The paper plans one batch for empty engines. Here a batch is planned together with the running trajectories: they
+    are part of the runs but keep their homes (the rank rule moves them); only new trajectories follow the plan. A
+    batch smaller than the number of engines is not planned: each of its trajectories is placed by its rank in the
+    latest plan, like in the rank rule, until half as many have arrived as were planned.
     """
 
     profile: str = "tiny-cpu"
@@ -112,7 +113,7 @@ class PresortedPlan:
     _costs: EngineCosts = field(init=False)
     _open: dict[TrajectoryId, tuple[Trajectory, EngineId]] = field(init=False, default_factory=dict)
     _active: dict[TrajectoryId, Trajectory] = field(init=False, default_factory=dict)
-    _by_rank: int = field(init=False, default=0)  # placed by rank since the latest plan
+    _by_rank: int = field(init=False, default=0)  # number placed by rank since the latest plan
 
     def __post_init__(self) -> None:
         if self.quantile not in QUANTILES:
@@ -120,11 +121,11 @@ class PresortedPlan:
         self._costs = EngineCosts(self.profile)
 
     def use_costs(self, known: Mapping[int, EngineCost]) -> None:
-        """Plan with these costs by TP degree in place of the profile."""
+        """Use these costs by TP degree in place of the profile."""
         self._costs = EngineCosts(self.profile, known)
 
     def plan(self, trajectories: Sequence[Trajectory], engines: Sequence[Engine]) -> None:
-        """Partition a batch that has no homes yet, and what still runs; without trajectories or engines, nothing."""
+        """Partition a batch without homes together with the running trajectories; no effect if either is empty."""
         if not trajectories or not engines:
             return
         latest = self.latest
@@ -145,7 +146,7 @@ class PresortedPlan:
             self._expect(trajectory, self.latest.engine_of[trajectory.trajectory_id])
 
     def _stands(self, latest: Plan, trajectories: Sequence[Trajectory], engines: Sequence[Engine]) -> bool:
-        """Few have come since, to the same engines."""
+        """Whether the latest plan is still used: same engines, and few arrivals since."""
         few = len(trajectories) < len(engines) and 2 * (self._by_rank + len(trajectories)) <= len(
             latest.lengths
         )

@@ -1,4 +1,4 @@
-"""Placement: engines take turns."""
+"""Placement of steps on the engines in turn."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from heddle_dask.core.nouns import StepRequest
 
 @dataclass(slots=True)
 class RoundRobin:
-    """Each step goes to the engine whose last turn is longest ago; caches are ignored.
+    """Each step goes to the least recently used engine; caches are ignored.
 
-    Turns are remembered per engine and not as one position in a list: the list of candidates changes
-    when an engine joins, is lost, or is too small for a long context.
+    Turns are recorded per engine, not as a position in a list: the list of candidates changes when an engine joins,
+    is lost, or is too small for a long context.
     """
 
     _last_turn: dict[EngineId, int] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class RoundRobin:
     def choose_engine(
         self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
     ) -> Engine:
-        """The candidate whose last turn is longest ago; of those never used, the first that joined."""
+        """The least recently used candidate; of unused ones the first to join."""
         choice = min(candidates, key=lambda e: (self._last_turn.get(e.engine_id, 0), e.number))
         self._turn += 1
         self._last_turn[choice.engine_id] = self._turn

@@ -1,4 +1,4 @@
-"""Placement: a trajectory stays where it started, and a hash says where."""
+"""Sticky placement: a hash chooses the first engine of a trajectory, which keeps it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from heddle_dask.core.nouns import StepRequest
 
 
 def home_among(trajectory: Trajectory, candidates: Sequence[Engine]) -> Engine | None:
-    """The trajectory's home when it is among the candidates."""
+    """The trajectory's home if it is a candidate."""
     return engine_among(candidates, trajectory.home)
 
 
@@ -24,12 +24,12 @@ def hash_weight(trajectory_id: str, engine_id: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sticky:
-    """Keep the home; without one, rendezvous hashing (consistent hash by session, as routers ship it).
+    """The home; without one, rendezvous hashing (routers offer it as consistent hashing by session).
 
-    The preset `verl` is this rule; veRL itself assigns by count (fewest assigned or in flight) and then
-    keeps the home.
+    The preset `verl` uses this rule; veRL itself assigns by count (fewest assigned or in flight) and then keeps the
+    home.
 
-    With rendezvous hashing the loss of an engine moves only the trajectories that lived on it.
+    With rendezvous hashing the loss of an engine moves only the trajectories on it.
     """
 
     def choose_engine(

@@ -1,4 +1,4 @@
-"""Placement: start on the least loaded engine, then stay."""
+"""Sticky placement: a trajectory starts on the least loaded engine and stays there."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from heddle_dask.strategies.placement.sticky import home_among
 
 @dataclass(slots=True)
 class StickyLeastLoaded:
-    """Keep the home; without one, the engine whose resident trajectories hold the fewest tokens.
+    """The home; without one, the engine with the least resident load.
 
-    Resident and not in-flight tokens: a trajectory inside a tool still holds its KV cache and comes back.
+    Resident tokens are compared, not in-flight tokens: a trajectory in a tool call still has its KV cache there and
+    returns.
     """
 
     seed: int = 0

@@ -1,1 +1,1 @@
-"""Predictor: which predictor a session runs."""
+"""Options of the predictor that a session runs."""

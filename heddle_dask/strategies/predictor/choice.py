@@ -1,4 +1,4 @@
-"""Which predictor the body runs, as options of a preset: names and defaults, no code of theirs."""
+"""Predictors as options of a preset: their names and defaults. The predictors themselves are in `predictors`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LearnedPredictorOptions:
-    """XGBoost that learns online from finished trajectories; group history, prompt and a constant until then.
+    """XGBoost, fitted online on finished trajectories; until then group history, prompt or a constant.
 
     Parameters
     ----------
     warm
-        What to start from, as the scheduler sees it: a saved predictor, an earlier run, a trace; or nothing.
+        Source of a warm start, as a path on the scheduler: a saved predictor, an earlier run, or a trace; empty: none.
     token_scale, tool_scale
-        Factors on a trace's token counts and tool seconds, as a replay of it has them.
+        Factors on a trace's token counts and tool seconds, equal to those of its replay.
     """
 
     warm: str = ""
@@ -28,12 +28,12 @@ class LearnedPredictorOptions:
 
 @dataclass(frozen=True, slots=True)
 class OracleOptions:
-    """The truth, where the environment knows it (replayed traces).
+    """The true lengths, for environments that know them (replayed traces).
 
     Parameters
     ----------
     error_factor
-        Typical factor by which it errs: 1 is exact, 2 is off by a factor of about 2 either way.
+        Typical factor of its error: 1 is exact, 2 is wrong by a factor of about 2 either way.
     """
 
     error_factor: float = 1.0

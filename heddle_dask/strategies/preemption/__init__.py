@@ -1,1 +1,1 @@
-"""Preemption: which running step makes room for a waiting one."""
+"""Preemption: which running step is stopped for a waiting one."""

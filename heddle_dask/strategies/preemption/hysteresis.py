@@ -1,4 +1,4 @@
-"""Preemption: a waiting step stops a running one that matters clearly less (Heddle, Algorithm 1, with a margin)."""
+"""Preemption of a running step with clearly lower priority (Heddle, Algorithm 1, with a margin)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from heddle_dask.core.priority import Priority
 
 @dataclass(frozen=True, slots=True)
 class Hysteresis:
-    """Stop the running step of lowest priority when the waiting one's is higher by a margin.
+    """Preempt the running step of lowest priority if the waiting step's priority is higher by a margin.
 
-    The paper prints no margin; two nearly equal predictions would then swap for ever, each paying its turn.
+    The paper has no margin; two nearly equal predictions would then preempt each other repeatedly, each time at a cost.
 
     Parameters
     ----------
@@ -22,14 +22,14 @@ class Hysteresis:
         For priorities without levels (longest-first): the tokens of the waiting step must be above ``ratio`` times
         those of the running one, and above them by ``margin_tokens``.
     margin_levels
-        For priorities with levels (group-first: lacking members; least-attained: levels of its queue): the waiting step
-        must be this many levels above the running one; tokens only order the steps of one level. First come, first
-        served never preempts: a waiting step came later.
+        For priorities with levels (group-first: missing members; least-attained: queue levels): the waiting step must
+        be this many levels above the running one; tokens only order the steps of one level. First come, first served
+        never preempts, since a waiting step arrived later.
     least_wait_tokens
-        Nobody is stopped where a slot is about to be free anyway: where the running steps, each taken to have as much
-        left as its trajectory's steps have had on average, are expected to leave one within so many tokens. Stopping
-        costs both engine and control plane a turn, and would save the waiting step no more than that time. A running
-        trajectory without a finished step is taken to keep its slot.
+        No preemption if a slot is expected to become free within so many tokens. Each running step is assumed to end
+        at a constant rate, with the mean length of its trajectory's earlier steps; a trajectory without a finished
+        step is assumed to keep its slot. A preemption costs time of engine and control plane and would save the
+        waiting step at most this wait.
     """
 
     ratio: float = 1.5
@@ -48,7 +48,7 @@ class Hysteresis:
             raise ValueError(f"least_wait_tokens={self.least_wait_tokens}: use at least 0")
 
     def victim(self, waiting: Trajectory, running: Sequence[Trajectory]) -> Trajectory | None:
-        """The least of `running`, the latest of equals, if it is clearly less than `waiting`."""
+        """The lowest of `running` (ties: the latest) if it is clearly lower than `waiting`."""
         least = min([t.priority for t in running])
         if not self._clearly_above(waiting.priority, least):
             return None
@@ -63,7 +63,7 @@ class Hysteresis:
 
 
 def _wait_tokens(running: Sequence[Trajectory]) -> float:
-    """Tokens until the first of the running steps ends, as if each ended at its own constant rate."""
+    """Expected tokens until the first running step ends, if each ends at its own constant rate."""
     ends_per_token = sum(
         [t.steps_finished / max(1, t.generated_tokens - t.open_step_tokens) for t in running]
     )

@@ -1,4 +1,4 @@
-"""Order: first come, first served, for steps and for actions."""
+"""First come, first served, for steps and for actions."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from heddle_dask.core.view import ClusterView, Grant
 
 @dataclass(frozen=True, slots=True)
 class FirstComeFirstServed:
-    """Steps run in the order in which they were placed."""
+    """Run steps in the order of their requests."""
 
     def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> Priority:
-        """A level of its own for each request, the earlier the higher."""
+        """Each request has its own level; earlier ones are higher."""
         return Priority(-order)
 
 
 @dataclass(frozen=True, slots=True)
 class FirstComeMinimum:
-    """Actions start in order of arrival, each with the fewest CPUs it accepts, on the emptiest host.
+    """Start actions in order of arrival, each with its minimum of CPUs, on the host with most free CPUs.
 
-    Strictly in order within a pool: a wide action at the head waits for room and is not overtaken, so that
-    it cannot starve behind narrow ones.
+    Strictly in order within a pool: a wide action at the head of the queue is not overtaken, so it cannot starve.
     """
 
     def allocate(self, view: ClusterView) -> Sequence[Grant]:
@@ -45,7 +44,7 @@ class FirstComeMinimum:
             if not fitting:
                 del open_pools[action.spec.pool]
                 continue
-            host_id = max(fitting, key=lambda h: free[h])  # the first of equals: join order
+            host_id = max(fitting, key=lambda h: free[h])  # ties: the first to join
             free[host_id] -= need
             grants.append(Grant(action.spec.action_id, host_id, need))
         return grants

@@ -1,4 +1,4 @@
-"""Order: groups that lack fewest members first, for trainers that take whole groups as they come."""
+"""Groups with the fewest missing members first, for trainers that consume whole groups as they complete."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from heddle_dask.core.view import ClusterView
 
 @dataclass(frozen=True, slots=True)
 class GroupFirst:
-    """By unfinished members of the group, then longest predicted first within equals.
+    """By the number of unfinished members of the group; ties: longest predicted first.
 
-    It shortens the wait for the next whole group and lengthens the last one's: wrong for a synchronous step.
+    The next group completes earlier, and the last one later: unsuitable for synchronous training.
     """
 
     def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> Priority:
-        """A class per number of lacking members; within it the longest predicted first."""
+        """A level per number of missing members; within it the longest predicted first."""
         lacking = view.unfinished_by_group.get(trajectory.spec.group_id, 1)
         return Priority(-lacking, trajectory.remaining_tokens("q90") or 0.0)

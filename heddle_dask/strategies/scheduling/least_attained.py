@@ -1,4 +1,4 @@
-"""Order: who was served least so far runs first (Autellix, 2502.13965: program-level least attained service)."""
+"""The trajectory with the least service so far first (Autellix, 2502.13965: program-level least attained service)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heddle_dask.core.view import ClusterView
 
 @dataclass(frozen=True, slots=True)
 class LeastAttained:
-    """Multi-level queues over the service that a trajectory's finished steps have had.
+    """Multi-level queues by the tokens of a trajectory's finished steps.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Order: the trajectory with the most work ahead runs first (Heddle, section 4.2: progressive priority)."""
+"""The trajectory with the most remaining work first (Heddle, section 4.2: progressive priority)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from heddle_dask.strategies.engine_costs import EngineCosts
 
 @dataclass(slots=True)
 class LongestFirst:
-    """The longest predicted first, looked at anew at every step.
+    """The longest predicted first, by the latest prediction at every step.
 
     Parameters
     ----------
     of
-        ``"remaining"`` as the paper prints it, or ``"total"``: what was generated counts too. Like trajectories do not
-        take turns at every step then, and keep their KV cache.
+        ``"remaining"`` as in the paper, or ``"total"``, which includes generated tokens: trajectories of similar
+        length then do not take turns at every step, and keep their KV cache.
     quantile
-        ``"q90"`` or ``"median"`` of the prediction. Not to miss a long one matters more than to be right on average.
+        ``"q90"`` or ``"median"`` of the prediction. Missing a long trajectory costs more than the mean error.
     tools
-        Whether seconds of tools count too, each as the tokens that a busy engine samples for one trajectory meanwhile:
-        the longest is who ends last, not who generates most.
+        Whether tool seconds count too, converted to the tokens that a busy engine samples for one trajectory
+        meanwhile: then the longest trajectory is the one that ends last, not the one that generates most.
     profile
         Cost profile of the engines (`heddle_dask.cost`), for `tools`.
     """
@@ -45,13 +45,13 @@ class LongestFirst:
         self._costs = EngineCosts(self.profile)
 
     def use_costs(self, known: Mapping[int, EngineCost]) -> None:
-        """Reckon with these costs by TP degree in place of the profile."""
+        """Use these costs by TP degree in place of the profile."""
         self._costs = EngineCosts(self.profile, known)
 
     def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> Priority:
-        """Predicted tokens; without a prediction all are equal, and the order of arrival decides.
+        """Predicted tokens; without predictions all are equal, and the order of requests decides.
 
-        A stopped step does not change the total: what it generated is no longer left.
+        A preempted step does not change the total: its generated tokens are no longer remaining.
         """
         said, tokens = trajectory.prediction, trajectory.remaining_tokens(self.quantile)
         if said is None or tokens is None:

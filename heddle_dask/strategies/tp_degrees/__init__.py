@@ -1,1 +1,1 @@
-"""Which TP degrees the engines of the next rollout get."""
+"""Planning of the TP degrees of the engines of the next rollout."""

@@ -1,14 +1,14 @@
 """Simulated annealing over the degrees of the engines (Heddle, Algorithm 2), for any score of a state.
 
-Three moves, of which the paper gives the names; all keep the GPUs in use:
+Three moves with the paper's names; all keep the number of GPUs in use:
 
 - split: one engine becomes engines of the next smaller degree;
 - merge: the reverse;
-- redistribute: engines of one degree step down and engines of another step up, as few as make the GPUs come out even,
-  so that the number of engines stays.
+- redistribute: engines of one degree get the next smaller one and engines of another the next larger one, as few as
+  keep the number of GPUs, so that the number of engines stays.
 
-The paper draws its start at random and sorts it by degree, and so does this; the states that are known beforehand are
-starts as well, and the walk begins at the best.
+As in the paper, a start is drawn at random and sorted by degree; the states known beforehand are starts as well, and
+the walk begins at the best start.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def anneal(
     settings: SearchSettings,
     rng: random.Random,
 ) -> dict[State, float]:
-    """Score `starts` and what a walk from the best of them visits.
+    """Score `starts` and the states on a walk from the best of them.
 
     Returns
     -------
     dict
-        Each state that was tried and its score, in the order of the first try.
+        Each tried state with its score, in the order of the first trial.
     """
     tried = {state: score(state) for state in starts}
     here = min(tried, key=lambda state: (tried[state], state))
@@ -44,7 +44,7 @@ def anneal(
             break
         if state not in tried:
             tried[state] = score(state)
-        # The threshold form of "take it with probability exp(-rise / temperature)".
+        # Equivalent to accepting the state with probability exp(-rise / temperature).
         rise = -math.log(1.0 - rng.random()) * first * cooling**move
         if tried[state] <= tried[here] + rise:
             here = state
@@ -52,7 +52,7 @@ def anneal(
 
 
 def sorted_start(budget: AvailableGpus, rng: random.Random) -> State:
-    """Degrees drawn at random until the GPUs are used, as in the paper; a state is sorted by its form."""
+    """Degrees drawn at random until the GPUs are used, as in the paper; a state is sorted by definition."""
     counts = [0] * len(budget.tp_degrees)
     open_degrees = list(range(len(budget.tp_degrees)))
     while open_degrees:
@@ -65,7 +65,7 @@ def sorted_start(budget: AvailableGpus, rng: random.Random) -> State:
 
 
 def neighbour(state: State, budget: AvailableGpus, rng: random.Random) -> State | None:
-    """The state after one move: its kind drawn first, then one of that kind. None if there is no move."""
+    """The state after a random move: its kind is drawn first. None if there is no move."""
     kinds = [list(moves(state, budget)) for moves in (splits, merges, redistributions)]
     possible = [found for found in kinds if found]
     return rng.choice(rng.choice(possible)) if possible else None
@@ -79,7 +79,7 @@ def splits(state: State, budget: AvailableGpus) -> Iterator[State]:
 
 
 def merges(state: State, budget: AvailableGpus) -> Iterator[State]:
-    """As many engines of a degree as make one of the next larger do so."""
+    """Engines of one degree become one of the next larger degree."""
     for at in range(len(state) - 1):
         merged = _shifted(state, budget, at, -1)
         if budget.fits(merged):
@@ -87,7 +87,7 @@ def merges(state: State, budget: AvailableGpus) -> Iterator[State]:
 
 
 def redistributions(state: State, budget: AvailableGpus) -> Iterator[State]:
-    """Engines of one degree step down to the next, others step up from another; their number stays."""
+    """Engines of one degree get the next smaller one, others the next larger one; their number stays."""
     steps = range(len(state) - 1)
     for down in steps:
         for up in steps:
@@ -106,7 +106,7 @@ def redistributions(state: State, budget: AvailableGpus) -> Iterator[State]:
 
 
 def _shifted(state: State, budget: AvailableGpus, at: int, engines: int) -> State:
-    """`state` with so many engines of degree number `at` split (merged if negative)."""
+    """`state` with `engines` engines of degree number `at` split (merged if negative)."""
     counts = list(state)
     counts[at] -= engines
     counts[at + 1] += engines * (budget.tp_degrees[at] // budget.tp_degrees[at + 1])

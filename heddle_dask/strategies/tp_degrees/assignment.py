@@ -1,7 +1,7 @@
-"""Which worker hosts an engine of which TP degree: engines assigned to workers and to the GPUs of their node.
+"""Assignment of engines of given TP degrees to workers and to the GPUs of their node.
 
-A worker hosts one engine at most. The GPUs of a node are shared by its workers: an engine of TP degree 2 takes two of
-them, and one worker then hosts none. Pure: a function of the assignments that exist and the degrees that are wanted.
+A worker hosts at most one engine. The workers of a node share its GPUs: an engine of TP degree 2 takes two of them,
+and one worker then hosts none. Pure: a function of the present assignments and the wanted degrees.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class EngineWorker:
     Attributes
     ----------
     units
-        GPUs that it brings, where it does not name them.
+        Number of its GPUs, if it does not name them.
     gpus
-        The GPUs that it sees, by name. Workers of one node may see the same ones.
+        Names of its visible GPUs. Workers of one node may have the same ones.
     """
 
     name: str
@@ -34,7 +34,7 @@ class EngineWorker:
 
 @dataclass(frozen=True, slots=True)
 class EngineAssignment:
-    """An engine to deploy: the worker that hosts it, its TP degree, and as many GPUs of the node."""
+    """An engine to deploy: its worker, its TP degree, and as many GPUs of the node."""
 
     worker: str
     tp_degree: int
@@ -43,7 +43,7 @@ class EngineAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node: its workers, its GPUs, and for each GPU the worker that brought it first."""
+    """One node: its workers, its GPUs, and for each GPU the first worker that has it."""
 
     name: str
     workers: tuple[str, ...]
@@ -52,12 +52,12 @@ class Node:
 
     @property
     def capacity(self) -> NodeGpus:
-        """How many GPUs and workers it has."""
+        """Its numbers of GPUs and workers."""
         return NodeGpus(len(self.gpus), len(self.workers))
 
 
 def nodes_of(workers: Iterable[EngineWorker]) -> list[Node]:
-    """The nodes of these workers; nodes and workers by name, numbers in their order.
+    """The nodes of these workers; nodes and workers sorted by name, with numbers in numerical order.
 
     GPUs that no worker of a node names are called "0", "1", … in the order of its workers.
 
@@ -89,7 +89,7 @@ def _node(name: str, workers: Sequence[EngineWorker]) -> Node:
 
 
 def budget_of(nodes: Sequence[NodeGpus], degrees: Iterable[int]) -> AvailableGpus:
-    """The GPUs of these nodes for the search, with the TP degrees at which every engine has a worker of its own.
+    """The GPUs of these nodes for the search, with the TP degrees for which every engine has its own worker.
 
     Raises
     ------
@@ -119,13 +119,13 @@ def assign_engines(
 ) -> list[EngineAssignment]:
     """Assign an engine of each TP degree to a worker; assignments of `now` that can stay are kept.
 
-    The largest first, each on the node where an engine of its TP degree runs already, else where it displaces the
-    fewest. Degrees that divide one another find room whenever there is any.
+    The largest first, each on the node where an engine of its TP degree already runs, else where it displaces the
+    fewest. With degrees that divide one another this finds an assignment if there is any.
 
     Raises
     ------
     BadInput
-        They do not fit.
+        The engines do not fit.
     """
     running = list(now)
     filling = [_FillingNode(node, _still_there(node, running)) for node in nodes]
@@ -171,7 +171,7 @@ class _FillingNode:
         )
 
     def harm(self, degree: int, later: set[int]) -> tuple[bool, int]:
-        """Whether the engine is a new one here, and how many GPUs it takes from engines that may yet stay."""
+        """Whether the engine would be new here, and the number of GPUs it takes from engines that may still be kept."""
         stays = self.planned.count(degree) < self._running(degree)
         held = sum(one.tp_degree for one in self.now if one.tp_degree in later and one.tp_degree != degree)
         over = sum(self.planned) + degree + held - len(self.node.gpus)
@@ -196,7 +196,7 @@ class _FillingNode:
         return [*kept, *new]
 
     def _kept(self) -> list[EngineAssignment]:
-        """Of too many engines of a TP degree the last ones stay: free GPUs then lie together, from the first on."""
+        """If there are too many engines of a TP degree, the last ones are kept, so that free GPUs are contiguous."""
         place = {gpu: at for at, gpu in enumerate(self.node.gpus)}
         kept: list[EngineAssignment] = []
         for degree in dict.fromkeys(self.planned):
@@ -208,7 +208,7 @@ class _FillingNode:
         return kept
 
     def _missing(self, kept: Sequence[EngineAssignment]) -> list[int]:
-        """Degrees that still need a worker, from the largest; those of `kept` have one."""
+        """Degrees that still need a worker, largest first; those of `kept` have one."""
         have = [one.tp_degree for one in kept]
         missing = []
         for degree in sorted(self.planned, reverse=True):

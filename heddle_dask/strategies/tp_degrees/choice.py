@@ -1,7 +1,8 @@
-"""The resource manager: which TP degrees the engines of the next rollout get, given the predicted work.
+"""The resource manager: chooses the TP degrees of the next rollout's engines from the predicted work.
 
-Searches with the quick score of `packing`, then places the trajectories for the few best states, every uniform one and
-what runs now. So the choice is never later than the best uniform degree, or than no change, by that placement.
+It searches with the fast score of `packing`, then places the trajectories for the few best states, every uniform one
+and the running engines. So by that placement the choice never ends later than the best uniform degree, or than no
+change.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ def choose_degrees(
     settings: SearchSettings | None = None,
     told_apart: bool = True,
 ) -> DegreeChoice:
-    """Search the degrees under which the last trajectory ends earliest.
+    """Search the TP degrees with the least makespan.
 
     Parameters
     ----------
     works
         The predicted work of every trajectory of the rollout.
     engines
-        For each allowed degree, cost and slots of one engine.
+        Cost and slots of one engine of each allowed degree.
     running
-        What runs now; without it, starting engines costs nothing.
+        The running engines; None: starting engines takes no time.
     told_apart
-        Whether the strategies will know which trajectory is a long one. If not, every engine pays the fixed part of a
-        long one's iterations, and `works` only gives the spread of lengths: long and short ones mixed.
+        Whether the strategies can tell long trajectories from short ones. If not, every engine gets long and short
+        ones mixed and has the iterations of a long one, and `works` gives only the distribution of lengths.
 
     Raises
     ------
@@ -84,7 +85,7 @@ def choose_degrees(
 
 
 def _prices(budget: AvailableGpus, running: Running | None) -> Callable[[State], float]:
-    """Seconds that a change to a state costs; the search asks for the same state again and again."""
+    """Seconds of a change to a state, cached: the search prices the same states repeatedly."""
 
     @functools.cache
     def price_s(state: State) -> float:
@@ -94,14 +95,14 @@ def _prices(budget: AvailableGpus, running: Running | None) -> Callable[[State],
 
 
 def _best(final: Mapping[State, float], known: Sequence[State], mix_gain: float) -> State:
-    """The earliest to end; the earliest of `known` where it does not end clearly before that."""
+    """The state with the earliest end, or the earliest of `known` if the gain is below `mix_gain`."""
     best = min(final, key=final.__getitem__)
     plain = min((state for state in known if state in final), key=final.__getitem__, default=best)
     return plain if final[best] > (1 - mix_gain) * final[plain] else best
 
 
 def _known(budget: AvailableGpus, running: Running | None) -> list[State]:
-    """The states that the choice must not be later than: uniform ones and what runs."""
+    """The reference states for the choice: uniform ones and the running one."""
     states = [state for _, state in budget.uniform()]
     if running is not None:
         states.append(budget.state_of(running.tp_degrees))

@@ -1,16 +1,17 @@
-"""The state that packs earliest, of all states: dynamic programming over the GPUs spent.
+"""The state with the earliest end in the packing, over all states: dynamic programming over GPUs.
 
-Under a limit, let reach(g) be the most trajectories, in their order, that engines of g GPUs take. A run that begins
-later ends no earlier, so only the furthest reach has to be kept. With degrees from the largest to
-the smallest::
+Under a limit, let reach(g) be the largest number of trajectories, in their order, that engines on g GPUs can take. A
+run that begins later ends no earlier, so only the furthest reach has to be kept. With degrees from the largest to the
+smallest::
 
     reach(g) = max over counts c of degree d:  end of c runs of d from reach(g - c·d) without d
 
-Feasible or not, for one limit: so a bisection gives the earliest end of any state. It holds for the score of `packing`
-only. The annealing works with any score and comes first; this then proves that no state is earlier, or finds one.
+This decides the feasibility of one limit, so a bisection gives the earliest end of any state. It holds for the score
+of `packing` only. The annealing works with any score and runs first; this then proves that no state ends earlier, or
+finds one.
 
-With engines that run, a restart is priced by the slowest degree that grows: each price is tried, and degrees that cost
-more may only shrink.
+With running engines, the price of a restart is that of the slowest degree with new engines: each price is tried, and
+degrees with a higher price may only get fewer engines.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from heddle_dask.strategies.tp_degrees.packing import Packing
 def earliest_state(
     packing: Packing, budget: AvailableGpus, running: Running | None, below_s: float
 ) -> State | None:
-    """The state of the least seconds and price together, all GPUs used; None if none is below `below_s`."""
+    """The state with the least sum of seconds and price, all GPUs used; None if none is below `below_s`."""
     best: State | None = None
     for price_s, growing in _growths(budget, running):
         most = _most(budget, running, growing)
         low, high = 0, packing.step_below(below_s, price_s) + 1
-        # What is sought is rare: the last step first, bisection only below a find.
+        # Improvements are rare: try the last step first, and bisect only after a success.
         middle = high - 1
         while low < high:
             state = _within(packing, budget, most, middle)
@@ -43,7 +44,7 @@ def earliest_state(
 
 
 def _growths(budget: AvailableGpus, running: Running | None) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Each price of a change and the degrees that may grow for it."""
+    """Each possible price of a change, with the degrees that may get new engines for it."""
     if running is None:
         yield 0.0, budget.tp_degrees
         return
@@ -52,7 +53,7 @@ def _growths(budget: AvailableGpus, running: Running | None) -> Iterator[tuple[f
 
 
 def _most(budget: AvailableGpus, running: Running | None, growing: Sequence[int]) -> State:
-    """Most engines of each degree."""
+    """Maximum number of engines of each degree."""
     return tuple(
         budget.usable(d) // d if running is None or d in growing else running.tp_degrees.count(d)
         for d in budget.tp_degrees
@@ -62,7 +63,7 @@ def _most(budget: AvailableGpus, running: Running | None, growing: Sequence[int]
 def _within(packing: Packing, budget: AvailableGpus, most: State, step: int) -> State | None:
     """A state whose engines end within the limit of `step`, if there is one."""
     for order in range(packing.orders):
-        # For each number of GPUs spent: how far they reach, and the state that does.
+        # By number of GPUs: the furthest reach, and its state.
         cells: dict[int, tuple[int, State]] = {0: (0, (0,) * len(budget.tp_degrees))}
         for at, degree in enumerate(budget.tp_degrees):
             end_of = packing.reach(order, degree, step).end

@@ -1,7 +1,7 @@
-"""The values of the search over TP degrees: a budget of GPUs, a state, the running engines, the settings.
+"""The values of the search over TP degrees: the available GPUs, a state, the running engines, the settings.
 
-A state is a tuple of counts, one for each allowed degree from the largest to the smallest. Degrees divide one another
-(1, 2, 4, 8), so that an engine splits into whole smaller ones and a node holds every mix that leaves it no fraction.
+A state is a tuple of counts of engines, one for each allowed degree from the largest to the smallest. Degrees divide
+one another (1, 2, 4, 8), so an engine splits into whole smaller ones, and any mix fits a node if its GPUs suffice.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def allowed_degrees(attention_heads: int, gpus_per_node: int) -> tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class AvailableGpus:
-    """GPUs to share out, and the degrees that an engine may have.
+    """GPUs for engines, and the TP degrees that an engine may have.
 
     Attributes
     ----------
     gpus
-        All GPUs; the last node holds what is left over.
+        All GPUs; the last node has the remainder.
     gpus_per_node
-        An engine lies inside one node.
+        GPUs of a node; an engine is inside one node.
     tp_degrees
         Allowed degrees; kept from the largest to the smallest. Each must divide the next larger one.
     """
@@ -59,12 +59,12 @@ class AvailableGpus:
             )
 
     def usable(self, degree: int) -> int:
-        """GPUs that engines of `degree` and larger ones can use together without spanning nodes."""
+        """GPUs that engines of at least `degree` can use in total without spanning nodes."""
         whole, rest = divmod(self.gpus, self.gpus_per_node)
         return degree * (whole * (self.gpus_per_node // degree) + rest // degree)
 
     def fits(self, state: State) -> bool:
-        """Whether the engines of `state` find room on the nodes.
+        """Whether the engines of `state` fit on the nodes.
 
         Exact, since degrees divide one another: engines of at least d fill nodes in units of d.
         """
@@ -76,7 +76,7 @@ class AvailableGpus:
         return min(state) >= 0
 
     def uniform(self) -> Iterator[tuple[int, State]]:
-        """For each degree that fits at all, the state with as many such engines as possible."""
+        """For each degree that fits, the state with as many such engines as possible."""
         for at, degree in enumerate(self.tp_degrees):
             count = self.usable(degree) // degree
             if count:
@@ -91,9 +91,9 @@ class AvailableGpus:
         return tuple(d for d, count in zip(self.tp_degrees, state, strict=True) for _ in range(count))
 
     def filled(self, state: State, growing: Sequence[int] | None = None) -> State:
-        """`state` with the GPUs that are left given to further engines, the largest that fit first.
+        """`state` with further engines on the unused GPUs, the largest that fit first.
 
-        One more engine makes no plan worse. Only degrees of `growing` get more, when it is given.
+        An additional engine makes no plan worse. If `growing` is given, only these degrees get more engines.
         """
         counts = list(state)
         for at, degree in enumerate(self.tp_degrees):
@@ -112,9 +112,9 @@ class Running:
     Attributes
     ----------
     tp_degrees
-        Of all of them.
+        TP degrees of all running engines.
     restart_s
-        For each degree, seconds until an engine of it that does not run yet is ready (start or reshard).
+        For each degree, seconds until a new engine of it is ready (start or reshard).
     """
 
     tp_degrees: tuple[int, ...]
@@ -123,39 +123,39 @@ class Running:
     def price_s(self, degrees: Sequence[int]) -> float:
         """Seconds until engines of `degrees` are ready.
 
-        Engines that stay as they are cost nothing; the others change side by side, so the slowest counts.
+        Unchanged engines cost nothing; the others start concurrently, so the slowest counts.
         """
         return max((self.restart_s[d] for d in self.growing(degrees)), default=0.0)
 
     def growing(self, degrees: Sequence[int]) -> list[int]:
-        """Degrees of which more engines are wanted than run."""
+        """Degrees with more wanted than running engines."""
         wanted = dict.fromkeys(degrees)
         return [d for d in wanted if degrees.count(d) > self.tp_degrees.count(d)]
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """How long to search, and how exactly.
+    """Effort and precision of the search.
 
     Attributes
     ----------
     moves
         States tried by the annealing, known ones included.
     first_temperature
-        Of the annealing, as a share of the seconds of its start. The paper begins at 1 (Algorithm 2), where nearly
-        every move is taken; all uniform states are starts here, so less is enough.
+        First temperature of the annealing, as a share of the seconds of its start. The paper begins at 1 (Algorithm
+        2), where nearly every move is accepted; all uniform states are starts here, so less is enough.
     last_temperature
-        Share at which it ends; cooling is geometric.
+        Last temperature, as a share; cooling is geometric.
     grid
         Seconds are compared on a geometric grid of this ratio: makespans within one step count as equal.
     exact_gpus
-        Up to so many GPUs, what the annealing missed is found by dynamic programming (`covering`); 0 leaves it out.
+        Up to so many GPUs, dynamic programming (`covering`) completes the search; 0: never.
     finalists
-        States that are scored with the true placement, beside the uniform ones.
+        Number of states that are scored with the true placement, besides the uniform ones.
     mix_gain
-        A mix of TP degrees is taken only if its makespan estimate is this share below that of the best uniform degree
-        and of what runs. In simulation, mixes lost up to 9 % more against uniform degrees than estimated
-        (`docs/paper.md`).
+        A mix of TP degrees is chosen only if its estimated makespan is this share below that of the best uniform
+        degree and of the running engines. In simulation, mixes were up to 9 % worse against uniform degrees than
+        estimated (`docs/paper.md`).
     """
 
     moves: int = 400
@@ -181,23 +181,23 @@ class SearchSettings:
 
 @dataclass(frozen=True, slots=True)
 class DegreeChoice:
-    """What the search found.
+    """Result of the search.
 
     Attributes
     ----------
     tp_degrees
-        Of the engines, from the largest to the smallest.
+        TP degrees of the engines, from the largest to the smallest.
     seconds
-        Makespan of `plan`, and the seconds until the engines are ready.
+        Makespan of `plan`, including the seconds until the engines are ready.
     uniform
-        For each degree that fits, `seconds` of as many engines of it as the budget holds; infinite if some
-        trajectory's context fits none of them but fits another degree.
+        For each degree that fits, `seconds` of the maximum number of such engines; infinite if some trajectory's
+        context fits another degree only.
     price_s
         The part of `seconds` until the engines are ready.
     plan
         Which engine (a position in `tp_degrees`) takes each trajectory.
     tried
-        Different states that the search scored.
+        Number of different states that the search scored.
     """
 
     tp_degrees: tuple[int, ...]

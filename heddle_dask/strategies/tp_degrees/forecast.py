@@ -1,13 +1,13 @@
-"""What the trajectories of a batch are expected to ask for, before the first step.
+"""Forecast of the work of a batch before its first step.
 
-Three sources, in this order: what is known beforehand (a replay), what earlier trajectories took, what a predictor
-says of the prompts. The TP degrees depend on how lengths are spread, less on which trajectory is the long one. So the
-lengths of earlier trajectories, or the two quantiles of a prediction, are spread evenly over the batch: trajectory i
-stands at the quantile frac((i + 1/2)·φ), φ the golden ratio, which mixes short and long ones at every batch size.
+Three sources, in this order: known lengths (a replay), the work of earlier trajectories, predictions from the
+prompts. The TP degrees depend on the distribution of lengths more than on which trajectory is long. So the lengths of
+earlier trajectories, or the two quantiles of a prediction, are spread evenly over the batch: trajectory i gets the
+quantile frac((i + 1/2)·φ), with φ the golden ratio, which mixes short and long ones at every batch size.
 
-A single figure for each trajectory would hide the tail, for which large TP degrees are there: before the first step a
-learned predictor knows little but the prompt, so that its medians are nearly alike. An exact prediction has one value,
-and the trajectory gets that.
+A single value for each trajectory would hide the tail, which is the reason for large TP degrees: before the first
+step a learned predictor knows little more than the prompt, so its medians are nearly equal. An exact prediction is
+used unchanged.
 """
 
 from __future__ import annotations
@@ -39,22 +39,23 @@ class Quantiles:
 
 
 def level_of(number: int) -> float:
-    """Where trajectory `number` of a batch stands between 0 and 1: evenly for every count (Weyl's sequence)."""
+    """Quantile level of trajectory `number` of a batch, between 0 and 1: evenly spread for every count (Weyl
+    sequence)."""
     return math.modf((number + 0.5) * _GOLDEN)[0]
 
 
 def needs_prediction(request: DegreeRequest) -> bool:
-    """Whether a predictor has to be asked: nothing earlier is known, and not all lengths are."""
+    """Whether predictions are needed: there are no earlier trajectories, and not all lengths are known."""
     return not request.finished and min(request.known_tokens, default=0) <= 0
 
 
 def forecast_works(request: DegreeRequest, predicted: Sequence[Quantiles]) -> tuple[list[Work], str]:
-    """The work of each trajectory of the batch, and the sources; empty where nothing is known of one of them.
+    """The work of each trajectory of the batch, and the sources; empty if the work of any trajectory is unknown.
 
     Parameters
     ----------
     predicted
-        One for each trajectory, or none.
+        One per trajectory, or empty.
     """
     works: list[Work] = []
     sources: dict[str, None] = {}
@@ -84,7 +85,7 @@ def _work(group: str, prompt_tokens: int, took: FinishedWork, max_context_tokens
     return Work(
         group=group,
         decode_tokens=decode,
-        # What tools add is there, on average, for half of the trajectory's life.
+        # An observation is part of the context for half of the trajectory's life on average.
         context_tokens=prompt + observed / 2,
         shared_tokens=prompt,
         prefill_tokens=observed,
@@ -94,7 +95,7 @@ def _work(group: str, prompt_tokens: int, took: FinishedWork, max_context_tokens
 
 @dataclass(frozen=True, slots=True)
 class PerToken:
-    """What tools add for each sampled token, over many earlier trajectories."""
+    """Observation tokens and tool seconds per sampled token, over many earlier trajectories."""
 
     observation_tokens: float
     tool_s: float
@@ -102,7 +103,7 @@ class PerToken:
     def work(
         self, number: int, group: str, prompt_tokens: int, made: Quantiles, max_context_tokens: int
     ) -> Work:
-        """The work of trajectory `number` of a batch by its prediction, at its level of the quantiles."""
+        """The work of trajectory `number` of a batch from its prediction, at its quantile level."""
         tokens = min(made.tokens(level_of(number)), float(max_context_tokens - prompt_tokens))
         added = min(self.observation_tokens * tokens, max_context_tokens - prompt_tokens - tokens)
         return Work(

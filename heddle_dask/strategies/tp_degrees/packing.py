@@ -1,14 +1,14 @@
-"""How early a mix of engines can end: runs of sorted trajectories, packed under a limit.
+"""The earliest end of a mix of engines: runs of sorted trajectories, packed under a limit.
 
-Engines from the largest degree to the smallest take one run each, as long as its seconds by work (`runs`) stay within
-the limit: the packing of `partition.work_plan`. Two orders are packed and the earlier end counts: trajectories by
-length (few engines pay for the longest), and whole groups by their longest member (prompts prefilled once). If the
-long ones are not known beforehand, they are packed in the order given: every engine may get a long one.
+Engines from the largest degree to the smallest take one run each, as long as its seconds by work (`runs`) are within
+the limit. Two orders are packed, and the earlier end counts: trajectories by length (few engines have long ones), and
+whole groups by their longest member (prompts prefilled once). If long trajectories cannot be told from short ones,
+they are packed in the given order: every engine may get a long one.
 
 A trajectory with a context that fits the KV memory of some TP degrees only is not packed onto the others; a state
 without an engine for it scores infinity.
 
-Limits lie on one geometric grid, so that all states of a search share the ends of runs that were found once.
+Limits are on one geometric grid, so that all states of a search share the computed ends of runs.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Packing:
     Parameters
     ----------
     engines
-        For each allowed degree, its cost and slots. What they hold (`resident`) is not looked at.
+        Cost and slots of one engine of each allowed degree. Their residents are ignored.
     grid
         Ratio of neighbouring limits.
     told_apart
-        Whether it is known which trajectory is a long one, so that engines can get runs of the sorted.
+        Whether long trajectories can be told from short ones, so that engines can get runs in sorted order.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Packing:
     ) -> None:
         self._works, self._budget, self._engines, self._grid = works, budget, engines, grid
         self._orders = _orders(works) if told_apart else [SortedWorks(works, range(len(works)))]
-        # For each degree, trajectories from the longest path alone to the shortest, and those paths, negated to bisect.
+        # By degree: trajectories by descending path alone, and these paths, negated for bisection.
         self._by_path: dict[int, list[int]] = {}
         self._paths: dict[int, list[float]] = {}
         for degree in budget.tp_degrees:
@@ -62,7 +62,7 @@ class Packing:
         self.last_step = 1 + max(0, math.ceil(math.log(high_s / self._low_s) / math.log(grid)))
 
     def _paths_s(self, degree: int) -> list[float]:
-        """Seconds of each trajectory alone; infinite where its context does not fit though it does elsewhere."""
+        """Seconds of each trajectory alone; infinite if its context fits other degrees only."""
         cost = self._engines[degree].cost
         most = max(self._engines[d].cost.capacity_tokens for d, _ in self._budget.uniform())
         return [
@@ -73,7 +73,7 @@ class Packing:
         ]
 
     def _alone_s(self, degree: int) -> float:
-        """Seconds, or a little more, of everything on one engine."""
+        """Upper bound of the seconds of all trajectories on one engine."""
         engine, sums = self._engines[degree], self._orders[0]
         prompts = sums.prefill[-1] + sums.shared[0][-1]
         ends_s = busy_s(engine.cost, engine.slots, sums.longest[0], sums.decode[-1], sums.area[-1], prompts)
@@ -82,12 +82,12 @@ class Packing:
 
     @property
     def orders(self) -> int:
-        """How many orders of the trajectories are packed."""
+        """Number of orders of the trajectories that are packed."""
         return len(self._orders)
 
     @property
     def trajectories(self) -> int:
-        """How many are to be placed."""
+        """Number of trajectories."""
         return len(self._works)
 
     def limit_s(self, step: int) -> float:
@@ -95,9 +95,9 @@ class Packing:
         return self._low_s * self._grid**step
 
     def step_below(self, seconds: float, price_s: float) -> int:
-        """The last step of the grid whose limit and price together are below `seconds`; -1 if there is none.
+        """The last step of the grid with limit plus price below `seconds`; -1 if there is none.
 
-        The price is added as in the score of a state: subtracted from `seconds` instead, it rounds differently, and a
+        The price is added as in the score of a state: subtracting it from `seconds` would round differently, and a
         state that scores exactly `seconds` would count as below it.
         """
         low, high = -1, self.last_step
@@ -119,7 +119,7 @@ class Packing:
         if found is None:
             found = self.last_step + 1
             for order in range(self.orders):
-                # Only an earlier end than that of the order before is looked for.
+                # Search only for an earlier end than with the previous order.
                 if found and self._packs(order, state, found - 1):
                     found = self._first_step(order, state, found - 1)
             self._steps[state] = found
@@ -158,10 +158,10 @@ class Packing:
         return found
 
     def plan(self, state: State) -> WorkPlan:
-        """The packing of `state` carried out on the trajectories, with its true seconds by work.
+        """The packing of `state` applied to the trajectories, with its true seconds by work.
 
-        `seconds` of it must be finite. Engines are numbered from the largest degree to the smallest. Shared prompts
-        are counted exactly here, and the better of the orders that pack within the limit is taken.
+        `seconds(state)` must be finite. Engines are numbered from the largest degree to the smallest. Shared prompts
+        are counted exactly here, and the better of the orders within the limit is returned.
         """
         step = self._step(state)
         plans = [self._carried_out(o, state, step) for o in range(self.orders) if self._packs(o, state, step)]
@@ -191,7 +191,7 @@ def _orders(works: Sequence[Work]) -> list[SortedWorks]:
 
 
 def _groups(works: Sequence[Work], by_length: Sequence[int]) -> list[list[int]]:
-    """Members of each group, in the order of each group's first."""
+    """Members of each group; groups in the order of their first members."""
     groups: dict[str, list[int]] = {}
     for i in by_length:
         groups.setdefault(works[i].group, []).append(i)

@@ -1,7 +1,7 @@
-"""A plan of the TP degrees: from what is known of the work, through the search, to the degrees of the engines.
+"""Plans of the TP degrees: from forecast or known work, through the search, to the degrees of the engines.
 
-The live body plans for a `DegreeRequest` (`plan_for_request`), on forecasts; capacity planning and benchmarks plan for
-works that they know (`plan_for_works`). Pure, and slow for many GPUs: run it outside the event loop.
+The live body plans for a `DegreeRequest` (`plan_for_request`), with forecasts; capacity planning and benchmarks plan
+for known works (`plan_for_works`). Pure, and slow for many GPUs: run it outside the event loop.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ def plan_for_request(
     seed: int,
     told_apart: bool = True,
 ) -> TpDegreePlan:
-    """Plan for a batch by the best forecast there is; without one, what runs goes on.
+    """Plan for a batch with the best available forecast; without a forecast, keep the running engines.
 
     Parameters
     ----------
     engines
         Cost and slots of one engine at every candidate TP degree.
     predicted
-        What a predictor says of each trajectory of the batch; empty if it says nothing.
+        Predictions for each trajectory of the batch; empty without predictions.
     seed, told_apart
         As in `choose_degrees`.
 
     Raises
     ------
     BadInput
-        Nothing runs, nothing is known, and no node has the GPUs for one engine of the default TP degree.
+        No engine runs, there is no forecast, and no node has the GPUs for one engine of the default TP degree.
     """
     works, source = forecast_works(request, predicted)
     if not works:
@@ -63,7 +63,7 @@ def plan_for_works(
     told_apart: bool = True,
     settings: SearchSettings | None = None,
 ) -> TpDegreePlan:
-    """The choice of `choose_degrees` for this work, as a plan.
+    """The result of `choose_degrees` for this work, as a plan.
 
     Raises
     ------
@@ -87,9 +87,9 @@ def plan_for_works(
 
 
 def _running(request: DegreeRequest) -> Running | None:
-    """What runs, with the price of a new engine: its longest measured start.
+    """The running engines, with the price of a new engine: the longest measured start.
 
-    An engine of a TP degree that was never started is expected to take as long as the slowest that was.
+    For a TP degree that was never started, the slowest start of any degree is assumed.
     """
     if not request.running:
         return None
@@ -99,7 +99,7 @@ def _running(request: DegreeRequest) -> Running | None:
 
 
 def _without_forecast(request: DegreeRequest) -> TpDegreePlan:
-    """What runs goes on; where nothing runs, the default TP degree on all GPUs."""
+    """Keep the running engines; if none runs, the default TP degree on all GPUs."""
     degrees = sorted(request.running, reverse=True)
     default = request.default
     if not degrees:

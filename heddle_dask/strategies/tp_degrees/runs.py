@@ -1,8 +1,8 @@
-"""Runs of trajectories in a fixed order: what one asks of an engine, and how long it may be, in microseconds.
+"""Runs of trajectories in a fixed order: the seconds of a run, and the longest run within a limit.
 
-Prefix sums give the seconds of any run (`WorkLoad.seconds`) at once, and a bisection its longest end. The prompts
-that the run's groups share are counted exactly at the borders of up to 256 buckets and interpolated between them: exact
-with up to 256 trajectories.
+Both take microseconds: prefix sums give the seconds of any run (`WorkLoad.seconds`), and a bisection the longest run.
+Prompts shared by the run's groups are counted exactly at the borders of up to 256 buckets and interpolated between
+them: exact for up to 256 trajectories.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _BUCKETS = 256
 
 
 class SortedWorks:
-    """Trajectories in one order, with the sums of their prefixes.
+    """Trajectories in one order, with prefix sums.
 
     Attributes
     ----------
     order
-        Positions in the works as given.
+        Positions in the given works.
     decode, area, prefill
-        Sums over the first i: tokens, token-iterations, prompt tokens of their own.
+        Sums over the first i trajectories: tokens, token-iterations, own prompt tokens.
     longest
-        For each first trajectory of a run, the most tokens of any in it (never too few).
+        For each first trajectory of a run: maximum tokens of any trajectory in the run (an upper bound).
     """
 
     def __init__(self, works: Sequence[Work], order: Sequence[int]) -> None:
