@@ -1,9 +1,8 @@
 """Chat templates as deltas: what a template puts between a sampled turn and the next generation prompt.
 
-History is never tokenised again. The first prompt is rendered whole (`ChatTemplate.render`); after
-that each step adds only a bridge (`ChatTemplate.bridge`), which a dummy conversation yields: the text
-behind the end token of the dummy's assistant turn. Every assumption about the template is checked and
-fails with `BadInput`.
+History is never tokenised again. The first prompt is rendered completely (`ChatTemplate.render`); after that each
+step adds only a bridge (`ChatTemplate.bridge`), taken from a dummy conversation: the text after the end token of the
+dummy's assistant turn. Every assumption about the template is checked and fails with `BadInput`.
 """
 
 from __future__ import annotations
@@ -76,9 +75,9 @@ class ChatTemplate:
         Parameters
         ----------
         messages
-            What is said between the two turns; may be empty.
+            The messages between the two turns; may be empty.
         ended
-            True when the sampled turn holds its end token; else the bridge starts with it.
+            True if the sampled turn contains its end token; else the bridge starts with it.
         """
         text = self._bridge_text(self._clean(messages))
         return self._encode(text if not ended else text.removeprefix(self._end_text))
@@ -91,15 +90,15 @@ class ChatTemplate:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def check_append_only(self) -> None:
-        """Check that earlier turns stay as they were when the conversation goes on.
+        """Check that the rendering of earlier turns does not change as the conversation grows.
 
-        A template that rewrites them (say, drops the thinking of earlier turns) gives, after a step,
-        another history than the one the model sampled; a trajectory then keeps what was sampled.
+        A template that rewrites them (for example, drops the thinking of earlier turns) renders another history than
+        the sampled one; a trajectory keeps what was sampled.
 
         Raises
         ------
         BadInput
-            The template rewrites history, or its text is tokenised otherwise in pieces.
+            The template rewrites history, or its text is tokenised differently in pieces.
         """
         for role in ("user", "tool"):
             for reply in (_REPLY, _THINKING_REPLY):
@@ -127,7 +126,7 @@ class ChatTemplate:
             raise self._bad(f"is tokenised otherwise in pieces when a {role} message follows")
 
     def _find_end_text(self) -> str:
-        """The special token right behind an assistant turn."""
+        """The special token right after an assistant turn."""
         turn = [_QUESTION, {"role": "assistant", "content": _REPLY}]
         text = self._text(turn, prompt=False)
         if text.count(_REPLY) != 1:
@@ -164,7 +163,7 @@ class ChatTemplate:
         return str(text)
 
     def _clean(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages whose content holds no special token: a tool's output must not end a turn."""
+        """The messages with special tokens in their contents made harmless: a tool's output must not end a turn."""
         return [{**message, "content": self._defuse(message["content"])} for message in messages]
 
     def _defuse(self, text: str) -> str:
@@ -176,14 +175,14 @@ class ChatTemplate:
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def _bad(self, story: str) -> BadInput:
-        return BadInput(f"chat template of {self._model_dir!r} {story}")
+    def _bad(self, reason: str) -> BadInput:
+        return BadInput(f"chat template of {self._model_dir!r} {reason}")
 
 
 def _load_tokenizer(folder: Path) -> Any:
-    # Imported here because it takes 0.8 to 2 s, which only who renders text should pay.
-    # `PreTrainedTokenizerFast` does not import torch; `AutoTokenizer` does wherever torch is
-    # installed, so it is left for directories without a tokenizer.json.
+    # Imported here because the import takes 0.8 to 2 s, and only rendering needs it.
+    # `PreTrainedTokenizerFast` does not import torch; `AutoTokenizer` does if torch is installed, so it is used only
+    # for directories without a tokenizer.json.
     if (folder / "tokenizer.json").is_file():
         from transformers.tokenization_utils_fast import PreTrainedTokenizerFast as Loader
     else:
@@ -196,7 +195,7 @@ def _load_tokenizer(folder: Path) -> Any:
 
 
 def _generation_end_ids(folder: Path) -> tuple[int, ...]:
-    """End tokens that `generation_config.json` names, where there is one."""
+    """End tokens in `generation_config.json`, if it exists."""
     path = folder / "generation_config.json"
     if not path.is_file():
         return ()

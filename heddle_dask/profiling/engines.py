@@ -1,4 +1,4 @@
-"""Starts engines, measures them as a client sees them, and makes the table that the cost model reads.
+"""Starts engines, measures them as a client, and makes the table for the cost model.
 
 The measurements on running engines are in `heddle_dask.profiling.sweep`, and KV transfers between two engines in
 `heddle_dask.profiling.kv_transfer`.
@@ -33,7 +33,7 @@ from heddle_dask.profiling.plan import ProfilePlan
 from heddle_dask.profiling.sweep import Sweep
 
 START_S = 600.0
-# Load average per core above which other work disturbs the measurement.
+# Load average per core above which other processes disturb the measurement.
 _QUIET_LOAD = 0.3
 
 
@@ -47,17 +47,17 @@ async def profile_engine(
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> MeasuredTable:
-    """Start engines, measure them, end them.
+    """Start engines, measure them, and stop them.
 
     Parameters
     ----------
     engines
-        Engines that run at once. All do the same at the same time, and the points are their means: an engine that
-        shares its cores with others takes longer than alone.
+        Number of concurrent engines. All do the same at the same time, and the points are their means: an engine that
+        shares its cores with others is slower than alone.
     device
         Description of the hardware; None: `this_device`.
     kv_contexts
-        Lengths of contexts to move between two engines; none: not measured.
+        Lengths of contexts to move between two engines; empty: not measured.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def _checked_shape(spec: EngineSpec, plan: ProfilePlan, kv_contexts: Sequence[in
 
 
 def _load_average(on_progress: Callable[[str], None]) -> float:
-    """The load average of this machine; warns where other work would disturb the measurement."""
+    """The load average of this machine; warns if other processes would disturb the measurement."""
     load = getloadavg()[0]
     if load > _QUIET_LOAD * len(sched_getaffinity(0)):
         on_progress(f"the machine is busy (load average {load:.1f}): measure again in a quieter hour")
@@ -132,7 +132,7 @@ async def _started(
 
 
 def _traits(configuration: Mapping[str, Any], spec: EngineSpec) -> dict[str, Any]:
-    """Block size and prompt chunks as the engine reports them, by the names of the table's fields."""
+    """Block size and chunked prefill as reported by the engine, by the names of the table's fields."""
     scheduler, cache = configuration.get("scheduler_config", {}), configuration.get("cache_config", {})
     return {
         "chunk_tokens": int(scheduler.get("max_num_batched_tokens") or spec.max_model_len),
@@ -151,13 +151,13 @@ def _conditions(plan: ProfilePlan, engines: int, load_before: float) -> str:
 
 
 def model_name(directory: str) -> str:
-    """A model directory's name; the parent's where it is only called checkpoint."""
+    """The name of a model directory; the parent's name if the directory is called checkpoint."""
     path = Path(directory)
     return path.parent.name if path.name == "checkpoint" else path.name
 
 
 def this_device() -> str:
-    """The accelerators of this machine in words, or its processors where it has none."""
+    """The accelerators of this machine in words, or its processors if it has none."""
     if shutil.which("nvidia-smi"):
         asked = subprocess.run(
             ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],

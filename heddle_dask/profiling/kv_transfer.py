@@ -1,7 +1,7 @@
-"""Seconds to move the KV cache of a context from one engine to another, by length of the context.
+"""Measures KV transfers between two engines on this machine, by length of the context.
 
-Two engines on this machine. Per length and repeat, a random context is computed on the source, as if its trajectory had
-just finished a step there; then it is exported, and imported by the target. Both times are whole calls over HTTP.
+For each length and repeat, a random context is computed on the source, as after a step; then it is exported, and
+imported by the target. Both times are complete HTTP calls.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from heddle_dask.engines.spec import EngineSpec
 
 START_S = 300.0
 STEP_TOKENS = 32
-"""Tokens of the context window that a moved context leaves free: a step follows a transfer."""
-# Every model has these ids, and none of them ends a sequence.
+"""Tokens of the context window that stay free for the step after a transfer."""
+# Ids that exist in every model, and none of which ends a sequence.
 _FIRST_ID, _LAST_ID = 33, 120
 
 

@@ -1,10 +1,10 @@
-"""Measures the large operators of a model on one GPU with torch alone, and makes the table that the cost model reads.
+"""Measures the large operators of a model on one GPU with torch alone, and makes the table for the cost model.
 
-An iteration is its linear layers (by token count) and attention (by batch and context), each measured for one layer
-and multiplied by the layers, and the output head. At a TP degree above 1 one GPU's share of every operator is measured.
-What is no large kernel (norms, gaps, all-reduces, sampling) is not measured: `MeasuredTable.fit` adds it by the
-formula's constants. Weights and KV of several layers are cycled through, so that none is read from a cache that a real
-model outgrows.
+An iteration consists of linear layers (by token count) and attention (by batch and context), each measured for one
+layer and multiplied by the number of layers, and the output head. At a TP degree above 1 one GPU's share of every
+operator is measured. Other parts (norms, gaps, all-reduces, sampling) are not measured: `MeasuredTable.fit` adds them
+by the formula's constants. Weights and KV of several layers take turns, so that they are not read from a cache that
+would be too small for a real model.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from heddle_dask.cost.measured import DecodePoint, MeasuredTable, TokensPoint
 from heddle_dask.cost.model_config import shape_of_config
 
 CHUNK_TOKENS = 2048
-# What a GPU's last-level cache holds at most; weights in turn must exceed it.
+# Upper bound of a GPU's last-level cache; the weights that take turns must exceed it.
 _CACHE_BYTES = 128e6
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorsPlan:
-    """What is measured: batches and contexts per sequence of decoding, prompt lengths, repeats of each operator."""
+    """The measurements: batches and contexts per sequence of decoding, prompt lengths, repeats of each operator."""
 
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -42,7 +42,7 @@ class OperatorsPlan:
 
 
 def operators_plan(slots: int = 256, max_context_tokens: int = 32_768, repeats: int = 20) -> OperatorsPlan:
-    """Batches up to `slots` and contexts up to the longest, by factors; prompts up to an iteration's chunk."""
+    """Batches up to `slots` and contexts up to the limit, in geometric steps; prompts up to an iteration's chunk."""
     prompt = min(max_context_tokens, CHUNK_TOKENS)
     return OperatorsPlan(
         _up_to(slots, (1, 8, 16, 32, 64, 128, 256)),
@@ -57,7 +57,7 @@ def _up_to(most: int, steps: Sequence[int]) -> tuple[int, ...]:
 
 
 class Operators:
-    """One GPU's share of the operators of a model, with weights and inputs that hold no meaning."""
+    """One GPU's share of the operators of a model, with random weights and inputs."""
 
     def __init__(self, config: Mapping[str, Any], degree: int, device: str, repeats: int) -> None:
         self._device = torch.device(device)
@@ -121,8 +121,8 @@ class Operators:
         return self.layers * layer_s + self.head_s(1)
 
     def _experts_s(self, tokens: int) -> float:
-        # The expected number of experts is visited, each by as many tokens: as many bytes and operations as real
-        # routing with equally likely experts; one batched product each way.
+        # The expected number of experts, each with the same number of tokens: as many bytes and operations as routing
+        # with equally likely experts; one batched product each way.
         visited = max(1, round(self._shape.distinct_experts(tokens)))
         each = -(-tokens * self._per_token // visited)
         inputs = self._random(visited, each, self._hidden)
@@ -139,7 +139,7 @@ class Operators:
         return self._seconds(lambda turn: functional.linear(inputs, weights[turn % len(weights)]))
 
     def _copies(self, elements: int) -> int:
-        """How many tensors must take turns, so that the cache holds none; a model has no more than its layers."""
+        """Number of tensors that must take turns to exceed the cache; at most the number of layers."""
         if self._device.type != "cuda":
             return 1
         return min(self.layers, 1 + int(_CACHE_BYTES // (elements * self._dtype.itemsize)))
@@ -148,13 +148,13 @@ class Operators:
         return torch.randn(*sizes, device=self._device, dtype=self._dtype)
 
     def _seconds(self, operator: Callable[[int], torch.Tensor]) -> float:
-        """Median over the repeats, after a few that are not counted."""
+        """Median over the repeats, after a few warm-up calls."""
         for turn in range(3):
             operator(turn)
         if self._device.type != "cuda":
             return statistics.median(_timed(operator, turn) for turn in range(self._repeats))
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(self._repeats)]
-        # The host runs ahead of the device, so that no launch is in the time between two events.
+        # Delay the device, so that the host is ahead and no kernel launch is between two events.
         torch.cuda._sleep(50_000_000)
         for turn, (begin, end) in enumerate(events):
             begin.record()
@@ -171,7 +171,7 @@ def _timed(operator: Callable[[int], torch.Tensor], turn: int) -> float:
 
 
 def check_device(device: str) -> None:
-    """Refuse what torch cannot run on.
+    """Refuse a device on which torch cannot run.
 
     Raises
     ------
@@ -213,11 +213,11 @@ def measure_operators(
     Parameters
     ----------
     config
-        Its parsed config.json; no weights are needed.
+        Parsed config.json of the model; no weights are needed.
     device
-        Where torch runs: ``"cuda"``, ``"cuda:1"``, or ``"cpu"``, which tries the program.
+        Device of torch: ``"cuda"``, ``"cuda:1"``, or ``"cpu"`` for a dry run.
     described
-        What the table calls it; None: as torch does.
+        Name of the device in the table; None: torch's name.
 
     Raises
     ------
@@ -226,7 +226,7 @@ def measure_operators(
     """
     check_device(device)
     torch.manual_seed(seed)
-    # Events and streams are of the current device.
+    # Events and streams belong to the current device.
     here = torch.cuda.device(device) if device != "cpu" else contextlib.nullcontext()
     with torch.inference_mode(), here:
         operators = Operators(config, degree, device, plan.repeats)

@@ -1,4 +1,4 @@
-"""What `heddle profile` measures of an engine: batches, contexts, prompts."""
+"""The measurements of `heddle profile`: batches, contexts, prompts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from heddle_dask.profiling.kv_transfer import STEP_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class ProfilePlan:
-    """What is measured.
+    """The measurements of an engine.
 
     Attributes
     ----------
     batches, contexts
-        Numbers of sequences, and tokens of each; a pair that exceeds the KV capacity is left out.
+        Numbers of sequences, and context tokens of each; a pair that exceeds the KV capacity is left out.
     prompts
         Lengths of prompts.
     tokens
@@ -30,17 +30,17 @@ class ProfilePlan:
     repeats: int = 5
 
     def contexts_to_move(self) -> tuple[int, ...]:
-        """Lengths for KV transfers: those of `contexts`, shortened where a step would not fit behind them."""
+        """Lengths for KV transfers: those of `contexts`, shortened if a step would not fit after them."""
         longest = max(self.contexts) + self.tokens - STEP_TOKENS
         return tuple(dict.fromkeys(min(length, longest) for length in self.contexts if longest >= 1))
 
     def check(self, spec: EngineSpec) -> None:
-        """Refuse what the engine cannot run.
+        """Refuse measurements that the engine cannot run.
 
         Raises
         ------
         BadInput
-            A batch exceeds the slots, or a length the longest context.
+            A batch exceeds the slots, or a length exceeds the context limit.
         """
         if max(self.batches) > spec.slots:
             raise BadInput(
@@ -54,12 +54,12 @@ class ProfilePlan:
 
 
 def plan_for(slots: int, max_model_len: int, *, tokens: int = 128, repeats: int = 5) -> ProfilePlan:
-    """Powers of two, their halves more, and slots; lengths by factors of four up to what the engine takes.
+    """Batches: powers of two, one and a half times these, and `slots`; lengths in factors of four up to the limit.
 
     Raises
     ------
     BadInput
-        The engine takes no context beside the tokens to decode.
+        The context limit leaves no context besides the tokens to decode.
     """
     room = max_model_len - tokens
     if room < 1:

@@ -1,16 +1,16 @@
-"""Times of running engines as their client sees them: the points of a table.
+"""Measures running engines as a client: the points of a table.
 
-- *Decoding*: `batch` contexts of one length are put into the prefix cache; then all of them decode together, so that no
-  prefill of note comes in between. Seconds per token are the difference between steps of n tokens and of one, over
-  n - 1: on a busy machine a client may see the first token late, so that the time from it to the last says too little.
-  The context grows meanwhile: a point has its mean.
-- *Prefill*: a prompt that the engine has never seen, alone, to its first token. Its length is new, too, since a CPU
-  engine makes its kernels for each number of tokens and keeps a few: the second prompt of a length is the quicker one.
-- *Cached step*: one token behind a context that is cached but for its last token: the way of a request.
+- *Decoding*: `batch` contexts of one length are put into the prefix cache; then all of them decode together, without a
+  significant prefill in between. Seconds per token are the difference between steps of n tokens and of one, over n - 1:
+  on a busy machine a client may receive the first token late, so the time from it to the last token would be too short.
+  The context grows meanwhile, and the point has its mean.
+- *Prefill*: a prompt that is not cached, alone, to its first token. Its length is new as well, since a CPU engine
+  compiles kernels for each number of tokens and keeps a few: the second prompt of a length would be faster.
+- *Cached step*: one token after a context of which all but the last token is cached: the time of a request.
 
-Steps are asked for as live ones are: streamed, seeded, with logprobs. Of several engines each does the same at the same
-time, none ever rests before the others have finished, and a point is the mean over engines and repeats, since a rollout
-meets the mean: where cores are short, the operating system lets one engine run and another wait, by chance.
+Requests are those of live steps: streamed, seeded, with logprobs. Several engines do the same at the same time, and
+none is idle before all have finished. A point is the mean over engines and repeats, as in a rollout: with few cores,
+the operating system lets one engine run and another wait at random.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from heddle_dask.cost.measured import DecodePoint, TokensPoint
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import GenerateRequest, SamplingParams
 
-# Ids that every model has and none takes for an end token.
+# Ids that exist in every model, and none of which is an end token.
 _FIRST_ID, _LAST_ID = 33, 120
-# Blocks of the context of a cached step.
+# KV blocks of the context of a cached step.
 _CACHED_BLOCKS = 2
 
 Piece = Callable[[int, int], Awaitable[float]]
-"""Seconds of one engine's repeat of something, by the numbers of both."""
+"""Runs one repeat on one engine, by their numbers; returns its seconds."""
 
 
 class Sweep:
-    """Measures like engines side by side.
+    """Measures identical engines concurrently.
 
     Parameters
     ----------
@@ -58,9 +58,9 @@ class Sweep:
         self._on_progress = on_progress
 
     async def prefill(self, lengths: Sequence[int]) -> list[TokensPoint]:
-        """Prompts alone."""
+        """Measure prompts alone."""
         points = []
-        # The first prompts of an engine's life allocate, for seconds.
+        # The first prompts of an engine allocate memory, which takes seconds.
         each = [[self._prompt(engine, length) for length in lengths] for engine in range(len(self._clients))]
         await self._warm(each, "first")
         for length in lengths:
@@ -71,7 +71,7 @@ class Sweep:
                 name = f"prefill-{length}-{repeat}"
                 return (await self._clients[engine].warm(self._prompt(engine, tokens), name)).seconds
 
-            # The first of a length may still allocate.
+            # The first prompt of a length may still allocate.
             seconds = await all_busy(len(self._clients), piece, self._repeats + 1, first=1)
             points.append(TokensPoint(max(1, length - (self._repeats + 1) // 2), _mean(seconds)))
         return points
@@ -79,7 +79,7 @@ class Sweep:
     async def decode(
         self, batches: Sequence[int], contexts: Sequence[int], capacity_tokens: int
     ) -> list[DecodePoint]:
-        """Batches that decode; a pair that exceeds the KV capacity (0: not known) is left out."""
+        """Measure decoding batches; a pair that exceeds the KV capacity (0: not known) is left out."""
         points = []
         for context in contexts:
             prompts = [
@@ -87,7 +87,7 @@ class Sweep:
                 for engine in range(len(self._clients))
             ]
             for batch in batches:
-                # Some room for blocks that are only partly filled.
+                # Leave room for partly filled blocks.
                 if capacity_tokens and batch * (context + self._tokens) > 0.9 * capacity_tokens:
                     self._on_progress(f"left out: {batch} x {context} tokens exceed the KV cache")
                     continue
@@ -99,7 +99,7 @@ class Sweep:
         return points
 
     async def cached_step(self, block_tokens: int, max_model_len: int) -> TokensPoint | None:
-        """A step of one token whose context is cached; None where no context is that long."""
+        """Measure a step of one token with a cached context; None if the context limit is too short."""
         length = _CACHED_BLOCKS * block_tokens + 1
         if length >= max_model_len:
             return None
@@ -110,7 +110,7 @@ class Sweep:
         async def piece(engine: int, repeat: int) -> float:
             return await self._answered_s(engine, [prompts[engine]], 1, f"cached-{repeat}")
 
-        # Quick ones are worth more repeats.
+        # More repeats, since these steps are short.
         seconds = await all_busy(len(self._clients), piece, 4 * self._repeats + 1, first=1)
         return TokensPoint(length, _mean(seconds))
 
@@ -129,7 +129,7 @@ class Sweep:
     async def _answered_s(
         self, engine: int, prompts: Sequence[Sequence[int]], tokens: int, name: str
     ) -> float:
-        """Median seconds of steps that are asked for at the same time."""
+        """Median seconds of concurrent steps."""
 
         async def one(index: int) -> float:
             sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=index)
@@ -152,7 +152,7 @@ class Sweep:
 
 
 async def all_busy(engines: int, piece: Piece, repeats: int, *, first: int = 0) -> list[float]:
-    """Seconds of the repeats from `first` on, over all engines; an engine that is done goes on until all are."""
+    """Seconds of the repeats from `first` on, over all engines; an engine goes on until all have finished."""
     unfinished = engines
 
     async def one(engine: int) -> list[float]:

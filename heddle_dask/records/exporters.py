@@ -1,4 +1,4 @@
-"""A run in other people's formats. Needs only the run; what a format needs besides is optional."""
+"""Exports a run to other formats; the libraries for them are optional."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _TOKEN_COLUMNS = {
 def export_parquet(run: RunReader, path: str | Path) -> int:
     """Write a run to one Parquet file, one row per branch.
 
-    Columns: those of the trajectory (reward null where unknown), `branch` and `branches` (its index
-    and how many siblings share the reward, itself included), and lists over its tokens: `token_ids`,
-    `loss_mask`, `logprobs` (nan where not sampled), `policy_version` (-1 where not sampled).
+    Columns: those of the trajectory (reward null if unknown), `branch` and `branches` (the index of the branch, and
+    the number of branches that share the reward), and lists over its tokens: `token_ids`, `loss_mask`, `logprobs`
+    (nan if not sampled), `policy_version` (-1 if not sampled).
 
     Returns
     -------
@@ -56,7 +56,7 @@ def export_parquet(run: RunReader, path: str | Path) -> int:
     """
     path = Path(path)
     try:
-        # By name, so that the package stays importable, typed and linted without pyarrow.
+        # Imported by name, so that the package can be imported, typed and linted without pyarrow.
         arrow = importlib.import_module("pyarrow")
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError:

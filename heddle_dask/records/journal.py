@@ -1,18 +1,17 @@
-"""The journal: an append-only file of (kind, body) records, one per run; the truth after a crash.
+"""The journal: an append-only file of (kind, body) records, one file per run, from which a run is recovered.
 
 A header line with the format number, then one line per record, ``CRC JSON\\n``: eight hexadecimal digits and
-``["kind", {body}]``. The CRC-32 of a line starts from the CRC of the line before it, so that a line
-that was changed, lost, doubled or moved is noticed, not only a damaged one. JSON here is Python's:
-nan and infinities are written as ``NaN`` and ``Infinity``.
+``["kind", {body}]``. The CRC-32 of a line starts from the CRC of the line before it, which detects changed, lost,
+repeated and moved lines. The JSON is Python's: nan and infinities are written as ``NaN`` and ``Infinity``.
 
 Promises:
 
-- A record is whole or absent. A process killed in the middle of a write leaves a *torn tail*: a last
-  line that does not check. Readers drop it and say how many bytes that was; opening for append cuts
-  it off. Anything else that does not check is damage, and is refused with its line number.
-- `append` only buffers. After `flush` the data is with the kernel: it survives the death of this
-  process, at once and by any signal. After `sync` it survives the death of the machine.
-- One writer: the file is locked (`flock`) where the file system can do that.
+- A record is complete or absent. A process killed during a write leaves a *torn tail*: a last line with a wrong CRC.
+  Readers drop it and report its length; opening for append removes it. Any other wrong CRC is damage and is refused
+  with its line number.
+- `append` only buffers. After `flush` the data is in the kernel and survives the death of this process by any signal.
+  After `sync` it survives a crash of the machine.
+- One writer: the file is locked (`flock`) if the file system supports locks.
 """
 
 from __future__ import annotations
@@ -28,12 +27,13 @@ from typing import Any, NamedTuple
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.locks import lock_or_refuse
 
-# Of this file, and of the events and commands in it (`core.journal_codec`): one more whenever either changes.
+# Version of this file format and of the events and commands in it (`core.journal_codec`); incremented when either
+# changes.
 FORMAT = 3
 HEADER = b'{"heddle":"journal","format":%d}\n' % FORMAT
 _ANY_HEADER = re.compile(rb'\{"heddle":"journal","(?:format|version)":(\d+)\}\n')
 
-# A caller that never flushes must not fill the memory: beyond this, append flushes by itself.
+# Above this size `append` flushes by itself, which bounds the memory of a caller that never flushes.
 _BUFFER_BYTES = 4 << 20
 _READ_BYTES = 1 << 20
 
@@ -41,16 +41,15 @@ _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 class JournalRecords(list[tuple[str, dict[str, Any]]]):
-    """The whole records of a journal, in order; `dropped_bytes` is the length of its torn tail."""
+    """The complete records of a journal, in order; `dropped_bytes` is the length of its torn tail."""
 
     dropped_bytes: int = 0
 
 
 class Journal:
-    """The writing end. Make one with `create` or `open_append`; close it, or use it in a `with`.
+    """The writer of a journal. Make one with `create` or `open_append`; close it, or use it in a `with`.
 
-    Not thread-safe: one owner. Nothing is written behind the owner's back: what was appended and
-    not flushed dies with the object.
+    Not thread-safe. There is no background flush: records that were appended but not flushed are lost with the object.
     """
 
     def __init__(self, path: Path, descriptor: int, last_crc: int) -> None:
@@ -80,7 +79,7 @@ class Journal:
 
     @classmethod
     def open_append(cls, path: str | Path) -> Journal:
-        """Go on with an existing journal after its last whole record; a torn tail is cut off.
+        """Open an existing journal for appending after its last complete record; a torn tail is removed.
 
         Raises
         ------
@@ -98,7 +97,7 @@ class Journal:
         except BaseException:
             os.close(descriptor)
             raise
-        if end == 0:  # died while writing the header
+        if end == 0:  # the writer was killed while writing the header
             return cls._begin(path, descriptor)
         return cls(path, descriptor, crc)
 
@@ -115,7 +114,7 @@ class Journal:
         Raises
         ------
         TypeError
-            If the body is not JSON-able. The journal is then unchanged.
+            If the body cannot be encoded as JSON. The journal is then unchanged.
         """
         text = _encode([kind, body]).encode("ascii")
         self._last_crc = crc = zlib.crc32(text, self._last_crc)
@@ -129,14 +128,14 @@ class Journal:
         Raises
         ------
         OSError
-            If the disk refuses. What was not written is kept, and the next flush goes on there.
+            If writing fails. The unwritten data is kept, and the next flush continues with it.
         """
         while self._buffer:
             written = os.write(self._descriptor, self._buffer)
             del self._buffer[:written]
 
     def sync(self) -> None:
-        """Flush, and wait until the data is on the disk (milliseconds)."""
+        """Flush, and wait until the data is on disk (milliseconds)."""
         self.flush()
         os.fsync(self._descriptor)
 
@@ -156,7 +155,7 @@ class Journal:
 
 
 def read_journal(path: str | Path) -> JournalRecords:
-    """All whole records of the journal at `path`, also while it is being written.
+    """All complete records of the journal at `path`, also while it is being written.
 
     Returns
     -------
@@ -188,13 +187,13 @@ class _Line(NamedTuple):
 
 
 def _scan(path: Path) -> Iterator[_Line]:
-    """The header and every whole record; ends before a torn tail, raises at damage.
+    """The header and every complete record; ends before a torn tail, raises at damage.
 
-    Always yields at least one line: for a file that ends within the header an empty one at byte 0.
+    Yields at least one line: for a file that ends within the header an empty one at byte 0.
     """
     header = _scan_header(path)
     with open(path, "rb", buffering=_READ_BYTES) as file:
-        # Only the bytes that are there now: with a writer at work the file grows as we read.
+        # Read only the present bytes: with an active writer the file grows meanwhile.
         size = os.fstat(file.fileno()).st_size
         if header != HEADER:
             yield _Line(b"", 0, 0, size)
@@ -219,7 +218,7 @@ def _scan(path: Path) -> Iterator[_Line]:
 
 
 def _checked(line: bytes, previous_crc: int) -> bytes | None:
-    """The JSON of a line, or None if the line is not whole."""
+    """The JSON of a line, or None if its CRC is wrong."""
     if line[8:9] != b" " or line[-1:] != b"\n":
         return None
     text = line[9:-1]
@@ -227,7 +226,7 @@ def _checked(line: bytes, previous_crc: int) -> bytes | None:
 
 
 def _scan_header(path: Path) -> bytes:
-    """The header as far as it was written; refuses files that are no journal, and journals of another format."""
+    """The written part of the header; refuses files that are no journal, and journals of another format."""
     try:
         with open(path, "rb") as file:
             line = file.readline(2 * len(HEADER))

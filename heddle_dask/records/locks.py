@@ -1,4 +1,4 @@
-"""One writer per journal and per store: an advisory lock that the kernel drops when its holder dies."""
+"""One writer per journal and per store: an advisory lock that the kernel releases when its holder dies."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from heddle_dask.core.errors import BadInput
 def lock_or_refuse(descriptor: int, path: Path) -> None:
     """Lock an open file or directory for this process, until the descriptor is closed.
 
-    File systems without locks (some cluster mounts) are taken as they are: then nothing protects
-    from a second writer, as nothing would have without this function.
+    On file systems without locks (some cluster mounts) this does nothing, and there is no protection against a second
+    writer.
 
     Raises
     ------

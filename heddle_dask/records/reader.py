@@ -1,4 +1,4 @@
-"""Reading a run: committed rows only, so also beside a writer and after a crash."""
+"""Reading a run: committed rows only, so it also works during a write and after a crash."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class RunSummary:
     Attributes
     ----------
     stored_tokens, sampled_tokens
-        Over all branches: a forked prefix counts once per branch.
+        Sums over all branches: a forked prefix counts once per branch.
     generated_tokens
-        Over all steps: each sampled token once.
+        Sum over all steps: each sampled token counts once.
     rewards_known, reward_mean
-        Unknown rewards are left out, not counted as 0; None where none is known.
+        Unknown rewards are left out, not counted as 0; the mean is None if no reward is known.
     makespan_s
         From the first start to the last end, 0.0 for an empty run.
     """
@@ -58,10 +58,10 @@ class RunSummary:
 
 
 class RunReader:
-    """A run as it was committed when the reader was made; make a new reader to see more.
+    """The committed part of a run at the time of construction; make a new reader to see later commits.
 
-    `len(reader)` is the number of trajectories; iterating gives them in the order of the store.
-    Table columns are kept in memory once read; token columns are read chunk by chunk.
+    `len(reader)` is the number of trajectories; iteration is in the order of the store. Table columns are cached in
+    memory; token columns are read chunk by chunk.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -70,7 +70,7 @@ class RunReader:
         Raises
         ------
         BadInput
-            If it is no run of ours or another format version.
+            If it is no run of this package, or has another format version.
         """
         self.path = Path(path)
         self._group = open_run(self.path, "r")
@@ -85,7 +85,7 @@ class RunReader:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the run was made with: environment, model, strategy, seed, versions, …"""
+        """Metadata of the run: environment, model, strategy, seed, versions, …"""
         metadata: Any = self._group.attrs["metadata"]
         return dict(metadata)
 
@@ -114,7 +114,7 @@ class RunReader:
         return values
 
     def trajectory(self, index: int) -> TrajectoryRecord:
-        """The trajectory in row `index`, equal to the record that was appended.
+        """The trajectory in row `index`, equal to the appended record.
 
         Raises
         ------
@@ -204,7 +204,7 @@ class RunReader:
 
 
 class _TokenWindow:
-    """A stretch of the token columns in memory, whole chunks: reading in order decodes each once."""
+    """A range of whole chunks of the token columns in memory; reading in order decodes each chunk once."""
 
     def __init__(self, group: zarr.Group, rows: int) -> None:
         self._rows = rows
@@ -226,7 +226,7 @@ class _TokenWindow:
 
 
 def column_names() -> list[str]:
-    """Every column that `RunReader.column` knows."""
+    """Every column that `RunReader.column` accepts."""
     return [f"{name}/{column}" for name, table in TABLES.items() for column in table.columns]
 
 

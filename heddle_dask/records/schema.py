@@ -1,12 +1,12 @@
-"""The layout of a run in Zarr (`docs/data.md` explains it), and how one is recognised and opened.
+"""The layout of a run in Zarr (see `docs/data.md`), and functions to recognise and open one.
 
-A run is a Zarr v3 group with one subgroup per table and one array per column. Rows are only
-appended. The root group's attribute `committed` holds the number of rows that count; it is written
-last, so rows behind it belong to an append that did not end and mean nothing.
+A run is a Zarr v3 group with one subgroup per table and one array per column. Rows are only appended. The root
+group's attribute `committed` has the number of valid rows; it is written last, so rows beyond it belong to an
+incomplete append and are ignored.
 
-Text is Zarr's variable-length `string` type: of those that zarr offers it alone has a v3 name
-(fixed-width unicode and bytes warn that others may not read them), it cuts nothing off, and zarr,
-dask.array and xarray all read it as numpy's StringDType without a warning.
+Text is Zarr's variable-length `string` type. Among the text types of zarr only this one has a v3 name (fixed-width
+unicode and bytes warn that other readers may fail). It does not truncate, and zarr, dask.array and xarray all read it
+as numpy's StringDType without a warning.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Table:
     Attributes
     ----------
     chunk_rows
-        Rows per chunk. An append rewrites the last chunk of every column, so small is cheap to
-        write and large is cheap to read; these stay below 1 MB a chunk.
+        Rows per chunk. An append rewrites the last chunk of every column, so small chunks are fast to write and large
+        chunks are fast to read; chunks are below 1 MB.
     columns
         Name to Zarr data type.
     """
@@ -124,15 +124,15 @@ TABLES: Mapping[str, Table] = {
     ),
 }
 
-# Columns that runs of earlier versions lack: empty and 0 there.
+# Columns that runs of earlier versions lack; they are read as empty or 0.
 LATER_COLUMNS = frozenset({"trajectories/domain", "trajectories/message_tokens", "trajectories/max_steps"})
 
-# What zarr raises for a directory that is not, or no longer, what its metadata says.
+# Errors that zarr raises for a directory that does not match its metadata.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, BaseZarrError)
 
 
 def is_ours(path: Path) -> bool:
-    """True if `path` is a run of this package, of any version, finished or not."""
+    """True if `path` is a run of this package, of any version, complete or not."""
     try:
         attributes = json.loads((path / "zarr.json").read_bytes())["attributes"]
         return bool(attributes["heddle_format"] == FORMAT)
@@ -146,8 +146,7 @@ def open_run(path: Path, mode: Any) -> zarr.Group:
     Raises
     ------
     BadInput
-        If there is nothing, no run of ours, one of another format version, or one whose making
-        was interrupted.
+        If there is no run of this package, a run of another format version, or a run whose creation was interrupted.
     """
     if not path.exists():
         raise BadInput(f"no run at {path}")
@@ -167,7 +166,7 @@ def open_run(path: Path, mode: Any) -> zarr.Group:
 
 
 def committed_rows(group: zarr.Group) -> dict[str, int]:
-    """Rows that count, by table."""
+    """Committed rows by table."""
     committed: Any = group.attrs["committed"]
     return {table: int(committed[table]) for table in TABLES}
 
@@ -178,7 +177,7 @@ def open_column(group: zarr.Group, table: str, column: str, rows: int) -> zarr.A
     Raises
     ------
     BadInput
-        If the column is missing, unreadable or shorter: the run was damaged by something else.
+        If the column is missing, unreadable or shorter: the run was damaged.
     """
     name = f"{table}/{column}"
     try:

@@ -1,9 +1,9 @@
 """Writing a run: whole trajectories, appended in batches, committed by one attribute.
 
-Crash safety without a log: rows go behind the committed ones, zarr replaces files whole (write
-aside, then rename), and the row counts in `committed` change last, in one file. A writer that dies
-anywhere leaves the committed rows as they were; `RunStore.append_to` removes what lies behind them.
-What was lost that way is in the journal: `recover` brings it back.
+Crash safety without a log: rows are appended after the committed ones, zarr replaces files atomically (write, then
+rename), and the row counts in `committed` change last, in one file. A writer that is killed at any point leaves the
+committed rows unchanged; `RunStore.append_to` removes the rows after them. The lost trajectories are in the journal,
+and `recover` appends them.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ _Rows = dict[str, npt.NDArray[Any]]
 
 
 class RunStore:
-    """The writing end of a run. Make one with `create` or `append_to`; close it, or use `with`.
+    """The writer of a run. Make one with `create` or `append_to`; close it, or use `with`.
 
-    One append costs about 0.1 s for 1 to 64 trajectories alike (it touches every column), so
-    batch what finishes together and call it from a thread beside an event loop: the methods may be
-    called from any thread, one write waits for another, and `in` and `len` wait for none.
+    One append takes about 0.1 s for any number from 1 to 64 trajectories (it writes every column), so append in
+    batches, and from a thread if there is an event loop. Thread-safe: writes wait for each other; `in` and `len` do
+    not wait.
     """
 
     _group: zarr.Group
     _columns: dict[str, dict[str, zarr.Array[Any]]]
     _rows: dict[str, int]  # committed
-    _ids: set[str]  # of committed trajectories; only ever asked for membership
+    _ids: set[str]  # ids of committed trajectories, for membership tests
     _in_doubt: bool  # an append failed: memory and disk may differ
 
     def __init__(self, group: zarr.Group, lock: int = -1) -> None:
-        """Take over an open run: cut it to its committed rows.
+        """Take over an open run: truncate it to its committed rows.
 
-        Use `create` or `append_to`, unless the run lies in a zarr store that is no directory.
+        Use `create` or `append_to`, unless the run is in a zarr store that is no directory.
 
         Raises
         ------
@@ -84,7 +84,7 @@ class RunStore:
         metadata
             JSON-able facts about the run: environment, model, strategy, seed, versions, command line.
         overwrite
-            Replace a run of ours, or fill an empty directory; anything else is left alone.
+            Replace a run of this package, or use an empty directory; anything else is refused.
 
         Raises
         ------
@@ -121,19 +121,19 @@ class RunStore:
 
     @classmethod
     def append_to(cls, path: str | Path) -> RunStore:
-        """Go on with an existing run after its last committed trajectory.
+        """Open an existing run for appending after its last committed trajectory.
 
         Raises
         ------
         BadInput
-            If it is no run of ours, of another format version, damaged, being written by another
+            If it is no run of this package, has another format version, is damaged, is being written by another
             process, or cannot be written.
         """
         path = Path(path)
         open_run(path, "r")
         lock = _lock_directory(path)
         try:
-            for leftover in sorted(path.rglob("*.partial")):  # zarr's, of a write that died
+            for leftover in sorted(path.rglob("*.partial")):  # of a zarr write that was killed
                 leftover.unlink()
             return cls(open_run(path, "r+"), lock)
         except OSError as error:
@@ -144,14 +144,14 @@ class RunStore:
             raise
 
     def append(self, records: Sequence[TrajectoryRecord]) -> None:
-        """Store trajectories and commit them, all or none.
+        """Append trajectories and commit them, all or none.
 
         Raises
         ------
         ValueError
-            If a trajectory id is in the run already: our own bug, nothing is written.
+            If a trajectory id is already in the run, which is a bug of the caller. Nothing is written.
         OSError
-            If the disk refuses. All or none is stored: ask with `in`, and try again.
+            If writing fails. All or none are stored: check with `in`, and try again.
         """
         if not records:
             return
@@ -178,7 +178,7 @@ class RunStore:
             self._group.attrs["metadata"] = {**metadata, **facts}
 
     def close(self) -> None:
-        """Give up the lock. Everything appended is committed already. May be called twice."""
+        """Release the lock; everything appended is already committed. May be called twice."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -200,13 +200,13 @@ class RunStore:
         self.close()
 
     def _settle(self) -> None:
-        """After an append that failed, perhaps behind its commit: only the disk knows."""
+        """Read the committed state from disk after a failed append, which may or may not have been committed."""
         if self._in_doubt:
-            with self._writing:  # twice is harmless
+            with self._writing:  # idempotent
                 self._adopt(zarr.open_group(self._group.store_path, mode="r+", zarr_format=3))
 
     def _adopt(self, group: zarr.Group) -> None:
-        """Believe what is committed and cut the rest."""
+        """Take over the committed rows and truncate the others."""
         self._group = group
         self._rows = committed_rows(group)
         _add_later_columns(group, self._rows)
@@ -222,7 +222,7 @@ class RunStore:
         self._in_doubt = False
 
     def _commit(self, tables: Mapping[str, _Rows]) -> dict[str, int]:
-        """Write rows, then let them count; returns the new counts."""
+        """Write rows, then commit them; returns the new row counts."""
         rows = dict(self._rows)
         for table, columns in tables.items():
             rows[table] += self._write(table, columns)
@@ -230,7 +230,7 @@ class RunStore:
         return rows
 
     def _write(self, table: str, columns: _Rows) -> int:
-        """Put rows behind the committed ones; returns how many."""
+        """Write rows after the committed ones; returns their number."""
         start = self._rows[table]
         count = len(next(iter(columns.values())))
         for name, values in columns.items():
@@ -242,14 +242,14 @@ class RunStore:
 
 
 def recover(journal: str | Path, store: RunStore) -> int:
-    """Append the finished trajectories that the journal has and the store lacks.
+    """Append the finished trajectories that are in the journal but not in the store.
 
-    For the crash between journal and store; doing it again changes nothing.
+    For a crash between the writes to journal and store. Idempotent.
 
     Returns
     -------
     int
-        How many trajectories were appended.
+        Number of appended trajectories.
 
     Raises
     ------
@@ -274,7 +274,7 @@ def _make_directory(path: Path, overwrite: bool) -> int:
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = _lock_directory(path)
-        # The root goes last: a removal that is interrupted leaves something that is still ours.
+        # The root goes last, so that an interrupted removal still leaves a recognisable run.
         for entry in sorted(path.iterdir(), key=lambda entry: entry.name == "zarr.json"):
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
@@ -286,7 +286,7 @@ def _make_directory(path: Path, overwrite: bool) -> int:
 
 
 def _lock_directory(path: Path) -> int:
-    # The directory itself, because zarr warns of every file in a group that it does not know.
+    # Lock the directory itself: zarr warns about every unknown file in a group.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -307,7 +307,7 @@ def _make_column(group: zarr.Group, table: str, column: str, rows: int = 0) -> N
 
 
 def _add_later_columns(group: zarr.Group, rows: Mapping[str, int]) -> None:
-    """What a run of an earlier version lacks, empty and 0 for the rows that it has."""
+    """Add the columns that a run of an earlier version lacks, empty or 0 for its existing rows."""
     for name in sorted(LATER_COLUMNS):
         table, _, column = name.partition("/")
         if name not in group:
@@ -320,7 +320,7 @@ def _resize(array: zarr.Array[Any], rows: int) -> None:
 
 
 def _to_rows(records: Sequence[TrajectoryRecord], first: Mapping[str, int]) -> dict[str, _Rows]:
-    """Columns of all tables for `records`, when each table has `first` rows already."""
+    """Columns of all tables for `records`, if each table already has `first` rows."""
     branches = [branch for record in records for branch in record.branches]
     lengths = [len(branch) for branch in branches]
     parents = {
@@ -376,7 +376,7 @@ def _column(values: Iterable[Any], dtype: str) -> npt.NDArray[Any]:
 
 
 def _clean(text: str) -> str:
-    """Text that UTF-8 can hold: lone surrogates, which some tools print, become escapes."""
+    """Text that can be encoded as UTF-8: lone surrogates, which some tools print, become escapes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

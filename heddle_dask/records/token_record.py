@@ -1,9 +1,9 @@
-"""The token record: what one branch of a trajectory consists of, token by token.
+"""The token record: the tokens of one branch of a trajectory.
 
-A record only grows. What the engine sampled is kept as sampled (ids, logprobs, policy version);
-everything else is appended with the name of who wrote it. No method changes a token that is
-there, and nothing is ever re-tokenised: a history that an agent rewrites is a *fork*, a new record
-that shares a prefix. So the context of any earlier step is always a prefix of its branch.
+A record is append-only. Sampled tokens are kept as sampled (ids, logprobs, policy version); all other tokens are
+appended with their author. No method changes an existing token, and nothing is tokenised again: if an agent rewrites
+its history, that is a *fork*, a new record with a common prefix. So the context of any earlier step is a prefix of
+its branch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIRST_CAPACITY = 256
 
 
 class Attribution(IntEnum):
-    """Who wrote a token. The loss mask is `POLICY`; the numbers are those in the store."""
+    """Author of a token. The loss mask selects `POLICY`; the numbers are those in the store."""
 
     PROMPT = 0
     POLICY = 1
@@ -32,7 +32,7 @@ class Attribution(IntEnum):
 
 
 class Segment(NamedTuple):
-    """A run of neighbouring tokens of one author: `start` inclusive, `stop` exclusive."""
+    """A range of consecutive tokens of one author: `start` inclusive, `stop` exclusive."""
 
     attribution: Attribution
     start: int
@@ -43,8 +43,8 @@ class Segment(NamedTuple):
 class TokenRecord:
     """Tokens of one branch, in order, with author, logprob and policy version of each.
 
-    The array properties are read-only views of what is there at the moment of the call; later
-    appends neither change nor extend them. Appends cost amortised constant time per token.
+    The array properties are read-only views of the tokens at the time of the call; later appends neither change nor
+    extend them. Appends take amortised constant time per token.
     """
 
     __slots__ = ("_attribution", "_ids", "_length", "_logprobs", "_versions")
@@ -87,12 +87,12 @@ class TokenRecord:
         return record
 
     def append(self, token_ids: TokenIds, attribution: Attribution) -> None:
-        """Append tokens that nobody sampled: prompt, tool output or template text.
+        """Append tokens that were not sampled: prompt, tool output or template text.
 
         Raises
         ------
         ValueError
-            For `Attribution.POLICY`: sampled tokens come through `append_sampled`.
+            For `Attribution.POLICY`; use `append_sampled` for sampled tokens.
         TypeError, OverflowError
             If the ids are no integers or do not fit 32 bits.
         """
@@ -125,7 +125,7 @@ class TokenRecord:
         self._versions[start:stop] = policy_version
 
     def fork(self, length: int) -> TokenRecord:
-        """A new record that begins with the first `length` tokens of this one.
+        """A new record with the first `length` tokens of this one.
 
         Raises
         ------
@@ -142,7 +142,7 @@ class TokenRecord:
         )
 
     def segments(self) -> Iterator[Segment]:
-        """Runs of equal attribution, in order; together they are the whole record."""
+        """Maximal ranges of equal attribution, in order; together they cover the record."""
         authors = self.attribution
         if not len(authors):
             return
@@ -162,17 +162,17 @@ class TokenRecord:
 
     @property
     def logprobs(self) -> npt.NDArray[np.float32]:
-        """Logprob of each sampled token; nan where not sampled."""
+        """Logprob of each token; nan if not sampled."""
         return _read_only(self._logprobs[: self._length])
 
     @property
     def policy_version(self) -> npt.NDArray[np.int32]:
-        """Version of the policy that sampled each token; -1 where not sampled."""
+        """Version of the policy that sampled each token; -1 if not sampled."""
         return _read_only(self._versions[: self._length])
 
     @property
     def loss_mask(self) -> npt.NDArray[np.bool_]:
-        """True on sampled tokens and nowhere else."""
+        """True for sampled tokens, False for all others."""
         return np.equal(self.attribution, np.uint8(Attribution.POLICY))
 
     def __len__(self) -> int:
@@ -203,7 +203,7 @@ class TokenRecord:
         return start, stop
 
     def _grow(self, capacity: int) -> None:
-        """Move to larger buffers; the old ones stay with the views that were handed out."""
+        """Allocate larger buffers; existing views keep the old ones."""
         for name in ("_ids", "_attribution", "_logprobs", "_versions"):
             old = getattr(self, name)
             new = np.empty(capacity, old.dtype)

@@ -1,8 +1,8 @@
-"""What is kept of one trajectory: its token branches, its steps, its actions, and how it ended.
+"""The record of one trajectory: its token branches, its steps, its actions, and its end.
 
-Frozen values, checked when they are made, so that what is stored is consistent: each step names a
-branch, and the tokens it generated lie there as sampled. Every end is data: a trajectory that failed
-has a status and a cause, and its reward is None unless somebody computed one.
+Frozen values, checked at construction, so that stored data is consistent: each step names a branch with its generated
+tokens as sampled. Every end is data: a failed trajectory has a status and a cause, and its reward is None if none was
+computed.
 
 The second half is the form of a trajectory in the journal: JSON-able, compact and exact.
 """
@@ -31,21 +31,20 @@ _Row = TypeVar("_Row")
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One LLM step, all its preempted or migrated parts together. Times in seconds of the run.
+    """One LLM step with all its attempts. Times in seconds of the run.
 
     Attributes
     ----------
     branch
         Index into `TrajectoryRecord.branches`.
     token_start, token_stop
-        The engine saw the first `token_start` tokens of the branch and generated those up to
-        `token_stop`.
+        The first `token_start` tokens of the branch were the context; those up to `token_stop` were generated.
     prompt_tokens, generated_tokens, cached_tokens
-        As the engine counted; cached: part of the prompt that was a prefix hit.
+        As counted by the engine; cached: prompt tokens found in the prefix cache.
     queue_s
-        Waiting for an engine and a slot, the control plane, and the engine's own queue where it tells.
+        Seconds of waiting for an engine and a slot, of the control plane, and of the engine's own queue if reported.
     prefill_s, decode_s
-        nan where the engine does not say.
+        nan if the engine does not report them.
     """
 
     step_index: int
@@ -68,14 +67,14 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class ActionRecord:
-    """One tool or reward call. Times in seconds of the run; nan where unknown.
+    """One tool or reward call. Times in seconds of the run; nan when unknown.
 
     Attributes
     ----------
     after_step
         Index of the last step before it; -1 before the first.
     cpus
-        CPUs it ran with.
+        CPUs granted to it.
     """
 
     action_index: int
@@ -99,21 +98,21 @@ class TrajectoryRecord:
     trajectory_id
         Unique in its run.
     seed
-        Fits a signed 64-bit integer.
+        A signed 64-bit integer.
     cause, detail
-        The boundary that ended it, empty where nothing failed; and what was said there.
+        The boundary of the failure, empty without one; and the error message.
     reward
-        None where unknown; a nan given by an environment is unknown, too.
+        None when unknown; a nan from an environment counts as unknown.
     branches
-        The first is the main one; more where an agent rewrote its history.
+        The first is the main one; further ones if an agent rewrote its history.
     domain, message_tokens, max_steps
-        What a predictor was told of the task: environment and kind, length of the task itself, limit of its steps;
-        empty and 0 where nobody told.
+        Facts about the task for predictors: environment and kind, length of the task itself, limit of steps; empty or
+        0 when unknown.
 
     Raises
     ------
     ValueError
-        If the parts contradict each other. That is our own bug, not the user's.
+        If the parts contradict each other, which is a bug of this package.
     """
 
     trajectory_id: str
@@ -164,9 +163,9 @@ class TrajectoryRecord:
 
 
 def trajectory_to_body(record: TrajectoryRecord) -> dict[str, Any]:
-    """The JSON-able form of a trajectory; `trajectory_from_body` gives an equal one back.
+    """The JSON-able form of a trajectory, from which `trajectory_from_body` makes an equal one.
 
-    Steps and actions are turned into columns, so that names are written once.
+    Steps and actions are stored as columns, so that names are written once.
     """
     body: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(TrajectoryRecord)}
     body["branches"] = [token_record_to_body(branch) for branch in record.branches]
@@ -187,9 +186,8 @@ def trajectory_from_body(body: Mapping[str, Any]) -> TrajectoryRecord:
 def token_record_to_body(record: TokenRecord) -> dict[str, Any]:
     """The JSON-able form of a token record.
 
-    Arrays are base64 of little-endian bytes: exact for nan and float32, and measured at half the
-    size and a sixth of the time of lists of numbers (2,000 tokens: 15 kB in 0.1 ms). Authors and
-    versions come in runs and cost next to nothing.
+    Arrays are base64 of little-endian bytes: exact for nan and float32, with half the size and a sixth of the time of
+    lists of numbers (2,000 tokens: 15 kB in 0.1 ms). Authors and versions are run-length encoded.
     """
     sampled = record.loss_mask
     return {

@@ -111,8 +111,7 @@ class LoadBoard:
         margin: Margin,
         reach: Collection[EngineId] | None = None,
     ) -> PricedMove | None:
-        """`decide_move` over all loads of the board, without pricing all; `link` connects the engines of `reach`
-        [all]."""
+        """`decide_move` over all loads, pricing few of them; `link` connects the engines of `reach` [all]."""
         home = self.number_of.get(candidate.home)
         if home is None or candidate.remaining_tokens <= 0 or candidate.moved >= margin.max_moves:
             return None

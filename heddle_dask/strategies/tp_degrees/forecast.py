@@ -39,8 +39,7 @@ class Quantiles:
 
 
 def level_of(number: int) -> float:
-    """Quantile level of trajectory `number` of a batch, between 0 and 1: evenly spread for every count (Weyl
-    sequence)."""
+    """Quantile level of trajectory `number` of a batch, in (0, 1), evenly spread for every count (Weyl sequence)."""
     return math.modf((number + 0.5) * _GOLDEN)[0]
 
 
