@@ -1,8 +1,8 @@
-"""What an environment is, and what an agent program may ask of its context.
+"""The contracts of an environment and of the context of its agent program.
 
-An environment yields tasks and solves them: `solve(task, ctx)` is any control flow that talks to the
-model and to tools through `ctx` alone. It runs on the driver's event loop and must not block it:
-CPU work belongs in an action (`ctx.call`). `solve` returns the reward, or None where it is unknown.
+An environment has tasks and an agent program that solves them: `solve(task, ctx)` may have any control flow and uses
+the model and tools only through `ctx`. It runs on the driver's event loop and must not block it: CPU work belongs in
+an action (`ctx.call`). `solve` returns the reward, or None if it is unknown.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class Task:
     Attributes
     ----------
     payload
-        JSON-able and private to the environment: answers, hidden tests.
+        JSON-able data for the environment only: answers, hidden tests.
     group
-        What several tasks share, for predictors; empty: the attempts at this task are the group.
+        Name of a group of several tasks, for predictors; empty: the attempts at this task are the group.
     known_tokens, known_tools_s, known_observed_tokens
-        Tokens that an attempt will generate, seconds that its tools will take, and tokens that they will add, where
-        that is known beforehand (a replay); oracles read it, 0 otherwise.
+        Generated tokens, tool seconds and observation tokens of an attempt, if known beforehand (a replay); else 0.
+        Oracles read them.
     prompt_tokens
-        Length of the first context; 0: estimated from `prompt`. Admission, placement and predictor start from it.
+        Length of the first context, for admission, placement and predictor; 0: estimated from `prompt`.
     domain
-        Kind of task within the environment, as a predictor may tell kinds apart: a difficulty, a data set.
+        Kind of task within the environment, a feature for predictors: a difficulty, a data set.
     message_tokens
-        Length of the task itself, without what stands before every task; 0: estimated from `prompt`.
+        Length of the task itself, without the part of the prompt that all tasks share; 0: estimated from `prompt`.
     max_steps
-        Limit of an attempt's LLM steps, where the task has one of its own; 0 otherwise. Predictors read it.
+        Limit of an attempt's LLM steps if the task has one, else 0; a feature for predictors.
     """
 
     task_id: str
@@ -54,18 +54,18 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What one LLM step sampled.
+    """The result of one LLM step.
 
     Attributes
     ----------
     text
         The sampled ids decoded, special tokens kept, the end-of-turn token removed.
     token_ids, logprobs
-        As sampled, same length; the logprob of each sampled token.
+        The sampled ids and the logprob of each; same length.
     finish_reason
         ``"stop"``: the model ended its turn; ``"length"``: the token limit cut it.
     engine_s
-        Seconds that the engine says it took, its own queue included; NaN when it does not say.
+        Seconds reported by the engine, including its own queue; NaN if it reports none.
     """
 
     text: str
@@ -93,15 +93,15 @@ class ActionFailed(Exception):
 
 
 class Context(Protocol):
-    """The agent's only door to the model and to tools. One per trajectory."""
+    """The agent program's interface to the model and to tools. One per trajectory."""
 
     @property
     def seed(self) -> int:
-        """A seed of this trajectory's own: same run seed, task and sample give the same number."""
+        """The seed of this trajectory: equal for equal run seed, task and sample."""
 
     @property
     def done(self) -> bool:
-        """True when no further step is allowed: step, token or context budget used up."""
+        """True if no further step is allowed: the step, token or context budget is used up."""
 
     @property
     def max_context_tokens(self) -> int:
@@ -109,10 +109,10 @@ class Context(Protocol):
 
     @property
     def context_tokens(self) -> int:
-        """Tokens in the record now, those waiting to be sent included."""
+        """Tokens in the record now, including appended ones that wait for the next step."""
 
     def append(self, role: Role, text: str) -> None:
-        """Add a message for the next step; rendered by the chat template as a masked delta."""
+        """Add a message for the next step, rendered by the chat template; its tokens are masked."""
 
     def append_tokens(self, token_ids: Sequence[int]) -> None:
         """Add raw token ids for the next step, masked; no template is applied."""
@@ -124,9 +124,9 @@ class Context(Protocol):
         temperature: float | None = None,
         ignore_eos: bool = False,
     ) -> Reply:
-        """Run one LLM step over everything appended so far and keep what it sampled.
+        """Run one LLM step over the whole context and append the sampled tokens to the record.
 
-        One after the other; one that is cancelled (`asyncio.timeout`) leaves no token behind, and another may follow.
+        Steps must not overlap. A cancelled step (`asyncio.timeout`) appends no token, and another step may follow.
         """
 
     async def call(
@@ -144,9 +144,9 @@ class Context(Protocol):
         Parameters
         ----------
         function
-            Picklable, plain or async. If it has a parameter named ``cpus``, it gets the number granted.
+            Picklable, plain or async. If it has a parameter named ``cpus``, it gets the number of granted CPUs.
         cpus
-            Least and most CPUs that the action can use; (0, 0) for one that only waits (a remote API).
+            Minimum and maximum number of CPUs for the action; (0, 0) if it only waits (a remote API).
 
         Raises
         ------

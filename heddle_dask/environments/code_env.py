@@ -1,7 +1,7 @@
 """`code`: write a Python function; hidden tests are run as a reward action.
 
-The agent tries its code with a Python tool and sees what it prints. Graded is the last Python block
-of its final reply, or else the last code that it ran. Reward 1.0 when every hidden test passes.
+The agent can run its code with a Python tool and sees the output. The last Python block of its final reply is graded,
+or else the last code that it ran. Reward 1.0 if every hidden test passes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CodeEnvironment:
     tier
         ``"easy"``: 2 or 3 rules; ``"hard"``: 5 to 7.
     split
-        Test problems never occur in the train split, whatever the seed.
+        Test problems never occur in the train split, for any seed.
     """
 
     tier: Tier = "easy"
@@ -70,7 +70,7 @@ class CodeEnvironment:
         return draw_tasks(draw, count, seed=seed, split=self.split)
 
     async def solve(self, task: Task, ctx: Context) -> float | None:
-        """Attempt the problem once: 1.0 when all hidden tests pass, None when they could not run."""
+        """Attempt the problem once: 1.0 if all hidden tests pass, None if they could not run."""
         last_code = ""
 
         async def python(arguments: Mapping[str, Any]) -> str:
@@ -109,7 +109,7 @@ def _draw(rng: random.Random, tier: Tier) -> Task:
     lines = ["Write f(xs), xs a list of integers:"]
     lines += [f"{number}. {stage.words}" for number, stage in enumerate(stages, 1)]
     rules = "\n".join(lines)
-    # Tests depend on the rules alone, so that they are the same wherever the problem is drawn.
+    # Tests depend on the rules alone, so that they are equal for every draw of the problem.
     inputs = _test_inputs(random.Random(problem_key(rules)))
     payload = {
         "stages": [[stage.key, stage.number] for stage in stages],
@@ -123,7 +123,7 @@ def _draw(rng: random.Random, tier: Tier) -> Task:
 
 
 def stages_of(task: Task) -> list[Stage]:
-    """The rules that a task's function must follow (for experts and tests; agents must not look)."""
+    """The rules that a task's function must follow; for tests and reference solutions, never for agents."""
     return [Stage(key, number) for key, number in task.payload["stages"]]
 
 

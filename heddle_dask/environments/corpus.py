@@ -1,7 +1,7 @@
 """A small world of invented people, towns, rivers and companies, with BM25 search over it.
 
-A world is built from its number alone: the same in every process, with no download. Each thing has
-one page, a line with its relations to other things; questions follow such relations.
+A world is built from its number alone: equal in every process, without a download. Each entity has one page, a line
+with its relations to other entities; questions follow such relations.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PEOPLE, TOWNS, RIVERS, COMPANIES = 120, 60, 40, 60
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One thing of a world.
+    """One entity of a world.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class Page:
     relations
         Value by relation: ``{"home town": "Oskel", ...}``.
     links
-        Those relations whose value has a page of its own.
+        The relations with a value that has its own page.
     """
 
     title: str
@@ -37,7 +37,7 @@ class Page:
 
     @property
     def text(self) -> str:
-        """What search returns for the page."""
+        """The text that a search returns for the page."""
         facts = " ".join(f"{relation}: {value}." for relation, value in self.relations.items())
         return f"{self.title} ({self.kind}). {facts}"
 
@@ -53,7 +53,7 @@ class World:
 def build_world(world: int) -> World:
     """The world of that number; kept per process, since building it takes milliseconds."""
     rng = random.Random(f"world-{world}")
-    # One pool for all kinds: a first name may be shared, a title never.
+    # One pool of names for all kinds: first names may repeat, titles are unique.
     words = _names(rng, 40 + 120 + TOWNS + RIVERS + COMPANIES + 30)
     firsts, lasts = words[:40], words[40:160]
     people = [f"{rng.choice(firsts)} {last}" for last in lasts]
@@ -72,7 +72,7 @@ def build_world(world: int) -> World:
 
 @functools.lru_cache(maxsize=16)
 def _index(world: int) -> bm25s.BM25:
-    # The title counts twice, or pages that mention a thing hide the page about it.
+    # The title counts twice; otherwise pages that mention an entity rank above its own page.
     texts = [f"{page.title} {page.text}" for page in build_world(world).pages.values()]
     index = bm25s.BM25()
     index.index(bm25s.tokenize(texts, show_progress=False), show_progress=False)
@@ -80,12 +80,12 @@ def _index(world: int) -> bm25s.BM25:
 
 
 def search_world(query: str, world: int, results: int) -> list[str]:
-    """Texts of the best matching pages, best first; none that shares no word with the query.
+    """Texts of the best matching pages, best first; only pages with a word of the query.
 
     Parameters
     ----------
     results
-        Pages at most.
+        Maximum number of pages.
     """
     tokens = bm25s.tokenize([query], return_ids=False, show_progress=False)
     if not tokens[0]:

@@ -1,4 +1,4 @@
-"""A bare agent program as an environment: `async def solve(task, ctx)` is all that a user has to write."""
+"""An environment from an agent program alone: the user writes only `async def solve(task, ctx)`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Solve = Callable[[Task, Context], Awaitable[float | None]]
 
 
 class FunctionEnvironment:
-    """An agent program given as a function, with the tasks that come with it.
+    """An environment from a function and its tasks.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class FunctionEnvironment:
 
 
 def is_environment(value: object) -> bool:
-    """Whether `value` keeps the contract of `Environment`."""
+    """Whether `value` implements `Environment`."""
     return (
         callable(getattr(value, "tasks", None))
         and inspect.iscoroutinefunction(getattr(value, "solve", None))

@@ -1,12 +1,11 @@
-"""Makes an environment for language models of one with the Gymnasium API (`reset`, `step`, `close`).
+"""Adapts environments with the Gymnasium API (`reset`, `step`, `close`) to language models.
 
-The environment object is stateful and often neither picklable nor thread-safe, so its calls cannot be
-actions that land on any worker. It lives in the driver, on a thread of its own per trajectory: the
-event loop is not blocked, calls never overlap (also when a cancelled one is still running), and what
-insists on its thread, like SQLite or a window, finds it. Steps that compute for long belong into a
-tool that is called with `ctx.call`.
+The environment object is stateful and often neither picklable nor thread-safe, so its calls cannot be actions on
+arbitrary workers. It is in the driver, with one thread per trajectory: the event loop is not blocked, calls never
+overlap (even while a cancelled one still runs), and resources bound to a thread, like SQLite or a window, work. Long
+computations belong in a tool that is called with `ctx.call`.
 
-Gymnasium itself is not imported: anything with its methods and a five-tuple from `step` will do.
+Gymnasium itself is not imported: any object with its methods and a five-tuple from `step` works.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _INTEGER = re.compile(r"-?\d+")
 
 
 class GymnasiumApi(Protocol):
-    """What is used of an environment with the Gymnasium API."""
+    """The part of the Gymnasium API that is used here."""
 
     @property
     def action_space(self) -> Any:
@@ -38,21 +37,21 @@ class GymnasiumApi(Protocol):
         """Act; returns observation, reward, terminated, truncated and information."""
 
     def close(self) -> None:
-        """Release what it holds."""
+        """Release the resources of the environment."""
 
 
 Parse = Callable[[str, Any], Any]
 
 
 def parse_action(text: str, space: Any) -> Any:
-    """The action in a model's reply, for the spaces that text fits: `Discrete` and `Text`.
+    """The action in a model's reply, for the spaces `Discrete` and `Text`.
 
     Discrete: the last integer in the reply. Text: the reply without surrounding white space.
 
     Raises
     ------
     ValueError
-        The reply holds no valid action; the message is for the model.
+        The reply contains no valid action; the message is for the model.
     BadInput
         Another kind of space: give a parse function.
     """
@@ -60,7 +59,7 @@ def parse_action(text: str, space: Any) -> Any:
     if "Discrete" in kinds:
         lowest, highest = int(space.start), int(space.start) + int(space.n) - 1
         found = _INTEGER.findall(text)
-        # A number of absurd length is no action, and `int` would refuse it in its own words.
+        # Refuse very long numbers here: `int` would raise its own error.
         if not found or len(found[-1]) > 18 or not lowest <= int(found[-1]) <= highest:
             raise ValueError(f"Invalid action. Reply with an integer from {lowest} to {highest}.")
         return int(found[-1])
@@ -113,22 +112,22 @@ class GymnasiumEnvironment:
         return self._name
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
-        """`count` tasks, each with its own seed for `reset`: attempts at one task start alike."""
-        chance = random.Random(f"gymnasium tasks {seed}")
-        seeds = [chance.randrange(1 << 31) for _ in range(count)]
+        """`count` tasks, each with its own seed for `reset`, so that attempts at one task start equally."""
+        draws = random.Random(f"gymnasium tasks {seed}")
+        seeds = [draws.randrange(1 << 31) for _ in range(count)]
         return [Task(f"{self._name}-{reset}-{i}", "", {"seed": reset}) for i, reset in enumerate(seeds)]
 
     async def solve(self, task: Task, ctx: Context) -> float | None:
         """Play one episode, to its end or to the end of the trajectory's budget.
 
-        An exception of the environment fails the trajectory. An unreadable action costs a step of
-        the trajectory, not of the environment: the model is told and may try again.
+        An exception of the environment fails the trajectory. An invalid action uses a step of the trajectory, not of
+        the environment: the model gets an error message and may try again.
         """
         with_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self._name)
         try:
             return await self._episode(_OnThread(with_thread), task, ctx)
         finally:
-            # Not waiting: a step that hangs must not hang the driver's loop.
+            # Do not wait: a hanging step must not block the driver's loop.
             with_thread.shutdown(wait=False)
 
     async def _episode(self, thread: _OnThread, task: Task, ctx: Context) -> float:
@@ -155,7 +154,7 @@ class GymnasiumEnvironment:
                 ctx.append("user", await thread.run(self._text, environment, observation))
             return reward
         finally:
-            # Submitted before it is awaited, so it runs after the last call also when cancelled again.
+            # Submitted before it is awaited, so that it runs after the last call even after another cancellation.
             await thread.run(environment.close)
 
     def _text(self, environment: Any, observation: Any) -> str:

@@ -1,8 +1,8 @@
-"""Small list programs: what the `code` environment asks for, in words, in Python and as a function.
+"""Small list programs, the problems of the `code` environment: in English, in Python and as a function.
 
-A program is some stages, each from a list of integers to a list of integers, and a last stage that
-returns something. Every stage says its rule in English, as one line of Python over ``xs``, and as
-a computation, so that hidden tests need no sandbox to know what is right.
+A program has stages that map a list of integers to a list of integers, and a last stage that returns a value. Every
+stage has its rule in English, as one line of Python over ``xs``, and as a function, so that the expected results of
+hidden tests need no sandbox.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Value = int | list[int]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One kind of stage; ``{k}`` in its texts is the number it takes, if any.
+    """One kind of stage; ``{k}`` in its texts is its number, if any.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class Rule:
     compute
         The same as a function of the list and the number.
     numbers
-        Least and largest number that may be drawn; None when the rule takes none.
+        Least and largest number that may be drawn; None if the rule has no number.
     """
 
     words: str
@@ -38,7 +38,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A rule with its number drawn (0 when it takes none)."""
+    """A rule with its drawn number (0 if it has none)."""
 
     key: str
     number: int
@@ -60,7 +60,7 @@ class Stage:
 
 
 def draw_stages(rng: random.Random, count: int) -> list[Stage]:
-    """`count` stages, the last of which returns; no rule comes twice in a row."""
+    """`count` stages, the last of which returns; no rule occurs twice in a row."""
     keys = list(_list_rules())
     stages: list[Stage] = []
     while len(stages) < count - 1:
@@ -72,7 +72,7 @@ def draw_stages(rng: random.Random, count: int) -> list[Stage]:
 
 
 def run_stages(stages: list[Stage], xs: list[int]) -> Value:
-    """What the program returns for `xs`."""
+    """The result of the program for `xs`."""
     value: Value = list(xs)
     for stage in stages:
         assert isinstance(value, list)

@@ -1,10 +1,10 @@
-"""From the text of ``--env`` to an environment. Whatever is wrong is named in one line.
+"""Makes an environment from the text of ``--env``; every error is one line.
 
 Forms: a name with an optional tier (``math``, ``code:hard``), ``replay:TRACE`` (the name of a
 recorded trace, or a file), and ``package.module:function``. The function of the last form is one of
 
 - ``async def solve(task, ctx)``: the agent program itself. A function ``tasks(count, seed)`` of the
-  same module gives its tasks; without one they are numbered and empty.
+  same module gives its tasks; without it, tasks are numbered and have an empty prompt.
 - a factory without required arguments that returns an environment (`environments.base.Environment`)
   or an object with the Gymnasium API, which is wrapped.
 - an environment.
@@ -22,7 +22,7 @@ from heddle_dask.environments.base import Environment
 from heddle_dask.environments.functions import FunctionEnvironment, is_environment
 from heddle_dask.environments.gymnasium_adapter import GymnasiumEnvironment
 
-# Names instead of classes: each is imported when it is asked for, with what it alone depends on.
+# Names instead of classes: each class is imported on demand, with its own dependencies.
 BUILT_IN = {
     "math": "heddle_dask.environments.math_env:MathEnvironment",
     "code": "heddle_dask.environments.code_env:CodeEnvironment",
@@ -43,14 +43,14 @@ def load_environment(spec: str, *, options: Mapping[str, Any] | None = None) -> 
     Parameters
     ----------
     spec
-        See the module's text.
+        See the module.
     options
         For ``replay``: ``token_scale`` and ``tool_scale``. For a factory: its keyword arguments.
 
     Raises
     ------
     BadInput
-        Unknown name or tier, unknown option, module or function that cannot be used.
+        Unknown name, tier or option, or an unusable module or function.
     """
     given = dict(options or {})
     name, colon, rest = spec.partition(":")
@@ -96,10 +96,10 @@ def _made(spec: str, factory: Callable[..., Any], options: dict[str, Any]) -> En
     if is_environment(product):
         return cast(Environment, product)
     if all(callable(getattr(product, name, None)) for name in ("reset", "step", "close")):
-        product.close()  # it only showed its kind; each trajectory gets one of its own
+        product.close()  # made to find out its kind; each trajectory gets its own
         return GymnasiumEnvironment(lambda: factory(**options), name=spec)
     if inspect.iscoroutine(product):
-        product.close()  # never awaited, which Python would complain of
+        product.close()  # avoids Python's warning about a coroutine that is never awaited
     raise BadInput(
         f"environment {spec!r}: returned a {type(product).__name__}, which has neither "
         "name, tasks and solve nor the Gymnasium API (reset, step, close)"
@@ -111,7 +111,7 @@ def _call(spec: str, factory: Callable[..., Any], options: dict[str, Any]) -> An
         return factory(**options)
     except BadInput:
         raise
-    except Exception as error:  # any error of the user's code is the user's to see, in one line
+    except Exception as error:  # report any error of the user's code in one line
         raise BadInput(f"environment {spec!r}: {_one_line(error)}") from error
 
 
@@ -124,7 +124,7 @@ def _imported(spec: str, module_name: str) -> Any:
                 f"environment {spec!r}: no module {error.name!r} on the import path; {_FORMS}"
             ) from error
         raise BadInput(f"environment {spec!r}: {_one_line(error)}") from error
-    except Exception as error:  # a module may raise anything while it is imported
+    except Exception as error:  # a module may raise anything during its import
         raise BadInput(
             f"environment {spec!r}: importing {module_name!r} failed: {_one_line(error)}"
         ) from error

@@ -1,7 +1,7 @@
-"""`math`: problems of several operations that an agent works out with a Python tool.
+"""`math`: arithmetic problems with several operations, solved with a Python tool.
 
-Easy: a short chain of operations, or a list of numbers to add. Hard: long chains, and programs of
-assignments whose lines refer to any earlier line. Reward 1.0 for the right number, else 0.0.
+Easy: a short chain of operations, or a list of numbers to add. Hard: long chains, and programs of assignments that
+refer to any earlier line. Reward 1.0 for the right number, else 0.0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SYSTEM = (
     + '\nThen reply "Answer: NUMBER".'
 )
 _REMINDER = 'Call the tool or reply "Answer: NUMBER".'
-# Chat models like to dress the number up: **42**, $42$, \boxed{42}.
+# Chat models often format the number: **42**, $42$, \boxed{42}.
 _ANSWER = re.compile(r"Answer:(?:[\s*$({]|\\boxed)*(-?[\d,]*\.?\d+)", re.IGNORECASE)
 
 
@@ -43,7 +43,7 @@ class MathEnvironment:
     tier
         ``"easy"``: 1 to 6 operations; ``"hard"``: 5 to 11, with references to earlier lines.
     split
-        Test problems never occur in the train split, whatever the seed.
+        Test problems never occur in the train split, for any seed.
     """
 
     tier: Tier = "easy"
@@ -64,7 +64,7 @@ class MathEnvironment:
         return draw_tasks(draw, count, seed=seed, split=self.split)
 
     async def solve(self, task: Task, ctx: Context) -> float | None:
-        """Attempt the problem once: 1.0 when the final reply names the right number."""
+        """Attempt the problem once: 1.0 if the final reply has the right number."""
 
         async def python(arguments: Mapping[str, Any]) -> str:
             code = text_argument(arguments, "code")
@@ -138,7 +138,7 @@ def _program_task(rng: random.Random, length: int) -> Task:
     values = [rng.randint(2, 99)]
     assignments: list[list[Any]] = []
     for number in range(1, length):
-        # The last variable takes part more often than not, so that most lines matter.
+        # The last variable is an operand in most lines, so that most lines affect the result.
         left = number - 1 if rng.random() < 0.6 else rng.randrange(number)
         sign, operand = _draw_operation(rng, values[left])
         right: str | int = operand

@@ -1,11 +1,11 @@
-"""Replays recorded trajectories: their token counts and tool times, with made-up tokens.
+"""Replays recorded trajectories: their token counts and tool times, with synthetic tokens.
 
-Each step samples exactly the recorded number of tokens (`ignore_eos`), each tool is an action that
-takes its recorded seconds, and observations are printable bytes drawn from a seed. Prompts are drawn
-by group, so trajectories of one group share their prompt as a prefix, as they did when recorded.
+Each step samples exactly the recorded number of tokens (`ignore_eos`), each tool is an action that takes its recorded
+seconds, and observations are printable bytes drawn from a seed. Prompts are drawn by group, so trajectories of one
+group share their prompt as a prefix, as in the recording.
 
-Token counts that a trace does not know are never estimated: such trajectories are left out. A tool
-time that it does not know, and a wait for a person, count 0 seconds.
+Unknown token counts are never estimated: such trajectories are left out. An unknown tool time, and a wait for a
+person, count 0 seconds.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from heddle_dask.workloads.traces import TracedTrajectory, read_traces
 
 logger = logging.getLogger(__name__)
 
-# In a byte-level vocabulary these ids are the printable ASCII characters; other vocabularies have
-# ordinary tokens there. No special token has an id below 127 in the models that we know.
+# In a byte-level vocabulary these ids are the printable ASCII characters; other vocabularies have ordinary tokens
+# there. No known model has a special token with an id below 127.
 _FIRST_ID, _LAST_ID = 33, 126
 
 
 async def wait_like_tool(seconds: float) -> None:
-    """The tool of a replay: takes its time and nothing else."""
+    """The tool of a replay: sleeps for `seconds`."""
     await asyncio.sleep(seconds)
 
 
 class ReplayEnvironment:
-    """Replays a trace file. One sample a task makes sense: all samples of one are alike.
+    """Replays a trace file. Use one sample per task: all samples of a task are equal.
 
     Parameters
     ----------
@@ -46,14 +46,14 @@ class ReplayEnvironment:
     token_scale, tool_scale
         Factors on all token counts and on all tool seconds.
     salt
-        Goes into all tokens made up: with another salt, nothing of a replay is in a prefix cache.
+        Part of the seed of all synthetic tokens: a replay with another salt finds nothing in a prefix cache.
 
     Attributes
     ----------
     skipped
-        Trajectories of the file left out because a token count is not known.
+        Number of trajectories of the file that are left out because a token count is not known.
     clipped_trajectories, clipped_tokens
-        What did not fit into the context so far.
+        Numbers of trajectories clipped to fit the context so far, and of the removed tokens.
 
     Raises
     ------
@@ -94,7 +94,7 @@ class ReplayEnvironment:
         return f"replay:{self._path.name}"
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
-        """`count` different trajectories, chosen by the seed. The payload holds the trace's group.
+        """`count` different trajectories, chosen by the seed. The payload has the trace's group.
 
         Raises
         ------
@@ -129,7 +129,7 @@ class ReplayEnvironment:
         )
 
     async def solve(self, task: Task, ctx: Context) -> float | None:
-        """Replay one trajectory. The reward is not known: what is sampled here solves nothing."""
+        """Replay one trajectory. Returns None: sampled tokens of a replay have no meaning."""
         trace = self._traces[task.task_id]
         plan = plan_replay(
             trace,

@@ -1,9 +1,8 @@
-"""`search`: questions that need one page after another, answered with a search tool.
+"""`search`: questions that need several pages in sequence, answered with a search tool.
 
-Each question starts at one thing and follows relations: "What is Lena Brok's home town's river?".
-Easy: 1 to 4 relations, said in the order in which they are followed. Hard: 4 to 6, where a relation
-may come twice; some are said the other way round ("the river of the home town of ..."). Reward 1.0
-or 0.0.
+Each question starts at one entity and follows relations: "What is Lena Brok's home town's river?". Easy: 1 to 4
+relations, stated in the order in which they are followed. Hard: 4 to 6, where a relation may occur twice; some
+questions are nested in reverse order ("the river of the home town of ..."). Reward 1.0 or 0.0.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ class SearchEnvironment:
     tier
         ``"easy"``: 1 to 4 relations; ``"hard"``: 4 to 6.
     split
-        Test questions are about worlds of their own and never occur in the train split.
+        Test questions are about other worlds and never occur in the train split.
     nested_share
         Share of nested questions in the hard tier.
     results
-        Pages that one search returns at most.
+        Maximum number of pages that one search returns.
     """
 
     tier: Tier = "easy"
@@ -80,7 +79,7 @@ class SearchEnvironment:
         return draw_tasks(draw, count, seed=seed, split=self.split)
 
     async def solve(self, task: Task, ctx: Context) -> float | None:
-        """Attempt the question once: 1.0 when the final reply names the right thing."""
+        """Attempt the question once: 1.0 if the final reply names the right entity."""
 
         async def search(arguments: Mapping[str, Any]) -> str:
             query = text_argument(arguments, "query")
@@ -96,7 +95,7 @@ class SearchEnvironment:
 
 
 def read_answer(reply: str) -> str:
-    """The text after the last "Answer:" of a reply, or nothing."""
+    """The text after the last "Answer:" of a reply; empty without one."""
     found = _ANSWER.findall(reply)
     return str(found[-1]).strip() if found else ""
 
@@ -124,7 +123,7 @@ def _draw(rng: random.Random, tier: Tier, world: int, *, nested: bool) -> Task:
 def _draw_path(
     rng: random.Random, pages: Mapping[str, Page], hops: int, *, repeats: bool
 ) -> tuple[str, list[str], str]:
-    """A start, relations to follow from it, and where they end; drawn again until it fits."""
+    """A start, relations to follow from it, and their end; drawn again until they form a valid path."""
     titles = list(pages)
     while True:
         start = place = rng.choice(titles)

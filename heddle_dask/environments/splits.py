@@ -1,4 +1,4 @@
-"""Held-out tasks by construction: the words of a problem decide its split, whatever seed drew it."""
+"""Held-out tasks by construction: the text of a problem determines its split, for any seed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _TEST_ONE_IN = 10
 
 
 def problem_key(problem: str) -> int:
-    """Checksum of a problem's text: the same on every machine and in every process."""
+    """Checksum of a problem's text; equal on every machine and in every process."""
     return zlib.crc32(problem.encode())
 
 
 def split_of(problem: str) -> Split:
-    """The split that a problem belongs to; one in ten is for testing."""
+    """The split of a problem; one problem in ten is for testing."""
     return "test" if problem_key(problem) % _TEST_ONE_IN == 0 else "train"
 
 
@@ -32,7 +32,7 @@ def check_options(tier: str, split: str) -> None:
     Raises
     ------
     BadInput
-        Says which are allowed.
+        The tier or split is unknown; the message lists the allowed ones.
     """
     if tier not in ("easy", "hard"):
         raise BadInput(f"unknown tier {tier!r}: choose easy or hard")
@@ -48,7 +48,7 @@ def draw_tasks(
     Raises
     ------
     BadInput
-        There are not that many different problems.
+        There are fewer than `count` different problems.
     """
     if count < 0:
         raise BadInput(f"count of tasks must not be negative, got {count}")

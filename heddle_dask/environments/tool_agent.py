@@ -1,8 +1,8 @@
-"""The loop of an agent that thinks, calls tools and answers: works with any chat model.
+"""The loop of an agent that calls tools and answers, for any chat model.
 
-Each reply of the model either calls tools (all are run in order, their texts come back as tool
-messages), or is final, or gets a reminder. The loop is bounded by its own steps and by `ctx.done`.
-What goes wrong in a call comes back to the model as text; it never ends the trajectory.
+Each reply of the model either calls tools (all are run in order, and their texts are returned as tool messages), or
+is final, or gets a reminder. The loop is bounded by its own steps and by `ctx.done`. An error in a call is returned
+to the model as text; it never ends the trajectory.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ class WrongArguments(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LoopLimits:
-    """Bounds of one trajectory and of what a tool may put into the context.
+    """Limits of one trajectory and of the tool texts in its context.
 
     Attributes
     ----------
     max_steps
-        LLM steps at most.
+        Maximum number of LLM steps.
     reply_tokens
-        Tokens of one reply at most; None: as the run's budget says.
+        Maximum number of tokens of one reply; None: the limit of the run's budget.
     calls_per_reply
-        Calls run of one reply; further ones are refused.
+        Maximum number of calls that are run from one reply; further ones are refused.
     tool_text_chars
-        Longest tool text; of a longer one its end is kept, where Python names the error.
+        Maximum number of characters of a tool text; of a longer one the end is kept, which has the error in a Python
+        traceback.
     """
 
     max_steps: int = 24
@@ -50,7 +51,7 @@ def text_argument(arguments: Mapping[str, Any], name: str) -> str:
     Raises
     ------
     WrongArguments
-        It is missing or no text.
+        The argument is missing or no text.
     """
     value = arguments.get(name)
     if not isinstance(value, str):
@@ -66,19 +67,19 @@ async def converse(
     reminder: str,
     limits: LoopLimits,
 ) -> str | None:
-    """Let the model work until it gives a final reply.
+    """Run the model and its tool calls until it gives a final reply.
 
     Parameters
     ----------
     is_final
         Whether a reply without tool calls ends the trajectory.
     reminder
-        User message after a reply that is neither a call nor final.
+        User message after a reply that neither calls a tool nor is final.
 
     Returns
     -------
     str or None
-        The final reply; None when steps or budget ran out first.
+        The final reply; None if steps or budget ran out first.
     """
     for _ in range(limits.max_steps):
         if ctx.done:
@@ -99,7 +100,7 @@ async def converse(
 
 
 async def _answer(call: ToolCall | MalformedCall, tools: Mapping[str, Tool]) -> str:
-    """Text for the model: what the tool says, or what is wrong with the call."""
+    """Text for the model: the tool's result, or the error in the call."""
     if isinstance(call, MalformedCall):
         return f"error: {call.reason}"
     tool = tools.get(call.name)

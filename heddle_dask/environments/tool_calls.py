@@ -1,7 +1,7 @@
 """Tool calls in the text of a chat model: the Hermes and Qwen form, read and written.
 
 A call is ``<tool_call>\\n{"name": "python", "arguments": {"code": "print(1)"}}\\n</tool_call>``. Reading
-never raises: what a model wrote wrongly becomes a `MalformedCall` whose text is meant for the model.
+never raises: an invalid call becomes a `MalformedCall` with a text for the model.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class MalformedCall:
-    """A call that cannot be read; `reason` is one line addressed to the model."""
+    """An invalid call; `reason` is one line addressed to the model."""
 
     reason: str
 
 
 def format_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """Text of a call, as `parse_calls` reads it back."""
+    """Text of a call in the form that `parse_calls` reads."""
     body = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
     return f"{OPEN}\n{body}\n{CLOSE}"
 
 
 def parse_calls(text: str) -> list[ToolCall | MalformedCall]:
-    """All calls in a reply, in the order written; empty when there is none."""
+    """All calls in a reply, in order; empty if there is none."""
     return [_parse_block(match[1], closed=bool(match[2])) for match in _BLOCK.finditer(text)]
 
 
@@ -54,7 +54,7 @@ def _parse_block(body: str, *, closed: bool) -> ToolCall | MalformedCall:
         return MalformedCall('tool call needs a "name"')
     arguments = call.get("arguments", {})
     if isinstance(arguments, str):
-        # Some models write the arguments as a string of JSON, the OpenAI way.
+        # Some models write the arguments as a JSON string, as in OpenAI's API.
         arguments, _ = _load_object(arguments)
     if not isinstance(arguments, dict):
         return MalformedCall('"arguments" must be a JSON object')
@@ -62,7 +62,7 @@ def _parse_block(body: str, *, closed: bool) -> ToolCall | MalformedCall:
 
 
 def _load_object(body: str) -> tuple[dict[str, Any] | None, str]:
-    """The JSON object in `body`, or None and why not."""
+    """The JSON object in `body`, or None and the reason."""
     try:
         # strict=False: models often write code with bare line breaks inside the string.
         value = json.loads(body, strict=False)

@@ -1,7 +1,7 @@
-"""The strong mode: namespaces by bubblewrap (`bwrap`). See `docs/sandbox.md` for what it promises.
+"""The strong mode: namespaces by bubblewrap (`bwrap`); `docs/sandbox.md` has its guarantees.
 
-The private directory is a tmpfs of bounded size inside the sandbox's own mount namespace: it goes with
-the last process, also when we are killed with SIGKILL, and never exists on the host.
+The private directory is a tmpfs of bounded size inside the sandbox's own mount namespace: it disappears with the last
+process, even if this process is killed with SIGKILL, and never exists on the host.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Bubblewrap:
     program
         Path of ``bwrap``.
     private_user_ids
-        True (needs root): no user namespace; each run takes a user id of its own, so that the kernel
-        bounds its processes. False: a user namespace, where the kernel counts per namespace
-        (Linux 5.14 and later) unless the invoking user is root.
+        True (needs root): no user namespace; each run has its own user id, so that the kernel limits its processes.
+        False: a user namespace, in which the kernel counts per namespace (Linux 5.14 and later) unless the invoking
+        user is root.
     """
 
     mode: Mode = "bubblewrap"
@@ -52,7 +52,7 @@ class Bubblewrap:
             environment = common_environment("/tmp", cpus)
             if self._libraries:
                 environment["LD_LIBRARY_PATH"] = self._libraries
-            # A margin over the limit for bubblewrap's own process: the watchdog counts exactly.
+            # Above the limit by bubblewrap's own processes; the watchdog enforces the exact limit.
             rlimits = {**common_rlimits(limits), "RLIMIT_NPROC": limits.processes + 2}
             yield PreparedRun(
                 argv=(
@@ -81,13 +81,13 @@ def _fixed_arguments(program: str, *, private_user_ids: bool) -> tuple[str, ...]
     arguments += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     arguments += ["--unshare-cgroup-try"]
     if private_user_ids:
-        # Just enough for the inside program to leave root; the change of user id drops these too.
+        # The capabilities that the inside program needs to give up root; the change of user id drops them too.
         arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         arguments += ["--unshare-user", "--uid", "1000", "--gid", "1000"]
     binds = [*Interpreter.of_this_process().binds, *((f, f) for f in system_library_folders())]
     links = [link for link in ("/lib", "/lib64") if os.path.islink(link)]
-    # Named one by one: folders that bubblewrap makes on the way to a mount are closed to other users.
+    # Create the parents explicitly: folders that bubblewrap creates implicitly are not accessible to other users.
     parents = {str(parent) for _, place in binds for parent in Path(place).parents}
     for parent in sorted(parents - {"/"}):
         arguments += ["--dir", parent]

@@ -1,8 +1,8 @@
-"""One child process on the event loop: feeds it when it is ready, keeps the first bytes it writes.
+"""One child process on the event loop: writes its input when it is ready, keeps the first bytes of its output.
 
-Not `asyncio.create_subprocess_exec`, for two reasons: on Python 3.11 it waits with one thread per child,
-and its `wait` returns only when every holder of the pipes is gone. Starting costs the loop the same one
-to two milliseconds in both.
+Not `asyncio.create_subprocess_exec`, for two reasons: on Python 3.11 it uses one waiting thread per child, and its
+`wait` returns only after every holder of the pipes has closed them. Both block the loop for one to two milliseconds
+per start.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _CHUNK_BYTES = 65536
 
 
 class Child:
-    """A started process. Make it in the thread that runs the event loop, and `close` it always.
+    """A started process. Make it in the thread of the event loop, and always `close` it.
 
-    The kernel's death signal, by which the child ends when we do, is tied to the thread that starts it.
+    The kernel's parent-death signal, which ends the child when this process dies, is tied to the starting thread.
 
     Attributes
     ----------
@@ -30,9 +30,9 @@ class Child:
     output
         The first bytes of its standard output and standard error.
     output_over
-        Set when it wrote more than that.
+        Set when it has written more than is kept.
     output_ended
-        Set when nobody holds its output open any longer.
+        Set when no process has its output open any longer.
     exited
         Set when it has exited and is reaped.
     """
@@ -62,9 +62,9 @@ class Child:
         self._stdin = self._process.stdin
         self._stdout = self._process.stdout
         try:
-            # Our own child, not reaped before `_on_exit`: its id cannot have been given to another.
+            # An own child that is not reaped before `_on_exit`: its pid cannot have been reused.
             self._handle = os.pidfd_open(self.pid)
-        except OSError:  # no descriptors left, or a kernel before 5.3: it has got no order yet
+        except OSError:  # no descriptors left, or a kernel before 5.3; the child has no order yet
             self._process.kill()
             self._process.communicate()
             raise
@@ -75,12 +75,12 @@ class Child:
 
     @property
     def exit_status(self) -> int | None:
-        """As a shell gives it, 128 + n for a death by signal n; None while it runs."""
+        """Exit status as in a shell, 128 + n after signal n; None while the process runs."""
         status = self._process.returncode
         return status if status is None or status >= 0 else 128 - status
 
     def close(self) -> None:
-        """Let go of all descriptors. Does not kill."""
+        """Close all descriptors. Does not kill the process."""
         self._close_stdin()
         self._close_stdout()
         if self._handle >= 0:
@@ -90,7 +90,7 @@ class Child:
         self._process.poll()
 
     def _on_exit(self) -> None:
-        self._process.wait()  # returns at once: the descriptor says that it has exited
+        self._process.wait()  # returns at once: the process has exited
         self._loop.remove_reader(self._handle)
         self.exited.set()
 
@@ -105,14 +105,14 @@ class Child:
         if not self._ready and chunk.startswith(READY):
             chunk = chunk[len(READY) :]
             self._loop.add_writer(self._stdin.fileno(), self._on_writable)
-        self._ready = True  # without the byte: a wrapper failed, and this is what it says
+        self._ready = True  # without the ready byte a wrapper failed, and this is its message
         room = self._most_output_bytes - len(self.output)
         self.output += chunk[:room]
-        if len(chunk) > room:  # what is too much is dropped until the writer is killed
+        if len(chunk) > room:  # excess output is dropped until the writer is killed
             self.output_over.set()
 
     def _on_writable(self) -> None:
-        # A child that died early closes the pipe; its exit status tells that story, not this error.
+        # A child that died early closes the pipe; its exit status reports that, not this error.
         with contextlib.suppress(BlockingIOError):
             try:
                 self._left = self._left[os.write(self._stdin.fileno(), self._left) :]

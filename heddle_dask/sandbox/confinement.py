@@ -1,4 +1,4 @@
-"""What a confinement is: a way to start the inside program behind walls, and to end all of it."""
+"""The interface of a confinement: it starts the inside program with limits, and ends all its processes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ Mode = Literal["bubblewrap", "weak"]
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """One run's place: how to start it and how to be sure that nothing of it is left.
+    """One prepared run: how to start it, and how to find all its processes.
 
     Attributes
     ----------
     argv, environment, folder
-        What to start, with which variables, in which working directory of the host (None: any).
+        Command line, environment variables, and working directory on the host (None: any).
     rlimits
-        Limits for the inside program to set, by the names of the `resource` module.
+        Limits that the inside program sets, by the names of the `resource` module.
     setuid
-        User id that the inside program takes before it runs any code of the agent, None to keep it.
+        User id to which the inside program changes before it runs any code of the agent; None to keep it.
     owned_uid
-        A user id that only this run has; processes are counted and killed by it. None: by tree.
+        A user id of this run alone, by which its processes are counted and killed; None: by process tree.
     wrapper_processes
-        Processes of the confinement itself, which the limit does not count.
+        Number of processes of the confinement itself, which do not count towards the limit.
     pass_fds
         Open file descriptors that the started program inherits.
     used_disk_bytes
-        Measures the private directory where the kernel does not bound it, else None.
+        Measures the private directory if the kernel does not limit it, else None.
     """
 
     argv: tuple[str, ...]
@@ -50,18 +50,18 @@ class Confinement(Protocol):
 
     @property
     def mode(self) -> Mode:
-        """Name of the mode, as `docs/sandbox.md` promises things of it."""
+        """Name of the mode in `docs/sandbox.md`."""
 
     @property
     def isolates_network(self) -> bool:
-        """True when code inside reaches no network, loopback of the host included."""
+        """True if code inside has no network, not even the host's loopback."""
 
     def prepare(self, limits: SandboxLimits, cpus: int) -> AbstractAsyncContextManager[PreparedRun]:
-        """A fresh place for one run; leaving it removes what it owns, on cancellation too."""
+        """Prepare one run; leaving the context removes its resources, also on cancellation."""
 
 
 def common_rlimits(limits: SandboxLimits) -> dict[str, int]:
-    """Resource limits that hold for one process in every mode."""
+    """Resource limits of one process in every mode."""
     return {
         "RLIMIT_CORE": 0,
         "RLIMIT_CPU": max(1, int(limits.cpu_s + 0.999)) + 1,
@@ -73,13 +73,13 @@ def common_rlimits(limits: SandboxLimits) -> dict[str, int]:
 
 
 def common_environment(home: str, cpus: int) -> dict[str, str]:
-    """The only variables that the program sees. `cpus` bounds numeric libraries' own threads."""
+    """All environment variables of the program. `cpus` limits the threads of numeric libraries."""
     return {
         "HOME": home,
         "TMPDIR": home,
         "PATH": "",
         "LANG": "C.UTF-8",
         "OMP_NUM_THREADS": str(cpus),
-        # Each further arena reserves 64 MiB of address space, which RLIMIT_AS counts.
+        # Each additional arena reserves 64 MiB of address space, which RLIMIT_AS counts.
         "MALLOC_ARENA_MAX": "1",
     }

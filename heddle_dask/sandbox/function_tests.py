@@ -1,7 +1,7 @@
 """Hidden tests for a function that an agent wrote.
 
-The function runs in the sandbox and sees arguments only. Its results come out as data and are compared
-here, so the agent's code can neither read the expected values nor say that it passed.
+The function runs in the sandbox and gets the arguments only. Its results are returned as data and compared here, so
+the agent's code can neither read the expected values nor claim success.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _MOST_STORIES = 5
 
 @dataclass(frozen=True, slots=True)
 class TestReport:
-    """How many cases passed.
+    """Number of passed cases.
 
     Attributes
     ----------
     passed, total
-        Cases whose result equalled the expected value, and all cases.
+        Number of cases with the expected result, and number of all cases.
     text
-        A summary with the first failures. Never holds an expected value.
+        A summary with the first failures. Never contains an expected value.
     """
 
-    __test__ = False  # not a test class, whatever pytest thinks of its name
+    __test__ = False  # keeps pytest from collecting it as a test class
 
     passed: int
     total: int
@@ -65,16 +65,16 @@ async def run_function_tests(
     cases
         Pairs of arguments and expected value.
     limits
-        For each sandbox; the wall clock covers all cases that it runs.
+        Limits of each sandbox; the wall clock covers all its cases.
     cpus
-        Sandboxes to split the cases over.
+        Number of sandboxes to which the cases are distributed.
     sandbox
-        Where to run; by default that of the running loop.
+        The sandbox; by default that of the running event loop.
 
     Raises
     ------
     BadInput
-        A case holds a value of another type, or there are no cases.
+        A case has a value of another type, or there are no cases.
     """
     if not cases:
         raise BadInput(f"hidden tests of {function!r}: no cases given")
@@ -84,10 +84,10 @@ async def run_function_tests(
         {"function": function, "arguments": [_arguments(cases[i], i) for i in share]} for share in shares
     ]
     runs = await _all(place, code, order, limits)
-    stories: dict[int, str] = {}
+    failures: dict[int, str] = {}
     for share, run in zip(shares, runs, strict=True):
-        stories.update(_stories(run, [(i, cases[i][1]) for i in share], limits))
-    failed = [f"case {i + 1}: {stories[i]}" for i in sorted(stories)]
+        failures.update(_failures(run, [(i, cases[i][1]) for i in share], limits))
+    failed = [f"case {i + 1}: {failures[i]}" for i in sorted(failures)]
     passed = len(cases) - len(failed)
     lines = [f"{passed} of {len(cases)} tests passed", *failed[:_MOST_STORIES]]
     if len(failed) > _MOST_STORIES:
@@ -98,7 +98,7 @@ async def run_function_tests(
 async def _all(
     sandbox: PythonSandbox, code: str, orders: Sequence[dict[str, Any]], limits: SandboxLimits
 ) -> list[RawRun]:
-    # A task group: when one run fails to start, or we are cancelled, the others are killed too.
+    # A task group kills all runs if one fails to start, or on cancellation.
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(sandbox.run_raw(code, limits=limits, calls=order)) for order in orders]
     return [task.result() for task in tasks]
@@ -112,26 +112,26 @@ def _arguments(case: Case, index: int) -> Any:
         raise BadInput(f"hidden test {index + 1}: {error}") from error
 
 
-def _stories(run: RawRun, expected: Sequence[tuple[int, Any]], limits: SandboxLimits) -> dict[int, str]:
-    """Why each failed case of one sandbox failed, by its number in the whole."""
+def _failures(run: RawRun, expected: Sequence[tuple[int, Any]], limits: SandboxLimits) -> dict[int, str]:
+    """Reasons of the failed cases of one sandbox, by the number of the case."""
     answers = _answers(run.output)
     missing = judge(run, limits).text.rsplit("\n", 1)[-1] if run.exit_status else "no result"
     if run.stopped_for:
         missing = judge(run, limits).text.rsplit("\n", 1)[-1]
     if -1 in answers:
         missing = answers[-1][1]
-    stories = {}
+    failures = {}
     for place, (index, wanted) in enumerate(expected):
         kind, value = answers.get(place, ("e", missing))
         if kind != "r":
-            stories[index] = str(value)[:300]
+            failures[index] = str(value)[:300]
         elif not _matches(value, wanted):
-            stories[index] = "wrong result"
-    return stories
+            failures[index] = "wrong result"
+    return failures
 
 
 def _answers(output: bytes) -> dict[int, tuple[str, Any]]:
-    """Lines of the form [index, kind, value]. The agent could have written them: anything else is skipped."""
+    """Parse lines of the form [index, kind, value]. The agent may have written others, which are skipped."""
     answers: dict[int, tuple[str, Any]] = {}
     for line in output.split(b"\n"):
         try:

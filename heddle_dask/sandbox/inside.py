@@ -1,9 +1,9 @@
-"""What runs inside the sandbox, before and around the agent's code. Imports only the standard library.
+"""The program inside the sandbox that runs the agent's code. Imports only the standard library.
 
-`source()` gives the text of this file, which the confined interpreter runs with `-c`. It reads its
-order (a marshalled dict) from standard input, lowers its limits, gives up its user id if told to, and
-only then compiles and runs the agent's code. Nothing here is a boundary by itself: the walls are
-resource limits, namespaces and user ids, which the agent's code cannot raise again.
+`source()` returns the text of this file, which the confined interpreter runs with `-c`. It reads its order (a
+marshalled dict) from standard input, lowers its limits, gives up its user id if ordered to, and then compiles and
+runs the agent's code. This code is no security boundary: the boundaries are resource limits, namespaces and user ids,
+which the agent's code cannot undo.
 
 Keys of the order: ``limits`` (dict from name of `resource.RLIMIT_*` to value), ``uid`` (int or None),
 ``files`` (dict from relative path to text), ``code`` (str), and ``calls`` (None, or a dict with
@@ -17,7 +17,7 @@ import os
 import resource
 import sys
 
-# Not from `typing`, whose import would cost each run several milliseconds; mypy knows this name.
+# Not imported from `typing`, which would take several milliseconds per run; mypy knows this name.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -29,7 +29,7 @@ READY = b"\0"
 
 
 def encode(value: Any) -> Any:
-    """Turn a value of plain built-in types into JSON-able lists, keeping tuple, set and int keys apart."""
+    """Encode a value of plain built-in types as JSON-able lists, which preserve tuples, sets and int keys."""
     kind = type(value)
     if value is None or kind in (bool, str):
         return value
@@ -68,13 +68,13 @@ def decode(data: Any) -> Any:
 
 
 def confine(order: dict[str, Any]) -> None:
-    """Lower all limits and give up the user id, for good."""
+    """Lower all limits and give up the user id, irrevocably."""
     for name, value in order["limits"].items():
         kind = getattr(resource, name)
         hard = resource.getrlimit(kind)[1]
         if hard != resource.RLIM_INFINITY:
             value = min(value, hard)
-        # A soft CPU limit below the hard one gives SIGXCPU, which can be told from other kills.
+        # A soft CPU limit below the hard one gives SIGXCPU, which differs from other kills.
         soft = value - 1 if name == "RLIMIT_CPU" and value > 1 else value
         resource.setrlimit(kind, (soft, value))
     uid = order["uid"]
@@ -85,7 +85,7 @@ def confine(order: dict[str, Any]) -> None:
 
 
 def write_files(files: dict[str, str]) -> None:
-    """Put the given texts into the private directory, which is the current one."""
+    """Write the given texts into the private directory, which is the current one."""
     for path, text in files.items():
         folder = os.path.dirname(path)
         if folder:
@@ -95,7 +95,7 @@ def write_files(files: dict[str, str]) -> None:
 
 
 def exit_code(error: BaseException) -> int:
-    """Exit status that tells the outside which limit an uncaught exception came from."""
+    """Exit status that encodes the limit behind an uncaught exception."""
     if isinstance(error, MemoryError):
         return EXIT_MEMORY
     number = getattr(error, "errno", None)
@@ -118,7 +118,7 @@ def fresh_main() -> dict[str, Any]:
 
 
 def run_program(code: str) -> None:
-    """Run the code as a script; a traceback starts at its own first frame."""
+    """Run the code as a script; tracebacks start at the script's first frame."""
     space = fresh_main()
     try:
         exec(compile(code, "main.py", "exec"), space)
@@ -134,8 +134,8 @@ def run_program(code: str) -> None:
 def run_calls(code: str, calls: dict[str, Any]) -> None:
     """Call one function of the code on each argument tuple and send one JSON line per call.
 
-    The lines leave through a duplicate of standard output; prints of the code go nowhere. Results
-    are data for a comparison outside: what is right is never known in here.
+    The lines are written to a duplicate of standard output; output of the code is discarded. Results are compared
+    outside: the expected values are never in here.
     """
     import json
 
@@ -174,10 +174,10 @@ def source() -> str:
 
 
 def main() -> None:
-    """Read the order, lock the door, run the code.
+    """Read the order, apply the limits, run the code.
 
-    The order is sent in answer to the first byte. By then every wrapper around us has asked the
-    kernel to die with its parent: a worker killed before never sends it, killed after takes us along.
+    The order is sent after the first byte of output. By then every wrapper process has set its parent-death signal: a
+    worker killed earlier never sends the order, and a worker killed later takes this process with it.
     """
     os.write(1, READY)
     order = marshal.loads(sys.stdin.buffer.read())

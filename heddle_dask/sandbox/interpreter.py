@@ -1,4 +1,4 @@
-"""Which Python runs inside the sandbox, and which files of the host it needs."""
+"""The Python inside the sandbox, and the files of the host that it needs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Interpreter:
     program
         Real path of the executable on the host.
     program_inside
-        Path of the executable where only `binds` are mounted.
+        Path of the executable inside, with only `binds` mounted.
     binds
-        Pairs of a host path and its place inside.
+        Pairs of a host path and the path inside.
     libraries_inside
-        Folder for ``LD_LIBRARY_PATH`` inside, ``""`` where the system's own suffice.
+        Folder for ``LD_LIBRARY_PATH`` inside; ``""`` if the system's folders suffice.
     """
 
     program: str
@@ -37,7 +37,7 @@ class Interpreter:
         prefix = Path(os.path.realpath(sys.base_prefix))
         program = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
         if prefix in (Path("/usr"), Path("/")):
-            # A system Python: the executable and its library, not the whole of /usr.
+            # A system Python: mount the executable and its library, not all of /usr.
             library = sysconfig.get_path("stdlib", vars={"installed_base": "/usr"})
             return cls(
                 program=str(program),
@@ -45,7 +45,7 @@ class Interpreter:
                 binds=((str(program), str(program)), (library, library)),
                 libraries_inside="",
             )
-        # Anything else is mounted at a neutral place: its host path would tell who runs this.
+        # Mount any other Python at a neutral path: its host path would reveal the user.
         inside = f"/python/bin/{version}"
         return cls(
             program=str(program),
@@ -56,14 +56,14 @@ class Interpreter:
 
     @property
     def open_to_all(self) -> bool:
-        """True when a user without rights can reach the executable on the host."""
+        """True if an unprivileged user can execute the interpreter on the host."""
         parents = Path(self.program).parents
         return all(parent.stat().st_mode & 0o001 for parent in parents)
 
 
 def system_library_folders() -> tuple[str, ...]:
-    """Folders that hold the C library and what extension modules link to, those that exist here."""
+    """The existing folders with the C library and the libraries of extension modules."""
     multiarch = sysconfig.get_config_var("MULTIARCH") or ""
     candidates = (f"/usr/lib/{multiarch}" if multiarch else "", "/usr/lib64", "/lib64")
-    # A folder that is a link (merged /usr) is made as a link inside, by whoever mounts these.
+    # Links (merged /usr) are left out: the confinement creates them as links inside.
     return tuple(f for f in candidates if f and Path(f).is_dir() and not Path(f).is_symlink())

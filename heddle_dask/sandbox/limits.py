@@ -1,4 +1,4 @@
-"""What a sandboxed program may use. Values only; who enforces them is in the confinement files."""
+"""Limits of a sandboxed program, as values; the confinement modules enforce them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class SandboxLimits:
     Attributes
     ----------
     wall_s
-        Seconds from start to end; then the whole process tree is killed.
+        Wall-clock seconds, after which the whole process tree is killed.
     cpu_s
         CPU seconds of each process.
     memory_bytes
         Address space of each process, and resident memory of all of them together.
     output_bytes
-        Bytes kept of standard output and standard error together; at the next byte the run is killed.
+        Bytes of standard output and standard error together; one more byte kills the run.
     file_bytes
-        Size of the largest file that may be written.
+        Maximum size of a file.
     disk_bytes
-        Size of the private directory.
+        Maximum size of the private directory.
     processes
-        Processes and threads at one time.
+        Maximum number of concurrent processes and threads.
     """
 
     wall_s: float = 10.0

@@ -1,4 +1,4 @@
-"""What a sandboxed run came to: an answer for the agent, with a named cause where it failed."""
+"""Result of a sandboxed run: a text for the agent, with a named cause of a failure."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _SIGXCPU = 24
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """Result of a tool as the agent sees it.
+    """Result of a tool for the agent.
 
     Attributes
     ----------
     text
-        Output of the program; where it failed, the last line says why.
+        Output of the program; after a failure the last line gives the reason.
     ok
-        True when the program ended by itself with exit status 0.
+        True if the program ended by itself with exit status 0.
     cause
-        ``""`` when ok; ``"error"``: exception or exit status; else the limit that ended it.
+        ``""`` if ok; ``"error"``: exception or exit status; else the limit that ended it.
     seconds
         Wall-clock seconds from start to the end of the last process.
     """
@@ -37,16 +37,16 @@ class ToolOutput:
 
 @dataclass(frozen=True, slots=True)
 class RawRun:
-    """What the operating system says of a run.
+    """Result of a run from the operating system.
 
     Attributes
     ----------
     output
         Bytes written, at most `SandboxLimits.output_bytes`.
     exit_status
-        As a shell gives it: 128 + n for a death by signal n.
+        As in a shell: 128 + n after signal n.
     stopped_for
-        The limit for which we killed it, ``""`` if it ended by itself.
+        The limit for which it was killed; ``""`` if it ended by itself.
     """
 
     output: bytes
@@ -56,7 +56,7 @@ class RawRun:
 
 
 def judge(run: RawRun, limits: SandboxLimits) -> ToolOutput:
-    """Turn a raw run into what the agent is told."""
+    """Make the result for the agent from a raw run."""
     cause, sentence = _cause_and_sentence(run, limits)
     text = run.output.decode("utf-8", errors="replace")
     if sentence:

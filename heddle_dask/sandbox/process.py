@@ -1,7 +1,7 @@
-"""Runs one confined program from start to the death of its last process, on the event loop.
+"""Runs one confined program on the event loop, from its start to the end of its last process.
 
-Reads at most the allowed output, watches wall clock, processes, memory and disk, and on every way out
-(end, limit, cancellation, error) kills whatever is left before it returns.
+Reads at most the allowed output, watches wall clock, processes, memory and disk, and in every case (end, limit,
+cancellation, error) kills all remaining processes before it returns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from heddle_dask.sandbox.limits import SandboxLimits
 from heddle_dask.sandbox.outcome import Cause, RawRun
 from heddle_dask.sandbox.process_accounting import ProcessAccounting, proportional_bytes, scan
 
-# Ceiling for what should take milliseconds: the kernel clearing away killed processes.
+# Upper limit for the kernel to clean up killed processes, which usually takes milliseconds.
 _REAP_S = 10.0
 _FIRST_LOOK_S = 0.1
 _LONGEST_LOOK_S = 0.5
@@ -30,12 +30,12 @@ _LONGEST_LOOK_S = 0.5
 async def run_confined(
     prepared: PreparedRun, order: Mapping[str, Any], limits: SandboxLimits, accounting: ProcessAccounting
 ) -> RawRun:
-    """Start the prepared's program, give it its order, and wait until nothing of it is left.
+    """Start the prepared program, send its order, and wait until all its processes have ended.
 
     Raises
     ------
     OSError
-        The program could not be started at all.
+        The program could not be started.
     """
     started_s = time.monotonic()
     child = Child(prepared, marshal.dumps(dict(order)), limits.output_bytes)
@@ -68,7 +68,7 @@ async def _until_end(
     *,
     timeout_s: float,
 ) -> Cause:
-    """Wait for the program's exit or the first limit that it breaks; says which."""
+    """Wait for the program's exit or the first exceeded limit; returns the cause."""
     done, _ = await asyncio.wait(
         [exit_seen, watch, over],
         timeout=timeout_s,
@@ -87,7 +87,7 @@ async def _until_end(
 async def _watch(
     prepared: PreparedRun, root: int, limits: SandboxLimits, accounting: ProcessAccounting
 ) -> Cause:
-    """Return the limit that the run breaks as a whole; looks less often the longer it runs."""
+    """Return the limit that the run as a whole exceeds; checks become rarer as the run gets longer."""
     pause_s = _FIRST_LOOK_S
     while True:
         await asyncio.sleep(pause_s)
@@ -106,9 +106,9 @@ async def _watch(
 
 
 async def _leave_nothing(child: Child, prepared: PreparedRun) -> None:
-    """Kill every process of the run, wait until the first one is reaped, and take its last output."""
+    """Kill every process of the run, wait until the first one is reaped, and read the last output."""
     try:
-        # Handed to a thread before anything is awaited: a second cancellation cannot prevent it.
+        # Passed to a thread before the first await, so that a second cancellation cannot prevent it.
         await asyncio.to_thread(_kill_all, child.pid, not child.exited.is_set(), prepared)
         await asyncio.wait_for(child.exited.wait(), _REAP_S)
     finally:
@@ -119,11 +119,10 @@ async def _leave_nothing(child: Child, prepared: PreparedRun) -> None:
 
 
 def _kill_all(root: int, running: bool, prepared: PreparedRun) -> None:
-    """Kill by user id where the run owns one, else the tree below `root`, from the second process on.
+    """Kill by user id if the run has its own, else the tree below `root`, from the second process on.
 
-    With bubblewrap the second process is the first of its own pid namespace: when it dies the kernel
-    kills all others, and only when they are gone does bubblewrap itself end. That order makes its
-    end the proof that nothing is left.
+    With bubblewrap the second process is the first of its own pid namespace: when it dies, the kernel kills all
+    others, and only after that does bubblewrap itself end. So its end proves that no process is left.
     """
     if prepared.owned_uid is not None:
         _kill_user(prepared.owned_uid)
@@ -134,8 +133,8 @@ def _kill_all(root: int, running: bool, prepared: PreparedRun) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
     if not victims:
-        # The group, not the process: it may be forking right now, and a child that lost its parent
-        # before it asked for a death signal would wait for it for ever.
+        # Kill the group, not the process, which may be forking: a child that lost its parent before it set its death
+        # signal would wait for ever.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(root, signal.SIGKILL)
 
@@ -145,7 +144,7 @@ def _wraps(prepared: PreparedRun) -> bool:
 
 
 def _kill_user(uid: int) -> None:
-    """Kill until no process of the user id is left. RLIMIT_NPROC bounds how many there can be."""
+    """Kill until no process of the user id is left. RLIMIT_NPROC limits their number."""
     deadline_s = time.monotonic() + _REAP_S
     while victims := [entry.pid for entry in scan() if entry.uid == uid]:
         for victim in victims:

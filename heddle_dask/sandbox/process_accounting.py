@@ -1,7 +1,6 @@
 """Counts the processes of sandboxed runs and their memory, for limits that the kernel does not enforce.
 
-One scan of /proc serves all runs of an event loop: it is taken in a thread when the last one is older
-than `period_s`, so hundreds of runs cost one scan, not hundreds.
+All runs of an event loop share one scan of /proc, made in a thread if the last scan is older than `period_s`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """One process as /proc shows it."""
+    """One process in /proc."""
 
     pid: int
     parent: int
@@ -31,7 +30,7 @@ class ProcessFacts:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one run uses now: its processes, threads in all, resident bytes in all."""
+    """Usage of one run: its processes, the number of threads, and their resident bytes."""
 
     pids: tuple[int, ...]
     threads: int
@@ -48,7 +47,7 @@ class ProcessAccounting:
         self._taking = asyncio.Lock()
 
     async def usage(self, prepared: PreparedRun, root: int) -> Usage:
-        """What the run that started as process `root` uses, as of at most `period_s` ago."""
+        """Usage of the run with first process `root`, at most `period_s` old."""
         async with self._taking:
             if time.monotonic() - self._taken_s > self._period_s:
                 self._facts = await asyncio.to_thread(scan)
@@ -57,7 +56,7 @@ class ProcessAccounting:
 
 
 def usage_of(facts: Sequence[ProcessFacts], owned_uid: int | None, root: int) -> Usage:
-    """Add up the processes with the given user id, or without one those below (and with) `root`."""
+    """Sum over the processes with the given user id; without one, over `root` and its descendants."""
     members = _tree(facts, root)
     if owned_uid is not None:
         members = [entry for entry in facts if entry.uid == owned_uid]
@@ -71,8 +70,8 @@ def usage_of(facts: Sequence[ProcessFacts], owned_uid: int | None, root: int) ->
 def proportional_bytes(pids: Sequence[int]) -> int | None:
     """Resident memory with shared pages counted once over all sharers; None where not readable.
 
-    Costs more than a scan; asked only where the plain sum is over the limit, which forked children
-    that share their parent's pages make it too easily.
+    More expensive than a scan; used only if the plain sum exceeds the limit, as it easily does for forked children
+    that share pages with their parent.
     """
     total = 0
     for pid in pids:
@@ -99,7 +98,7 @@ def scan() -> list[ProcessFacts]:
             uid = os.stat(f"/proc/{name}").st_uid
         except (FileNotFoundError, ProcessLookupError):
             continue
-        # The name in parentheses may hold spaces; fields are counted from its end.
+        # The name in parentheses may contain spaces; fields are counted after it.
         fields = stat[stat.rindex(b")") + 2 :].split()
         if fields[0] in (b"Z", b"X"):
             continue

@@ -1,7 +1,7 @@
-"""Runs Python code of an agent in a sandbox and comes back with an answer, whatever the code does.
+"""Runs Python code of an agent in a sandbox and always returns a result.
 
-`PythonSandbox.detect()` tries the modes once, strongest first, by running a program in each. Functions
-that run as actions on a Dask worker have no object to keep it on, so `run_python` keeps one per event loop.
+`PythonSandbox.detect()` tries the modes once, strongest first, by running a program in each. Functions that run as
+actions on a Dask worker have no object to store it in, so `run_python` keeps one sandbox per event loop.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ __all__ = [
 ]
 
 _DEFAULT_LIMITS = SandboxLimits()
-# Each run holds three descriptors, and 1024 is a usual limit. Further runs wait; their time limits do not.
+# Each run uses three descriptors, and 1024 is a common limit. Further runs wait; waiting does not count for their
+# time limits.
 _MOST_AT_ONCE = 256
-# A mode counts only if the kernel itself bounds processes in it: a watchdog is too late for a fork bomb. The kernel
-# counts the dead that nobody has reaped, the watchdog does not: living ones it would stop on a busy machine, before
-# the kernel has refused one.
+# A mode is accepted only if the kernel limits the number of processes: a watchdog is too slow for a fork bomb. The
+# probe leaves dead children unreaped, which the kernel counts and the watchdog does not; with living children, on a
+# busy machine, the watchdog might stop the probe before the kernel refuses a fork.
 _PROBE = """
 import json, os, socket, subprocess
 try:
@@ -51,7 +52,7 @@ except BlockingIOError:
 """
 _PROBE_LIMITS = SandboxLimits(wall_s=20.0, processes=8)
 
-# A memo of a fact about this machine, one per event loop because what it holds belongs to a loop.
+# Cached sandbox per event loop, since its objects belong to a loop.
 _shared: dict[asyncio.AbstractEventLoop, asyncio.Task[PythonSandbox]] = {}
 
 
@@ -65,19 +66,19 @@ class PythonSandbox:
 
     @classmethod
     async def detect(cls, only: Mode | None = None) -> PythonSandbox:
-        """Find the strongest mode that works here, by running a program in each.
+        """Find the strongest working mode by running a program in each.
 
         Parameters
         ----------
         only
-            Try this mode alone.
+            Try only this mode.
 
         Raises
         ------
         HeddleError
-            No mode works; names what each attempt said and what to install.
+            No mode works; the message has the error of each attempt and what to install.
         """
-        stories = []
+        attempts = []
         for name, confinement in candidates():
             if only is not None and confinement.mode != only:
                 continue
@@ -85,13 +86,13 @@ class PythonSandbox:
             try:
                 output = await sandbox.run(_PROBE, limits=_PROBE_LIMITS)
             except OSError as error:
-                stories.append(f"{name}: {error}")
+                attempts.append(f"{name}: {error}")
                 continue
             if output.text.startswith("walled"):
                 return sandbox
             last = output.text.strip().splitlines()[-2:]
-            stories.append(f"{name}: {' '.join(last) or 'processes are not bounded'}")
-        tried = "; ".join(stories) or "nothing to try"
+            attempts.append(f"{name}: {' '.join(last) or 'processes are not bounded'}")
+        tried = "; ".join(attempts) or "nothing to try"
         raise HeddleError(
             f"no sandbox works on {os.uname().nodename} ({tried}): install the package `bubblewrap`"
         )
@@ -136,7 +137,7 @@ class PythonSandbox:
 
 
 def candidates() -> Iterator[tuple[str, Confinement]]:
-    """Confinements worth a try on this machine, the strongest first."""
+    """Confinements to try on this machine, the strongest first."""
     root = os.geteuid() == 0
     bwrap, unshare, setpriv = (shutil.which(name) for name in ("bwrap", "unshare", "setpriv"))
     if bwrap is not None:
@@ -144,7 +145,7 @@ def candidates() -> Iterator[tuple[str, Confinement]]:
             yield "bubblewrap as root", Bubblewrap(bwrap, private_user_ids=True)
         yield "bubblewrap", Bubblewrap(bwrap, private_user_ids=False)
     if root and setpriv is None:
-        return  # without a user id of its own, code would run as root behind no wall at all
+        return  # without its own user id, code would run as root without any protection
     own = Interpreter.of_this_process()
     programs = [own.program] if own.open_to_all or not root else []
     for interpreter in dict.fromkeys([*programs, "/usr/bin/python3"]):
@@ -169,7 +170,7 @@ async def shared_sandbox() -> PythonSandbox:
     task = _shared.get(loop)
     if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
         task = _shared[loop] = loop.create_task(PythonSandbox.detect())
-    # Shielded: the first caller's cancellation must not fail the others that wait for it.
+    # Shielded: a cancellation of the first caller must not fail the other waiting callers.
     return await asyncio.shield(task)
 
 
@@ -180,21 +181,21 @@ async def run_python(
     cpus: int = 1,
     files: Mapping[str, str] | None = None,
 ) -> ToolOutput:
-    """Run Python code in the sandbox. Whatever the code does comes back as a `ToolOutput`.
+    """Run Python code in the sandbox. Every outcome of the code is returned as a `ToolOutput`.
 
-    Cancelling the coroutine kills every process of the run and removes its directory. At most 256 runs
-    go on at once in one event loop; more wait their turn.
+    Cancelling the coroutine kills every process of the run and removes its directory. At most 256 runs are active at
+    once in one event loop; others wait.
 
     Parameters
     ----------
     code
         Run as a script (``__name__ == "__main__"``) in a private directory; standard library only.
     limits
-        What it may use.
+        Limits of the run.
     cpus
         CPUs granted; sets ``OMP_NUM_THREADS``.
     files
-        Texts to put into the private directory first, by relative path.
+        Texts to write into the private directory before the run, by relative path.
 
     Raises
     ------
@@ -208,7 +209,7 @@ async def run_python(
 
 
 def sandbox_mode() -> Mode:
-    """Mode that works on this machine. For use outside an event loop: it runs one to find out."""
+    """The working mode of this machine. For use outside an event loop: it runs its own."""
 
     async def detect() -> Mode:
         return (await PythonSandbox.detect()).mode

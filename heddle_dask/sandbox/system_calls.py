@@ -1,9 +1,9 @@
-"""A seccomp filter for the strong mode: system calls that no tool program needs and that would leak.
+"""A seccomp filter for the strong mode: refuses system calls that tool programs do not need.
 
-Refused are: new namespaces and mounts (a user namespace of its own would give an unbounded tmpfs),
-memory that no limit counts (System V shared memory, memfd), io_uring (it goes round seccomp), and
-doors into the kernel (ptrace, bpf, keys, perf, userfaultfd). Refused calls fail with EPERM, `clone3`
-with ENOSYS so that the C library falls back to `clone`, whose flags a filter can read.
+Refused are: new namespaces and mounts (a user namespace would allow an unlimited tmpfs), memory that no limit counts
+(System V shared memory, memfd), io_uring (it bypasses seccomp), and interfaces with a large kernel attack surface
+(ptrace, bpf, keys, perf, userfaultfd). Refused calls fail with EPERM; `clone3` fails with ENOSYS, so that the C
+library falls back to `clone`, which has flags that a filter can read.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Numbers from the kernel's tables arch/x86/entry/syscalls/syscall_64.tbl and
-# include/uapi/asm-generic/unistd.h. The ones from 424 on are the same everywhere.
+# Numbers from the kernel's tables arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
+# Numbers from 424 on are equal on all architectures.
 _SAME_EVERYWHERE = {
     "io_uring_setup": 425,
     "io_uring_enter": 426,
@@ -90,11 +90,11 @@ _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 
 
 def filter_program(machine: str) -> bytes:
-    """The filter for a machine (as `platform.machine` names it), ``b""`` where we know no numbers."""
+    """The filter for a machine (as in `platform.machine`); ``b""`` for an unknown machine."""
     if machine not in _REFUSED:
         return b""
     refused = sorted([*_REFUSED[machine].values(), *_SAME_EVERYWHERE.values()])
-    # Each test is followed by what to return if it holds; otherwise that return is jumped over.
+    # Each test is followed by its return instruction, which is skipped if the test fails.
     program = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, _AUDIT_ARCH[machine]),
@@ -118,12 +118,12 @@ def filter_program(machine: str) -> bytes:
 
 @contextmanager
 def filter_fd() -> Iterator[int | None]:
-    """An open file with the filter for this machine, to be read once; None where there is none."""
+    """An open file with the filter for this machine, to be read once; None without a filter."""
     program = filter_program(platform.machine())
     if not program:
         yield None
         return
-    # A pipe holds the whole filter (below 1 KiB), so nothing can block.
+    # The filter (below 1 KiB) fits into the pipe's buffer, so writing cannot block.
     reading, writing = os.pipe()
     try:
         os.write(writing, program)

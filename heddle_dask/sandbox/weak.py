@@ -1,9 +1,8 @@
-"""The weaker mode, for machines without bubblewrap. `docs/sandbox.md` says what it does not promise.
+"""The weak mode, for machines without bubblewrap; `docs/sandbox.md` has its limitations.
 
-Resource limits, a session and a private directory of its own, an empty environment, and no network
-where `unshare` may make a network namespace. As root every run takes a user id of its own, so that
-its processes can be counted, bounded and killed by it. Without root nothing of that kind exists:
-the program may then start no process and no thread at all, so none can be left behind.
+Resource limits, an own session and private directory, an empty environment, and no network if `unshare` may make a
+network namespace. As root every run has its own user id, by which its processes are counted, limited and killed.
+Without root that is impossible: the program may then start no process and no thread at all, so none can remain.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ class Weak:
     Parameters
     ----------
     interpreter
-        Path of the Python to run; as root it must be readable to every user.
+        Path of the Python to run; as root it must be executable by every user.
     as_root
-        True: give each run a user id of its own (needs `setpriv`).
+        True: each run gets its own user id (needs `setpriv`).
     unshare
-        Path of ``unshare`` to cut off the network with, None to leave it on.
+        Path of ``unshare`` to disconnect the network; None to leave it connected.
     setpriv
-        Path of ``setpriv``, with which the program dies when we do; None: it may outlive us.
+        Path of ``setpriv``, with which the program dies together with this process; None: it may outlive it.
     """
 
     mode: Mode = "weak"
@@ -64,7 +63,7 @@ class Weak:
                 folder=folder,
                 rlimits={
                     **common_rlimits(limits),
-                    # A margin over the limit, so that the watchdog can see it broken.
+                    # Above the limit, so that the watchdog can detect that the limit is exceeded.
                     "RLIMIT_NPROC": 1 if uid is None else limits.processes + 2,
                 },
                 setuid=None,
@@ -72,19 +71,19 @@ class Weak:
                 used_disk_bytes=lambda: used_bytes(Path(folder)),
             )
         finally:
-            # Handed to a thread in the same step, so a second cancellation cannot prevent it.
+            # Passed to a thread without an await in between, so that a second cancellation cannot prevent it.
             await asyncio.to_thread(remove, folder)
 
     def _privileges(self, uid: int | None) -> tuple[str, ...]:
         if self._setpriv is None:
             return ()
-        # The death signal must be set after the change of user id, which clears it: setpriv does.
+        # The change of user id clears the death signal, so it must be set afterwards, as setpriv does.
         change = ("--reuid", str(uid), "--regid", str(uid), "--clear-groups") if uid else ()
         return (self._setpriv, *change, "--no-new-privs", "--pdeathsig", "KILL")
 
 
 def used_bytes(folder: Path) -> int:
-    """Bytes on disk of all files below a folder; what vanishes meanwhile counts 0."""
+    """Bytes on disk of all files below a folder; files that disappear meanwhile count 0."""
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:
@@ -96,7 +95,7 @@ def used_bytes(folder: Path) -> int:
 
 
 def remove(folder: str) -> None:
-    """Delete a folder with all below it, also what was made unreadable."""
+    """Delete a folder with all its content, including unreadable parts."""
 
     def make_writable(function: Callable[[str], object], path: str, _info: object) -> None:
         parent = os.path.dirname(path)
