@@ -1,4 +1,4 @@
-"""Whether the simulated controller still decides as it did, to the last digit.
+"""Checks that the simulated controller makes the same decisions as before, to the last digit.
 
 ::
 
@@ -35,12 +35,12 @@ Figures = dict[str, Any]
 
 _file = click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 _jobs = click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
-_only = click.option("--only", default="", help="Cells whose name contains this.")
+_only = click.option("--only", default="", help="Only cells with this text in their name.")
 
 
 @click.group()
 def main() -> None:
-    """Whether the simulated controller still decides as it did, to the last digit."""
+    """Check that the simulated controller makes the same decisions as before, to the last digit."""
 
 
 @main.command()
@@ -103,13 +103,13 @@ def commands(cell: str) -> None:
 @main.command()
 @click.argument("run", type=click.Path(path_type=Path))
 def journal(run: Path) -> None:
-    """Write the commands that today's controller gives for the events of RUN: a JSON line per event."""
+    """Write the commands of the present controller for the events of RUN: one JSON line per event."""
     for rows in _replayed(run):
         click.echo(canonical(rows))
 
 
 def _replayed(run: Path) -> Iterator[list[object]]:
-    """Of each event: its virtual time, its type, and the rows of its commands."""
+    """For each event: its virtual time, its type, and the rows of its commands."""
     from heddle_dask.core.controller import Controller
     from heddle_dask.core.journal_codec import decode
     from heddle_dask.live.driver.recorded_sessions import recorded_sessions
@@ -136,7 +136,7 @@ def _play(cell: BehaviourCell) -> Figures:
 
 
 def _differences(old: Figures, new: Figures) -> Iterator[str]:
-    """What differs; the digest only where nothing else does."""
+    """The differing figures; the digest only if no other figure differs."""
     shown = partial(json.dumps, sort_keys=True)
     keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
     for key in keys:

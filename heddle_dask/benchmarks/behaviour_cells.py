@@ -1,4 +1,4 @@
-"""The simulated rollouts whose commands are kept to the last digit: workload by seed by strategy.
+"""The simulated rollouts of `benchmarks.behaviour`: workload by seed by strategy.
 
 Sizes are small, so that all of them take minutes, and memory or slots are short, so that trajectories wait, are
 preempted, moved and evicted.
@@ -25,22 +25,22 @@ from heddle_dask.workloads.planned import PlannedTrajectory
 
 MODEL = "qwen3-14b"
 WARM_TRAJECTORIES = 320
-# Later than this an admission has waited for others to end, not for the first batch to be predicted.
+# An admission later than this waited for other trajectories to end, not for the first predictions.
 _WAITED_S = 5.0
 _NO_BOUND = MakespanBound(0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A workload and a cluster, with what runs on them.
+    """A workload and a cluster, with the strategies to run.
 
     Attributes
     ----------
     arms
-        Strategies as `sim.rollout.Arm.parse` reads them, by the label under which a cell is kept: a part that is
-        renamed changes the text and not the label.
+        Strategies in the form of `sim.rollout.Arm.parse`, by the label of the cell: renaming a part changes the text
+        but not the label.
     once
-        The same, for the first seed only.
+        Further strategies for the first seed only.
     """
 
     name: str
@@ -62,7 +62,7 @@ class BehaviourCell:
 
     @property
     def name(self) -> str:
-        """Unique in the set."""
+        """Unique name of the cell."""
         return f"{self.condition.name}/{self.seed}/{self.label}"
 
 
@@ -112,7 +112,7 @@ _CONDITIONS = (
     _plain("coding"),
     _plain("search"),
     _plain("math"),
-    Condition(  # contexts take several times the KV memory
+    Condition(  # contexts exceed the KV memory several times
         "memory",
         SimulatedWorkload("search", 256, 16, _LONG_CONTEXT_TOKENS, 6.0, 0.1),
         replace(_EIGHT, slots=32),
@@ -170,18 +170,18 @@ def all_cells() -> list[BehaviourCell]:
 
 @dataclass(slots=True)
 class CommandStream:
-    """What a simulated world told its journal.
+    """The commands of a simulated world as lines.
 
     Attributes
     ----------
     lines
-        One per command, in order: virtual time, type and leaves; kept where `keeps` is set.
+        One per command, in order: virtual time, type and leaves; kept if `keeps` is set.
     counts
         Commands by type.
     steps
-        Answers of whole steps.
+        Number of complete steps.
     waited
-        Trajectories that were admitted late.
+        Number of trajectories admitted after `_WAITED_S`.
     """
 
     keeps: bool = False
@@ -192,7 +192,7 @@ class CommandStream:
     _digest: hashlib._Hash = field(init=False, default_factory=hashlib.sha256)
 
     def watch(self, event: Event, commands: Sequence[Command]) -> None:
-        """Take one event with its commands."""
+        """Add one event with its commands."""
         self.steps += type(event) is StepFinished and event.finish_reason != "abort"
         for kind, leaves in command_rows(commands):
             self.counts[kind] += 1
@@ -250,5 +250,5 @@ def play(cell: BehaviourCell, stream: CommandStream) -> dict[str, object]:
 
 @lru_cache(maxsize=2)
 def _drawn(workload: SimulatedWorkload, seed: int) -> tuple[list[PlannedTrajectory], list[PlannedTrajectory]]:
-    """Trajectories to play, and those from which a predictor learns first."""
+    """Trajectories to play, and those for the warm start of a predictor."""
     return workload.drawn(seed), workload.others(seed)[:WARM_TRAJECTORIES]

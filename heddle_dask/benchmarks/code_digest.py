@@ -1,4 +1,4 @@
-"""Which code was measured: a digest of this package's files, for every row that is kept."""
+"""A digest of this package's files, which identifies the measured code in every stored row."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from functools import cache
 from pathlib import Path
 
 DECIDING = ("core", "cost", "predictors", "strategies", "workloads", "sim")
-"""The folders that decide a simulated rollout."""
+"""The folders on which the decisions of a simulated rollout depend."""
 
 
 @cache
 def code_digest(folders: tuple[str, ...] = ("",)) -> str:
     """Twelve digits that change with any Python or JSON file of these folders of the package [default: all of it].
 
-    As they were when this process asked first.
+    The files are read at the first call of this process.
     """
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
@@ -26,5 +26,5 @@ def code_digest(folders: tuple[str, ...] = ("",)) -> str:
 
 
 if __name__ == "__main__":
-    # Of a checkout: which commit a kept row was made with is found by trying.
+    # Prints the digest of a checkout, to find the commit of a stored row.
     print(code_digest(), "decides:", code_digest(DECIDING))

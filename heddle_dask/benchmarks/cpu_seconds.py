@@ -1,4 +1,4 @@
-"""CPU seconds of this process and all that it has started, engines apart from the rest."""
+"""CPU seconds of this process and all its descendants, with engines counted separately."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import psutil
 
 from heddle_dask.engines.kinds import ENGINE_KINDS
 
-# Modules in the command lines of engine servers; their workers are their children.
+# Modules in the command lines of engine servers; their workers are child processes.
 _SERVERS = tuple(kind.server_module for kind in ENGINE_KINDS.values())
 
 
 @dataclass(frozen=True, slots=True)
 class CpuSeconds:
-    """Of engine processes, and of scheduler, workers, tools and driver; of processes that live."""
+    """CPU seconds of engine processes, and of scheduler, workers, tools and driver; running processes only."""
 
     engines_s: float
     control_s: float
 
     def since(self, before: CpuSeconds) -> CpuSeconds:
-        """What was used meanwhile."""
+        """CPU seconds used since `before`."""
         return CpuSeconds(self.engines_s - before.engines_s, self.control_s - before.control_s)
 
 
 def cpu_seconds() -> CpuSeconds:
-    """What has been used until now."""
+    """CPU seconds used until now."""
     me = psutil.Process()
     processes = [me, *me.children(recursive=True)]
     engines: set[int] = set()
@@ -46,5 +46,5 @@ def cpu_seconds() -> CpuSeconds:
 
 
 def is_server(command: Sequence[str]) -> bool:
-    """Whether a command line is that of an engine: ``-m`` and its module, not one that only names it."""
+    """Whether a command line starts an engine: ``-m`` and its module, not only a mention of it."""
     return any(flag == "-m" and module.startswith(_SERVERS) for flag, module in itertools.pairwise(command))

@@ -1,8 +1,8 @@
-"""What one decision costs: CPU time of `Controller.handle`, by kind of event, in a steady state.
+"""CPU time of `Controller.handle` by kind of event, in a steady state.
 
-A small world in virtual time plays the body: engines with slots and queues in order of priority, tools, noisy
-predictions, moves, and a new trajectory for each that ends. Everything is drawn from one seed. Engines are H100s at
-degree 4 with Qwen3-14B (`cost` profile), 100 slots and the KV capacity of that profile.
+A small world in virtual time is the body: engines with slots and priority queues, tools, noisy predictions, moves,
+and a new trajectory for each that ends. All draws are from one seed. Engines are H100s at TP degree 4 with Qwen3-14B
+(`cost` profile), 100 slots and the KV capacity of that profile.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class DecisionRow:
         Name of the event; ``"all of one step"``: every event of a trajectory from one step's request to before the
         next; ``"every event"``: of any kind; ``"first plan"``: the first request after all were submitted, once.
     count
-        How many were measured.
+        Number of measured events.
     """
 
     preset: str
@@ -72,7 +72,7 @@ class DecisionRow:
 
 @dataclass(slots=True)
 class _Agent:
-    """What the world knows of a trajectory: the steps that are left, and its open step."""
+    """A trajectory of the world: its remaining steps, and its open step."""
 
     tokens: list[int]
     context: int = PROMPT_TOKENS
@@ -93,7 +93,7 @@ class _Site:
 
 
 class SteadyWorld:
-    """A controller with `trajectories` in it at any time, and what it commands, carried out in virtual time."""
+    """A controller with a constant number of trajectories, whose commands are carried out in virtual time."""
 
     def __init__(self, strategies: StrategySet, *, trajectories: int, engines: int, seed: int) -> None:
         self.controller = Controller(strategies)
@@ -117,7 +117,7 @@ class SteadyWorld:
             self._submit()
 
     def play(self, events: int) -> None:
-        """Let so many events happen."""
+        """Run `events` events."""
         wanted = self.handled + events
         while self.handled < wanted:
             self.at, _, happen = heapq.heappop(self._due)
@@ -125,11 +125,11 @@ class SteadyWorld:
 
     @property
     def handled(self) -> int:
-        """Events so far."""
+        """Number of events so far."""
         return self._handled
 
     def forget_times(self) -> None:
-        """Measure from here on."""
+        """Discard the times measured so far."""
         self.spent_ns.clear()
         self._step_ns.clear()
 
@@ -206,7 +206,7 @@ class SteadyWorld:
         name = step_id.trajectory_id
         agent = self.agents[name]
         if agent.attempt != step_id.attempt or agent.running_on is None:
-            return  # it was stopped
+            return  # the step was stopped
         new = agent.tokens[agent.next_step] - agent.done_tokens
         engine = self._free_slot(agent)
         agent.context += new + TOOL_TOKENS
@@ -219,7 +219,7 @@ class SteadyWorld:
         name = step_id.trajectory_id
         agent = self.agents.get(name)
         if agent is None or agent.attempt != step_id.attempt or agent.running_on is None:
-            return  # it had ended by itself
+            return  # the step had ended by itself
         left = agent.tokens[agent.next_step] - agent.done_tokens
         new = max(0, left - math.ceil((agent.ends_at - self.at) / TOKEN_S))
         engine = self._free_slot(agent)
@@ -280,7 +280,7 @@ class SteadyWorld:
 
 
 def bench_strategies(arm: str, seed: int) -> StrategySet:
-    """The arm (``preset:part=name…``), its plans and prices by the cost of the engines that the world has."""
+    """The strategies of an arm (``preset:part=name…``), with the cost of the world's engines."""
     preset, *overrides = arm.split(":")
     strategies = build_strategies(preset, seed=seed, overrides=overrides)
     tell_costs(strategies, {DEGREE: load_profile(PROFILE, DEGREE)})
@@ -295,9 +295,9 @@ def measure_decisions(
     Parameters
     ----------
     trajectories
-        In the controller at any time, those that wait for admission included.
+        Number of trajectories in the controller, including those that wait for admission.
     events
-        How many are measured, after twelve times `trajectories` that are not (at least two steps of each).
+        Number of measured events, after a warm-up of twelve times `trajectories` events (at least two steps of each).
 
     Raises
     ------

@@ -1,10 +1,10 @@
-"""The same workload live and simulated: what the simulator gets right, and where the seconds go that it does not.
+"""Compares live and simulated rollouts of the same workload: makespans, and where the seconds differ.
 
-The live side is `benchmarks.live`, whole: a Dask cluster, engine processes, replayed trajectories. The simulated side
-plays the same plans in the same order under the same preset, seed and warm predictor, on engines of the same number,
-slots and context that take the time of the emulated engines' own profile and time scale, or, for vLLM, of a measured
-table (`heddle profile`). What the control plane adds comes from ``heddle bench overhead``. Nothing is fitted to the
-makespans that are compared.
+The live side is `benchmarks.live`: a Dask cluster, engine processes, replayed trajectories. The simulated side runs
+the same plans in the same order with the same preset, seed and warm predictor, on the same number of engines with the
+same slots and context. Their cost is the emulated engines' profile and time scale, or, for vLLM, a measured table
+(`heddle profile`). Control-plane delays are from ``heddle bench overhead``. Nothing is fitted to the compared
+makespans.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from heddle_dask.strategies.presets import build_strategies
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 EMULATED_AIM, REAL_AIM = 0.03, 0.10
-"""Allowed relative error of the simulated makespan, for kinds of engine that take a cost and that run a model."""
+"""Allowed relative error of the simulated makespan, for engine kinds that take a cost and kinds that run a model."""
 
 
 def aim_of(engine: str) -> float:
-    """The aim for engines of that kind."""
+    """The allowed relative error for that engine kind."""
     return EMULATED_AIM if engine_kind(engine).takes_cost else REAL_AIM
 
 
 @dataclass(frozen=True, slots=True)
 class FidelityRow:
-    """One live run and its simulated twin; `error` is how much longer the twin took, relative."""
+    """One live run and its simulated twin; `error`: relative difference of the twin's makespan."""
 
     workload: str
     engine: str
@@ -62,7 +62,7 @@ class FidelityRow:
 
 @dataclass(frozen=True, slots=True)
 class ArmFidelity:
-    """All repeats of an arm on a workload; `error` is that of the medians."""
+    """All repeats of an arm on a workload; `error`: relative difference of the medians."""
 
     workload: str
     arm: str
@@ -84,11 +84,11 @@ class Ranking:
     Attributes
     ----------
     live, simulated
-        Arms, quickest first.
+        Arms, fastest first.
     decided
-        Pairs of arms whose live ranges do not overlap: the others are ties.
+        Number of pairs of arms with disjoint live ranges; the others are ties.
     agreeing
-        Decided pairs that the simulator orders the same way.
+        Number of decided pairs with the same order in the simulator.
     """
 
     workload: str
@@ -105,12 +105,12 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """What a comparison needs of a live run.
+    """The data of a live run for a comparison.
 
     Attributes
     ----------
     engines
-        Their names: a preset that places by a hash of names places differently with every engine process.
+        Names of the engines; a preset that places by a hash of names depends on them.
     """
 
     workload: str
@@ -132,7 +132,7 @@ class _Pair:
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """What a comparison found."""
+    """Result of a comparison."""
 
     engine: str
     rows: tuple[FidelityRow, ...]
@@ -143,12 +143,12 @@ class Fidelity:
 
 
 def check_arm(arm: Arm) -> None:
-    """Refuse what has no simulated side, or no live one.
+    """Refuse an arm that cannot be simulated or cannot run live.
 
     Raises
     ------
     BadInput
-        A router's arm, an unknown preset or part.
+        A router's arm, or an unknown preset or part.
     """
     if arm.preset.startswith(ARM_PREFIX):
         raise BadInput(f"arm {arm.name}: no simulation of that router exists; use presets")
@@ -192,12 +192,12 @@ async def run_live(
 
 
 def compare(runs: Sequence[LiveRun], workloads: Sequence[WatchedWorkload], twins: Twins) -> Fidelity:
-    """Simulate every live run and compare; it has its engines' names from there, and nothing else.
+    """Simulate every live run and compare; a twin takes only the engines' names from its live run.
 
     Raises
     ------
     BadInput
-        There is no run, one is of another workload, or of an arm that cannot be simulated.
+        There is no run, or a run is of another workload, or of an arm that cannot be simulated.
     """
     by_name = {workload.name: workload for workload in workloads}
     strange = [run.workload for run in runs if run.workload not in by_name]
@@ -220,7 +220,7 @@ def read_runs(path: Path) -> list[LiveRun]:
     Raises
     ------
     BadInput
-        It cannot be read, or holds none.
+        The file cannot be read, or contains no run.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["live"]
@@ -270,7 +270,7 @@ def as_json(found: Fidelity) -> dict[str, Any]:
 
 
 def _engine_names(lives: Sequence[Life], engines: int) -> tuple[str, ...]:
-    """Names of the engines that ran the steps; an engine that ran no step has no known name, and needs none."""
+    """Names of the engines that ran steps; engines without a step get other names."""
     seen = sorted({step.engine_id for life in lives for step in life.steps})
     return (*seen, *(f"idle-{number}" for number in range(engines - len(seen))))
 
@@ -307,9 +307,9 @@ def _simulated(
     fleet: SimulatedFleet,
     arm: Arm,
 ) -> tuple[float, Spent]:
-    """Makespan from the first admission, and where its seconds went."""
+    """Makespan from the first admission, and its components."""
     choice = build_strategies(arm.preset, overrides=arm.overrides).predictor
-    # An arm that says where its predictor starts from has it from there, as live.
+    # As live, an arm with its own source of a warm start uses that source.
     own = choice is not None and bool(choice.options.get("warm"))
     warm = None if own else others
     run = simulate(

@@ -1,6 +1,6 @@
-"""Where the seconds of a rollout went, live and simulated in the same words.
+"""Components of the seconds of a rollout, with equal definitions live and simulated.
 
-`benchmarks.fidelity` compares makespans; these say why two of them differ.
+`benchmarks.fidelity` compares makespans; the components show why two of them differ.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Life:
 
 
 class WatchedReplay(ReplayEnvironment):
-    """A replay that keeps what its trajectories met, in order of their ends."""
+    """A replay that records the `Life` of each trajectory, in the order of their ends."""
 
     def __init__(self, workload: Workload, salt: str) -> None:
         super().__init__(
@@ -55,18 +55,18 @@ class WatchedReplay(ReplayEnvironment):
 
 @dataclass(frozen=True, slots=True)
 class WatchedWorkload(Workload):
-    """A workload that keeps its replays: `replays`, in the order in which they were made."""
+    """A workload that records its replays in `replays`, in order of construction."""
 
     replays: list[WatchedReplay] = field(default_factory=list, compare=False)
 
     def environment(self, salt: str = "") -> WatchedReplay:
-        """A fresh environment over the file; another salt makes up other tokens."""
+        """A new environment over the file; another salt gives other tokens."""
         replay = WatchedReplay(self, salt)
         self.replays.append(replay)
         return replay
 
     def in_order(self, planned: Sequence[PlannedTrajectory]) -> list[PlannedTrajectory]:
-        """The plans as a live run submits them: in the order of its tasks, under the ids of their only attempts."""
+        """The plans as submitted by a live run: in the order of its tasks, with the ids of their only attempts."""
         by_id = {plan.trajectory_id: plan for plan in planned}
         names = [task.task_id for task in self.environment().tasks(self.tasks, self.seed)]
         return [replace(by_id[name], trajectory_id=f"{name}/0") for name in names]
@@ -74,31 +74,31 @@ class WatchedWorkload(Workload):
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Where the seconds of a run went. Seconds are means over its trajectories, but for those of a step.
+    """Components of the seconds of a run: means over its trajectories, except those of a step.
 
     Attributes
     ----------
     admitted_s
-        From the first admission to its own.
+        Seconds from the first admission of the run to the trajectory's own.
     life_s
-        From its admission to its end: the sum of the next three.
+        Seconds from its admission to its end: the sum of the next three.
     engine_s, tools_s, between_s
-        In batches of engines; in tools; and neither: in queues and on the way.
+        Seconds in batches of engines; in tools; and in neither (queues and transport).
     queue_s
-        Of `between_s`, waiting for steps to begin. Live it holds the way back from the worker too, simulated it ends
+        The part of `between_s` before steps begin. Live it includes the way back from the worker; simulated it ends
         with the admission to the batch.
     step_s
-        Seconds in the batch of one step.
+        Seconds of one step in a batch.
     held_s
-        Seconds for which a step holds its slot beside that: between worker and engine. Simulated: all that a slot
-        stands empty between two steps, the worker's own turn included.
+        Additional seconds for which a step holds its slot, between worker and engine. Simulated: the whole time of an
+        empty slot between two steps, including the worker's share.
     steps
-        In all.
+        Number of steps.
     prefilled_tokens, cached_tokens
-        Prompt tokens computed and found in caches. Live, the prefilled tokens of steps that were stopped are not known
-        and left out.
+        Prompt tokens computed, and found in caches. Live, the prefilled tokens of preempted steps are unknown and
+        left out.
     preemptions, moves
-        Steps stopped, contexts moved.
+        Numbers of preempted steps and of moved contexts.
     engines_cpu_s, control_cpu_s
         CPU seconds of the whole live run: of engine processes, and of scheduler, workers and driver; 0: not known.
     """
@@ -121,7 +121,7 @@ class Spent:
 
 
 def spent_live(lives: Sequence[Life], row: LiveRow, cpu: CpuSeconds | None = None) -> Spent:
-    """Where the seconds of a live run went."""
+    """Components of the seconds of a live run."""
     steps = [step for life in lives for step in life.steps]
     engine_s = sum(_in_batch_s(step) for step in steps)
     first_s = min(life.began_s for life in lives)
@@ -145,7 +145,7 @@ def spent_live(lives: Sequence[Life], row: LiveRow, cpu: CpuSeconds | None = Non
 
 
 def spent_simulated(run: SimulatedRollout, planned: Sequence[PlannedTrajectory], slot_s: float) -> Spent:
-    """Where the seconds of a watched simulated run went; `slot_s` is that of its control plane."""
+    """Components of the seconds of a simulated run with a timeline; `slot_s` is that of its control plane."""
     assert run.timeline is not None
     steps = sum(len(plan.steps) for plan in planned)
     began_s = first_admission_s(run)
@@ -167,7 +167,7 @@ def spent_simulated(run: SimulatedRollout, planned: Sequence[PlannedTrajectory],
 
 
 def first_admission_s(run: SimulatedRollout) -> float:
-    """Virtual seconds until the first trajectory of a watched run was admitted: live makespans begin there."""
+    """Virtual seconds until the first admission in a run with a timeline, where live makespans begin."""
     assert run.timeline is not None
     return next(at for at, active in run.timeline.active if active)
 
@@ -180,7 +180,7 @@ def mean_spent(spent: Sequence[Spent]) -> Spent:
 
 
 def _spent(*, trajectories: int, steps: int, **totals: float) -> Spent:
-    """From sums over all trajectories."""
+    """Means from sums over all trajectories."""
     means = {
         name: round(totals.pop(name) / trajectories, 4)
         for name in ("admitted_s", "life_s", "engine_s", "tools_s", "queue_s")
@@ -194,7 +194,8 @@ def _spent(*, trajectories: int, steps: int, **totals: float) -> Spent:
 def _in_batch_s(step: StepRecord) -> float:
     """Seconds of a live step in batches.
 
-    The engine does not say of a part that was stopped before its first token: then all that was no waiting.
+    For an attempt stopped before its first token the engine reports no times; all seconds except waiting are counted
+    then.
     """
     said_s = step.prefill_s + step.decode_s
     return step.finished_s - step.submitted_s - step.queue_s if math.isnan(said_s) else said_s

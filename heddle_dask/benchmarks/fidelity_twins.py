@@ -1,7 +1,7 @@
 """A live fleet and its simulated counterpart: same number, slots and context, same cost, same control plane.
 
-Nothing here is fitted to a makespan: engines cost what their profile or their measured table says, and what the
-control plane adds is what ``heddle bench overhead`` measured.
+Nothing is fitted to a makespan: the cost of engines is their profile or measured table, and control-plane delays are
+those of ``heddle bench overhead``.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def twins_of(
     Parameters
     ----------
     profile, time_scale
-        Of emulated engines: their cost, and real seconds for each of its seconds.
+        For emulated engines: their cost, and real seconds for each of its seconds.
     tables
-        Of vLLM engines: what was measured of one, by name or file. Of several, each was measured with another number of
-        engines at once, and counts while so many are busy; strategies believe the one of the most.
+        For vLLM engines: measured tables by name or file. With several, each was measured with another number of
+        concurrent engines and applies while so many are busy; strategies use the one with the most engines.
     delays
-        Of the control plane. vLLM's own way of a request (`TableFit.request_s`) comes on top: half of it before the
-        engine, half behind, and it is part of what a slot stands empty.
+        Delays of the control plane. vLLM's own request time (`TableFit.request_s`) is added: half before the step,
+        half after it, and it is part of the time of an empty slot.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def twins_of(
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What a simulated engine costs and holds; where measured with several at once, `crowded` by how many."""
+    """Cost and KV capacity of a simulated engine; `crowded`: costs by number of busy engines, if measured."""
 
     cost: EngineCost
     capacity_tokens: int
@@ -103,7 +103,7 @@ class _Told:
 
 
 def _told_by(measured: Mapping[int, MeasuredTable], engines: int) -> _Told:
-    """What the tables say of so many engines."""
+    """Cost and KV capacity from the tables, for this number of engines."""
     fits = {count: table.fit() for count, table in measured.items()}
     crowded = {count: fit.cost for count, fit in fits.items() if count <= engines}
     most = max(crowded, default=min(measured))
@@ -116,7 +116,7 @@ def _told_by(measured: Mapping[int, MeasuredTable], engines: int) -> _Told:
 
 
 def _by_engines(tables: Sequence[str], model: str, tp_degree: int) -> dict[int, MeasuredTable]:
-    """Tables by how many engines they were measured with at once."""
+    """Tables by their number of concurrently measured engines."""
     found: dict[int, MeasuredTable] = {}
     for name in tables:
         table = table_of(name, model, tp_degree)
@@ -129,20 +129,20 @@ def _by_engines(tables: Sequence[str], model: str, tp_degree: int) -> dict[int, 
 
 
 def delays_of(overhead: Path | None, trajectories: int) -> ControlDelays:
-    """What the control plane adds, from the JSON of ``heddle bench overhead``.
+    """Control-plane delays from the JSON of ``heddle bench overhead``.
 
-    Of a step's added time a third each is taken for the way to the controller, to the engine and back; the worker holds
-    a slot for half of the last two. Of the file's rows the one with the nearest number of trajectories counts.
+    A third each of a step's added time is assigned to the way to the controller, to the engine and back; the worker
+    holds a slot for half of the last two. The row with the nearest number of trajectories is used.
 
     Parameters
     ----------
     overhead
-        None: the medians that simulated clusters start from (`sim.clusters`).
+        None: the default medians of simulated clusters (`sim.clusters`).
 
     Raises
     ------
     BadInput
-        It cannot be read or is none.
+        The file cannot be read or has another form.
     """
     step_s, action_s = STEP_ADDED_S, ACTION_ADDED_S
     if overhead is not None:

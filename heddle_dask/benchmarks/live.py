@@ -1,9 +1,9 @@
 """Strategies side by side on real engines: makespan, throughput and the share of a lower bound reached.
 
-All arms of a repeat share engines and take turns, so that a drifting machine meets all alike; made-up tokens differ
-from run to run, so that no arm finds another's prefixes cached. The work is a replayed trace: each step generates
-exactly the trace's tokens and each tool takes its seconds. Learned predictors start warm, from the trace's trajectories
-of other groups, as those of a training run do from its earlier steps; ``warm=False`` starts them with nothing.
+All arms of a repeat share engines and take turns, so that a drift of the machine affects all equally; synthetic
+tokens differ between runs, so that no arm finds another's prefixes cached. The work is a replayed trace: each step
+generates exactly the trace's tokens and each tool takes its seconds. Learned predictors start warm, from the trace's
+trajectories of other groups, as in a training run from its earlier steps; with ``warm=False`` they start cold.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ async def measure_live(
     Raises
     ------
     BadInput
-        A trace without the fields it needs, an unknown preset or part.
+        A trace lacks a required field, or a preset or part is unknown.
     """
     rows = []
     for workload in workloads:
@@ -86,7 +86,7 @@ def _learn(others: Sequence[PlannedTrajectory], path: Path) -> Path | None:
 
 @asynccontextmanager
 async def _engines(fleet: Fleet) -> AsyncIterator[Client]:
-    """A cluster whose engines outlive the sessions on it."""
+    """A cluster with engines that outlive the sessions on it."""
     async with (
         LocalRolloutCluster(
             engines=fleet.engines, tool_cpus=4096, dashboard=False, asynchronous=True
@@ -96,7 +96,7 @@ async def _engines(fleet: Fleet) -> AsyncIterator[Client]:
         await client.register_plugin(HeddleScheduler())
         await client.register_plugin(ToolWorker())
         await client.register_plugin(RolloutWorker(fleet.spec))
-        # Engines that do not answer yet would be taken for missing, and belong to the first session then.
+        # Wait for the engines: otherwise the first session would start the missing ones and own them.
         await wait_for_capacity(client, fleet.engines, Patience())
         yield client
 
@@ -136,13 +136,13 @@ async def _run(
 
 
 def _engine_url(dask_worker: Any) -> str:
-    """On a worker: where its engine answers; nothing on one without an engine."""
+    """Runs on a worker: the URL of its engine; empty without an engine."""
     plugin = dask_worker.plugins.get(ENGINE_PLUGIN)
     return "" if plugin is None or plugin.client is None else str(plugin.client.base_url)
 
 
 def _overrides(arm: Arm, learnt: Path | None) -> tuple[str, ...]:
-    """The arm's own; its learned predictor starts from `learnt` unless it says where from."""
+    """The arm's overrides, with `learnt` as the warm start of its learned predictor unless it names another."""
     choice = build_strategies(arm.preset, overrides=arm.overrides).predictor
     if learnt is None or choice is None or choice.name != "xgboost" or choice.options["warm"]:
         return arm.overrides
@@ -184,7 +184,7 @@ def summary(rows: Sequence[LiveRow]) -> list[tuple[str, str, float, float, float
 
 
 def outlasted_moves(rows: Sequence[LiveRow]) -> list[tuple[str, str, int, int, int]]:
-    """Workload, arm, moves, moves shorter than their tool call, and those among them that a step waited for."""
+    """Workload, arm, moves, moves shorter than their tool call, and how many of these a step waited for."""
     out = []
     for workload, arm in dict.fromkeys((row.workload, row.arm) for row in rows):
         kinds = [

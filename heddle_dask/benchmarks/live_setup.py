@@ -1,4 +1,4 @@
-"""What is measured live: trajectories of a trace, engines, and a row per run."""
+"""Setup of live measurements: trajectories of a trace, engines, and a row per run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from heddle_dask.workloads.planned import (
 from heddle_dask.workloads.traces import read_traces
 
 ARM_PREFIX = "vllm-router/"
-"""What the names of arms of that router start with; its policy follows."""
+"""Prefix of the names of router arms, followed by the router's policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,17 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """What the table calls it."""
+        """Name in tables."""
         return self.trace.name.removesuffix(".gz").removesuffix(".jsonl")
 
     def environment(self, salt: str = "") -> ReplayEnvironment:
-        """A fresh environment over the file; another salt makes up other tokens."""
+        """A new environment over the file; another salt gives other tokens."""
         return ReplayEnvironment(
             self.trace, token_scale=self.token_scale, tool_scale=self.tool_scale, salt=salt
         )
 
     def planned(self, max_context_tokens: int) -> tuple[list[PlannedTrajectory], list[PlannedTrajectory]]:
-        """What is replayed, and the file's trajectories of all other groups, from which a predictor may learn."""
+        """The replayed trajectories, and the file's trajectories of all other groups, for a warm start."""
         environment = self.environment()
         chosen = {task.task_id for task in environment.tasks(self.tasks, self.seed)}
         traces = [trace for trace in read_traces(self.trace) if is_replayable(trace)]
@@ -78,12 +78,12 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The engines: how many, and what each is.
+    """The engines: their number and specification.
 
     Attributes
     ----------
     cost
-        What one engine is believed to cost, in real seconds; exact for emulated ones.
+        Cost of one engine as used by strategies, in real seconds; exact for emulated engines.
     """
 
     engines: int
@@ -123,7 +123,7 @@ def fleet_of(
     Parameters
     ----------
     table
-        Name or file of what was measured of an engine with this model; in place of `profile`.
+        Name or file of a measured table of an engine with this model, in place of `profile`.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def fleet_of(
     cost = measured.for_contexts(max_model_len) if measured else load_profile(profile)
     if kv_capacity_tokens:
         cost = replace(cost, capacity_tokens=kv_capacity_tokens)
-    # Replayed tokens mean nothing to the model, so it may run beyond the positions that it was trained on.
+    # Replayed tokens have no meaning, so the model may run beyond its trained positions.
     own = engine_kind(kind)
     options = own.options_for(cost.to_mapping(), time_scale=time_scale, max_positions=max_model_len)
     spec = EngineSpec(
@@ -154,7 +154,7 @@ def table_of(name: str, model: str, tp_degree: int = 1) -> MeasuredTable:
     Raises
     ------
     BadInput
-        There is none, or it is of another model or degree.
+        There is no such table, or it is of another model or degree.
     """
     table = MeasuredTable.load(name)
     table.check(model_of(model), tp_degree)
@@ -162,7 +162,7 @@ def table_of(name: str, model: str, tp_degree: int = 1) -> MeasuredTable:
 
 
 def lower_bound_s(planned: Sequence[PlannedTrajectory], fleet: Fleet) -> float:
-    """Seconds that no strategy can go below, if the engines cost what is believed of them (`sim.bound`)."""
+    """Lower bound of the makespan of any strategy, for the cost used by strategies (`sim.bound`)."""
     capacity = fleet.cost.capacity_tokens
     spec = EngineDescription(
         EngineId("any"), fleet.spec.slots, fleet.spec.max_model_len, kv_capacity_tokens=capacity

@@ -1,10 +1,10 @@
-"""Commands as plain lines that do not depend on how commands are built.
+"""Commands as plain lines that do not depend on the classes of commands.
 
-A line is the type's name and its leaves by fixed keys. The lines of two versions are comparable as long as the keys
-keep their meaning, so a version that nests or renames fields changes the functions below and nothing else.
+A line has the type's name and its leaves by fixed keys. The lines of two versions are comparable as long as the keys
+keep their meaning: a version that nests or renames fields changes only the functions below.
 
 The keys: `step` is trajectory, step index and attempt, joined by slashes; `priority` is one float (larger runs first);
-engines, hosts and actions are identifiers. Texts for people (`reason`, `cause`) are left out.
+engines, hosts and actions are identifiers. Human-readable texts (`reason`, `cause`) are left out.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Leaves = dict[str, str | int | float | bool | None]
 
 
 def command_row(command: cmd.Command) -> tuple[str, Leaves] | None:
-    """Type name and leaves of a command; None where no line is kept of it.
+    """Type name and leaves of a command; None for commands without a line.
 
     Raises
     ------
     TypeError
-        There is no function for this type of command yet.
+        There is no function for this type of command.
     """
     match command:
         case cmd.AdmitTrajectory():
@@ -47,7 +47,7 @@ def command_row(command: cmd.Command) -> tuple[str, Leaves] | None:
         case cmd.GiveUpAction():
             return "GiveUpAction", _give_up_action(command)
         case cmd.DropContext() | cmd.PlanDegrees() | cmd.DeployEngines():
-            return None  # decided by the body until they became commands
+            return None  # commands that older versions did not have: the body decided
         case _:
             raise TypeError(f"{type(command).__name__}: say in {__name__} which leaves its line has")
 
@@ -58,7 +58,7 @@ def command_rows(commands: Sequence[cmd.Command]) -> list[tuple[str, Leaves]]:
 
 
 def canonical(value: object) -> str:
-    """JSON without spaces, keys sorted, floats with all their digits: equal values give equal texts."""
+    """JSON without spaces, sorted keys, floats with all digits: equal values give equal texts."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
@@ -67,13 +67,13 @@ def _step(step_id: StepId) -> str:
 
 
 def _priority(priority: Priority) -> float:
-    """One float: tokens without a level, else the level with a fraction that grows with the tokens."""
+    """One float: the tokens without a level, else the level plus a fraction that grows with the tokens."""
     level, tokens = priority
     return float(level) + tokens / (1.0 + tokens) if level else float(tokens)
 
 
 def _admit(command: cmd.AdmitTrajectory) -> Leaves:
-    # The trajectory only: an engine that the command names as well shows in the step's placement.
+    # Only the trajectory: the engine is visible in the step's placement.
     return {"trajectory": command.trajectory_id}
 
 

@@ -1,12 +1,13 @@
-"""What the control plane costs: latency added to each LLM step and tool call, and the ceiling in steps per second.
+"""Overhead of the control plane: latency added to each LLM step and tool call, and the maximum steps per second.
 
-The engine is the emulated one, a real process that speaks HTTP and takes exactly the time it is told; the cluster is
-real. *Added* is the time from ``ctx.generate`` to its return less what the engine's cost model says of the step (1 s of
+The engine is the emulated one, a real process with HTTP that takes exactly the time of its cost model; the cluster is
+real. *Added* is the time from ``ctx.generate`` to its return less the time of the engine's cost model (1 s of
 decoding, and up to 10 ms until the running iteration ends, as in a real engine), and from ``ctx.call`` to its return
-less the tool's sleep. It holds Dask, HTTP, the emulated engine's own work and all timers.
+less the tool's sleep. It includes Dask, HTTP, the emulated engine's own work and all timers.
 
-Beside it stands what Dask alone adds: the same agents on the same kind of cluster in the same run, where every step is
-a bare ``client.submit`` of a coroutine that sleeps 1 s. Machines differ and drift; the two together say what is ours.
+For comparison, the overhead of Dask alone is measured in the same run: the same agents on the same kind of cluster,
+where every step is a bare ``client.submit`` of a coroutine that sleeps 1 s. Machines differ and drift; the difference
+is the overhead of this package.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from heddle_dask.live.wire.messages import STREAM_INTERVAL_S
 STEP_S = 1.0
 STEP_TOKENS = 100
 TOOL_S = 0.2
-# Fewer steps than this per trajectory and the burst of the start is what is measured.
+# With fewer steps per trajectory the burst at the start would dominate.
 STEPS_PER_TRAJECTORY = 10
 CEILING_S = 8.0
 
@@ -42,8 +43,8 @@ CEILING_S = 8.0
 class OverheadRow:
     """One row of the table: medians over `repeats` runs.
 
-    Latencies in milliseconds; `steps_per_s` with steps of no length; `dask_ms_p50` is what a bare Dask future adds;
-    `added_ms_p50_range` the least and the largest of the repeats.
+    Latencies in milliseconds; `steps_per_s` with steps of zero length; `dask_ms_p50`: overhead of a bare Dask future;
+    `added_ms_p50_range`: minimum and maximum of the repeats.
     """
 
     trajectories: int
@@ -65,7 +66,7 @@ async def sleep_tool(seconds: float) -> None:
 class TimedAgent:
     """Alternates steps of `STEP_S` and tool calls of `TOOL_S`, and times each.
 
-    Trajectories start spread over one period: in lockstep all would ask in the same millisecond.
+    Trajectories start spread over one period; otherwise all requests would be in the same millisecond.
     """
 
     name = "overhead"
@@ -94,7 +95,7 @@ class TimedAgent:
 
 
 class EmptyAgent:
-    """Asks for one-token steps as fast as they come, until its time is up."""
+    """Requests one-token steps as fast as possible, until its time is up."""
 
     name = "ceiling"
 
@@ -106,7 +107,7 @@ class EmptyAgent:
         return [Task(f"t{i}", "x" * 64) for i in range(count)]
 
     async def solve(self, task: Task, ctx: Context) -> None:
-        """Step until the time is up; the context restarts nothing and stays short."""
+        """Request steps until the time is up; the context stays short."""
         until_s = time.perf_counter() + CEILING_S
         while time.perf_counter() < until_s:
             ctx.append_tokens([66])
@@ -114,7 +115,7 @@ class EmptyAgent:
             self.finished_s.append(time.perf_counter())
 
     def steps_per_s(self) -> float:
-        """Rate over the middle half of the time: neither start nor end counts."""
+        """Rate over the middle half of the time, without start and end."""
         first, last = self.finished_s[0], self.finished_s[-1]
         low, high = first + 0.25 * (last - first), first + 0.75 * (last - first)
         return sum(low <= at < high for at in self.finished_s) / (high - low)
@@ -135,12 +136,12 @@ async def measure_overhead(
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> list[OverheadRow]:
-    """Measure all rows, each run on a cluster of its own: scheduler, one rollout worker, one tool worker.
+    """Measure all rows, each run on its own cluster: scheduler, one rollout worker, one tool worker.
 
     Parameters
     ----------
     model
-        Directory whose tokenizer and template are used; its weights are not.
+        Model directory for tokenizer and template; its weights are not used.
     """
     rows = []
     for count in trajectories:
@@ -161,7 +162,7 @@ async def measure_overhead(
 
 
 async def _sleep_step(seconds: float, tokens: bytes) -> bytes:
-    """The bare Dask future: sleeps, and returns as many bytes as a step's tokens and logprobs."""
+    """Function of the bare Dask future: sleeps, and returns as many bytes as a step's tokens and logprobs."""
     await asyncio.sleep(seconds)
     return tokens
 

@@ -1,9 +1,9 @@
-"""``heddle bench predictor``: how well remaining work is predicted, what that does to the makespan, and how fast.
+"""``heddle bench predictor``: accuracy of predicted remaining work, its effect on the makespan, and latency.
 
-Folds are by group: a trajectory is predicted by a model that has not seen any member of its group. *Cold* knows
-nothing of the siblings; *warm* knows those that had ended by the time of the prediction (where the trace has no
-clock: all other members, as earlier runs of the prompt). Judged on complete trajectories; cut-off ones are only
-learnt from.
+Folds are by group: a trajectory is predicted by a model that was fitted without its group. *Cold* predictions use no
+siblings; *warm* ones use those that had ended by the time of the prediction (for a trace without a clock: all other
+members, as earlier runs of the prompt). Scores are over complete trajectories; censored ones are used for fitting
+only.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ SLOTS = 8
 JOBS_PER_SLOT = 16
 BATCHES = 20
 RANDOM_ORDERS = 20
-# 0.9 quantile of the standard normal: from two quantiles to the mean of a log-normal.
+# 0.9 quantile of the standard normal, to compute the mean of a log-normal from two quantiles.
 Z90 = 1.2816
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRow:
-    """One method at one decision point, over `trajectories` that got that far."""
+    """One method at one decision point, over the `trajectories` that reached it."""
 
     steps_finished: int
     method: str
@@ -53,7 +53,7 @@ class ScoreRow:
 
 @dataclass(frozen=True, slots=True)
 class OrderRow:
-    """Makespan over FCFS's (mean over the batches) under one order; `low` and `high`: the random band."""
+    """Makespan under one order relative to FCFS (mean over the batches); `low` and `high`: range of random orders."""
 
     order: str
     share_of_fcfs: float
@@ -72,7 +72,7 @@ class LatencyRow:
 
 @dataclass(frozen=True, slots=True)
 class PredictorReport:
-    """Everything of one trace file."""
+    """All results for one trace file."""
 
     trace: str
     trajectories: int
@@ -105,9 +105,10 @@ def measure_predictor(
     Parameters
     ----------
     as_asked
-        With what a session knows when it asks: beside the call of a step's tool, of which it has the label and neither
-        time nor answer, and without what a replay does not tell (failures of tools, seconds that have passed, policy
-        versions: model and agent are part of the domain). Otherwise with all that was known before the next step.
+        True: with the facts of a live session at its request, which is made during a step's tool call: the tool's
+        label is known, but not its time or result; and without facts that a replay lacks (failures of tools, elapsed
+        seconds, policy versions: model and agent are part of the domain). False: with all facts known before the next
+        step.
 
     Raises
     ------
@@ -117,7 +118,7 @@ def measure_predictor(
     path = trace_file(path)
     settings = replace(settings or TreeSettings(), seed=seed)
     read = _as_asked(path) if as_asked else read_finished(path)
-    # Scored without the durations of siblings, which not every trace has.
+    # Scores do not use the durations of siblings, which some traces lack.
     finished = [replace(one, duration_s=NAN) for one in read]
     groups = by_group(finished)
     if len(groups) < folds:
@@ -153,14 +154,14 @@ def _held_fold(
     settings: TreeSettings,
 ) -> list[_Held]:
     """Fit on all groups but one part; predict the complete trajectories of that part at every decision point."""
-    # The seed differs from the model's own folds, or the inner parts would be the outer ones.
+    # The seed differs from that of the model's own folds, so that inner and outer parts differ.
     part = fold_numbers(groups, folds, settings.seed + 1)
     inside = [one for one in finished if part[one.group_id] != fold]
     tested = [one for one in finished if part[one.group_id] == fold and not one.censored]
     model = fit_model(inside, settings)
     if model is None or not tested:
         return []
-    # A point after which nothing was generated asks nothing.
+    # Decision points after the last generated token need no prediction.
     points = [tuple(p for p in one.points if p.generated_tokens < one.generated_tokens) for one in tested]
     rows = [point for mine in points for point in mine]
     locate, locate_s = model.core.locate, model.core.locate_s
@@ -194,7 +195,7 @@ def _all_methods(
 
 
 def _prompt_only(model: Model, inside: Sequence[Finished], rows: Sequence[Progress], done: Floats) -> Floats:
-    """Trees that see the prompt and nothing after it: the first prediction stays, less what has been generated."""
+    """Predictions from the prompt only: the first prediction, conditioned on the generated tokens."""
     first = _first_totals(model, [one.points[0] for one in inside])
     above = np.log1p([one.generated_tokens for one in inside]) - first
     residuals = ResidualDistribution.fit(above, np.array([one.censored for one in inside], dtype=bool))

@@ -1,4 +1,4 @@
-"""How good predictions are: recall of the long tail, correlation, error, coverage, and makespan by list scheduling."""
+"""Scores of predictions: recall of the long tail, correlation, error, coverage, and makespan by list scheduling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONG_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One method at one decision point. nan where it is not defined (constant predictions, no quantile)."""
+    """Scores of one method at one decision point; nan if undefined (constant predictions, no quantile)."""
 
     recall: float
     pearson: float
@@ -30,9 +30,9 @@ def score(done: Floats, total: Floats, median: Floats, q90: Floats) -> Score:
     Parameters
     ----------
     done, total
-        Tokens so far and in the end.
+        Tokens so far, and total tokens.
     median, q90
-        Predicted quantiles of the log of what is left.
+        Predicted quantiles of the log of the remaining tokens.
     """
     truth = np.log1p(total - done)
     predicted = done + np.expm1(median)
@@ -46,7 +46,7 @@ def score(done: Floats, total: Floats, median: Floats, q90: Floats) -> Score:
 
 
 def long_recall(predicted: Floats, total: Floats) -> float:
-    """Share of the truly longest fifth that is also in the predicted longest fifth; nan if all are predicted alike."""
+    """Share of the truly longest fifth that is in the predicted longest fifth; nan for constant predictions."""
     if len(total) < 5 or np.ptp(predicted) == 0:
         return float("nan")
     count = max(round(LONG_SHARE * len(total)), 1)
@@ -76,7 +76,7 @@ def makespan(steps: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]
     steps
         Lengths of each job's steps.
     scores
-        Score of each job before each of its steps; equal scores go by position.
+        Score of each job before each of its steps; ties by position.
     """
     waiting = [(-scores[job][0], job, 0) for job in range(len(steps))]
     heapq.heapify(waiting)

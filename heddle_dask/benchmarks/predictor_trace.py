@@ -1,8 +1,8 @@
-"""Recorded trajectories as the predictor would have met them: decision points with what was known then.
+"""Converts recorded trajectories to decision points with the facts known at each.
 
-A decision point lies where a step is about to be queued: the steps before it and their tools are over. Where the
-recorder derived a tool's time from the next call (`gap_s`), that time is unknown at the point before that call,
-and the clock of the point stops at the end of the step.
+A decision point is where a step is about to be queued: the steps before it and their tools have ended. If the
+recorder derived a tool's time from the next call (`gap_s`), that time is unknown at the point before that call, and
+the clock of the point stops at the end of the step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from heddle_dask.workloads.traces import TracedStep, TracedTrajectory, read_trac
 
 
 def read_finished(path: Path) -> list[Finished]:
-    """All trajectories of a trace, by name or file, in order, cut-off ones as censored.
+    """All trajectories of a trace, by name or file, in order; truncated ones are censored.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def read_finished(path: Path) -> list[Finished]:
 
 
 def _origins(path: Path) -> list[dict[str, Any]]:
-    """The raw lines, for what every trace may carry and only the predictor wants."""
+    """The raw lines, with fields that only the predictor uses."""
     opener: Any = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines if line.strip()]
@@ -79,14 +79,14 @@ def finished(one: TracedTrajectory, origin: Mapping[str, Any], policy_version: i
 
 
 class _Walker:
-    """Walks along a trajectory and says at each decision point what is known."""
+    """Iterates over a trajectory's steps and makes the decision points."""
 
     def __init__(self, one: TracedTrajectory, origin: Mapping[str, Any], policy_version: int) -> None:
         start_s = origin.get("t0_s")
         timed = all(step.llm_s is not None for step in one.steps)
         self.clock_s = float(start_s) if start_s is not None and timed else NAN
         self._at_s = self.clock_s
-        # Seconds of the last tool where only the next call tells them.
+        # Seconds of the last tool if they are known only from the next call.
         self._pending_s: float | None = None
         self._now = Progress(
             trajectory_id=one.trajectory_id,
@@ -101,13 +101,13 @@ class _Walker:
         )
 
     def point(self) -> Progress:
-        """What is known now."""
+        """The decision point with the facts known now."""
         return replace(self._now, at_s=self._at_s)
 
     def pass_step(self, step: TracedStep, origin: Mapping[str, Any]) -> None:
-        """One more step and its tool are over."""
+        """Add a step and its tool."""
         now, tokens = self._now, step.generated_tokens or 0
-        # The time of the tool before this step's call is known by now, whatever it was derived from.
+        # The time of the previous tool is known by now, even if derived from this call.
         times = now.tool_times_s
         pending_s = 0.0 if self._pending_s is None or math.isnan(self._pending_s) else self._pending_s
         if self._pending_s is not None and times:

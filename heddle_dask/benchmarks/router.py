@@ -1,9 +1,8 @@
-"""The baseline from outside: PyPI's ``vllm-router`` in front of the same engines, under a plain asyncio client.
+"""An external baseline: PyPI's ``vllm-router`` in front of the same engines, with a plain asyncio client.
 
-The router runs as it is shipped: a process of its own, all options at their defaults but the ports and the policy. It
-forwards ``/inference/v1/generate``, the endpoint that our own workers use, and its policies route on the token ids
-there (`cache_aware` keeps a tree of them), so the engines get exactly the requests that they get from us.
-docs/baselines.md says what was seen.
+The router runs as shipped: as a separate process, with default options except the ports and the policy. It forwards
+``/inference/v1/generate``, the endpoint of this package's workers, and its policies route on the token ids there
+(`cache_aware` keeps a tree of them), so the engines get exactly the same requests. docs/baselines.md has the results.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ ROUTER_POLICIES = (
     "consistent_hash",
     "random",
 )
-"""The router's policies that need nothing but engines. Its `kv_aware` wants engines that publish cache events."""
+"""The router's policies that need only engines. Its `kv_aware` needs engines that publish cache events."""
 
 ROUTER_OPTIONS = ("cache-threshold", "balance-abs-threshold", "balance-rel-threshold")
-"""Options of the router that an arm may set: those of its policy `cache_aware`."""
+"""Options of the router that an arm may set, all for its policy `cache_aware`."""
 
 ENGINES_START_S = 300.0
 _ROUTER_START_S = 30.0
 _POLL_S = 0.05
-# The router obeys proxy variables even for loopback addresses. Its --log-level knows no level between info and error.
+# The router uses proxy variables even for loopback addresses. Its --log-level has no level between info and error.
 _ENVIRONMENT = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "RUST_LOG": "warn"}
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
@@ -80,21 +79,22 @@ def check_router(policy: str, options: Sequence[str] = ()) -> None:
 async def run_router(
     workload: Workload, fleet: Fleet, policy: str, repeat: int, bound_s: float, options: Sequence[str] = ()
 ) -> LiveRow:
-    """One run: cold engines, the router in front of them, the replay, and everything ended again.
+    """One run: start cold engines and the router, replay, and stop everything.
 
     Parameters
     ----------
     policy, options
         See `check_router`.
     repeat, bound_s
-        For the row: which repeat this is, and the lower bound of the workload's makespan.
+        For the row: number of the repeat, and lower bound of the workload's makespan.
 
     Raises
     ------
     BadInput
-        See `check_router`; or the workload's trace is none.
+        See `check_router`; or the workload's file is no trace.
     HeddleError
-        Engines or router did not start, a step failed, or other tokens came than planned. Nothing is left running.
+        Engines or router did not start, a step failed, or a result has other tokens than planned. No process is left
+        running.
     """
     check_router(policy, options)
     async with AsyncExitStack() as stack:
@@ -115,7 +115,7 @@ async def route(
     bound_s: float,
     options: Sequence[str] = (),
 ) -> LiveRow:
-    """The same on engines that run already, `urls`; the router ends with the run."""
+    """Like `run_router`, on running engines at `urls`; the router ends with the run."""
     arm = ":".join((ARM_PREFIX + policy, *options))
     environment = workload.environment(salt=f"{arm} {repeat} ")
     tasks = environment.tasks(workload.tasks, workload.seed)
@@ -147,7 +147,7 @@ async def running_router(
     Raises
     ------
     HeddleError
-        It did not come up, or the body of the context failed; the message has the cause in the router's log.
+        It did not start, or the body of the context failed; the message has the cause from the router's log.
     """
     port = free_port()
     process = SupervisedProcess(
@@ -167,7 +167,7 @@ async def running_router(
 def _command(policy: str, options: Sequence[str], worker_urls: Sequence[str], port: int) -> list[str]:
     argv = [sys.executable, "-m", "vllm_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
     argv += ["--worker-urls", *worker_urls, "--policy", policy]
-    # Its own port for metrics is fixed: two routers on one machine would meet there.
+    # Its default port for metrics is fixed: two routers on one machine would conflict.
     argv += ["--prometheus-port", str(free_port())]
     for option in options:
         name, _, value = option.partition("=")
@@ -176,7 +176,7 @@ def _command(policy: str, options: Sequence[str], worker_urls: Sequence[str], po
 
 
 def _said(process: SupervisedProcess) -> str:
-    """What the router's log says of a failure, in brackets; nothing where it says nothing."""
+    """The error from the router's log, in brackets; empty without one."""
     lines = [_COLOUR.sub("", line) for line in process.log_tail(400)]
     cause = likely_cause(tuple(line for line in lines if not line.startswith("DEBUG: ")))
     return f" (router's log: {cause})" if cause else ""

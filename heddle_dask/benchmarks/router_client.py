@@ -1,9 +1,9 @@
-"""A replay under a plain asyncio client of a router: no scheduler, no order, no Dask.
+"""A replay with a plain asyncio client of a router: no scheduler, no order, no Dask.
 
-One coroutine per trajectory, all started at once. Each runs the environment's own agent program over a context that
-posts its steps to the router and sleeps its tool times in place. The bytes of a request are those that our rollout
-workers send (`engines.wire`: token ids in and out, nothing detokenised, the same sampling and seeds) with priority 0,
-and one header more: ``X-Session-ID``, by which the router's sticky policies know a trajectory.
+One coroutine per trajectory, all started at once. Each runs the environment's agent program with a context that sends
+its steps to the router and sleeps for its tool times. The requests are those of this package's rollout workers
+(`engines.wire`: token ids in and out, no detokenisation, the same sampling and seeds) with priority 0 and an
+additional header, ``X-Session-ID``, which identifies a trajectory for the router's sticky policies.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A whole replay: from the first trajectory's start to the last one's end, and what was sampled."""
+    """Result of a replay: seconds from the first start to the last end, and the sampled tokens."""
 
     makespan_s: float
     generated_tokens: int
 
 
 class RouterClient:
-    """HTTP client of one router; to be used as an async context manager."""
+    """HTTP client of one router; use it as an async context manager."""
 
     def __init__(self, base_url: str) -> None:
         self._base_url = base_url.rstrip("/")
@@ -67,20 +67,20 @@ class RouterClient:
         Raises
         ------
         EngineUnreachable
-            Router or engine did not answer, or failed inside.
+            Router or engine did not answer, or failed internally.
         EngineRefused
             One of them declined the request.
         """
         headers = {"Content-Type": "application/json", "X-Session-ID": session_id}
         answer = await self._post("/inference/v1/generate", headers, wire.generate_body(request))
-        # The router calls every answer a stream where one was asked for; the emulated engine's is JSON all the same.
+        # The router labels every answer to a stream request as a stream, although the emulated engine's is JSON.
         if answer.startswith(b"{"):
             return wire.result_of_json(answer)
-        # The parts of this time are not reported here.
+        # The components of this time are not measured here.
         return wire.result_of_stream(answer, math.nan, math.nan)
 
     async def finish_session(self, session_id: str) -> None:
-        """Tell the router that a trajectory has ended, as its sticky policy wants to know.
+        """Tell the router that a trajectory has ended, for its sticky policy.
 
         Raises
         ------
@@ -103,19 +103,19 @@ class RouterClient:
 
 
 class RoutedContext:
-    """One trajectory's context behind a router; as much of `environments.base.Context` as a replay needs.
+    """One trajectory's context with a router: the part of `environments.base.Context` that a replay needs.
 
     Parameters
     ----------
     name
-        Of the trajectory, unique in a run: its session at the router and the start of its request ids.
+        Name of the trajectory, unique in a run: session id at the router and prefix of its request ids.
     """
 
     def __init__(self, client: RouterClient, name: str, *, seed: int, max_context_tokens: int) -> None:
         self.seed = seed
         self.max_context_tokens = max_context_tokens
         self.generated_tokens = 0
-        # A header holds no line breaks and ASCII only.
+        # Header values must be ASCII without line breaks.
         self.session_id = quote(name, safe="")
         self._client = client
         self._token_ids: list[int] = []
@@ -123,7 +123,7 @@ class RoutedContext:
 
     @property
     def done(self) -> bool:
-        """True when the context is full."""
+        """True if the context is full."""
         return self.context_tokens >= self.max_context_tokens
 
     @property
@@ -132,7 +132,7 @@ class RoutedContext:
         return len(self._token_ids)
 
     def append(self, role: Role, text: str) -> None:
-        """Not offered: there is no chat template here.
+        """Not supported, since there is no chat template.
 
         Raises
         ------
@@ -155,7 +155,7 @@ class RoutedContext:
         EngineUnreachable, EngineRefused
             See `RouterClient.generate`.
         HeddleError
-            Fewer or more tokens came than `ignore_eos` promises.
+            The result has fewer or more tokens than `ignore_eos` promises.
         """
         defaults = Sampling()
         room = self.max_context_tokens - self.context_tokens
@@ -163,7 +163,7 @@ class RoutedContext:
             max_tokens=room if max_tokens is None else min(max_tokens, room),
             temperature=defaults.temperature if temperature is None else temperature,
             top_p=defaults.top_p,
-            # As the live context seeds a step that nothing interrupts.
+            # The seed of an uninterrupted step in the live context.
             seed=(self.seed * 1_000_003 + self._steps * 1_009) % 2**31,
             ignore_eos=ignore_eos,
         )
@@ -176,7 +176,7 @@ class RoutedContext:
         self._token_ids.extend(result.token_ids)
         self._steps += 1
         self.generated_tokens += came
-        # The text stays empty: a replay reads none.
+        # The text is empty: a replay does not read it.
         return Reply(
             text="",
             token_ids=result.token_ids,
@@ -194,7 +194,7 @@ class RoutedContext:
         timeout_s: float | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run a function in place. It must not block: a replay's tools only sleep."""
+        """Run a function on the event loop. It must not block: a replay's tools only sleep."""
         value = function(*args, **kwargs)
         return await value if inspect.isawaitable(value) else value
 
@@ -212,7 +212,7 @@ async def replay(
     Raises
     ------
     HeddleError
-        A step failed, or a trajectory did not generate the tokens that its task says.
+        A step failed, or a trajectory did not generate the tokens of its task.
     """
     spans = await together(
         [_replay_one(client, environment, task, seed, max_context_tokens) for task in tasks]
@@ -242,7 +242,7 @@ async def _replay_one(
 
 
 async def together(coroutines: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Run all at once; the first failure cancels the others and is raised as it is."""
+    """Run all concurrently; the first failure cancels the others and is raised unchanged."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]

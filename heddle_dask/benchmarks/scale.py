@@ -1,8 +1,8 @@
-"""What a simulated rollout costs: CPU time and memory by size, engines growing with the trajectories.
+"""CPU time and memory of a simulated rollout by size, with engines in proportion to trajectories.
 
-Each size runs in a process of its own, so that its peak of memory is its own. A GPU per hundred trajectories, an engine
-per GPU (Qwen3-8B on H100s, 100 slots), the coding workload; predictions are the oracle's: what is measured is the
-simulator, the controller and its strategies.
+Each size runs in its own process, for its own peak memory. One GPU per hundred trajectories, one engine per GPU
+(Qwen3-8B on H100s, 100 slots), the coding workload, predictions of the oracle: the measurement covers the simulator,
+the controller and its strategies.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class ScaleRow:
     Attributes
     ----------
     cpu_s
-        CPU seconds of the rollout alone, workload and fleet built before.
+        CPU seconds of the rollout, without making the workload and the fleet.
     peak_bytes
-        Most memory of the process, workload and interpreter included.
+        Peak memory of the process, including workload and interpreter.
     events
-        Events that the controller took.
+        Number of events that the controller handled.
     growth
-        CPU seconds over those of the preset's smallest size, divided by the same ratio of n log n: at most 1 where the
-        growth is no worse than that.
+        CPU seconds relative to the preset's smallest size, divided by the same ratio of n log n: at most 1 if the
+        growth is at most n log n.
     """
 
     preset: str
@@ -76,7 +76,7 @@ def measure_scale(presets: Sequence[str], sizes: Sequence[int], *, seed: int) ->
             raise BadInput(
                 f"--trajectories {size}: use multiples of {SAMPLES} of at least {TRAJECTORIES_PER_GPU}"
             )
-    # A fresh interpreter: what a fork inherits would count as its memory.
+    # A new interpreter: memory inherited by a fork would count.
     context = multiprocessing.get_context("spawn")
     for preset in presets:
         first: ScaleRow | None = None
@@ -94,9 +94,9 @@ def _with_growth(row: ScaleRow, first: ScaleRow) -> ScaleRow:
 
 
 def _measure(preset: str, trajectories: int, seed: int) -> ScaleRow:
-    """Runs in its own process."""
+    """Measure one size; runs in its own process."""
     world = build_world(preset, trajectories, seed)
-    collect_seldom()  # as `heddle simulate` does: looking at all plans again and again is no work of the rollout
+    collect_seldom()  # as in `heddle simulate`: repeated garbage collection of all plans is no work of the rollout
     began_s = time.process_time()
     world.run()
     cpu_s = time.process_time() - began_s
@@ -115,7 +115,7 @@ def _measure(preset: str, trajectories: int, seed: int) -> ScaleRow:
 
 
 def build_world(preset: str, trajectories: int, seed: int) -> SimulatedWorld:
-    """The rollout to be measured, not yet begun."""
+    """The rollout to be measured, not started yet."""
     plans = load_workload(
         WORKLOAD, trajectories=trajectories, samples=SAMPLES, seed=seed, max_context_tokens=MAX_CONTEXT_TOKENS
     )

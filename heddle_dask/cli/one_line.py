@@ -1,7 +1,7 @@
 """Errors of the command line: bad input is one line on stderr and exit code 2.
 
 The group handles them itself instead of leaving them to the program that runs it, so that ``heddle …`` and
-``dask heddle …`` answer alike. Any other exception is a bug of this package and stays a traceback.
+``dask heddle …`` behave equally. Any other exception is a bug of this package and stays a traceback.
 """
 
 from __future__ import annotations

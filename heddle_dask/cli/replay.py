@@ -1,4 +1,4 @@
-"""``heddle replay``: whether the controller still decides as it did in a recorded run."""
+"""``heddle replay``: check that the controller makes the same decisions as in a recorded run."""
 
 from __future__ import annotations
 

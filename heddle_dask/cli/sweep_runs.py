@@ -38,8 +38,8 @@ def play_jobs(
     Parameters
     ----------
     scheduler
-        Address of the Dask scheduler whose workers run them; None: this process does. Every worker needs this package
-        in the same version, and a trace file under the same path and with the same content.
+        Address of the Dask scheduler for the jobs; None: run them in this process. Every worker needs the same
+        version of this package, and a trace file under the same path and with the same content.
     say
         Takes the lines about progress.
     names

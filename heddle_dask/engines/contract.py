@@ -1,4 +1,4 @@
-"""What every engine promises, of any kind.
+"""The contract of all engine kinds.
 
 Token ids in, token ids out. Priorities have the engine's sign: **smaller runs first**.
 A request ends in one of three ways: `stop` (an end token was sampled and is kept, since it was
@@ -123,7 +123,7 @@ class GenerateResult:
         As sampled, same length, an end token included. Logprobs are those of the model's raw
         distribution, natural logarithm.
     cached_tokens
-        Context tokens whose KV was found in the prefix cache.
+        Context tokens found in the prefix cache.
     policy_version
         The version that sampled the *first* token (the oldest one, hence the safe bound for
         staleness); `VERSION_UNKNOWN` without tokens or when the engine does not say.
@@ -159,7 +159,7 @@ class EngineInfo:
     slots
         Maximum number of sequences in one batch.
     kv_capacity_tokens
-        Tokens whose KV fits into the engine; 0 when it is not known.
+        KV capacity of the engine in tokens; 0 when not known.
     """
 
     model: str
@@ -171,7 +171,7 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class KvFacts:
-    """What a KV transfer depends on.
+    """The properties of an engine on which a KV transfer depends.
 
     Attributes
     ----------

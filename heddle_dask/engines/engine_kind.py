@@ -1,4 +1,4 @@
-"""What an engine kind is: everything the package needs to know to start, address and describe one sort of engine."""
+"""The interface of an engine kind: everything that is needed to start, address and describe one sort of engine."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class EngineKind(Protocol):
 
     @property
     def default_cost(self) -> Mapping[str, Any] | None:
-        """Cost of an engine whose options name none; None for kinds with ``takes_cost`` False."""
+        """Cost of an engine without a cost in its options; None for kinds with ``takes_cost`` False."""
         ...
 
     @property

@@ -42,14 +42,14 @@ def predicted_works(
     earlier: Sequence[PlannedTrajectory],
     max_context_tokens: int,
 ) -> list[Work]:
-    """The work that is predicted of each trajectory before its first step.
+    """The predicted work of each trajectory before its first step.
 
     Parameters
     ----------
     predictor
-        Has learned from `earlier`, if it learns.
+        The predictor; a learned one was fitted on `earlier`.
     earlier
-        Say how much tools add, in tokens and seconds, for each sampled token.
+        Earlier trajectories, for observation tokens and tool seconds per sampled token.
     """
     sampled = sum(plan.generated_tokens for plan in earlier)
     observed = sum(plan.context_tokens - plan.prompt_tokens for plan in earlier) - sampled
@@ -78,7 +78,7 @@ def degrees_by_predictions(
     *,
     seed: int,
 ) -> TpDegreePlan:
-    """The plan for what the predictor of a strategy says of `plans`, once it has learned from `earlier`.
+    """The plan of TP degrees for the predicted work of `plans`; a learned predictor is fitted on `earlier` first.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The paper's sweep in parts that need nothing of each other, for many processes: the runs of one arm in one cell."""
+"""The paper's sweep in independent parts for many processes: the runs of one arm in one cell."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _KINDS = ("degrees", "run")
 
 @dataclass(frozen=True, slots=True)
 class PaperPart:
-    """What `run_part` runs: plain data, for another process.
+    """The argument of `run_part`: plain data for another process.
 
     Attributes
     ----------
     kept
-        Rows that are there and are not made again.
+        Existing rows, which are not made again.
     """
 
     conditions: PaperConditions
@@ -31,7 +31,7 @@ class PaperPart:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name for display."""
         return f"{self.cell.name}, {self.arm.name}"
 
 
@@ -45,7 +45,7 @@ def parts_of(
     code: str,
     only_chosen: bool = False,
 ) -> list[PaperPart]:
-    """The parts of a `PaperSweep` of these arguments, which has checked them, each with its rows in `store`."""
+    """The parts of a `PaperSweep` with these (checked) arguments, each with its rows in `store`."""
     rows = [row for kind in _KINDS for row in store.rows(kind)]
     return [
         PaperPart(
@@ -69,7 +69,7 @@ def _is_of(row: Row, cell: PaperCell, arm: PaperArm) -> bool:
 
 
 def run_part(part: PaperPart) -> list[Row]:
-    """Make the rows of a part that are not kept: degrees that were chosen first, then runs."""
+    """Make the missing rows of a part: first the chosen degrees, then the runs."""
     store = PaperStore()
     for row in part.kept:
         store.add(row)

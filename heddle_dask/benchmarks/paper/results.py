@@ -1,4 +1,4 @@
-"""Rows of `heddle bench paper`, found by what they are of."""
+"""Rows of `heddle bench paper` by cell, arm and engines."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _PREDICTOR = {arm.name: arm.predictor for arm in PAPER_ARMS}
 
 
 class PaperResults:
-    """Rows by what they are of.
+    """Rows by cell, arm and engines.
 
     Raises
     ------
     BadInput
-        Rows of a model were made under two conditions.
+        Rows of a model have different conditions.
     """
 
     def __init__(self, runs: Sequence[Row], choices: Sequence[Row]) -> None:
@@ -38,7 +38,7 @@ class PaperResults:
         self._choice = {(_cell(row), row["predictor"], row["seed"]): row for row in choices}
 
     def at_degree(self, cell: PaperCell, arm: str, degree: int) -> list[Row]:
-        """Runs on uniform engines of that degree, by seed."""
+        """Runs on uniform engines of that TP degree, in order of seed."""
         return [
             row
             for (of, name, engines, _), row in self._run.items()
@@ -46,7 +46,7 @@ class PaperResults:
         ]
 
     def chosen(self, cell: PaperCell, arm: str) -> list[Row]:
-        """Runs on the engines that the resource manager chose, by seed."""
+        """Runs on the engines that the resource manager chose, in order of seed."""
         predictor = _PREDICTOR[arm]
         found = []
         for seed in self.seeds:
@@ -56,7 +56,7 @@ class PaperResults:
         return found
 
     def degrees(self, cell: PaperCell, arm: str) -> list[int]:
-        """Uniform degrees that were run on the first seed."""
+        """Uniform TP degrees with runs of the first seed."""
         return sorted(
             degree
             for (of, name, engines, seed) in self._run
@@ -65,7 +65,7 @@ class PaperResults:
         )
 
     def best_degree(self, cell: PaperCell, arm: str) -> int | None:
-        """The uniform degree with the least makespan on the first seed."""
+        """The uniform TP degree with the least makespan of the first seed."""
         degrees = self.degrees(cell, arm)
         if not degrees:
             return None
@@ -77,7 +77,7 @@ class PaperResults:
         return [] if degree is None else self.at_degree(cell, arm, degree)
 
     def best_baseline(self, cell: PaperCell) -> str | None:
-        """The baseline whose median makespan at its best degree is least."""
+        """The baseline with the least median makespan at its best TP degree."""
         there = [name for name in BASELINES if self.at_best(cell, name)]
         return min(there, key=lambda name: median_of(self.at_best(cell, name), "makespan_s"), default=None)
 
@@ -91,11 +91,11 @@ def _uniform_degree(engines: str) -> int | None:
 
 
 def median_of(rows: Sequence[Row], figure: str) -> float:
-    """Of a figure of all rows."""
+    """Median of a figure over the rows."""
     return float(statistics.median(row[figure] for row in rows))
 
 
 def ratios(theirs: Sequence[Row], ours: Sequence[Row]) -> list[float]:
-    """Their makespan over ours, by seed, where both are there."""
+    """Makespan of `theirs` over that of `ours`, for the seeds that both have."""
     mine = {row["seed"]: row["makespan_s"] for row in ours}
     return [row["makespan_s"] / mine[row["seed"]] for row in theirs if row["seed"] in mine]

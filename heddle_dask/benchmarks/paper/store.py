@@ -1,6 +1,6 @@
-"""Rows of `heddle bench paper`, in memory and, as soon as they are made, in a JSON-lines file.
+"""Rows of `heddle bench paper`, in memory and in a JSON-lines file, to which each new row is written at once.
 
-A sweep of hours may end at any line: what is in the file is not run again. An unfinished last line is dropped.
+A sweep of hours may be interrupted at any time: rows in the file are not run again. An incomplete last line is dropped.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from heddle_dask.core.errors import BadInput
 Row = Mapping[str, Any]
 CONDITIONS = ("cluster", "trajectories", "samples", "max_context_tokens")
 _WHERE = ("kind", "model", "workload", "seed", *CONDITIONS)
-# What tells two rows apart, by kind.
+# Key fields of a row, by kind.
 _KEYS = {"run": (*_WHERE, "arm", "engines"), "degrees": (*_WHERE, "predictor")}
 
 
 class PaperStore:
-    """All rows known, by what tells them apart.
+    """All rows by their keys.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class PaperStore:
     Raises
     ------
     BadInput
-        The file cannot be read or written, or holds something else.
+        The file cannot be read or written, or has other content.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -41,16 +41,16 @@ class PaperStore:
                 self._rows[_key(row, path)] = row
 
     def rows(self, kind: str) -> list[Row]:
-        """All rows of a kind, sorted by what tells them apart: the order of the file does not matter."""
+        """All rows of a kind, sorted by key: the order in the file does not matter."""
         found = [(key, row) for key, row in self._rows.items() if row["kind"] == kind]
         return [row for _, row in sorted(found, key=lambda pair: pair[0])]
 
     def find(self, row: Row) -> Row | None:
-        """The row with the key of this one, which needs no more than the key."""
+        """The row with the key of `row`, of which only the key fields are used."""
         return self._rows.get(_key(row, self._path))
 
     def add(self, row: Row) -> None:
-        """Keep a row; it is in the file when this returns."""
+        """Add a row; it is in the file when this returns."""
         self._rows[_key(row, self._path)] = row
         if self._path is None:
             return
@@ -61,7 +61,7 @@ class PaperStore:
             raise BadInput(f"{self._path}: {error.strerror}; give a file that can be written") from None
 
     def check_writable(self) -> None:
-        """Say so before hours of simulation, not after; drops an unfinished last line.
+        """Check before hours of simulation that rows can be written; drops an incomplete last line.
 
         Raises
         ------
@@ -80,7 +80,7 @@ class PaperStore:
 
 
 def engines_text(degrees: Sequence[int]) -> str:
-    """Engines by degree, largest first: ``16x4``, ``3x8+10x4``."""
+    """Engines by TP degree, largest first: ``16x4``, ``3x8+10x4``."""
     return "+".join(f"{degrees.count(d)}x{d}" for d in sorted(dict.fromkeys(degrees), reverse=True))
 
 

@@ -1,13 +1,13 @@
 """Heddle's evaluation, simulated: three models, three workloads, baselines and forms of heddle, run by run.
 
-Every baseline and every form of heddle runs on the first seed at every uniform degree at which the model fits, on the
-other seeds at the paper's degree and at its own best one of the first seed. Heddle runs beside that on the mix of
-degrees that the resource manager chooses from predicted work (`paper_degrees`). The ablations replace a part of heddle
-by the baseline's, on that same mix, with exact predictions: what a part is worth is not to depend on the predictor. All
-arms of a seed roll out the same trajectories, from cold caches.
+Every baseline and every form of heddle runs with the first seed at every feasible uniform TP degree, and with the
+other seeds at the paper's degree and at its own best degree of the first seed. Heddle also runs on the mix of degrees
+that the resource manager chooses from predicted work (`paper.degrees`). The ablations replace a part of heddle by the
+baseline's, on the same mix, with exact predictions, so that the effect of a part does not depend on the predictor.
+All arms of a seed run the same trajectories, from cold caches.
 
-The paper's figures (arXiv 2603.28101v1, sections 7.1 to 7.5) are below, with what they say and what is read into them.
-No constant was chosen to hit a ratio.
+The constants below are from the paper (arXiv 2603.28101v1, sections 7.1 to 7.5), with comments on their
+interpretation. No constant was chosen to reproduce a ratio.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from heddle_dask.strategies.presets import build_strategies
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 PAPER_DEGREES = {"qwen3-14b": 1, "qwen3-8b": 1, "qwen3-32b": 2}
-"""Degree of the baselines' engines (7.2). 14B first: the paper's ablations are of it."""
+"""TP degree of the baselines' engines (7.2). 14B first: the paper's ablations use it."""
 WORKLOADS = ("coding", "search", "math")
 PER_ENGINE = 100
 """Trajectories for each engine of a baseline (7.2: batch size 100 per rollout worker, heddle the same global batch)."""
@@ -44,9 +44,9 @@ class PaperArm:
     Attributes
     ----------
     name
-        As tables and ``--arms`` have it.
+        Name in tables and in ``--arms``.
     replaced
-        Of an ablation: which part of heddle gives way.
+        For an ablation: the replaced part of heddle.
     """
 
     name: str
@@ -56,7 +56,7 @@ class PaperArm:
 
     @property
     def predictor(self) -> str:
-        """Name of the predictor, from whose predictions degrees are chosen; empty without one."""
+        """Name of the predictor for the choice of degrees; empty without one."""
         choice = build_strategies(self.arm.preset, overrides=self.arm.overrides).predictor
         return "" if choice is None else choice.name
 
@@ -96,7 +96,7 @@ class PaperCell:
 
     @property
     def name(self) -> str:
-        """As ``--cells`` has it."""
+        """Name in ``--cells``."""
         return f"{self.model}/{self.workload}"
 
 
@@ -123,7 +123,7 @@ def cells_named(text: str) -> list[PaperCell]:
 
 
 def arms_named(text: str) -> list[PaperArm]:
-    """Arms by name, by role, or ``all``; commas between. They come in the order of `PAPER_ARMS`.
+    """Arms by name, by role, or ``all``; commas between. In the order of `PAPER_ARMS`.
 
     Raises
     ------
@@ -147,14 +147,14 @@ def _names(text: str, option: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class PaperConditions:
-    """What is the same for all runs.
+    """Conditions that are equal for all runs.
 
     Attributes
     ----------
     cluster_name
-        What rows call the cluster.
+        Name of the cluster in rows.
     trajectories
-        Of every run; None: the paper's 100 for each engine of the baselines.
+        Trajectories of every run; None: the paper's 100 for each engine of the baselines.
     """
 
     cluster_name: str
@@ -164,7 +164,7 @@ class PaperConditions:
     max_context_tokens: int
 
     def drawn(self, cell: PaperCell) -> SimulatedWorkload:
-        """What is drawn for each seed of a cell."""
+        """The workload of a cell, to draw for each seed."""
         count = self.trajectories
         if count is None:
             engines = self.cluster.gpus // PAPER_DEGREES[cell.model]
@@ -172,7 +172,7 @@ class PaperConditions:
         return SimulatedWorkload(cell.workload, count, self.samples, self.max_context_tokens)
 
     def key(self, cell: PaperCell, seed: int) -> dict[str, Any]:
-        """What rows of a cell and seed have in common."""
+        """Key fields that the rows of a cell and seed share."""
         return {
             "model": cell.model,
             "workload": cell.workload,
@@ -185,7 +185,7 @@ class PaperConditions:
 
 
 class _Drawn:
-    """What one seed of a cell rolls out: made when it is needed, shared by its arms."""
+    """The trajectories of one seed of a cell: made on demand, shared by its arms."""
 
     def __init__(self, conditions: PaperConditions, cell: PaperCell, seed: int) -> None:
         self.cell, self.seed, self.conditions = cell, seed, conditions
@@ -219,7 +219,7 @@ class _Drawn:
         )
 
     def chosen(self, arm: PaperArm) -> dict[str, Any]:
-        """What the resource manager chooses by the predictions of this arm."""
+        """The choice of the resource manager from the predictions of this arm."""
         found = degrees_by_predictions(
             arm.arm.preset,
             arm.arm.overrides,
@@ -240,7 +240,7 @@ class _Drawn:
 
 @dataclass(frozen=True, slots=True)
 class PaperRun:
-    """A row, and the CPU seconds that it took now; None for a row that was there."""
+    """A row, and the CPU seconds of its run; None for a stored row."""
 
     row: Row
     cpu_s: float | None
@@ -252,14 +252,14 @@ class PaperSweep:
     Parameters
     ----------
     code
-        What rows call the code that made them.
+        Digest of the code in new rows.
     only_chosen
-        Run what predicts on the degrees that the resource manager chose, and on no uniform ones.
+        Run arms with a predictor only on the degrees that the resource manager chose, not on uniform ones.
 
     Raises
     ------
     BadInput
-        The store has runs under other conditions, or a model does not run at the paper's degree.
+        The store has runs under other conditions, or a model does not fit at the paper's TP degree.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class PaperSweep:
                     )
 
     def most_runs(self) -> int:
-        """Runs of the whole sweep, were no two places the same."""
+        """Upper bound of the number of runs of the whole sweep."""
         planned = sum(bool(arm.predictor) for arm in self._arms)
         uniform = sum(self._goes_uniform(arm) for arm in self._arms)
         total = 0
@@ -299,7 +299,7 @@ class PaperSweep:
         return total
 
     def runs(self) -> Iterator[PaperRun]:
-        """Every run as it is done."""
+        """Yield every run when it is done."""
         for cell in self._cells:
             for seed in self._seeds:
                 drawn = _Drawn(self._conditions, cell, seed)
@@ -324,7 +324,7 @@ class PaperSweep:
         return replace(self._conditions.cluster, tp=degree).tp_degrees
 
     def _places(self, drawn: _Drawn, arm: PaperArm) -> Iterator[tuple[int, ...]]:
-        """The engines on which an arm runs, none twice."""
+        """The fleets on which an arm runs, without duplicates."""
         places: list[tuple[int, ...]] = []
         if self._goes_uniform(arm):
             degrees = self._degrees[drawn.cell.model]
@@ -336,7 +336,7 @@ class PaperSweep:
         yield from dict.fromkeys(places)
 
     def _best_degree(self, cell: PaperCell, arm: PaperArm) -> int:
-        """Of the first seed, all degrees of which have been run."""
+        """Best uniform degree of the first seed, whose runs at all degrees are done."""
         drawn = _Drawn(self._conditions, cell, self._seeds[0])
         return min(
             self._degrees[cell.model],
@@ -363,7 +363,7 @@ class PaperSweep:
 
 
 def _figures(rollout: SimulatedRollout) -> dict[str, Any]:
-    """The figures of a run that say how it went and why."""
+    """The stored figures of a run."""
     figures = rollout.figures()
     for name in ("strategy", "seed", "trajectories", "bounds_s"):
         del figures[name]

@@ -1,8 +1,8 @@
-"""The tables of `heddle bench paper`, made of its rows alone: Markdown lines, and one JSON object.
+"""The tables of `heddle bench paper` from its rows: Markdown lines, and one JSON object.
 
-A ratio is of two runs of the same trajectories: makespan of the other over makespan of heddle, above 1 where heddle
-ends first, and so the ratio of their tokens per second. Tables show its median over seeds, and the least and the most.
-Forms of heddle run on the degrees that the resource manager chose, if no others are named.
+A ratio compares two runs of the same trajectories: makespan of the other over makespan of heddle, above 1 if heddle
+ends first; it is also the ratio of their tokens per second. Tables show its median over seeds, minimum and maximum.
+Forms of heddle run on the degrees that the resource manager chose, unless others are named.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PAPER_RANGES = {"verl": (1.4, 2.3), "verl-hybrid": (1.1, 2.4), "slime": (1.2, 2.
 # Gain of each part of heddle over another choice, Qwen3-14B (7.5).
 PART_RANGES = {"scheduling": (1.1, 1.26), "placement and migration": (1.2, 1.5), "degrees": (1.1, 1.3)}
 
-# Of the figures of an arm; medians over seeds.
+# Columns of the table of an arm's figures; medians over seeds.
 _HEADS = (
     "arm",
     "engines",
@@ -41,7 +41,7 @@ Ratios = Sequence[float]
 
 
 def main_tables(results: PaperResults) -> Iterator[str]:
-    """What the evaluation is about: heddle over the baselines."""
+    """The main result of the evaluation: heddle against the baselines."""
     yield from _conditions(results)
     yield from _at_paper_degree(results)
     yield from _at_best_degree(results)
@@ -85,7 +85,7 @@ def _spread(found: Ratios, digits: int = 2) -> str:
 
 
 def _beside(found: Ratios, span: tuple[float, float] | None) -> str:
-    """The spread, and how it lies to the paper's range."""
+    """The spread, and its position relative to the paper's range."""
     if not found or span is None:
         return _spread(found)
     middle = statistics.median(found)
@@ -98,7 +98,7 @@ def _head(name: str, span: tuple[float, float] | None) -> str:
 
 
 def _over_cells(results: PaperResults, of: Callable[[PaperCell], Ratios]) -> str:
-    """Median over the cells, and the least, of medians over seeds."""
+    """Median and minimum over the cells of the medians over seeds."""
     middles = [statistics.median(found) for cell in results.cells if (found := of(cell))]
     return f"{statistics.median(middles):.2f}, least {min(middles):.2f}" if middles else "-"
 
@@ -217,7 +217,7 @@ def _ablations(results: PaperResults) -> Iterator[str]:
 
 
 def _choices(results: PaperResults) -> Iterator[str]:
-    """What the resource manager foresaw, and what came."""
+    """Makespans expected by the resource manager, and those of the runs."""
     lines = []
     for row in results.choices:
         cell = PaperCell(row["model"], row["workload"])
@@ -309,7 +309,7 @@ def _figures_of(name: str, rows: Sequence[Row]) -> list[str]:
 
 
 def as_json_object(results: PaperResults) -> dict[str, object]:
-    """All rows, and for each cell what heddle gains."""
+    """All rows, and the gains of heddle for each cell."""
     cells = []
     for cell in results.cells:
         ours, best = results.chosen(cell, "heddle"), results.best_baseline(cell)

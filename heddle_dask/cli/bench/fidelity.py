@@ -68,7 +68,7 @@ def fidelity(
     as_json: bool,
     seed: int,
 ) -> None:
-    """Makespans live and simulated, arm by arm, and whether both rank the arms alike."""
+    """Makespans live and simulated, arm by arm, and whether both rank the arms equally."""
     from heddle_dask.benchmarks.fidelity import as_json as fidelity_json
     from heddle_dask.benchmarks.fidelity import (
         check_arm,

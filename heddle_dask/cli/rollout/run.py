@@ -50,7 +50,7 @@ from heddle_dask.records.trajectory import TrajectoryRecord
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a rollout came to: the JSON object and the exit code."""
+    """Result of a rollout: the JSON object and the exit code."""
 
     result: dict[str, Any]
     exit_code: int

@@ -1,9 +1,10 @@
 """The KV cache of an emulated engine: a prefix cache in blocks, counted in tokens.
 
-A block is some tokens (16, or as many as the cost says) together with all that precedes them. Blocks in use are
-referenced; blocks that no request uses any more stay until their room is needed, least recently used first, the tail
-of a context before its head. Tokens sampled by a running request are counted, and become blocks when it ends.
-Fluid in one respect: a request's last, partly filled block counts as the tokens in it.
+A block is a number of tokens (16, or that of the cost) together with all tokens before them. Blocks in use are
+referenced; unused blocks are evicted least recently used first, the tail of a context before its head. Tokens sampled
+by a running request are counted, and become blocks when it ends.
+
+One simplification: a request's last, partly filled block counts only its tokens.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ _TOKEN_BYTES = array("I").itemsize
 
 @dataclass(slots=True, eq=False)
 class BlockAllocation:
-    """What one request holds of the cache.
+    """The cache allocation of one request.
 
     Attributes
     ----------
     blocks
-        Block ids of its full prompt blocks, in order.
+        Ids of its full prompt blocks, in order.
     loose_tokens
-        Tokens beyond these.
+        Tokens beyond the full blocks.
     cached_tokens
-        Prompt tokens that were there already.
+        Prompt tokens that were already cached.
     """
 
     blocks: list[int]
@@ -39,12 +40,12 @@ class BlockAllocation:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TokenJob(Job):
-    """A job whose tokens are known.
+    """A job with its token ids.
 
     Attributes
     ----------
     tokens
-        Gives the first n sampled tokens.
+        Function that returns the first n sampled tokens.
     """
 
     prompt: Sequence[int]
@@ -57,7 +58,7 @@ class TokenJob(Job):
 
 @dataclass(slots=True)
 class KvCache:
-    """Prefix cache of `capacity_tokens`; `free_tokens` can be taken, by eviction where need be."""
+    """Prefix cache of `capacity_tokens`; `free_tokens` can be allocated, with evictions if needed."""
 
     capacity_tokens: int
     block_tokens: int = BLOCK_TOKENS
@@ -87,7 +88,7 @@ class KvCache:
         return len(found) * self.block_tokens
 
     def acquire(self, context: Sequence[int], spare_tokens: int) -> BlockAllocation | None:
-        """Take room for `context`; None when less than `spare_tokens` would remain free."""
+        """Allocate room for `context`; None if less than `spare_tokens` would remain free."""
         packed = _packed(context)
         full = len(context) // self.block_tokens
         found = self._find(packed, full)
@@ -117,12 +118,12 @@ class KvCache:
         self.grow_all(tokens)
 
     def grow_all(self, tokens: int) -> None:
-        """Count `tokens` more in all; each holder's share must be in its `loose_tokens` at release."""
+        """Count `tokens` more in total; each request adds its share to `loose_tokens` before its release."""
         self._loose_tokens += tokens
         self._evict()
 
     def release(self, held: BlockAllocation, context: Sequence[int]) -> None:
-        """Give back what a request holds; the full blocks of `context` stay cached for a while.
+        """Release the allocation of a request; the full blocks of `context` stay cached until they are evicted.
 
         `context` is the computed part, from the first token on; blocks beyond it, of
         an interrupted prefill, hold no KV and are dropped, unless another job computed them before.
@@ -185,7 +186,7 @@ class KvCache:
 
 
 class RoomForTokens:
-    """A `KvCache` as a `cost.batching.ContinuousBatch` needs it: jobs there are counted, here they have token ids."""
+    """A `KvCache` as the KV cache of a `cost.batching.ContinuousBatch`, for jobs with token ids."""
 
     def __init__(self, cache: KvCache) -> None:
         self.cache = cache
@@ -200,15 +201,15 @@ class RoomForTokens:
         return self.cache.hit_tokens(_context(job))
 
     def take(self, job: TokenJob, spare_tokens: int) -> BlockAllocation | None:
-        """Room for the job's context; None when less than `spare_tokens` would remain free."""
+        """Allocate room for the job's context; None if less than `spare_tokens` would remain free."""
         return self.cache.acquire(_context(job), spare_tokens)
 
     def grow_all(self, tokens: int) -> None:
-        """Count `tokens` more in all."""
+        """Count `tokens` more in total."""
         self.cache.grow_all(tokens)
 
     def give_back(self, job: TokenJob, held: BlockAllocation, computed_tokens: int) -> None:
-        """Take back what the job holds; the blocks with KV stay cached for a while."""
+        """Release the allocation of the job; its blocks with KV stay cached until they are evicted."""
         self.cache.release(held, job.context(job.generated)[:computed_tokens])
 
 

@@ -1,8 +1,8 @@
 """KV transfers of an emulated engine: exports pinned in its cache, imports pulled from a source that must be alive.
 
-The words are vLLM's (`kv_transfer_params`); the pull is an HTTP call to the source, which takes the time of the bytes
-that the target lacks, one pull at a time, and then lets go of the blocks. Unlike vLLM, which reads whatever the
-blocks hold by then, a source that let go of them says so, and the import fails.
+The parameters are vLLM's (`kv_transfer_params`). A pull is an HTTP call to the source, which takes the time of the
+missing bytes, one pull at a time, and then frees the blocks. If the blocks were freed before, the source reports it
+and the import fails; vLLM would read whatever the blocks contain by then.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class EmulatedKvTransfers:
 
     @property
     def config(self) -> dict[str, Any] | None:
-        """What the engine says of its transfers, in the form of vLLM's; None when it makes none."""
+        """The engine's transfer configuration in vLLM's form; None if it has no transfers."""
         if not self._spec.kv_transfer:
             return None
         extra = {"kv_lease_duration": self._emulation.kv_lease_s}
@@ -68,7 +68,7 @@ class EmulatedKvTransfers:
         }
 
     async def run(self, body: Mapping[str, Any]) -> str:
-        """Run one step, with what its `kv_transfer_params` ask for before and after.
+        """Run one step, with the import before it and the export after it from its `kv_transfer_params`.
 
         Raises
         ------
@@ -87,17 +87,17 @@ class EmulatedKvTransfers:
         return await self._engine.run(body)
 
     def abort(self, engine_ids: Sequence[str]) -> int:
-        """End the pulls of these requests; their steps end without a token. Returns how many there were."""
+        """End the pulls of these requests; their steps end without a token. Returns the number of pulls."""
         pulls = [self._pulls.get(name.removeprefix(ENGINE_ID_PREFIX)) for name in engine_ids]
         return sum(pull.cancel() for pull in pulls if pull is not None)
 
     async def read(self, question: Mapping[str, Any]) -> None:
-        """Send an export's blocks to a target: take the time of it, and let go of them.
+        """Send an export's blocks to a target: take the time of the transfer, and free the blocks.
 
         Raises
         ------
         TransferFailed
-            The blocks are not here (any more), or are no use to that target.
+            The blocks are not (or no longer) here, or do not match the target.
         """
         if question.get("engine_id") != self.engine_id:
             raise TransferFailed(f"this engine is {self.engine_id}, not {question.get('engine_id')}")
@@ -128,7 +128,7 @@ class EmulatedKvTransfers:
     # ------------------------------------------------------------------ inside
 
     def _keep(self, prompt: Sequence[int]) -> Mapping[str, Any] | None:
-        """Pin a prompt's blocks; None when there is no room."""
+        """Pin a prompt's blocks; None if there is no room."""
         held = self._engine.pin(prompt)
         if held is None:
             return None
@@ -151,14 +151,14 @@ class EmulatedKvTransfers:
         }
 
     def _let_go(self, name: str) -> None:
-        # Read and expired in the same moment: once is enough.
+        # An export may be read and expire at the same time: free it once.
         export = self._exports.pop(name, None)
         if export is not None:
             export.expiry.cancel()
             self._engine.unpin(export.held, export.prompt)
 
     async def _pulled(self, body: Mapping[str, Any], params: Mapping[str, Any]) -> bool:
-        """Pull what this engine lacks of a prompt; False when the request was aborted meanwhile."""
+        """Pull the missing blocks of a prompt; False if the request was aborted meanwhile."""
         missing = [key for key in _REMOTE if params.get(key) is None]
         if missing:
             raise BadRequest(f"kv_transfer_params lacks {missing[0]}.")

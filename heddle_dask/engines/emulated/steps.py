@@ -192,15 +192,15 @@ class EmulatedEngine:
     ) -> str:
         """Run one step; returns the JSON answer. Cancelling drops the step.
 
-        `keep` is called with the context of a step that ended by itself, while its KV is sure to be there;
-        what it returns becomes part of the answer.
+        `keep` is called with the context of a step that ended by itself, while its KV is still cached; its result
+        becomes part of the answer.
 
         Raises
         ------
         BadRequest
             The request cannot be run.
         """
-        # Seeds of the engine's own are below 0, where no request's can be mistaken for them.
+        # The engine's own seeds are negative, so that they differ from all seeds of requests.
         self._draws += 1
         step = Step(body, self.spec, self._source, own_seed=-self._draws)
         self._steps[step.job] = step
@@ -236,7 +236,7 @@ class EmulatedEngine:
         return held
 
     def unpin(self, held: BlockAllocation, context: Sequence[int]) -> None:
-        """Give back what `pin` holds; the blocks stay cached for a while."""
+        """Release the allocation of `pin`; the blocks stay cached until they are evicted."""
         now_s = self._now_s()
         self._settle(self._batch.advance(now_s))
         self._kv_cache.release(held, context)
@@ -244,7 +244,7 @@ class EmulatedEngine:
         self._arm()
 
     def insert(self, context: Sequence[int]) -> bool:
-        """Put KV that came from elsewhere into the cache; False when there is no room."""
+        """Put transferred KV into the cache; False if there is no room."""
         held = self.pin(context)
         if held is None:
             return False
@@ -252,7 +252,7 @@ class EmulatedEngine:
         return True
 
     def abort(self, engine_ids: Sequence[str]) -> int:
-        """End the steps with these ids (in the engine's form) early; returns how many there were."""
+        """End the steps with these ids (in the engine's form) early; returns their number."""
         steps = [
             step for name in engine_ids for step in self._by_id.get(name.removeprefix(ENGINE_ID_PREFIX), ())
         ]

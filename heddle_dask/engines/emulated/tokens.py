@@ -1,7 +1,7 @@
-"""Plausible tokens: each is a function of the seed and of every token before it, and of nothing else.
+"""Plausible tokens: each is a function of the seed and of all tokens before it only.
 
-So a step repeated with its seed gives the same tokens whatever else ran in the batch, and a step that
-was interrupted and continued gives the tokens that the uninterrupted step would have given.
+So a step repeated with its seed gives the same tokens in any batch, and a step that was interrupted and continued
+gives the tokens of the uninterrupted step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PRINTABLE = 95
 
 _MASK = (1 << 64) - 1
 _LEVELS = 1024
-# Half the logarithm of a uniform number: mean -0.5, as of a model that is fairly sure.
+# Half the logarithm of a uniform number: mean -0.5, as for a model with fairly high certainty.
 _LOGPROBS = tuple(round(math.log((level + 0.5) / _LEVELS) / 2, 5) for level in range(_LEVELS))
 _BYTES = tuple(token.to_bytes(4, "little") for token in range(FIRST_PRINTABLE + PRINTABLE))
 
@@ -79,5 +79,5 @@ class TokenSource:
 
 
 def _packed(context: Sequence[int]) -> bytes:
-    # The same bytes as _BYTES gives token by token, or a continuation would start elsewhere.
+    # Must give the same bytes as _BYTES token by token, or a continuation would differ.
     return array("I", context).tobytes()
