@@ -1,12 +1,16 @@
-"""The documentation holds together: links resolve, every page is reachable, named files and classes exist."""
+"""The documentation holds together: links resolve, every page is reachable, named files, classes and options exist."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from heddle_dask.strategies.presets import PARTS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -70,15 +74,22 @@ def test_the_readme_links_the_index() -> None:
 # -- pages that name code ---------------------------------------------------------------------------------
 
 PACKAGE = ROOT / "heddle_dask"
-OF_CODE = [DOCS / "architecture.md", DOCS / "glossary.md"]
+# Experiments name files of their time.
+OF_TODAY = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "decisions").glob("*.md"))]
+FOLDERS = {path.name for folder in (ROOT, PACKAGE) for path in folder.iterdir() if path.is_dir()} - {"runs"}
 
 
-@pytest.mark.parametrize("page", OF_CODE, ids=name_of)
+@pytest.mark.parametrize("page", OF_TODAY, ids=name_of)
 def test_every_path_that_the_page_names_exists(page: Path) -> None:
-    named = re.findall(r"`([\w./]+(?:\.\w+|/))`", prose_of(page))
-    paths = {name for name in named if "/" in name}
-    assert len(paths) >= 20
-    assert [name for name in sorted(paths) if not ((PACKAGE / name).exists() or (ROOT / name).exists())] == []
+    named = set(re.findall(r"`([\w.]+/[\w./]*)(?:::\w+)?`", prose_of(page)))
+    paths = {path for path in named if path.partition("/")[0] in FOLDERS}
+    assert [path for path in sorted(paths) if not ((PACKAGE / path).exists() or (ROOT / path).exists())] == []
+
+
+def test_the_architecture_page_names_the_files_of_the_walk() -> None:
+    named = set(re.findall(r"`([\w/]+\.py)`", prose_of(DOCS / "architecture.md")))
+    assert len(named) >= 30
+    assert [path for path in sorted(named) if not (PACKAGE / path).exists()] == []
 
 
 def test_every_owner_in_the_glossary_is_in_its_file() -> None:
@@ -98,3 +109,36 @@ def test_the_glossary_has_each_term_once() -> None:
     text = (DOCS / "glossary.md").read_text(encoding="utf-8")
     terms = re.findall(r"^- \*\*(.+?)\*\*:", text, re.MULTILINE)
     assert len(terms) == len(set(terms)) >= 60
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_page_of_strategies_has_every_name_and_option_of_a_part(part: str) -> None:
+    text = (DOCS / "strategies.md").read_text(encoding="utf-8")
+    (section,) = re.findall(rf"^## {part.capitalize()}\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
+    rows = [
+        row for row in re.findall(r"^\| `([\w-]+)` \|(.*?)\|", section, re.MULTILINE) if row[0] in PARTS[part]
+    ]
+    assert [name for name, _ in rows] == list(PARTS[part])
+    for name, options in rows:
+        known = {field.name: field.default for field in fields(PARTS[part][name])}
+        for option, default in re.findall(r"`(\w+)(?:=([^`]*))?`", options):
+            assert option in known, (name, option)
+            assert default == "" or known[option] == option_value(default), (name, option)
+
+
+def test_the_table_of_kv_fit_has_its_options_and_their_defaults() -> None:
+    text = (DOCS / "strategies.md").read_text(encoding="utf-8")
+    table = text.partition("Options of `kv-fit`:\n\n")[2].partition("\n\n")[0]
+    told = dict(re.findall(r"^\| `(\w+)` \| `?([^`|]*?)`? \|", table, re.MULTILINE))
+    known = {field.name: field.default for field in fields(PARTS["admission"]["kv-fit"]) if field.init}
+    assert set(told) <= set(known)
+    assert {name: option_value(default) for name, default in told.items()} == {
+        name: known[name] for name in told
+    }
+
+
+def option_value(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
