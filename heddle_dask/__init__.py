@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from heddle_dask.core.errors import BadInput
+    from heddle_dask.core.retries import RetryPolicy
     from heddle_dask.engines.spec import EngineSpec
     from heddle_dask.environments.base import ActionFailed, Context, Environment, Reply, Task
     from heddle_dask.live.clusters.local import LocalRolloutCluster
     from heddle_dask.live.driver.batch import Batch
+    from heddle_dask.live.driver.capacity import Patience
     from heddle_dask.live.driver.rollout import Rollout
+    from heddle_dask.live.driver.rollout_inputs import Engines, Output
     from heddle_dask.live.driver.services import Budget, Sampling
     from heddle_dask.records.store import RunReader
+    from heddle_dask.strategies.presets import Strategy
 
 _PLACES = {
     "ActionFailed": "heddle_dask.environments.base",
@@ -26,12 +30,17 @@ _PLACES = {
     "Budget": "heddle_dask.live.driver.services",
     "Context": "heddle_dask.environments.base",
     "EngineSpec": "heddle_dask.engines.spec",
+    "Engines": "heddle_dask.live.driver.rollout_inputs",
     "Environment": "heddle_dask.environments.base",
     "LocalRolloutCluster": "heddle_dask.live.clusters.local",
+    "Output": "heddle_dask.live.driver.rollout_inputs",
+    "Patience": "heddle_dask.live.driver.capacity",
     "Reply": "heddle_dask.environments.base",
+    "RetryPolicy": "heddle_dask.core.retries",
     "Rollout": "heddle_dask.live.driver.rollout",
     "RunReader": "heddle_dask.records.store",
     "Sampling": "heddle_dask.live.driver.services",
+    "Strategy": "heddle_dask.strategies.presets",
     "Task": "heddle_dask.environments.base",
 }
 
@@ -42,12 +51,17 @@ __all__ = [
     "Budget",
     "Context",
     "EngineSpec",
+    "Engines",
     "Environment",
     "LocalRolloutCluster",
+    "Output",
+    "Patience",
     "Reply",
+    "RetryPolicy",
     "Rollout",
     "RunReader",
     "Sampling",
+    "Strategy",
     "Task",
 ]
 

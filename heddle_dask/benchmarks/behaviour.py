@@ -26,7 +26,7 @@ from typing import Any
 
 import click
 
-from heddle_dask.benchmarks.behaviour_cells import TRACE, Cell, CommandStream, all_cells, play
+from heddle_dask.benchmarks.behaviour_cells import Cell, CommandStream, all_cells, play
 from heddle_dask.benchmarks.code_digest import DECIDING, code_digest
 from heddle_dask.benchmarks.normalised_commands import canonical, command_rows
 from heddle_dask.core.errors import BadInput
@@ -34,7 +34,6 @@ from heddle_dask.core.errors import BadInput
 Figures = dict[str, Any]
 
 _file = click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-_trace = click.option("--trace", help=f"Trace file of the cells {TRACE}/…; without it they are left out.")
 _jobs = click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 _only = click.option("--only", default="", help="Cells whose name contains this.")
 
@@ -46,14 +45,13 @@ def main() -> None:
 
 @main.command()
 @_file
-@_trace
 @_jobs
 @_only
 @click.option("--missing", is_flag=True, help="Only cells that FILE lacks; the others stay as they are.")
-def record(file: Path, trace: str | None, jobs: int, only: str, missing: bool) -> None:
+def record(file: Path, jobs: int, only: str, missing: bool) -> None:
     """Play every cell and write its figures to FILE, after each one; with --only FILE keeps its other cells."""
     found = _kept(file) if (missing or only) and file.exists() else {}
-    cells = [cell for cell in all_cells(trace) if only in cell.name]
+    cells = [cell for cell in all_cells() if only in cell.name]
     cells = [cell for cell in cells if not (missing and cell.name in found)]
     for cell, figures in zip(cells, _played(cells, jobs), strict=True):
         found[cell.name] = figures
@@ -64,20 +62,15 @@ def record(file: Path, trace: str | None, jobs: int, only: str, missing: bool) -
 
 @main.command()
 @_file
-@_trace
 @_jobs
 @_only
-def check(file: Path, trace: str | None, jobs: int, only: str) -> None:
+def check(file: Path, jobs: int, only: str) -> None:
     """Play the cells of FILE again; a line for each that differs, and exit code 1."""
     kept = _kept(file)
-    chosen = [cell for cell in all_cells(trace) if only in cell.name]
+    chosen = [cell for cell in all_cells() if only in cell.name]
     names = {cell.name for cell in chosen}
     cells = [cell for cell in chosen if cell.name in kept]
-    gone = [
-        name
-        for name in kept
-        if only in name and name not in names and (trace is not None or not name.startswith(f"{TRACE}/"))
-    ]
+    gone = [name for name in kept if only in name and name not in names]
     for name in gone:
         click.echo(f"{name}: recorded, and no cell now")
     differing = len(gone)
@@ -86,23 +79,20 @@ def check(file: Path, trace: str | None, jobs: int, only: str) -> None:
         if differences:
             differing += 1
             click.echo(f"{cell.name}: {'; '.join(differences)}")
-    left_out = sum(name.startswith(f"{TRACE}/") and only in name for name in kept) if trace is None else 0
-    notes = [f"{left_out} left out for want of --trace"] if left_out else []
-    notes += [f"{len(chosen) - len(cells)} not recorded"] if len(chosen) > len(cells) else []
+    notes = [f"{len(chosen) - len(cells)} not recorded"] if len(chosen) > len(cells) else []
     click.echo(", ".join([f"{len(cells) + len(gone) - differing} cells identical", *notes]))
     if differing:
         click.echo(f"{differing} differ")
         sys.exit(1)
     if not cells:
-        raise BadInput(f"no cell of {file} was played: give another --only, or --trace")
+        raise BadInput(f"no cell of {file} was played: give another --only")
 
 
 @main.command()
 @click.argument("cell")
-@_trace
-def commands(cell: str, trace: str | None) -> None:
+def commands(cell: str) -> None:
     """Write the commands of the cell of this name, one per line: virtual time, type, leaves."""
-    chosen = next((one for one in all_cells(trace) if one.name == cell), None)
+    chosen = next((one for one in all_cells() if one.name == cell), None)
     if chosen is None:
         raise BadInput(f"no cell {cell!r}: give a name that `record` writes")
     stream = CommandStream(keeps=True)

@@ -25,8 +25,6 @@ from heddle_dask.workloads.planned import PlannedTrajectory
 
 MODEL = "qwen3-14b"
 WARM_TRAJECTORIES = 320
-TRACE = "memory-trace"
-"""Name of the condition whose workload is a recorded trace; `Condition.workload.name` is empty until it is given."""
 # Later than this an admission has waited for others to end, not for the first batch to be predicted.
 _WAITED_S = 5.0
 _NO_BOUND = MakespanBound(0.0, 0.0, 0.0, 0.0)
@@ -122,8 +120,8 @@ _CONDITIONS = (
         _REPLACED,
     ),
     Condition(
-        TRACE,
-        SimulatedWorkload("", 300, 1, _LONG_CONTEXT_TOKENS, 0.3, 0.05),
+        "memory-trace",
+        SimulatedWorkload("claude_code_transcripts", 300, 1, _LONG_CONTEXT_TOKENS, 0.3, 0.05),
         Cluster(gpus=4, gpus_per_node=4, slots=32),
         {**_PRESETS, **_ORACLES},
         _REPLACED,
@@ -160,20 +158,10 @@ _CONDITIONS = (
 )
 
 
-def all_cells(trace: str | None) -> list[Cell]:
-    """Every cell, in a fixed order.
-
-    Parameters
-    ----------
-    trace
-        Trace file of the condition `TRACE`; None: its cells are left out.
-    """
+def all_cells() -> list[Cell]:
+    """Every cell, in a fixed order."""
     cells = []
     for condition in _CONDITIONS:
-        if condition.name == TRACE:
-            if trace is None:
-                continue
-            condition = replace(condition, workload=replace(condition.workload, name=trace))
         for number, seed in enumerate(condition.seeds):
             arms = condition.arms if number else {**condition.arms, **condition.once}
             cells += [Cell(condition, label, arm, seed) for label, arm in arms.items()]

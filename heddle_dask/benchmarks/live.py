@@ -25,13 +25,14 @@ from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.batch import Batch
 from heddle_dask.live.driver.capacity import Patience, wait_for_capacity
 from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.rollout_inputs import Engines
 from heddle_dask.live.driver.services import Budget
 from heddle_dask.live.scheduler.plugin import HeddleScheduler
 from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
 from heddle_dask.live.worker.tool_worker import ToolWorker
 from heddle_dask.sim.rollout import Arm
-from heddle_dask.strategies.presets import build_strategies
+from heddle_dask.strategies.presets import Strategy, build_strategies
 from heddle_dask.workloads.planned import (
     PlannedTrajectory,
 )
@@ -117,11 +118,12 @@ async def _run(
         client,
         env=workload.environment(salt=f"{arm.name} {repeat} "),
         model=fleet.spec.model,
-        engine=fleet.spec,
-        engines=fleet.engines,
-        cost=engine_kind(fleet.spec.kind).cost_of(fleet.spec.options) or fleet.cost.to_mapping(),
-        strategy=arm.preset,
-        overrides=_overrides(arm, learnt),
+        engines=Engines(
+            spec=fleet.spec,
+            count=fleet.engines,
+            cost=engine_kind(fleet.spec.kind).cost_of(fleet.spec.options) or fleet.cost.to_mapping(),
+        ),
+        strategy=Strategy(arm.preset, _overrides(arm, learnt)),
         budget=Budget(
             max_steps=100_000,
             max_context_tokens=fleet.spec.max_model_len,

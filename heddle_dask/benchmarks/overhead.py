@@ -205,7 +205,7 @@ async def _roll(
             client,
             env=agent,
             model=model,
-            engine=_engine(model, seconds_per_token, seed),
+            engines=_engine(model, seconds_per_token, seed),
             budget=budget,
             seed=seed,
         )

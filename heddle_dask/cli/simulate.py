@@ -75,7 +75,7 @@ def simulate(
         "workload": workload,
         "cluster": cluster,
         "model": model,
-        "engines": engines_in_words(described.degrees),
+        "engines": engines_in_words(described.tp_degrees),
         "slots": fleet.engines[0][0].slots,
         "trajectories": count,
         "samples": samples,

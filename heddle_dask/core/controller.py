@@ -219,7 +219,7 @@ class Controller:
         if event.policy_version >= 0:
             trajectory.policy_version = event.policy_version
         whole = event.finish_reason != "abort"
-        trajectory.take_tokens(event.new_tokens, whole)
+        self.state.take_tokens(trajectory, event.new_tokens, whole)
         return self._predict(trajectory) if whole else []
 
     def _predict(self, trajectory: Trajectory) -> list[Command]:

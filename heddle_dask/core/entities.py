@@ -16,7 +16,7 @@ from heddle_dask.core.nouns import (
     StepRequest,
     TrajectorySpec,
 )
-from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.prediction import Prediction, Quantile
 from heddle_dask.core.priority import NORMAL, Priority
 from heddle_dask.core.transitions import (
     ACTION,
@@ -137,10 +137,24 @@ class Trajectory:
         """How many actions it waits for."""
         return len(self.open_labels)
 
+    def remaining_tokens(self, quantile: Quantile = "median") -> float | None:
+        """Tokens still to be generated, as predicted; None where no prediction exists.
+
+        Tokens generated since the prediction are subtracted. A trajectory that has outlived its prediction has 0 left.
+        """
+        if self.prediction is None:
+            return None
+        return max(0.0, self.prediction.quantile_tokens(quantile) - self.tokens_since_prediction)
+
+    @property
+    def tokens_since_prediction(self) -> int:
+        """Tokens generated after the finished step from which the latest prediction counts."""
+        return self.generated_tokens - self.predicted_at_tokens
+
     @property
     def expected_tokens(self) -> int:
-        """What it was predicted to generate after its last finished step; 0 without a prediction."""
-        return 0 if self.prediction is None else int(self.prediction.tokens)
+        """The median of `remaining_tokens` in whole tokens, for sums; 0 where it is unknown."""
+        return int(self.remaining_tokens() or 0.0)
 
     def take_tokens(self, tokens: int, whole: bool) -> None:
         """Count what a step has generated; `whole`: the step has ended, else it was stopped and will go on."""
@@ -236,7 +250,7 @@ class Engine:
         Trajectories admitted to this engine whose first step is not placed yet, a dict used as an ordered set; KV
         tokens that are kept for them.
     expected_tokens
-        Tokens that the residents are predicted to generate yet, each as of its latest prediction.
+        Sum of `Trajectory.expected_tokens` over the residents.
     """
 
     spec: EngineDescription

@@ -133,7 +133,7 @@ class Migrations:
             source=trajectory.home,
             target=move.target_engine_id,
             kind=move.kind,
-            length_tokens=0.0 if trajectory.prediction is None else trajectory.prediction.tokens,
+            length_tokens=trajectory.remaining_tokens() or 0.0,
             order=self.state.next_number(),
         )
 

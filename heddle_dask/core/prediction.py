@@ -1,8 +1,11 @@
-"""What a predictor says of a trajectory."""
+"""A prediction: how much work a trajectory still has, counted from its last finished step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Quantile = Literal["median", "q90"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,10 @@ class Prediction:
     tools_s: float = 0.0
     observation_tokens: float | None = None
     observation_per_token: float | None = None
+
+    def quantile_tokens(self, quantile: Quantile) -> float:
+        """`tokens` or `tokens_q90`."""
+        return self.tokens_q90 if quantile == "q90" else self.tokens
 
     @property
     def is_exact(self) -> bool:

@@ -208,6 +208,15 @@ class State:
         """Keep a prediction, and the sums over its home and over all that are alive right."""
         before = trajectory.expected_tokens
         trajectory.take_prediction(prediction)
+        self._recount_expected(trajectory, before)
+
+    def take_tokens(self, trajectory: Trajectory, tokens: int, whole: bool) -> None:
+        """Count what a step has generated (`Trajectory.take_tokens`): so much less is left."""
+        before = trajectory.expected_tokens
+        trajectory.take_tokens(tokens, whole)
+        self._recount_expected(trajectory, before)
+
+    def _recount_expected(self, trajectory: Trajectory, before: int) -> None:
         more = trajectory.expected_tokens - before
         if trajectory.home is not None:
             home = self.engines[trajectory.home]

@@ -67,7 +67,7 @@ class Cluster:
     faults: Faults = field(default_factory=Faults)
 
     @property
-    def degrees(self) -> tuple[int, ...]:
+    def tp_degrees(self) -> tuple[int, ...]:
         """The degree of each engine.
 
         Raises
@@ -95,7 +95,7 @@ class Cluster:
         """
         shape = model_of(model) if isinstance(model, str) else model
         chip = gpu_of(self.gpu)
-        degrees = self.degrees
+        degrees = self.tp_degrees
         tables = self._measured(shape, degrees)
         costs = {
             degree: engine_cost_for(shape, chip, degree, table=tables.get(degree))

@@ -34,7 +34,7 @@ class Candidate:
 
     Attributes
     ----------
-    degrees
+    tp_degrees
         TP degrees of its engines, from the largest to the smallest.
     searched
         Whether the search picked it.
@@ -42,7 +42,7 @@ class Candidate:
         Its makespan by the work model alone; infinite where some trajectory's context fits no engine of it.
     """
 
-    degrees: tuple[int, ...]
+    tp_degrees: tuple[int, ...]
     fleet: SimulatedFleet
     searched: bool
     by_work_s: float
@@ -50,7 +50,7 @@ class Candidate:
     @property
     def engines(self) -> str:
         """The engines in words: ``2 x TP4 + 8 x TP1``."""
-        return engines_in_words(self.degrees)
+        return engines_in_words(self.tp_degrees)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,8 @@ class PlayedCandidate:
         hours = self.gpu_hours_per_thousand
         by_work_s = self.candidate.by_work_s
         return {
-            "degrees": list(self.candidate.degrees),
-            "engines": len(self.candidate.degrees),
+            "degrees": list(self.candidate.tp_degrees),
+            "engines": len(self.candidate.tp_degrees),
             "searched": self.candidate.searched,
             "makespan_s": round(self.makespan_s, 3),
             "makespan_least_s": round(min(spans), 3),
@@ -255,7 +255,7 @@ def played_of(
 
 def ranked(played: Iterable[PlayedCandidate]) -> list[PlayedCandidate]:
     """The candidates of one budget, the one to choose first: most completed, earliest median end, fewest engines."""
-    return sorted(played, key=lambda one: (-one.completed, one.makespan_s, len(one.candidate.degrees)))
+    return sorted(played, key=lambda one: (-one.completed, one.makespan_s, len(one.candidate.tp_degrees)))
 
 
 def ratios_by_seed(one: PlayedCandidate, other: PlayedCandidate) -> list[float]:

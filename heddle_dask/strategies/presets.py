@@ -121,23 +121,63 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A preset, with parts of it replaced.
+
+    Attributes
+    ----------
+    preset
+        Name of a preset [default: ``"sticky-least-loaded"``].
+    overrides
+        ``part=name[,option=value]…``, for example ``admission=at-most,alive=64`` [default: none].
+
+    Raises
+    ------
+    BadInput
+        As `build_strategies`, and overrides that are no sequence of texts.
+    """
+
+    preset: str = "sticky-least-loaded"
+    overrides: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.preset, str):
+            raise BadInput(f"strategy is {self.preset!r}: use the name of a preset or Strategy(…)")
+        given = self.overrides
+        listed = isinstance(given, Sequence) and not isinstance(given, str)
+        if not listed or not all(isinstance(text, str) for text in given):
+            raise BadInput(f"strategy overrides are {given!r}: use a list such as ['scheduling=fcfs']")
+        object.__setattr__(self, "overrides", tuple(self.overrides))
+        self.build(seed=0)
+
+    @classmethod
+    def of(cls, strategy: str | Strategy) -> Strategy:
+        """A preset by its name, or a strategy as it is.
+
+        Raises
+        ------
+        BadInput
+            As the constructor.
+        """
+        return strategy if isinstance(strategy, Strategy) else cls(strategy)
+
+    def build(self, *, seed: int) -> StrategySet:
+        """Build its strategies, as `build_strategies`."""
+        return build_strategies(self.preset, seed=seed, overrides=self.overrides)
+
+    @property
+    def knows_lengths(self) -> bool:
+        """Whether it is told exactly how long each trajectory will be: an oracle that does not err."""
+        return is_exact(self.build(seed=0).predictor)
+
+
 def tell_costs(strategies: StrategySet, known: Mapping[int, EngineCost]) -> None:
     """Have every strategy that plans by cost use these, by TP degree, not its profile; before the first event."""
     parts = (strategies.placement, strategies.scheduling, strategies.migration, strategies.admission)
     for part in parts:
         if isinstance(part, UsesCosts):
             part.use_costs(known)
-
-
-def knows_lengths(preset: str, overrides: Sequence[str]) -> bool:
-    """Whether these strategies are told exactly how long each trajectory will be: an oracle that does not err.
-
-    Raises
-    ------
-    BadInput
-        As `build_strategies`.
-    """
-    return is_exact(build_strategies(preset, overrides=overrides).predictor)
 
 
 def is_exact(choice: PredictorChoice | None) -> bool:
@@ -212,14 +252,18 @@ def _parse_override(text: str) -> tuple[str, str, dict[str, Any]]:
     head, *rest = text.split(",")
     part, _, name = head.partition("=")
     if part not in PARTS:
-        raise BadInput(f"--set {text}: unknown part '{part}'; choose one of: {', '.join(PARTS)}")
+        raise BadInput(
+            f"strategy override '{text}': unknown part '{part}'; choose one of: {', '.join(PARTS)}"
+        )
     if name not in PARTS[part]:
-        raise BadInput(f"--set {text}: unknown {part} '{name}'; choose one of: {', '.join(PARTS[part])}")
+        raise BadInput(
+            f"strategy override '{text}': unknown {part} '{name}'; choose one of: {', '.join(PARTS[part])}"
+        )
     options: dict[str, Any] = {}
     for pair in rest:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise BadInput(f"--set {text}: '{pair}' is not of the form option=value")
+            raise BadInput(f"strategy override '{text}': '{pair}' is not of the form option=value")
         try:
             options[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from heddle_dask.core.entities import Trajectory
-from heddle_dask.strategies.remaining import left_now
+from heddle_dask.strategies.remaining import remaining_lengths
 
 
 class RemainingDemand(NamedTuple):
@@ -61,7 +61,7 @@ def demand_of(
     growth: float = 1.0,
     unseen_tokens: float = 0.0,
 ) -> RemainingDemand:
-    """What is left of a trajectory, by at most `count` lengths (`remaining.left_now`).
+    """What is left of a trajectory, by at most `count` lengths (`remaining.remaining_lengths`).
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def demand_of(
     unseen_tokens
         Tokens that its running step has sampled by now (`running_step`).
     """
-    tokens, lengths = left_now(trajectory, count, unseen_tokens)
+    tokens, lengths = remaining_lengths(trajectory, count, unseen_tokens)
     tools_s = 0.0 if pace_s is None or tokens <= 0 else tools_left_s(trajectory)
     stretch = 1.0 if pace_s is None or tools_s <= 0 else 1.0 + tools_s / pace_s / tokens
     context = max(trajectory.context_tokens, trajectory.spec.prompt_tokens) + unseen_tokens

@@ -19,6 +19,7 @@ from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Task
 from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.rollout_inputs import Engines
 
 ECHO = "worlds.echo_engine:ECHO"
 
@@ -88,7 +89,9 @@ def test_a_rollout_runs_on_a_third_kind(model_dir: str, monkeypatch: pytest.Monk
     async def body() -> None:
         async with cluster(engines=1) as (_, client):
             spec = EngineSpec(ECHO, model_dir, slots=2, max_model_len=1024)
-            async with Rollout(client, env=_agent, model=model_dir, engine=spec, engines=1) as rollout:
+            async with Rollout(
+                client, env=_agent, model=model_dir, engines=Engines(spec=spec, count=1)
+            ) as rollout:
                 batch = await rollout.run(["one", "two"])
             assert batch.counts == {"completed": 2}, [record.detail for record in batch]
             assert batch.generated_tokens == 2 * 2 * 4

@@ -20,6 +20,7 @@ from heddle_dask.live.driver import open_session
 from heddle_dask.live.driver.capacity import Patience
 from heddle_dask.live.driver.control_channel import ControlPlaneFailed
 from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.rollout_inputs import Engines, Output
 from heddle_dask.live.driver.services import Budget
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import PRESETS, strategies_of_run
@@ -39,7 +40,7 @@ def test_a_rollout_completes_and_its_journal_replays_to_the_same_commands(
                 client,
                 env=ToolAgent(),
                 model=model_dir,
-                engine=emulated(model_dir),
+                engines=emulated(model_dir),
                 strategy=strategy,
                 samples=2,
                 seed=5,
@@ -76,7 +77,7 @@ def test_the_record_is_what_the_engine_saw_and_sampled(
                 client,
                 env=ToolAgent(steps=4),
                 model=model_dir,
-                engine=emulated(model_dir),
+                engines=emulated(model_dir),
                 strategy=strategy,
                 samples=2,
                 out=tmp_path / "run.zarr",
@@ -99,7 +100,7 @@ def test_a_broken_agent_or_tool_fails_its_own_trajectory_only(model_dir: str, tm
                 client,
                 env=FaultyAgent(),
                 model=model_dir,
-                engine=emulated(model_dir),
+                engines=emulated(model_dir),
                 out=tmp_path / "run.zarr",
             )
             return await rollout.run(12)
@@ -127,7 +128,7 @@ def test_a_program_past_its_budget_is_truncated(model_dir: str) -> None:
                 client,
                 env=ToolAgent(steps=10),
                 model=model_dir,
-                engine=emulated(model_dir),
+                engines=emulated(model_dir),
                 budget=Budget(max_steps=4),
             )
             return await rollout.run(3)
@@ -146,15 +147,14 @@ def test_two_runs_of_one_session_and_an_appended_one_keep_ids_apart(model_dir: s
             common: dict[str, Any] = {
                 "env": ToolAgent(steps=1),
                 "model": model_dir,
-                "engine": emulated(model_dir),
-                "out": out,
+                "engines": emulated(model_dir),
             }
-            async with Rollout(client, **common) as rollout:
+            async with Rollout(client, **common, out=out) as rollout:
                 await rollout.run(2)
                 await rollout.run(2)
             with pytest.raises(BadInput, match="exists"):
-                await Rollout(client, **common).run(1)
-            await Rollout(client, mode="append", **common).run(2)
+                await Rollout(client, **common, out=out).run(1)
+            await Rollout(client, **common, out=Output(out, "append")).run(2)
 
     run(body())
     names = sorted(record.trajectory_id for record in RunReader(out))
@@ -165,7 +165,7 @@ def test_sync_client_streams_and_runs(model_dir: str) -> None:
     with (
         LocalRolloutCluster(1, tool_cpus=4, dashboard=False) as made,
         Client(made) as client,
-        Rollout(client, env=ToolAgent(steps=2), model=model_dir, engine=emulated(model_dir)) as rollout,
+        Rollout(client, env=ToolAgent(steps=2), model=model_dir, engines=emulated(model_dir)) as rollout,
     ):
         names = {record.trajectory_id for record in rollout.stream(3)}
         assert names == {"t0/0", "t1/0", "t2/0"}
@@ -178,7 +178,7 @@ def test_futures_are_released_and_keys_share_two_prefixes(model_dir: str) -> Non
     async def body() -> None:
         async with (
             cluster(engines=1) as (_, client),
-            Rollout(client, env=ToolAgent(steps=2), model=model_dir, engine=emulated(model_dir)) as rollout,
+            Rollout(client, env=ToolAgent(steps=2), model=model_dir, engines=emulated(model_dir)) as rollout,
         ):
             await rollout.run(4)
             await rollout.run(4)
@@ -201,10 +201,10 @@ def test_a_second_session_is_refused_while_the_first_is_open(model_dir: str) -> 
     async def body() -> None:
         async with cluster(engines=1) as (made, client):
             engine = emulated(model_dir)
-            async with Rollout(client, env=ToolAgent(steps=1), model=model_dir, engine=engine) as first:
+            async with Rollout(client, env=ToolAgent(steps=1), model=model_dir, engines=engine) as first:
                 await first.run(1)
                 async with Client(made, asynchronous=True) as other:
-                    second = Rollout(other, env=ToolAgent(steps=1), model=model_dir, engine=engine)
+                    second = Rollout(other, env=ToolAgent(steps=1), model=model_dir, engines=engine)
                     with pytest.raises(BadInput, match="already runs heddle session"):
                         await second.run(1)
                 batch = await first.run(2)
@@ -225,8 +225,7 @@ def test_a_cluster_without_tagged_workers_is_named_within_bounded_time(model_dir
                 client,
                 env=ToolAgent(),
                 model=model_dir,
-                engine=emulated(model_dir),
-                patience=Patience(workers_s=0.5),
+                engines=Engines(spec=emulated(model_dir), patience=Patience(workers_s=0.5)),
             )
             with pytest.raises(BadInput, match=r"has 0 of 1 worker\(s\) .* --resources ENGINE=1"):
                 await rollout.run(1)
@@ -238,7 +237,7 @@ def test_an_engine_that_does_not_start_is_named_with_its_reason(model_dir: str) 
     async def body() -> None:
         async with cluster(engines=1) as (_, client):
             spec = emulated(model_dir, faults={"fail_start": "no memory today"})
-            rollout = Rollout(client, env=ToolAgent(), model=model_dir, engine=spec)
+            rollout = Rollout(client, env=ToolAgent(), model=model_dir, engines=spec)
             with pytest.raises(BadInput, match=r"an engine does not start on worker .*: .*no memory today"):
                 await rollout.run(1)
 
@@ -255,7 +254,7 @@ def test_a_failure_inside_the_plugin_is_raised_at_the_client(model_dir: str) -> 
     async def body() -> None:
         async with (
             cluster(engines=1) as (_, client),
-            Rollout(client, env=ToolAgent(), model=model_dir, engine=emulated(model_dir)) as rollout,
+            Rollout(client, env=ToolAgent(), model=model_dir, engines=emulated(model_dir)) as rollout,
         ):
             await rollout.run(1)
             await client.run_on_scheduler(sabotage)

@@ -46,7 +46,7 @@ def roll(agent: Impatient, model: str, count: int = 4, out: Path | None = None, 
     async def body() -> Batch:
         async with cluster(engines=1) as (_, client):
             spec = emulated(model, seconds_per_token=0.01, slots=slots)
-            rollout = Rollout(client, env=agent, model=model, engine=spec, out=out)
+            rollout = Rollout(client, env=agent, model=model, engines=spec, out=out)
             return await rollout.run(count)
 
     batch: Batch = run(body(), 100)

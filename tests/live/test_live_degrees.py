@@ -29,9 +29,10 @@ from heddle_dask.engines.vllm_command import vllm_command
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.capacity import Patience
-from heddle_dask.live.driver.degree_specs import DegreeSpecs, cost_at
 from heddle_dask.live.driver.degrees import checked_degrees
 from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.rollout_inputs import Engines
+from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs, cost_at
 from heddle_dask.live.scheduler.deployment import EngineDeployment, Order
 from heddle_dask.live.scheduler.forecast import forecast
 from heddle_dask.live.wire import _dask_internals as dask
@@ -189,15 +190,15 @@ def test_the_predictor_is_asked_for_prompts_only_once_it_has_learnt() -> None:
 
 def test_an_engine_of_another_degree_has_its_slots_cost_and_gpus(model_dir: str) -> None:
     spec = EngineSpec("emulated", model_dir, 4, 4096, options=EmulatedOptions(PROFILE))
-    pair = DegreeSpecs(spec).at(2, ("0", "3"))
+    pair = TpDegreeSpecs(spec).at(2, ("0", "3"))
     assert (pair.tp_degree, pair.slots, pair.devices) == (2, 8, ("0", "3"))
     assert pair.options == EmulatedOptions(PROFILE)
     assert EngineSpec.from_mapping(pair.to_mapping()) == pair
-    engines = DegreeSpecs(spec).engines()
+    engines = TpDegreeSpecs(spec).engines()
     assert sorted(engines) == [1, 2, 4, 8, 16]
     assert engines[2].cost.fixed_s < engines[1].cost.fixed_s
     by_degree = {"1": {"seconds_per_token": 0.004}, "2": {"seconds_per_token": 0.003}}
-    given = DegreeSpecs(
+    given = TpDegreeSpecs(
         EngineSpec("emulated", model_dir, 4, 4096, options=EmulatedOptions(by_degree, time_scale=2.0))
     )
     assert emulated_options(given.at(2).options).cost == {"seconds_per_token": 0.003}
@@ -209,7 +210,7 @@ def test_an_engine_of_another_degree_has_its_slots_cost_and_gpus(model_dir: str)
     assert told is not None and (told["tp_degree"], sorted(told["by_degree"])) == (1, ["1", "2"])
     assert told["of"] == told["by_degree"]["1"], "in real seconds, as tools and transfers are"
     assert [cost_from_mapping(told["by_degree"][d]).fixed_s for d in "12"] == [0.008, 0.006]
-    given = DegreeSpecs(EngineSpec("emulated", model_dir, 4, 4096, options=EmulatedOptions(by_degree)))
+    given = TpDegreeSpecs(EngineSpec("emulated", model_dir, 4, 4096, options=EmulatedOptions(by_degree)))
     assert given.described((1, 2, 4)) == {
         "of": {"seconds_per_token": 0.004},
         "tp_degree": 1,
@@ -230,24 +231,24 @@ def test_a_cost_that_is_not_known_at_a_degree_is_refused(
     model_dir: str, cost: Mapping[str, Any] | None, message: str
 ) -> None:
     with pytest.raises(BadInput, match=message):
-        DegreeSpecs(EngineSpec("emulated", model_dir, 4, 4096, options=EmulatedOptions(cost))).at(2)
+        TpDegreeSpecs(EngineSpec("emulated", model_dir, 4, 4096, options=EmulatedOptions(cost))).at(2)
 
 
 def test_a_real_engine_needs_a_cost_for_auto_and_heads_that_divide(model_dir: str) -> None:
-    specs = DegreeSpecs(EngineSpec("vllm", model_dir, 4, 2048))
+    specs = TpDegreeSpecs(EngineSpec("vllm", model_dir, 4, 2048))
     assert specs.at(2).slots == 8
     with pytest.raises(BadInput, match="tp_degrees 'auto' need to know what an engine costs"):
         specs.engines()
     with pytest.raises(BadInput, match="TP degree 3 does not divide the 4 attention heads"):
         specs.at(3)
-    assert sorted(DegreeSpecs(specs.spec, PROFILE).engines()) == [1, 2, 4]
+    assert sorted(TpDegreeSpecs(specs.spec, PROFILE).engines()) == [1, 2, 4]
 
 
 def test_without_degrees_the_cost_is_described_as_ever(model_dir: str) -> None:
     cost = {"seconds_per_token": 0.002}
     spec = EngineSpec("emulated", model_dir, 4, 4096, options=EmulatedOptions(cost))
-    assert DegreeSpecs(spec).described(()) == {"of": cost, "tp_degree": 1}
-    assert DegreeSpecs(EngineSpec("vllm", model_dir, 4, 4096)).described(()) is None
+    assert TpDegreeSpecs(spec).described(()) == {"of": cost, "tp_degree": 1}
+    assert TpDegreeSpecs(EngineSpec("vllm", model_dir, 4, 4096)).described(()) is None
     assert cost_at(cost, 1, 1) is cost
 
 
@@ -260,7 +261,7 @@ def test_gpus_are_named_by_gpu_engines_only(model_dir: str, monkeypatch: pytest.
 
 
 def test_a_gpu_engine_sees_its_gpus_only(model_dir: str) -> None:
-    pair = DegreeSpecs(EngineSpec("vllm", model_dir, 4, 2048)).at(2, ("3", "GPU-7"))
+    pair = TpDegreeSpecs(EngineSpec("vllm", model_dir, 4, 2048)).at(2, ("3", "GPU-7"))
     command = vllm_command(pair, 8123, "gpu")
     assert command.env["CUDA_VISIBLE_DEVICES"] == "3,GPU-7"
     assert " --tensor-parallel-size 2 " in " ".join(command.argv)
@@ -269,7 +270,7 @@ def test_a_gpu_engine_sees_its_gpus_only(model_dir: str) -> None:
         EngineSpec("vllm", model_dir, 4, 2048, devices=("3", "GPU-7"))
 
 
-@pytest.mark.parametrize("asked", ["2,1", [], [0], [1.5], [True], "automatic"])
+@pytest.mark.parametrize("asked", ["2,1", [], [0], [1.5], [True], "automatic", 2])
 def test_degrees_that_are_none_are_refused(asked: Any) -> None:
     with pytest.raises(BadInput, match="use 'auto' or a list of whole numbers of at least 1"):
         checked_degrees(asked)
@@ -396,8 +397,7 @@ def test_engines_change_their_degrees_between_rollouts_and_back(model_dir: str, 
                 client,
                 env=ToolAgent(),
                 model=model_dir,
-                engine=emulated_at_degrees(model_dir),
-                tp_degrees=[1, 1, 1, 1],
+                engines=Engines(spec=emulated_at_degrees(model_dir), tp_degrees=[1, 1, 1, 1]),
                 samples=2,
                 out=out,
             )
@@ -443,8 +443,7 @@ def test_auto_decides_by_known_work_and_a_killed_worker_comes_back_at_its_degree
                 client,
                 env=KnownAgent(tokens=60),
                 model=model_dir,
-                engine=emulated_at_degrees(model_dir),
-                tp_degrees="auto",
+                engines=Engines(spec=emulated_at_degrees(model_dir), tp_degrees="auto"),
                 on_progress=told.append,
             )
             async with rollout:
@@ -501,9 +500,7 @@ def test_what_cannot_be_is_one_line_and_auto_learns_from_the_batch_before(model_
                     client,
                     env=ToolAgent(),
                     model=model_dir,
-                    engine=spec,
-                    tp_degrees=degrees,
-                    patience=patience,
+                    engines=Engines(spec=spec, tp_degrees=degrees, patience=patience),
                     on_progress=told.append,
                 )
 
@@ -541,8 +538,10 @@ def test_real_vllm_runs_at_tp_2(model_dir: str) -> None:
             client,
             env=ToolAgent(steps=2, tokens=6),
             model=model_dir,
-            engine=EngineSpec("vllm", model_dir, slots=2, max_model_len=1024, dtype="float32"),
-            tp_degrees=[2],
+            engines=Engines(
+                spec=EngineSpec("vllm", model_dir, slots=2, max_model_len=1024, dtype="float32"),
+                tp_degrees=[2],
+            ),
         ) as rollout,
     ):
         batch = rollout.run(2)

@@ -63,7 +63,7 @@ def test_a_killed_rollout_worker_takes_its_engine_and_loses_nothing(model_dir: s
                 client,
                 env=ToolAgent(steps=5, tokens=20),
                 model=model_dir,
-                engine=emulated(model_dir, seconds_per_token=0.01),
+                engines=emulated(model_dir, seconds_per_token=0.01),
                 samples=4,
                 out=tmp_path / "run.zarr",
             )
@@ -98,7 +98,7 @@ def test_a_killed_engine_is_restarted_and_its_steps_go_on_elsewhere(model_dir: s
                 client,
                 env=ToolAgent(steps=5, tokens=20),
                 model=model_dir,
-                engine=emulated(model_dir, seconds_per_token=0.01),
+                engines=emulated(model_dir, seconds_per_token=0.01),
                 samples=4,
             )
             async with rollout:
@@ -140,7 +140,7 @@ def test_actions_of_a_killed_tool_worker_run_again(model_dir: str, tmp_path: Pat
 
     async def body() -> Any:
         async with cluster(engines=1, tool_workers=2) as (_, client):
-            rollout = Rollout(client, env=DeadlyTool(marker), model=model_dir, engine=emulated(model_dir))
+            rollout = Rollout(client, env=DeadlyTool(marker), model=model_dir, engines=emulated(model_dir))
             return await rollout.run(4)
 
     batch = run(body())
@@ -161,7 +161,7 @@ class PoisonedTool(ToolAgent):
 def test_an_action_that_kills_every_worker_is_given_up(model_dir: str) -> None:
     async def body() -> Any:
         async with cluster(engines=1, tool_workers=2) as (_, client):
-            rollout = Rollout(client, env=PoisonedTool(), model=model_dir, engine=emulated(model_dir))
+            rollout = Rollout(client, env=PoisonedTool(), model=model_dir, engines=emulated(model_dir))
             return await rollout.run(2)
 
     batch = run(body())
@@ -179,7 +179,7 @@ def test_a_hanging_engine_is_killed_and_replaced(model_dir: str) -> None:
     async def body() -> Any:
         async with cluster(engines=2) as (_, client):
             engine = emulated(model_dir, faults={"hang_after_requests": 12})
-            rollout = Rollout(client, env=ToolAgent(steps=3), model=model_dir, engine=engine, samples=2)
+            rollout = Rollout(client, env=ToolAgent(steps=3), model=model_dir, engines=engine, samples=2)
             return await rollout.run(6)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -196,7 +196,7 @@ def test_interrupt_keeps_what_is_finished_and_aborts_the_rest(model_dir: str, tm
                 client,
                 env=ToolAgent(steps=4),
                 model=model_dir,
-                engine=emulated(model_dir, seconds_per_token=0.01, slots=2),
+                engines=emulated(model_dir, seconds_per_token=0.01, slots=2),
                 samples=2,
                 out=tmp_path / "run.zarr",
             )
@@ -215,7 +215,7 @@ def test_an_abort_to_a_dead_engine_does_not_take_its_worker_along(model_dir: str
     async def body() -> None:
         async with cluster(engines=1) as (_, client):
             engine = emulated(model_dir, seconds_per_token=0.02, slots=8)
-            async with Rollout(client, env=ToolAgent(steps=4), model=model_dir, engine=engine) as rollout:
+            async with Rollout(client, env=ToolAgent(steps=4), model=model_dir, engines=engine) as rollout:
 
                 def fault() -> None:
                     kill(engine_process("rollout-0").pid)
@@ -234,7 +234,7 @@ def test_an_interrupt_before_the_first_step_still_yields_every_record(model_dir:
     async def body() -> Any:
         async with (
             cluster(engines=1) as (_, client),
-            Rollout(client, env=ToolAgent(), model=model_dir, engine=emulated(model_dir)) as rollout,
+            Rollout(client, env=ToolAgent(), model=model_dir, engines=emulated(model_dir)) as rollout,
         ):
             await rollout.run(1)
             stream = rollout.stream(5)
@@ -255,7 +255,7 @@ def test_a_killed_scheduler_ends_the_run_and_keeps_what_is_finished(model_dir: s
                 client,
                 env=ToolAgent(steps=4),
                 model=model_dir,
-                engine=emulated(model_dir, seconds_per_token=0.01, slots=2),
+                engines=emulated(model_dir, seconds_per_token=0.01, slots=2),
                 samples=2,
                 out=tmp_path / "run.zarr",
             )

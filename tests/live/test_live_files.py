@@ -13,6 +13,7 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.journal_codec import replay
 from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.rollout_inputs import Output
 from heddle_dask.live.driver.run_writer import RunWriter
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import strategies_of_run
@@ -33,19 +34,19 @@ def test_an_order_that_cannot_be_leaves_files_as_they_were(
             def order(strategy: str, **chosen: Any) -> Rollout:
                 spec = emulated(model_dir)
                 agent = ToolAgent(steps=1)
-                return Rollout(client, env=agent, model=model_dir, engine=spec, strategy=strategy, **chosen)
+                return Rollout(client, env=agent, model=model_dir, engines=spec, strategy=strategy, **chosen)
 
             if mode == "overwrite":
                 await order("slime", out=out).run(3)
             before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
             with pytest.raises(BadInput, match="unknown strategy"):
-                await order("slimy", out=out, mode=mode).run(2)
+                await order("slimy", out=Output(out, mode)).run(2)
             async with order("slime") as holder:  # the cluster is somebody else's
                 await holder.run(1)
                 with pytest.raises(BadInput, match="session"):
-                    await order("slime", out=out, mode=mode).run(2)
+                    await order("slime", out=Output(out, mode)).run(2)
             assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
-            mended = await order("slime", out=out, mode=mode).run(2)
+            mended = await order("slime", out=Output(out, mode)).run(2)
             assert mended.counts == {"completed": 2}
 
     run(body(), 100)
@@ -65,8 +66,8 @@ def test_a_run_that_somebody_writes_is_not_overwritten_and_later_nothing_is_lost
     async def body() -> None:
         async with cluster(engines=1) as (_, client):
             spec = emulated(model_dir)
-            chosen: dict[str, Any] = {"env": ToolAgent(steps=1), "model": model_dir, "engine": spec}
-            async with Rollout(client, **chosen, out=out, mode="overwrite") as rollout:
+            chosen: dict[str, Any] = {"env": ToolAgent(steps=1), "model": model_dir, "engines": spec}
+            async with Rollout(client, **chosen, out=Output(out, "overwrite")) as rollout:
                 other = RunWriter(out, "create", {})
                 with pytest.raises(BadInput, match="another process"):
                     await rollout.run(2)

@@ -32,9 +32,10 @@ from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.driver import open_session
 from heddle_dask.live.driver.batch import Batch
 from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.rollout_inputs import Engines
 from heddle_dask.live.driver.run_writer import journal_path
 from heddle_dask.records.store import RunReader
-from heddle_dask.strategies.presets import strategies_of_run
+from heddle_dask.strategies.presets import Strategy, strategies_of_run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -84,11 +85,8 @@ def roll(
                 client,
                 env=agent,
                 model=spec.model,
-                engine=spec,
-                engines=sum(degrees) or 2,
-                tp_degrees=degrees or None,
-                strategy=strategy,
-                overrides=overrides,
+                engines=Engines(spec=spec, count=sum(degrees) or 2, tp_degrees=degrees or None),
+                strategy=Strategy(strategy, overrides),
                 seed=3,
                 out=out,
             )
@@ -185,9 +183,9 @@ def test_an_engine_that_is_killed_while_contexts_move_costs_no_trajectory(
 
     async def body() -> tuple[Batch, cmd.MoveContext]:
         async with cluster() as (_, client):
-            chosen: dict[str, Any] = {"strategy": "heddle-paper", "overrides": BUSY, "seed": 3, "out": out}
+            chosen: dict[str, Any] = {"strategy": Strategy("heddle-paper", BUSY), "seed": 3, "out": out}
             async with Rollout(
-                client, env=agent, model=slow.model, engine=slow, engines=2, **chosen
+                client, env=agent, model=slow.model, engines=Engines(spec=slow, count=2), **chosen
             ) as rollout:
                 batch = asyncio.create_task(rollout.run(12))
                 move = (
@@ -264,9 +262,8 @@ def test_a_predictor_file_that_cannot_be_read_is_the_users_to_mend(model_dir: st
                     client,
                     env=ToolAgent(),
                     model=model_dir,
-                    engine=emulated(model_dir),
-                    strategy="heddle",
-                    overrides=[f"predictor=xgboost,warm={path}"],
+                    engines=emulated(model_dir),
+                    strategy=Strategy("heddle", [f"predictor=xgboost,warm={path}"]),
                 )
                 with pytest.raises(BadInput, match=path.name) as raised:
                     await rollout.run(2)

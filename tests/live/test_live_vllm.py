@@ -48,7 +48,7 @@ def test_records_equal_what_vllm_saw_and_a_killed_worker_leaves_no_engine(
                 client,
                 env=ToolAgent(steps=3, tokens=12),
                 model=model_dir,
-                engine=engine(model_dir),
+                engines=engine(model_dir),
                 samples=3,
                 out=tmp_path / "run.zarr",
             )
@@ -90,7 +90,7 @@ def vllm_session(model_dir: str) -> Iterator[Callable[[str], Batch]]:
     with (
         LocalRolloutCluster(1, tool_cpus=8, dashboard=False) as made,
         Client(made) as client,
-        Rollout(client, env=ToolAgent(steps=1), model=model_dir, engine=engine(model_dir)) as rollout,
+        Rollout(client, env=ToolAgent(steps=1), model=model_dir, engines=engine(model_dir)) as rollout,
     ):
 
         def roll(env: str) -> Batch:

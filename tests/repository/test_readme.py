@@ -36,7 +36,7 @@ def test_the_python_example_runs(model_dir: str, tmp_path: Path) -> None:
             client,
             env=scope["solve"],
             model=model_dir,
-            engine=emulated(model_dir),
+            engines=emulated(model_dir),
             samples=2,
             out=tmp_path / "r.zarr",
         )

@@ -95,17 +95,17 @@ def test_every_feasible_uniform_degree_and_the_searched_one_are_candidates() -> 
     works = works_of(WORK.foreseen(0))
     for gpus in (1, 2, 3, 4, 6, 8):
         budget = budget_of(NODE, gpus, "qwen3-8b", works, max_context_tokens=20_000, seed=0)
-        uniform = [one.degrees for one in budget.candidates if len(set(one.degrees)) == 1]
+        uniform = [one.tp_degrees for one in budget.candidates if len(set(one.tp_degrees)) == 1]
         feasible = [degree for degree in (4, 2, 1) if degree <= gpus]
         assert [degrees[0] for degrees in uniform][: len(feasible)] == feasible
         assert all(len(degrees) == gpus // degrees[0] for degrees in uniform)
         assert sorted(budget.refused) == [degree for degree in (1, 2, 4) if degree > gpus]
         assert sum(one.searched for one in budget.candidates) == 1
-        assert all(sum(one.degrees) <= gpus for one in budget.candidates)
+        assert all(sum(one.tp_degrees) <= gpus for one in budget.candidates)
         searched = next(one for one in budget.candidates if one.searched)
         assert searched.by_work_s == min(one.by_work_s for one in budget.candidates)
         for one in budget.candidates:
-            assert [spec.slots for spec, _ in one.fleet.engines] == [8] * len(one.degrees)
+            assert [spec.slots for spec, _ in one.fleet.engines] == [8] * len(one.tp_degrees)
             check_fit(WORK.drawn(0), one.fleet)
 
 
@@ -113,11 +113,11 @@ def test_a_heavy_tail_gets_a_mix_of_degrees_with_slots_by_degree() -> None:
     works = capped_works(400, 0)
     budget = budget_of(Cluster(gpus=8), 8, "qwen3-8b", works, max_context_tokens=40_960, seed=0)
     mix = budget.candidates[-1]
-    assert mix.searched and len(set(mix.degrees)) > 1
+    assert mix.searched and len(set(mix.tp_degrees)) > 1
     assert mix.by_work_s < min(one.by_work_s for one in budget.candidates[:-1])
-    assert [spec.tp_degree for spec, _ in mix.fleet.engines] == list(mix.degrees)
-    assert [spec.slots for spec, _ in mix.fleet.engines] == [100 * degree for degree in mix.degrees]
-    assert len({spec.engine_id for spec, _ in mix.fleet.engines}) == len(mix.degrees)
+    assert [spec.tp_degree for spec, _ in mix.fleet.engines] == list(mix.tp_degrees)
+    assert [spec.slots for spec, _ in mix.fleet.engines] == [100 * degree for degree in mix.tp_degrees]
+    assert len({spec.engine_id for spec, _ in mix.fleet.engines}) == len(mix.tp_degrees)
 
 
 def test_degrees_that_cannot_be_say_why() -> None:
@@ -133,7 +133,7 @@ def test_degrees_that_cannot_be_say_why() -> None:
     odd = budget_of(Cluster(gpus=8), 8, "odd", works, max_context_tokens=20_000, seed=0)
     assert "does not divide the model's 12 attention heads" in odd.refused[8]
     assert "does not fit on 1 GPUs" in odd.refused[1]
-    assert [one.degrees for one in odd.candidates if not one.searched or len(set(one.degrees)) == 1]
+    assert [one.tp_degrees for one in odd.candidates if not one.searched or len(set(one.tp_degrees)) == 1]
     six = budget_of(Cluster(gpus=6, gpus_per_node=6), 6, "qwen3-8b", works, max_context_tokens=20_000, seed=0)
     assert "does not divide a node of 6" in six.refused[4]
 
@@ -141,7 +141,7 @@ def test_degrees_that_cannot_be_say_why() -> None:
 def test_the_search_is_seeded_and_told_nothing_of_the_played_draws() -> None:
     works = works_of(WORK.foreseen(0))
     found = [budget_of(NODE, 8, "qwen3-8b", works, max_context_tokens=20_000, seed=0) for _ in range(2)]
-    assert [one.degrees for one in found[0].candidates] == [one.degrees for one in found[1].candidates]
+    assert [one.tp_degrees for one in found[0].candidates] == [one.tp_degrees for one in found[1].candidates]
 
 
 # -- playing -------------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_ranking_takes_the_earliest_and_then_the_fewest_engines() -> None:
     fleet = budget.candidates[0].fleet
     one = run_job(SimulationJob(WORK, fleet, Arm.parse("slime"), 0, warm=False))
     (played,) = played_of([budget], [one] * len(budget.candidates))
-    assert len(ranked(played)[0].candidate.degrees) == 1
+    assert len(ranked(played)[0].candidate.tp_degrees) == 1
     assert engines_in_words((2, 1, 1)) == "1 x TP2 + 2 x TP1"
 
 

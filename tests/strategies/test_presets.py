@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 import pytest
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.view import PredictorChoice
+from heddle_dask.core.view import PredictorChoice, StrategySet
 from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
 from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.admission.kv_watermark import KvWatermark
@@ -24,8 +25,8 @@ from heddle_dask.strategies.preemption.hysteresis import Hysteresis
 from heddle_dask.strategies.presets import (
     PARTS,
     PRESETS,
+    Strategy,
     build_strategies,
-    knows_lengths,
 )
 from heddle_dask.strategies.scheduling.first_come import FirstComeFirstServed, FirstComeMinimum
 from heddle_dask.strategies.scheduling.group_first import GroupFirst
@@ -249,7 +250,40 @@ def test_bad_input_gets_one_line_that_says_what_is_allowed(preset: str, override
 
 
 def test_only_an_oracle_that_does_not_err_knows_the_lengths() -> None:
-    assert knows_lengths("heddle", ["predictor=oracle"])
-    assert not knows_lengths("heddle", [])
-    assert not knows_lengths("heddle", ["predictor=oracle,error_factor=2"])
-    assert not knows_lengths("slime", [])
+    assert Strategy("heddle", ["predictor=oracle"]).knows_lengths
+    assert not Strategy("heddle").knows_lengths
+    assert not Strategy("heddle", ["predictor=oracle,error_factor=2"]).knows_lengths
+    assert not Strategy("slime").knows_lengths
+
+
+def parts_of(built: StrategySet) -> list[object]:
+    return [getattr(built, each.name) for each in fields(built)]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_strategy_builds_its_preset_with_its_overrides(preset: str) -> None:
+    overrides = ["admission=at-most,alive=64", "predictor=none"]
+    strategy = Strategy(preset, overrides)
+    assert strategy == Strategy(preset, tuple(overrides))
+    built, same = strategy.build(seed=3), build_strategies(preset, seed=3, overrides=overrides)
+    assert [type(part) for part in parts_of(built)] == [type(part) for part in parts_of(same)]
+    assert (built.admission, built.scheduling, built.predictor) == (AtMost(64), same.scheduling, None)
+    assert Strategy.of(preset) == Strategy(preset) == Strategy.of(Strategy(preset))
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "message"),
+    [
+        ("slimy", (), "unknown strategy 'slimy'"),
+        (5, (), "strategy is 5: use the name of a preset"),
+        ("heddle", "scheduling=fcfs", "overrides are 'scheduling=fcfs': use a list"),
+        ("heddle", 5, "overrides are 5: use a list"),
+        ("heddle", [None], r"overrides are \[None\]: use a list"),
+        ("heddle", ["order=fcfs"], "strategy override 'order=fcfs': unknown part 'order'"),
+        ("heddle", ["scheduling=best"], "unknown scheduling 'best'"),
+    ],
+)
+def test_a_strategy_that_cannot_be_is_refused_in_one_line(preset: Any, overrides: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message) as raised:
+        Strategy(preset, overrides)
+    assert "\n" not in str(raised.value)

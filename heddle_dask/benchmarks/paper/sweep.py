@@ -321,7 +321,7 @@ class PaperSweep:
         return arm.role == "baselines" or (arm.role == "ours" and not self._only_chosen)
 
     def _uniform(self, degree: int) -> tuple[int, ...]:
-        return replace(self._conditions.cluster, tp=degree).degrees
+        return replace(self._conditions.cluster, tp=degree).tp_degrees
 
     def _places(self, drawn: _Drawn, arm: PaperArm) -> Iterator[tuple[int, ...]]:
         """The engines on which an arm runs, none twice."""

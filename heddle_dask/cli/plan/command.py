@@ -137,7 +137,7 @@ def _feasible_budgets(
 ) -> list[GpuBudget]:
     """The engines that each number of GPUs can form; refuses if no number can form any."""
     from heddle_dask.sim.plan import budget_of, works_of
-    from heddle_dask.strategies.presets import knows_lengths
+    from heddle_dask.strategies.presets import Strategy
 
     budget = functools.partial(
         budget_of,
@@ -146,7 +146,7 @@ def _feasible_budgets(
         works=works_of(work.foreseen(seed)),
         max_context_tokens=work.max_context_tokens,
         seed=seed,
-        told_apart=knows_lengths(arm.preset, arm.overrides),
+        told_apart=Strategy(arm.preset, arm.overrides).knows_lengths,
     )
     budgets = [budget(number) for number in numbers]
     _check_feasible(budgets, model, described.gpus_per_node)

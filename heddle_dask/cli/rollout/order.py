@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.strategies.presets import Strategy
 
 if TYPE_CHECKING:
     from heddle_dask.live.driver.run_writer import WriteMode
@@ -77,8 +78,7 @@ class RolloutOrder:
     fleet: EngineOptions
     where: ClusterOptions
     limits: LimitOptions
-    strategy: str
-    overrides: tuple[str, ...]
+    strategy: Strategy
     retries: RetryPolicy
     out: Path | None
     mode: WriteMode
@@ -93,8 +93,7 @@ class RolloutOrder:
             _group(EngineOptions, options),
             _group(ClusterOptions, options),
             _group(LimitOptions, options),
-            options["strategy"],
-            options["overrides"],
+            Strategy(options["strategy"], options["overrides"]),
             RetryPolicy.parse(options["retries"]),
             options["out"],
             mode,

@@ -40,13 +40,12 @@ from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.driver.capacity import Patience
-from heddle_dask.live.driver.degree_specs import DegreeSpecs
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import engine_spec_of
+from heddle_dask.live.driver.rollout_inputs import Engines, Output
 from heddle_dask.live.driver.services import Budget, Sampling
+from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
 from heddle_dask.live.scheduler.warm_start import check_warm
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.strategies.presets import build_strategies
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +93,12 @@ class _Run:
         self.shape = LocalShape(fleet.engines, fleet.slots, where.tool_workers, where.tool_cpus)
         if where.cluster is not None:
             self.shape = self.shape.overlaid(where.cluster, order.given)
-        predictor = build_strategies(order.strategy, seed=order.seed, overrides=order.overrides).predictor
-        self.tp_degrees = parsed_degrees(order.fleet.tp_degrees)
-        self.cost = parsed_cost(order.fleet.cost)
+        predictor = order.strategy.build(seed=order.seed).predictor
+        self.engines = self._engines()
         check_out(self.out, order.mode)
         self.environment = _environment(order)
         self.model = chosen_model(order.fleet.model, order.fleet.engine)
-        check_cost(self.cost, self.model, order.fleet.engine)
+        check_cost(self.engines.cost, self.model, order.fleet.engine)
         limits = order.limits
         self.budget = Budget(
             limits.max_steps, limits.max_step_tokens, context_limit(self.model, limits.max_context_tokens)
@@ -119,27 +117,32 @@ class _Run:
         self._task: asyncio.Task[Any] | None = None
         self._rollout: Rollout | None = None
 
+    def _engines(self) -> Engines:
+        fleet, where = self.order.fleet, self.order.where
+        return Engines(
+            kind=fleet.engine,
+            count=self.shape.engines if where.scheduler is None or "engines" in self.order.given else None,
+            slots=self.shape.slots,
+            kv_transfer=fleet.kv_transfer,
+            tp_degrees=parsed_degrees(fleet.tp_degrees),
+            cost=parsed_cost(fleet.cost),
+            patience=Patience(where.worker_timeout, where.engine_timeout),
+        )
+
     def _check_degrees(self) -> None:
         """Refuse, before anything starts, engines that this model or this machine cannot have."""
-        if self.tp_degrees is None:
+        tp_degrees = self.engines.tp_degrees
+        if tp_degrees is None:
             return
-        fleet, engines = self.order.fleet, self.shape.engines
-        spec = engine_spec_of(
-            fleet.engine,
-            self.model,
-            self.shape.slots,
-            fleet.kv_transfer,
-            self.budget,
-            self.order.seed,
-            self.cost,
-        )
-        needed = 0 if self.tp_degrees == "auto" else sum(self.tp_degrees)
-        if self.order.where.scheduler is None and needed > engines:
+        needed = 0 if tp_degrees == "auto" else sum(tp_degrees)
+        workers = self.shape.engines
+        if self.order.where.scheduler is None and needed > workers:
             raise BadInput(
-                f"--tp {fleet.tp_degrees} need {needed} workers, and --engines {engines} says how many there are: "
-                f"use --engines {needed}"
+                f"--tp {self.order.fleet.tp_degrees} need {needed} workers, and --engines {workers} says how many "
+                f"there are: use --engines {needed}"
             )
-        DegreeSpecs(spec, self.cost).check(self.tp_degrees)
+        spec = self.engines.spec_for(self.model, self.budget.max_context_tokens, self.order.seed)
+        TpDegreeSpecs(spec, self.engines.cost).check(tp_degrees)
 
     def _take_over(self) -> None:
         """Count the trajectories of the resumed run; refuse options that would not continue it."""
@@ -200,23 +203,14 @@ class _Run:
             client,
             env=self.environment,
             model=self.model,
-            engine=order.fleet.engine,
-            engines=self.shape.engines if order.where.scheduler is None or "engines" in order.given else None,
-            slots=self.shape.slots,
-            kv_transfer=order.fleet.kv_transfer,
-            tp_degrees=self.tp_degrees,
-            cost=self.cost,
+            engines=self.engines,
             strategy=order.strategy,
-            overrides=order.overrides,
             samples=order.work.samples,
             seed=order.seed,
-            out=self.out,
-            mode=order.mode,
+            out=Output(self.out, order.mode, facts),
             budget=self.budget,
             sampling=Sampling(order.limits.temperature, order.limits.top_p),
-            patience=Patience(order.where.worker_timeout, order.where.engine_timeout),
             retries=order.retries,
-            metadata=facts,
             on_progress=self.progress.message,
         )
 

@@ -19,8 +19,8 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.tp_degrees import FinishedWork
 from heddle_dask.live.driver.capacity import Patience, missing_workers, wait_for_capacity
 from heddle_dask.live.driver.control_channel import ControlPlaneFailed
-from heddle_dask.live.driver.degree_specs import POWERS, DegreeSpecs
 from heddle_dask.live.driver.runner import Attempt
+from heddle_dask.live.driver.tp_degree_specs import POWERS, TpDegreeSpecs
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
 from heddle_dask.records.trajectory import TrajectoryRecord
@@ -40,8 +40,8 @@ def checked_degrees(asked: AskedDegrees) -> Literal["auto"] | tuple[int, ...] | 
     """
     if asked is None or asked == "auto":
         return asked
-    whole = not isinstance(asked, str) and all(type(degree) is int and degree >= 1 for degree in asked)
-    if not whole or not asked:
+    listed = isinstance(asked, Sequence) and not isinstance(asked, str)
+    if not listed or not asked or not all(type(degree) is int and degree >= 1 for degree in asked):
         raise BadInput(
             f"tp_degrees is {asked!r}: use 'auto' or a list of whole numbers of at least 1, such as [2, 1, 1]"
         )
@@ -79,7 +79,7 @@ class EngineDegrees:
     def __init__(
         self,
         client: Client,
-        specs: DegreeSpecs,
+        specs: TpDegreeSpecs,
         *,
         engines: int | None,
         patience: Patience,

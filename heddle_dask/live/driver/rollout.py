@@ -19,17 +19,23 @@ from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment
 from heddle_dask.live.driver.batch import Batch
-from heddle_dask.live.driver.capacity import Patience, wait_for_capacity
-from heddle_dask.live.driver.degree_specs import DegreeSpecs
-from heddle_dask.live.driver.degrees import AskedDegrees, EngineDegrees, degrees_to_price
+from heddle_dask.live.driver.capacity import wait_for_capacity
+from heddle_dask.live.driver.degrees import EngineDegrees, degrees_to_price
 from heddle_dask.live.driver.open_session import OpenSession
-from heddle_dask.live.driver.resume import unfinished
-from heddle_dask.live.driver.rollout_inputs import Tasks, engine_spec_of, environment_of, tasks_of
-from heddle_dask.live.driver.run_writer import RunWriter, WriteMode
+from heddle_dask.live.driver.rollout_inputs import (
+    Engines,
+    Output,
+    Tasks,
+    environment_of,
+    given_or_default,
+    tasks_of,
+)
+from heddle_dask.live.driver.run_files import RunFiles
 from heddle_dask.live.driver.runner import Attempt, Driver, attempts_of
 from heddle_dask.live.driver.services import Budget, Sampling, Services
+from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.strategies.presets import build_strategies, knows_lengths
+from heddle_dask.strategies.presets import Strategy
 
 
 class Rollout:
@@ -45,38 +51,34 @@ class Rollout:
         function ``solve(task, ctx)``.
     model
         Model directory; its chat template renders the prompts.
-    engine
-        ``"vllm"``, ``"emulated"``, or a whole `EngineSpec`.
     engines
-        How many engines must answer before the run starts; None: one on every worker tagged ``ENGINE``. With
-        `tp_degrees`: how many workers that can host one must be there.
-    slots, kv_transfer
-        Of engines named by kind: most sequences at once, and whether they hand over KV caches to one another.
-    tp_degrees
-        GPUs of each engine. None: every worker hosts an engine as `engine` says. A list, such as ``[2, 1, 1]``: these,
-        on the GPUs that the workers of each node share. ``"auto"``: before each batch, those under which it is expected
-        to end earliest. `slots` applies to the TP degree in `engine` (default 1); other degrees scale from it.
-        You may assign ``rollout.tp_degrees`` between runs, but only if it was given here; see ``docs/degrees.md``.
-    cost
-        What one engine is believed to cost (`cost.engine_cost.cost_from_mapping`), or that by degree
-        (``{"1": …, "2": …}``); an emulated engine named by kind takes it, too. None: an emulated engine's own cost,
-        else the profile that strategies name.
-    strategy, overrides
-        Preset, and ``part=name[,option=value]`` that replace parts of it.
+        The kind of the engines, an `EngineSpec`, or `Engines` with count, slots, TP degrees, cost.
+    strategy
+        Name of a preset, or a `Strategy` with parts of it replaced.
     samples
         Attempts per task.
-    out, mode
-        Path of the Zarr store, or None to keep trajectories in memory only; ``"create"``, ``"append"``,
-        ``"overwrite"`` or ``"resume"``.
     seed
         Of everything that is drawn: tasks, sampling, ties.
+    out
+        Path of a new Zarr store, an `Output` with path, mode and metadata, or None to keep trajectories in memory only.
+    budget
+        Limits of each trajectory in steps and tokens.
+    sampling
+        Temperature and top-p.
     retries
-        How often a step or an action is tried again (`core.retries.RetryPolicy`).
+        How often a step or an action is tried again.
+    on_progress
+        Takes one line for each thing that is waited for or decided.
+
+    Attributes
+    ----------
+    tp_degrees
+        TP degrees of the next run, as in `Engines`. They may be assigned between runs, but only if `engines` gave some.
 
     Raises
     ------
     BadInput
-        At the first run: whatever of the above cannot be, in one line.
+        In one line: a value that is not allowed. What only the cluster shows is refused at the first run.
 
     Examples
     --------
@@ -90,56 +92,39 @@ class Rollout:
         *,
         env: str | Environment | Callable[..., Any],
         model: str | Path,
-        engine: str | EngineSpec = "vllm",
-        engines: int | None = None,
-        slots: int = 8,
-        kv_transfer: bool = False,
-        tp_degrees: AskedDegrees = None,
-        cost: Mapping[str, Any] | None = None,
-        strategy: str = "sticky-least-loaded",
-        overrides: Sequence[str] = (),
+        engines: str | EngineSpec | Engines = "vllm",
+        strategy: str | Strategy = "sticky-least-loaded",
         samples: int = 1,
         seed: int = 0,
-        out: str | Path | None = None,
-        mode: WriteMode = "create",
+        out: str | Path | Output | None = None,
         budget: Budget | None = None,
         sampling: Sampling | None = None,
-        patience: Patience | None = None,
         retries: RetryPolicy | None = None,
-        metadata: Mapping[str, Any] | None = None,
         on_progress: Callable[[str], None] = lambda message: None,
     ) -> None:
-        if samples < 1:
-            raise BadInput(f"samples is {samples}: use at least 1")
-        if out is None and mode != "create":
-            raise BadInput(f"mode '{mode}' needs a path: set out")
+        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+            raise BadInput(f"samples is {samples!r}: use a whole number of at least 1")
         self.client = client
-        self.budget = budget or Budget()
-        self.sampling = sampling or Sampling()
+        self.budget = given_or_default("budget", Budget, budget)
+        self.sampling = given_or_default("sampling", Sampling, sampling)
+        self.retries = given_or_default("retries", RetryPolicy, retries)
+        self._engines = Engines.of(engines)
+        self._strategy = Strategy.of(strategy)
+        self._output = Output.of(out)
         self.environment = environment_of(env)
         self.template = ChatTemplate.load(str(model))
         self._check_template(on_progress)
-        self.spec = engine_spec_of(engine, str(model), slots, kv_transfer, self.budget, seed, cost)
         self.model = str(model)
+        self.spec = self._engines.spec_for(self.model, self.budget.max_context_tokens, seed)
         self.samples = samples
         self.seed = seed
-        self.out = None if out is None else Path(out)
-        self._mode: WriteMode = mode
-        self._strategy = strategy
-        self._overrides = tuple(overrides)
-        self.tp_degrees = tp_degrees
-        specs = DegreeSpecs(self.spec, cost)
-        self._cost = specs.described(degrees_to_price(tp_degrees))
-        self._engines = engines
-        self._patience = patience or Patience()
-        self.retries = retries or RetryPolicy()
-        self._metadata = dict(metadata or {})
         self._on_progress = on_progress
-        self._engine_degrees = None if tp_degrees is None else self._degrees_of(specs)
+        self.tp_degrees = self._engines.tp_degrees
+        specs = TpDegreeSpecs(self.spec, self._engines.cost)
+        self._cost = specs.described(degrees_to_price(self.tp_degrees))
+        self._engine_degrees = None if self.tp_degrees is None else self._degrees_of(specs)
         self._session: OpenSession | None = None
-        self._writer: RunWriter | None = None
-        self._lines_to: RunWriter | None = None
-        self._early_lines: list[Any] = []
+        self._files: RunFiles | None = None
         self._driver: Driver | None = None
         self._moves: Mapping[str, Mapping[str, float]] = {}
         self._batches = 0
@@ -255,21 +240,21 @@ class Rollout:
         for record in records:
             counts[record.status] = counts.get(record.status, 0) + 1
         makespan_s = max((r.finished_s for r in records), default=0.0) - began_s
-        out = None if self.out is None else str(self.out)
+        out = None if self._output is None else str(self._output.path)
         return Batch(records, makespan_s, out, counts, self._moves)
 
     async def _stream(self, tasks: Tasks) -> AsyncIterator[TrajectoryRecord]:
         chosen = tasks_of(tasks, self.environment, self.seed)
         try:
-            session = self._session or await self._open()
-            services = self._services(session)
-            number = self._next_batch()
+            session, files = await self._open()
+            services = self._services(session, files)
+            number = self._next_batch(files)
             prefix = f"b{number}/" if number else ""
-            attempts = attempts_of(self.environment.name, chosen, self.samples, self.seed, prefix)
-            if self._mode == "resume" and self._writer is not None:
-                attempts = unfinished(attempts, self._writer)
+            attempts = files.unfinished(
+                attempts_of(self.environment.name, chosen, self.samples, self.seed, prefix)
+            )
             await self._provide_degrees(attempts)
-            driver = Driver(self.client, services, self.environment, self._writer, session.channel.failed)
+            driver = Driver(self.client, services, self.environment, files.writer, session.channel.failed)
             self._driver = driver
             self._batch_began_s = services.clock()
             async for record in driver.run(attempts):
@@ -278,14 +263,12 @@ class Rollout:
                 yield record
             await session.channel.refresh()
             self._moves = session.channel.counts.get("moves", {})
-            if self._writer is not None:
-                await self._writer.store()
+            await files.store()
         finally:
             if not self._entered:
                 await self._close()
 
-    def _services(self, session: OpenSession) -> Services:
-        writer = self._writer
+    def _services(self, session: OpenSession, files: RunFiles) -> Services:
         return Services(
             session=session.session_id,
             submitter=session.submitter,
@@ -294,58 +277,42 @@ class Rollout:
             sampling=self.sampling,
             retries=self.retries,
             clock=lambda: time.monotonic() - self._started_s,
-            journal=writer.journal if writer is not None else lambda kind, body: None,
+            journal=files.journal,
         )
 
-    async def _open(self) -> OpenSession:
+    async def _open(self) -> tuple[OpenSession, RunFiles]:
         """Files first (they fail fastest), then session, plugins, engines; an older run is overwritten last."""
+        if self._session is not None and self._files is not None:
+            return self._session, self._files
         self._started_s = time.monotonic()
-        build_strategies(self._strategy, overrides=self._overrides, seed=self.seed)
-        self._lines_to, self._early_lines = None, []
-        if self._mode != "overwrite":
-            self._open_writer()
+        self._files = files = RunFiles(self._output, self._describe)
         try:
-            session = await self._stand_up()
-            if self._mode == "overwrite":
-                self._open_writer()
+            if not files.replaces_a_run:
+                files.open()
+            session = await self._stand_up(files)
+            if files.replaces_a_run:
+                files.open()
         except BaseException:
-            if self._mode == "create" and self._writer is not None:
-                self._writer.discard()  # nothing has begun: the same order, mended, may be given again
-                self._writer = self._lines_to = None
+            files.discard_if_new()
             await self._close()
             raise
-        return session
+        return session, files
 
-    def _open_writer(self) -> None:
-        if self.out is not None:
-            self._writer = RunWriter(self.out, self._mode, self._describe())
-            self._writer.journal("session", self._describe())
-            self._lines_to = self._writer
-            if self._early_lines:
-                self._keep_lines(self._early_lines)
-                self._early_lines = []
-
-    def _keep_lines(self, lines: list[Any]) -> None:
-        """Lines of the control channel: to the journal once there is one, the last ones after `_close` began too."""
-        if self._lines_to is not None:
-            self._lines_to.journal("control", {"lines": lines})
-        elif self.out is not None:
-            self._early_lines += lines
-
-    async def _stand_up(self) -> OpenSession:
+    async def _stand_up(self, files: RunFiles) -> OpenSession:
         self._session = await OpenSession.claim(
             self.client,
-            strategy=self._strategy,
-            overrides=self._overrides,
+            strategy=self._strategy.preset,
+            overrides=self._strategy.overrides,
             seed=self.seed,
             cost=self._cost,
             retries=self.retries,
             on_notice=self._on_notice,
-            on_lines=self._keep_lines,
+            on_lines=files.keep_lines,
         )
         await self._session.provide_workers(self.spec, self._engine_degrees)
         if self._engine_degrees is None:
-            await wait_for_capacity(self.client, self._engines, self._patience, self._on_progress)
+            engines = self._engines
+            await wait_for_capacity(self.client, engines.count, engines.patience, self._on_progress)
         return self._session
 
     def _check_template(self, on_progress: Callable[[str], None]) -> None:
@@ -355,16 +322,16 @@ class Rollout:
         except BadInput as error:
             on_progress(f"note: {error}; trajectories keep their history as it was sampled")
 
-    def _degrees_of(self, specs: DegreeSpecs) -> EngineDegrees:
+    def _degrees_of(self, specs: TpDegreeSpecs) -> EngineDegrees:
         """What keeps the engines at the TP degrees asked for."""
         return EngineDegrees(
             self.client,
             specs,
-            engines=self._engines,
-            patience=self._patience,
+            engines=self._engines.count,
+            patience=self._engines.patience,
             max_context_tokens=self.budget.max_context_tokens,
             seed=self.seed,
-            told_apart=knows_lengths(self._strategy, self._overrides),
+            told_apart=self._strategy.knows_lengths,
             note=self._on_progress,
         )
 
@@ -372,25 +339,24 @@ class Rollout:
         """Engines at the TP degrees asked for, before the first step of a batch."""
         if self._engine_degrees is None:
             if self.tp_degrees is not None:
-                raise BadInput(
-                    "tp_degrees were not given when this rollout opened: give them to `Rollout` itself"
-                )
+                raise BadInput("tp_degrees were not given when this rollout opened: give them to `Engines`")
         elif attempts:
             await self._engine_degrees.provide(self.tp_degrees, attempts)
 
-    def _next_batch(self) -> int:
-        if self._writer is not None and self._mode != "resume":
-            return self._writer.begin_batch()
-        self._batches += 1
-        return self._batches - 1
+    def _next_batch(self, files: RunFiles) -> int:
+        number = files.begin_batch()
+        if number is None:
+            number = self._batches
+            self._batches += 1
+        return number
 
     def _describe(self) -> dict[str, Any]:
         return {
             "environment": self.environment.name,
             "model": self.model,
             "engine": self.spec.to_mapping(),
-            "strategy": self._strategy,
-            "overrides": list(self._overrides),
+            "strategy": self._strategy.preset,
+            "overrides": list(self._strategy.overrides),
             "cost": self._cost,
             "retries": asdict(self.retries),
             "samples": self.samples,
@@ -398,7 +364,6 @@ class Rollout:
             "heddle_dask": version("heddle-dask"),
             "distributed": version("distributed"),
             "python": platform.python_version(),
-            **self._metadata,
         }
 
     def _on_notice(self, notice: Sequence[Any]) -> None:
@@ -409,13 +374,13 @@ class Rollout:
 
     async def _close(self) -> None:
         session, self._session = self._session, None
-        writer, self._writer = self._writer, None
+        files, self._files = self._files, None
         try:
             if session is not None:
                 await session.close()
         finally:
-            if writer is not None:
-                await writer.close()
+            if files is not None:
+                await files.close()
 
 
 async def _next_or_none(stream: AsyncIterator[TrajectoryRecord]) -> TrajectoryRecord | None:

@@ -3,16 +3,191 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_args
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment, Task
 from heddle_dask.environments.functions import as_environment
-from heddle_dask.live.driver.services import Budget
+from heddle_dask.live.driver.capacity import Patience
+from heddle_dask.live.driver.degrees import AskedDegrees, checked_degrees
+from heddle_dask.live.driver.run_writer import WriteMode
 
 Tasks = int | Sequence[Task | str]
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """The LLM engines of a rollout.
+
+    Attributes
+    ----------
+    kind
+        ``"vllm"`` (the default), ``"emulated"``, or ``"package.module:object"`` for a kind of another package.
+    count
+        How many engines must answer before a run starts. None: one on every worker tagged ``ENGINE``. With
+        `tp_degrees`: how many workers that can host an engine must be there.
+    slots
+        Most sequences in one batch of an engine. With `tp_degrees`: of an engine of TP degree 1, or of the degree of
+        `spec`; engines of other degrees have proportionally more or fewer.
+    kv_transfer
+        Whether engines transfer KV caches to one another.
+    tp_degrees
+        GPUs of each engine. None: every worker hosts an engine as `kind` or `spec` says. A list, such as
+        ``[2, 1, 1]``: these, on the GPUs that the workers of each node share. ``"auto"``: before each batch, those
+        under which it is expected to end earliest. See ``docs/degrees.md``.
+    cost
+        What one engine is believed to cost (a form of `cost.engine_cost.cost_from_mapping`), or that by TP degree
+        (``{"1": …, "2": …}``); an emulated engine named by `kind` also takes that time. None: an emulated engine's own
+        cost, else the profile that the strategies name.
+    spec
+        A whole engine in place of `kind`, `slots` and `kv_transfer`. None: an engine of that kind, with the context
+        and the seed of the rollout.
+    patience
+        Seconds to wait for workers and engines.
+
+    Raises
+    ------
+    BadInput
+        A value that no engine can have, or one that `spec` contradicts.
+    """
+
+    kind: str = "vllm"
+    count: int | None = None
+    slots: int = 8
+    kv_transfer: bool = False
+    tp_degrees: AskedDegrees = None
+    cost: Mapping[str, Any] | None = None
+    spec: EngineSpec | None = None
+    patience: Patience = field(default_factory=Patience)
+
+    def __post_init__(self) -> None:
+        if self.spec is None:
+            engine_kind(self.kind)
+        else:
+            self._check_spec(self.spec)
+        for name, value in (("count", 1 if self.count is None else self.count), ("slots", self.slots)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise BadInput(f"engines: {name} is {value!r}: use a whole number of at least 1")
+        if not isinstance(self.kv_transfer, bool):
+            raise BadInput(f"engines: kv_transfer is {self.kv_transfer!r}: use True or False")
+        object.__setattr__(self, "tp_degrees", checked_degrees(self.tp_degrees))
+        if self.cost is not None and not isinstance(self.cost, Mapping):
+            raise BadInput(f"engines: cost is {self.cost!r}: use a mapping such as {{'profile': NAME}}")
+        if not isinstance(self.patience, Patience):
+            raise BadInput(f"engines: patience is {self.patience!r}: use Patience(workers_s=…, engines_s=…)")
+
+    def _check_spec(self, spec: EngineSpec) -> None:
+        if not isinstance(spec, EngineSpec):
+            raise BadInput(f"engines: spec is {spec!r}: use an EngineSpec")
+        defaults = {each.name: each.default for each in fields(self)}
+        for name in ("kind", "slots", "kv_transfer"):
+            value = getattr(self, name)
+            if value not in (defaults[name], getattr(spec, name)):
+                raise BadInput(
+                    f"engines: {name} is {value!r}, in the spec {getattr(spec, name)!r}: set it in the spec"
+                )
+
+    @classmethod
+    def of(cls, engines: str | EngineSpec | Engines) -> Engines:
+        """Engines named by their kind, described by one spec, or given in full.
+
+        Raises
+        ------
+        BadInput
+            None of these, or as the constructor.
+        """
+        if isinstance(engines, Engines):
+            return engines
+        if isinstance(engines, EngineSpec):
+            return cls(spec=engines)
+        if isinstance(engines, str):
+            return cls(engines)
+        raise BadInput(f"engines is {engines!r}: use a kind such as 'vllm', an EngineSpec or Engines(…)")
+
+    def spec_for(self, model: str, max_context_tokens: int, seed: int) -> EngineSpec:
+        """Describe one engine for this model; a `spec` that was given stays as it is.
+
+        Raises
+        ------
+        BadInput
+            A value that an engine of this kind cannot have.
+        """
+        if self.spec is not None:
+            return self.spec
+        return EngineSpec(
+            kind=self.kind,
+            model=model,
+            slots=self.slots,
+            kv_transfer=self.kv_transfer,
+            max_model_len=max_context_tokens,
+            seed=seed,
+            options=engine_kind(self.kind).options_for(self.cost),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a rollout stores its trajectories.
+
+    Attributes
+    ----------
+    path
+        Zarr store; the journal is written beside it.
+    mode
+        ``"create"`` (the default) refuses an existing path, ``"append"`` adds to a run, ``"overwrite"`` replaces it,
+        ``"resume"`` finishes it.
+    metadata
+        JSON-able facts, stored with those that the rollout itself describes; of equal names, these win.
+
+    Raises
+    ------
+    BadInput
+        No path, an unknown mode, or metadata that are no mapping.
+    """
+
+    path: str | Path
+    mode: WriteMode = "create"
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | Path) or not str(self.path):
+            raise BadInput(f"out: path is {self.path!r}: use a path such as 'runs/x.zarr'")
+        object.__setattr__(self, "path", Path(self.path))
+        if self.mode not in get_args(WriteMode):
+            raise BadInput(f"out: mode is {self.mode!r}: use one of {', '.join(get_args(WriteMode))}")
+        if not isinstance(self.metadata, Mapping):
+            raise BadInput(f"out: metadata is {self.metadata!r}: use a mapping")
+
+    @classmethod
+    def of(cls, out: str | Path | Output | None) -> Output | None:
+        """A new store at a path, or what was given in full; None: trajectories are kept in memory only.
+
+        Raises
+        ------
+        BadInput
+            As the constructor.
+        """
+        return out if out is None or isinstance(out, Output) else cls(out)
+
+
+def given_or_default(name: str, kind: type[Value], value: Value | None) -> Value:
+    """The value of a parameter; not given: that with all defaults.
+
+    Raises
+    ------
+    BadInput
+        It is of another type.
+    """
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise BadInput(f"{name} is {value!r}: use {kind.__name__}(…)")
+    return value
 
 
 def environment_of(env: object) -> Environment:
@@ -30,35 +205,6 @@ def environment_of(env: object) -> Environment:
         loaded: Environment = load_environment(env)
         return loaded
     return as_environment(env)
-
-
-def engine_spec_of(
-    engine: str | EngineSpec,
-    model: str,
-    slots: int,
-    kv_transfer: bool,
-    budget: Budget,
-    seed: int,
-    cost: Mapping[str, Any] | None,
-) -> EngineSpec:
-    """An engine named by its kind, or a whole one, which stays as it is.
-
-    Raises
-    ------
-    BadInput
-        There is no such kind, or a number cannot be.
-    """
-    if isinstance(engine, EngineSpec):
-        return engine
-    return EngineSpec(
-        kind=engine,
-        model=model,
-        slots=slots,
-        kv_transfer=kv_transfer,
-        max_model_len=budget.max_context_tokens,
-        seed=seed,
-        options=engine_kind(engine).options_for(cost),
-    )
 
 
 def tasks_of(tasks: Tasks, environment: Environment, seed: int) -> list[Task]:

@@ -98,7 +98,7 @@ class DegreePlanning:
         capacities = tuple(node.capacity for node in nodes)
         largest = max((node.gpus for node in capacities), default=0)
         candidates = (
-            [] if asked else budget_of(capacities, (d for d in self._engines if d <= largest)).degrees
+            [] if asked else budget_of(capacities, (d for d in self._engines if d <= largest)).tp_degrees
         )
         self._request = DegreeRequest(
             request_id=self._request.request_id + 1,

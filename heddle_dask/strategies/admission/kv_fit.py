@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId
+from heddle_dask.core.prediction import Quantile
 from heddle_dask.core.view import Admit, ClusterView
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.admission.candidate_engines import CandidateEngines, Rejection
@@ -71,7 +71,7 @@ class KvFit:
     least_share: float = 0.7
     lengths: int = 4
     margin: float = 1.0
-    quantile: Literal["median", "q90"] = "q90"
+    quantile: Quantile = "q90"
     tools: bool = True
     _costs: EngineCosts = field(init=False)
     _queue: WaitQueue = field(init=False, default_factory=WaitQueue)
@@ -101,7 +101,7 @@ class KvFit:
 
     def rank(self, trajectory: Trajectory) -> None:
         """A waiting trajectory may be admitted from now on; once more when its prediction is new."""
-        tokens = self._left(trajectory)
+        tokens = trajectory.remaining_tokens(self.quantile) or 0.0
         path = tokens + (tools_left(trajectory, self._costs.pace_s) if self.tools else 0.0)
         self._enqueue(trajectory, tokens, path)
         if self._queue.shortest() is trajectory:
@@ -264,12 +264,6 @@ class KvFit:
         self._candidates.open(engine, self._turn_of(view, engine))
 
     # -- sizes -----------------------------------------------------------------------------------------------
-
-    def _left(self, trajectory: Trajectory) -> float:
-        said = trajectory.prediction
-        if said is None:
-            return 0.0
-        return said.tokens_q90 if self.quantile == "q90" else said.tokens
 
     def _demand(self, trajectory: Trajectory, lengths: int, unseen_tokens: float = 0.0) -> RemainingDemand:
         pace_s = self._costs.pace_s if self.tools else None

@@ -28,7 +28,7 @@ def unseen_tokens(
     the engine count as running, since nobody knows when they got it.
     """
     running = [
-        (t.trajectory_id, at - t.requested_at, _MOST_DONE * _left(t))
+        (t.trajectory_id, at - t.requested_at, _MOST_DONE * (t.remaining_tokens() or 0.0))
         for t in residents
         if t.state is TrajectoryState.GENERATING and t.counted_on == engine.engine_id
     ]
@@ -43,8 +43,3 @@ def unseen_tokens(
         made = {name: max(0.0, min(since_s / token_s, most)) for name, since_s, most in running}
         sampled = sum(made.values())
     return made
-
-
-def _left(trajectory: Trajectory) -> float:
-    done = trajectory.generated_tokens - trajectory.predicted_at_tokens
-    return (0.0 if trajectory.prediction is None else trajectory.prediction.tokens) - done

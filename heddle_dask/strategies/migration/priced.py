@@ -8,13 +8,14 @@ from typing import Protocol, runtime_checkable
 
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId, TrajectoryId
+from heddle_dask.core.prediction import Quantile
 from heddle_dask.core.view import ClusterView, Move, MoveRequest
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.migration.load_board import LoadBoard
 from heddle_dask.strategies.migration.pricing import Link, Margin, MovingCandidate
 from heddle_dask.strategies.migration.transfers import choose_transfers
-from heddle_dask.strategies.remaining import QUANTILES, remaining_tokens
+from heddle_dask.strategies.remaining import QUANTILES, remaining_or_context_tokens
 
 
 def expected_tool_s(view: ClusterView, trajectory: Trajectory) -> float:
@@ -61,10 +62,10 @@ class _Remaining:
         gone = abs(len(engine.residents) - len(self.counted))
         return self.changed + gone > len(self.counted) // 8
 
-    def recount(self, view: ClusterView, engine: Engine, quantile: str) -> None:
+    def recount(self, view: ClusterView, engine: Engine, quantile: Quantile) -> None:
         """Take the latest predictions of those that live there now."""
         here = view.residents(engine)
-        self.counted = {t.spec.trajectory_id: remaining_tokens(t, quantile) for t in here}
+        self.counted = {t.spec.trajectory_id: remaining_or_context_tokens(t, quantile) for t in here}
         self.total = sum(self.counted.values())
         self.longest = max(self.counted.values(), default=0.0)
         self.changed = 0
@@ -123,7 +124,7 @@ class Priced:
     max_moves: int = 4
     setup_s: float = 0.1
     token_s: float = 5e-6
-    quantile: str = "median"
+    quantile: Quantile = "median"
     permits: PermitsMoves | None = field(default=None, metadata={"part": "admission", "kind": PermitsMoves})
     _costs: EngineCosts = field(init=False)
     _remaining: list[_Remaining] = field(init=False, default_factory=list)
@@ -159,7 +160,7 @@ class Priced:
             return None
         if engines is not self._engines:
             self._rebuild(engines)
-        remaining = remaining_tokens(trajectory, self.quantile)
+        remaining = remaining_or_context_tokens(trajectory, self.quantile)
         self._take_loads(view, trajectory, remaining)
         if self.permits is not None and not self.permits.may_leave(view, trajectory):
             return None  # before any engine is priced

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.ids import EngineId
+from heddle_dask.core.prediction import Quantile
 from heddle_dask.core.view import ClusterView, Move, MoveRequest
 from heddle_dask.strategies.migration.priced import check_quantile
 from heddle_dask.strategies.migration.rank_order import RankOrder, rank_target
 from heddle_dask.strategies.migration.transfers import choose_transfers
 from heddle_dask.strategies.placement.presorted import PresortedPlan
-from heddle_dask.strategies.remaining import remaining_tokens
+from heddle_dask.strategies.remaining import remaining_or_context_tokens
 
 
 @dataclass(slots=True)
@@ -32,7 +33,7 @@ class RankRule:
         The placement is not `presorted`, or the quantile is unknown.
     """
 
-    quantile: str = "median"
+    quantile: Quantile = "median"
     plan: PresortedPlan | None = field(default=None, metadata={"part": "placement", "kind": PresortedPlan})
     _order: RankOrder = field(init=False, default_factory=RankOrder)
 
@@ -45,7 +46,9 @@ class RankRule:
         """A move to the engine of the trajectory's rank."""
         if self.plan is None or self.plan.latest is None:
             return None
-        rank = self._order.update(trajectory.trajectory_id, remaining_tokens(trajectory, self.quantile))
+        rank = self._order.update(
+            trajectory.trajectory_id, remaining_or_context_tokens(trajectory, self.quantile)
+        )
         latest = self.plan.latest
         target: EngineId = latest.engines[rank_target(rank, len(self._order), latest.sizes)]
         ready = {engine.engine_id: engine for engine in view.ready_engines}

@@ -16,6 +16,7 @@ from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.prediction import Quantile
 from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
@@ -25,7 +26,7 @@ from heddle_dask.strategies.partition.makespan import partition_in_order
 from heddle_dask.strategies.partition.runs import Presorted, Worker
 from heddle_dask.strategies.placement.least_load import resident_load
 from heddle_dask.strategies.placement.sticky import home_among
-from heddle_dask.strategies.remaining import QUANTILES, remaining_tokens
+from heddle_dask.strategies.remaining import QUANTILES, remaining_or_context_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,11 @@ def presorted_plan(
     trajectories: Sequence[Trajectory],
     engines: Sequence[Engine],
     costs: EngineCosts,
-    quantile: str = "median",
+    quantile: Quantile = "median",
 ) -> Plan:
     """Partition the trajectories by Eq. 2 in the paper's order of engines."""
-    by_length = sorted(trajectories, key=lambda t: (-remaining_tokens(t, quantile), t.number))
-    lengths = [remaining_tokens(t, quantile) for t in by_length]
+    by_length = sorted(trajectories, key=lambda t: (-remaining_or_context_tokens(t, quantile), t.number))
+    lengths = [remaining_or_context_tokens(t, quantile) for t in by_length]
     ordered = sorted(engines, key=lambda e: (-e.spec.tp_degree, e.number))
     contexts = [max(t.context_tokens, t.spec.prompt_tokens) for t in by_length]
     mean_context = (sum(contexts) + sum(lengths) / 2) / max(1, len(lengths))
@@ -106,7 +107,7 @@ class PresortedPlan:
     """
 
     profile: str = "tiny-cpu"
-    quantile: str = "median"
+    quantile: Quantile = "median"
     latest: Plan | None = field(init=False, default=None)
     _costs: EngineCosts = field(init=False)
     _open: dict[TrajectoryId, tuple[Trajectory, EngineId]] = field(init=False, default_factory=dict)
@@ -130,7 +131,9 @@ class PresortedPlan:
         if latest is not None and self._stands(latest, trajectories, engines):
             self._by_rank += len(trajectories)
             for trajectory in trajectories:
-                self._expect(trajectory, latest.engine_by_rank(remaining_tokens(trajectory, self.quantile)))
+                self._expect(
+                    trajectory, latest.engine_by_rank(remaining_or_context_tokens(trajectory, self.quantile))
+                )
             return
         ended = TrajectoryState.ENDED
         self._open = {i: entry for i, entry in self._open.items() if entry[0].state is not ended}

@@ -8,18 +8,11 @@ from typing import Literal
 
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.prediction import Quantile
 from heddle_dask.core.priority import Priority
 from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
-
-
-def predicted_tokens(trajectory: Trajectory, quantile: Literal["median", "q90"]) -> float:
-    """Tokens that the trajectory has still to generate; before any prediction, 0."""
-    said = trajectory.prediction
-    if said is None:
-        return 0.0
-    return said.tokens_q90 if quantile == "q90" else said.tokens
 
 
 @dataclass(slots=True)
@@ -41,7 +34,7 @@ class LongestFirst:
     """
 
     of: Literal["remaining", "total"] = "total"
-    quantile: Literal["median", "q90"] = "q90"
+    quantile: Quantile = "q90"
     tools: bool = True
     profile: str = "tiny-cpu"
     _costs: EngineCosts = field(init=False, compare=False)
@@ -58,12 +51,13 @@ class LongestFirst:
     def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> Priority:
         """Predicted tokens; without a prediction all are equal, and the order of arrival decides.
 
-        The total is that of the latest prediction: neither a late one nor a step that was stopped makes it longer.
+        A stopped step does not change the total: what it generated is no longer left.
         """
-        ahead = predicted_tokens(trajectory, self.quantile)
-        said = trajectory.prediction
-        tools_s = said.tools_s if self.tools and said is not None else 0.0
+        said, tokens = trajectory.prediction, trajectory.remaining_tokens(self.quantile)
+        if said is None or tokens is None:
+            return Priority()
+        tools_s = said.tools_s if self.tools else 0.0
         if self.of == "total":
-            ahead += trajectory.predicted_at_tokens
+            tokens += trajectory.generated_tokens
             tools_s += trajectory.predicted_at_tools_s if self.tools else 0.0
-        return Priority(0, ahead + tools_s / self._costs.pace_s if tools_s > 0 else ahead)
+        return Priority(0, tokens + tools_s / self._costs.pace_s if tools_s > 0 else tokens)

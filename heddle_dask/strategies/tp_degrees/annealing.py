@@ -53,8 +53,8 @@ def anneal(
 
 def sorted_start(budget: Budget, rng: random.Random) -> State:
     """Degrees drawn at random until the GPUs are used, as in the paper; a state is sorted by its form."""
-    counts = [0] * len(budget.degrees)
-    open_degrees = list(range(len(budget.degrees)))
+    counts = [0] * len(budget.tp_degrees)
+    open_degrees = list(range(len(budget.tp_degrees)))
     while open_degrees:
         at = rng.choice(open_degrees)
         counts[at] += 1
@@ -91,8 +91,8 @@ def redistributions(state: State, budget: Budget) -> Iterator[State]:
     steps = range(len(state) - 1)
     for down in steps:
         for up in steps:
-            freed = budget.degrees[down] - budget.degrees[down + 1]
-            taken = budget.degrees[up] - budget.degrees[up + 1]
+            freed = budget.tp_degrees[down] - budget.tp_degrees[down + 1]
+            taken = budget.tp_degrees[up] - budget.tp_degrees[up + 1]
             if down == up or (max(freed, taken) % min(freed, taken) and freed != taken):
                 continue
             both = math.lcm(freed, taken)
@@ -109,5 +109,5 @@ def _shifted(state: State, budget: Budget, at: int, engines: int) -> State:
     """`state` with so many engines of degree number `at` split (merged if negative)."""
     counts = list(state)
     counts[at] -= engines
-    counts[at + 1] += engines * (budget.degrees[at] // budget.degrees[at + 1])
+    counts[at + 1] += engines * (budget.tp_degrees[at] // budget.tp_degrees[at + 1])
     return tuple(counts)

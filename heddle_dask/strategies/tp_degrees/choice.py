@@ -68,7 +68,7 @@ def choose_degrees(
     final = {state: plan.seconds + price_s(state) for state, plan in plans.items()}
     best = _best(final, known, settings.mix_gain)
     return DegreeChoice(
-        degrees=budget.degrees_of(best),
+        tp_degrees=budget.degrees_of(best),
         seconds=final[best],
         uniform={d: final.get(state, math.inf) for d, state in budget.uniform()},
         price_s=price_s(best),
@@ -98,7 +98,7 @@ def _known(budget: Budget, running: Running | None) -> list[State]:
     """The states that the choice must not be later than: uniform ones and what runs."""
     states = [state for _, state in budget.uniform()]
     if running is not None:
-        states.append(budget.state_of(running.degrees))
+        states.append(budget.state_of(running.tp_degrees))
     return [state for state in dict.fromkeys(states) if any(state) and budget.fits(state)]
 
 
@@ -107,7 +107,7 @@ def _check(
 ) -> None:
     if not works:
         raise BadInput("no trajectories to choose degrees for: give at least one")
-    for degree in budget.degrees:
+    for degree in budget.tp_degrees:
         if degree not in engines:
             raise BadInput(f"degree {degree} is allowed but has no engine cost: leave it out or give one")
         if running is not None and degree not in running.restart_s:

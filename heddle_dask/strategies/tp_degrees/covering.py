@@ -43,17 +43,17 @@ def earliest_state(packing: Packing, budget: Budget, running: Running | None, be
 def _growths(budget: Budget, running: Running | None) -> Iterator[tuple[float, tuple[int, ...]]]:
     """Each price of a change and the degrees that may grow for it."""
     if running is None:
-        yield 0.0, budget.degrees
+        yield 0.0, budget.tp_degrees
         return
-    for price_s in sorted(dict.fromkeys([0.0, *(running.restart_s[d] for d in budget.degrees)])):
-        yield price_s, tuple(d for d in budget.degrees if running.restart_s[d] <= price_s)
+    for price_s in sorted(dict.fromkeys([0.0, *(running.restart_s[d] for d in budget.tp_degrees)])):
+        yield price_s, tuple(d for d in budget.tp_degrees if running.restart_s[d] <= price_s)
 
 
 def _most(budget: Budget, running: Running | None, growing: Sequence[int]) -> State:
     """Most engines of each degree."""
     return tuple(
-        budget.usable(d) // d if running is None or d in growing else running.degrees.count(d)
-        for d in budget.degrees
+        budget.usable(d) // d if running is None or d in growing else running.tp_degrees.count(d)
+        for d in budget.tp_degrees
     )
 
 
@@ -61,8 +61,8 @@ def _within(packing: Packing, budget: Budget, most: State, step: int) -> State |
     """A state whose engines end within the limit of `step`, if there is one."""
     for order in range(packing.orders):
         # For each number of GPUs spent: how far they reach, and the state that does.
-        cells: dict[int, tuple[int, State]] = {0: (0, (0,) * len(budget.degrees))}
-        for at, degree in enumerate(budget.degrees):
+        cells: dict[int, tuple[int, State]] = {0: (0, (0,) * len(budget.tp_degrees))}
+        for at, degree in enumerate(budget.tp_degrees):
             end_of = packing.reach(order, degree, step).end
             widened = dict(cells)
             for spent, (begin, state) in _undominated(cells):

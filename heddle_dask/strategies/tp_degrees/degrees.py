@@ -34,17 +34,17 @@ class Budget:
         All GPUs; the last node holds what is left over.
     gpus_per_node
         An engine lies inside one node.
-    degrees
+    tp_degrees
         Allowed degrees; kept from the largest to the smallest. Each must divide the next larger one.
     """
 
     gpus: int
     gpus_per_node: int = 8
-    degrees: tuple[int, ...] = (8, 4, 2, 1)
+    tp_degrees: tuple[int, ...] = (8, 4, 2, 1)
 
     def __post_init__(self) -> None:
-        ordered = tuple(sorted(set(self.degrees), reverse=True))
-        object.__setattr__(self, "degrees", ordered)
+        ordered = tuple(sorted(set(self.tp_degrees), reverse=True))
+        object.__setattr__(self, "tp_degrees", ordered)
         if self.gpus < 1 or self.gpus_per_node < 1:
             raise BadInput(f"{self.gpus} GPUs in nodes of {self.gpus_per_node}: use at least 1 of each")
         if not ordered or ordered[-1] < 1:
@@ -69,7 +69,7 @@ class Budget:
         Exact, since degrees divide one another: engines of at least d fill nodes in units of d.
         """
         taken = 0
-        for degree, count in zip(self.degrees, state, strict=True):
+        for degree, count in zip(self.tp_degrees, state, strict=True):
             taken += degree * count
             if count and taken > self.usable(degree):
                 return False
@@ -77,18 +77,18 @@ class Budget:
 
     def uniform(self) -> Iterator[tuple[int, State]]:
         """For each degree that fits at all, the state with as many such engines as possible."""
-        for at, degree in enumerate(self.degrees):
+        for at, degree in enumerate(self.tp_degrees):
             count = self.usable(degree) // degree
             if count:
-                yield degree, tuple(count if j == at else 0 for j in range(len(self.degrees)))
+                yield degree, tuple(count if j == at else 0 for j in range(len(self.tp_degrees)))
 
     def state_of(self, degrees: Sequence[int]) -> State:
         """Count engines by degree; degrees that are not allowed are left out."""
-        return tuple(sum(d == degree for d in degrees) for degree in self.degrees)
+        return tuple(sum(d == degree for d in degrees) for degree in self.tp_degrees)
 
     def degrees_of(self, state: State) -> tuple[int, ...]:
         """The degrees of all engines, from the largest to the smallest."""
-        return tuple(d for d, count in zip(self.degrees, state, strict=True) for _ in range(count))
+        return tuple(d for d, count in zip(self.tp_degrees, state, strict=True) for _ in range(count))
 
     def filled(self, state: State, growing: Sequence[int] | None = None) -> State:
         """`state` with the GPUs that are left given to further engines, the largest that fit first.
@@ -96,7 +96,7 @@ class Budget:
         One more engine makes no plan worse. Only degrees of `growing` get more, when it is given.
         """
         counts = list(state)
-        for at, degree in enumerate(self.degrees):
+        for at, degree in enumerate(self.tp_degrees):
             while growing is None or degree in growing:
                 counts[at] += 1
                 if not self.fits(tuple(counts)):
@@ -111,13 +111,13 @@ class Running:
 
     Attributes
     ----------
-    degrees
+    tp_degrees
         Of all of them.
     restart_s
         For each degree, seconds until an engine of it that does not run yet is ready (start or reshard).
     """
 
-    degrees: tuple[int, ...]
+    tp_degrees: tuple[int, ...]
     restart_s: Mapping[int, float]
 
     def price_s(self, degrees: Sequence[int]) -> float:
@@ -130,7 +130,7 @@ class Running:
     def growing(self, degrees: Sequence[int]) -> list[int]:
         """Degrees of which more engines are wanted than run."""
         wanted = dict.fromkeys(degrees)
-        return [d for d in wanted if degrees.count(d) > self.degrees.count(d)]
+        return [d for d in wanted if degrees.count(d) > self.tp_degrees.count(d)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class DegreeChoice:
 
     Attributes
     ----------
-    degrees
+    tp_degrees
         Of the engines, from the largest to the smallest.
     seconds
         Makespan of `plan`, and the seconds until the engines are ready.
@@ -195,12 +195,12 @@ class DegreeChoice:
     price_s
         The part of `seconds` until the engines are ready.
     plan
-        Which engine (a position in `degrees`) takes each trajectory.
+        Which engine (a position in `tp_degrees`) takes each trajectory.
     tried
         Different states that the search scored.
     """
 
-    degrees: tuple[int, ...]
+    tp_degrees: tuple[int, ...]
     seconds: float
     uniform: Mapping[int, float]
     price_s: float

@@ -50,7 +50,7 @@ class Packing:
         # For each degree, trajectories from the longest path alone to the shortest, and those paths, negated to bisect.
         self._by_path: dict[int, list[int]] = {}
         self._paths: dict[int, list[float]] = {}
-        for degree in budget.degrees:
+        for degree in budget.tp_degrees:
             paths = self._paths_s(degree)
             self._by_path[degree] = sorted(range(len(works)), key=paths.__getitem__, reverse=True)
             self._paths[degree] = [-paths[i] for i in self._by_path[degree]]
@@ -58,7 +58,7 @@ class Packing:
         self._reach: dict[tuple[int, int, int], Reach] = {}
         self._steps: dict[State, int] = {}
         self._low_s = max(min(-paths[0] for paths in self._paths.values()), 1e-9)
-        high_s = max(self._alone_s(degree) for degree in budget.degrees)
+        high_s = max(self._alone_s(degree) for degree in budget.tp_degrees)
         self.last_step = 1 + max(0, math.ceil(math.log(high_s / self._low_s) / math.log(grid)))
 
     def _paths_s(self, degree: int) -> list[float]:
@@ -137,7 +137,7 @@ class Packing:
 
     def _packs(self, order: int, state: State, step: int) -> bool:
         at, total = 0, len(self._works)
-        for degree, count in zip(self._budget.degrees, state, strict=True):
+        for degree, count in zip(self._budget.tp_degrees, state, strict=True):
             if count:
                 end = self.reach(order, degree, step).end
                 for _ in range(count):

@@ -70,12 +70,12 @@ def plan_for_works(
     BadInput
         As `choose_degrees`.
     """
-    allowed = {tp_degree: engines[tp_degree] for tp_degree in budget.degrees if tp_degree in engines}
+    allowed = {tp_degree: engines[tp_degree] for tp_degree in budget.tp_degrees if tp_degree in engines}
     choice = choose_degrees(
         works, budget, allowed, running, seed=seed, settings=settings, told_apart=told_apart
     )
     return TpDegreePlan(
-        tp_degrees=choice.degrees,
+        tp_degrees=choice.tp_degrees,
         source=source,
         expected_makespan_s=choice.seconds,
         restart_s=choice.price_s,

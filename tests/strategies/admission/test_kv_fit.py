@@ -22,7 +22,7 @@ from heddle_dask.strategies.admission.wait_queue import WaitQueue
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.placement.least_work import LeastWork
 from heddle_dask.strategies.presets import build_strategies
-from heddle_dask.strategies.remaining import left_now
+from heddle_dask.strategies.remaining import remaining_lengths
 from heddle_dask.strategies.remaining_demand import RemainingDemand, demand_of, tools_left
 
 
@@ -190,14 +190,14 @@ def test_likely_lengths_have_the_mean_of_the_law_and_those_outlived_are_gone(
     stage.feed(ev.PredictionMade, "t", 0, Prediction(median, median * ratio))
     trajectory = stage.trajectory("t")
     trajectory.generated_tokens = trajectory.predicted_at_tokens
-    mean, fresh = left_now(trajectory, count)
+    mean, fresh = remaining_lengths(trajectory, count)
     assert list(fresh) == sorted(fresh)
     spread = math.log(ratio) / NormalDist().inv_cdf(0.9)
     if ratio > 1 and count > 1:
         assert len(fresh) == count
         assert sum(fresh) / count == pytest.approx(median * math.exp(spread**2 / 2), rel=1e-6)
     trajectory.generated_tokens += done
-    mean_later, later = left_now(trajectory, count)
+    mean_later, later = remaining_lengths(trajectory, count)
     assert mean_later == max(0.0, mean - done)
     assert later == pytest.approx([max(0.0, left - done) for left in fresh if left > done] or [0.0])
 

@@ -22,7 +22,7 @@ from heddle_dask.core.transitions import EngineState, TrajectoryState
 from heddle_dask.core.view import Placement
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.placement.presorted import PresortedPlan, presorted_plan
-from heddle_dask.strategies.remaining import remaining_tokens
+from heddle_dask.strategies.remaining import remaining_or_context_tokens
 
 
 class Cluster:
@@ -62,13 +62,13 @@ def engine(name: str, number: int, *, slots: int = 4, tp_degree: int = 1, kv: in
 
 def test_predictions_and_what_stands_in_for_them() -> None:
     made = Cluster(PresortedPlan(), engine("a", 1)).trajectory("t", None, prompt=70)
-    assert remaining_tokens(made) == 70
-    made.prediction = Prediction(300.0, 900.0)
-    assert (remaining_tokens(made), remaining_tokens(made, "q90")) == (300, 900)
-    made.prediction = Prediction(float("nan"), float("nan"))
-    assert remaining_tokens(made) == 70
+    assert remaining_or_context_tokens(made) == 70
     made.context_tokens = 200
-    assert remaining_tokens(made) == 200
+    assert remaining_or_context_tokens(made) == 200
+    made.prediction = Prediction(300.0, 900.0)
+    assert (remaining_or_context_tokens(made), remaining_or_context_tokens(made, "q90")) == (300, 900)
+    made.generated_tokens += 400
+    assert (remaining_or_context_tokens(made), remaining_or_context_tokens(made, "q90")) == (0, 500)
 
 
 def test_a_planned_engine_that_is_gone_is_replaced() -> None:
@@ -95,7 +95,7 @@ def test_the_presorted_plan_puts_the_longest_on_the_highest_degree() -> None:
     assert sum(strategy.latest.sizes) == 6
     homes = {one.trajectory_id: cluster.place(one) for one in made}
     rank = {"four": 0, "two": 1, "one": 2}
-    by_length = sorted(made, key=lambda t: -remaining_tokens(t))
+    by_length = sorted(made, key=lambda t: -remaining_or_context_tokens(t))
     ranks = [rank[homes[one.trajectory_id]] for one in by_length]
     assert ranks == sorted(ranks) and ranks[0] == 0
     assert homes == dict(strategy.latest.engine_of)

@@ -34,8 +34,8 @@ def batch(*known_tokens: int, prompt_tokens: int = 7, context: int = 4096) -> De
 
 
 def test_the_budget_holds_no_tp_degree_that_would_need_more_workers() -> None:
-    assert budget_of([NodeGpus(4, 4)], [1, 2, 4]).degrees == (4, 2, 1)
-    assert budget_of([NodeGpus(4, 2)], [1, 2, 4]).degrees == (4, 2)
+    assert budget_of([NodeGpus(4, 4)], [1, 2, 4]).tp_degrees == (4, 2, 1)
+    assert budget_of([NodeGpus(4, 2)], [1, 2, 4]).tp_degrees == (4, 2)
     budget = budget_of([NodeGpus(4, 4), NodeGpus(4, 4), NodeGpus(1, 1)], [1, 2])
     assert (budget.gpus, budget.gpus_per_node) == (9, 4)
     with pytest.raises(BadInput, match="nodes of 4, 1, 1 GPUs"):
@@ -96,7 +96,7 @@ def test_a_plan_is_the_choice_of_the_search_and_an_unmeasured_start_costs_as_muc
     choice = choose_degrees(works, budget, engines, running, seed=3)
     plan = plan_for_request(request, engines, seed=3)
     assert (plan.tp_degrees, plan.expected_makespan_s, plan.restart_s, plan.source) == (
-        choice.degrees,
+        choice.tp_degrees,
         choice.seconds,
         choice.price_s,
         "known",

@@ -20,7 +20,7 @@ from heddle_dask.strategies.tp_degrees.degrees import Budget, SearchSettings, St
 
 degree_sets = st.sampled_from([(8, 4, 2, 1), (4, 2), (8, 1), (6, 3, 1), (2,), (1,)])
 budgets = st.builds(
-    Budget, gpus=st.integers(8, 40), gpus_per_node=st.sampled_from([8, 6]), degrees=degree_sets
+    Budget, gpus=st.integers(8, 40), gpus_per_node=st.sampled_from([8, 6]), tp_degrees=degree_sets
 )
 
 
@@ -85,7 +85,7 @@ def test_moves_by_example() -> None:
 
 
 def test_a_state_without_moves_stays() -> None:
-    assert neighbour((3,), Budget(3, degrees=(1,)), random.Random(0)) is None
+    assert neighbour((3,), Budget(3, tp_degrees=(1,)), random.Random(0)) is None
 
 
 def test_uniform_states_and_what_they_leave() -> None:
@@ -107,10 +107,10 @@ def test_degrees_divide_the_heads_and_fit_the_node() -> None:
     ("make", "words"),
     [
         (lambda: Budget(0), "use at least 1"),
-        (lambda: Budget(8, degrees=()), "use at least one"),
-        (lambda: Budget(8, degrees=(0, 1)), "none below 1"),
-        (lambda: Budget(8, degrees=(2, 3)), "each must divide"),
-        (lambda: Budget(4, degrees=(8,)), "does not fit 4 GPUs"),
+        (lambda: Budget(8, tp_degrees=()), "use at least one"),
+        (lambda: Budget(8, tp_degrees=(0, 1)), "none below 1"),
+        (lambda: Budget(8, tp_degrees=(2, 3)), "each must divide"),
+        (lambda: Budget(4, tp_degrees=(8,)), "does not fit 4 GPUs"),
         (lambda: allowed_degrees(0, 8), "0 heads"),
         (lambda: SearchSettings(moves=-1), "-1 moves"),
         (lambda: SearchSettings(finalists=0), "0 finalists"),

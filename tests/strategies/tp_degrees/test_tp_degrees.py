@@ -58,7 +58,7 @@ restarts = st.fixed_dictionaries({d: st.sampled_from([0.0, 5.0, 20.0, 90.0]) for
 
 
 def all_states(budget: Budget) -> Iterator[State]:
-    ranges = [range(budget.usable(degree) // degree + 1) for degree in budget.degrees]
+    ranges = [range(budget.usable(degree) // degree + 1) for degree in budget.tp_degrees]
     yield from (s for s in itertools.product(*ranges) if any(s) and budget.fits(s))
 
 
@@ -94,13 +94,13 @@ def test_the_choice_equals_exhaustive_search_or_is_earlier_and_no_uniform_degree
         told_apart=told_apart,
     )
     least = min(score(state) for state in all_states(budget))
-    chosen = score(budget.state_of(choice.degrees))
+    chosen = score(budget.state_of(choice.tp_degrees))
     # The choice is by true seconds, so it may leave the quick score's best, but only for a uniform
     # state, or for no change, that is earlier.
-    unchanged = now is not None and budget.state_of(choice.degrees) == budget.state_of(now.degrees)
+    unchanged = now is not None and budget.state_of(choice.tp_degrees) == budget.state_of(now.tp_degrees)
     assert chosen == least or choice.seconds in choice.uniform.values() or unchanged
     assert choice.seconds <= least * (1 + 1e-9) and choice.seconds <= min(choice.uniform.values())
-    assert budget.fits(budget.state_of(choice.degrees))
+    assert budget.fits(budget.state_of(choice.tp_degrees))
 
 
 @settings(deadline=None, max_examples=40)
@@ -171,7 +171,7 @@ def test_the_quick_score_is_the_true_makespan_to_a_step_of_the_grid(
 def test_a_skewed_batch_gets_large_and_small_degrees() -> None:
     works, engines = capped_works(1600, 0), engines_of("qwen3-8b-h100")
     choice = choose_degrees(works, Budget(16), engines, seed=0, settings=BY_SCORE)
-    assert len(set(choice.degrees)) > 1 and sum(choice.degrees) == 16
+    assert len(set(choice.tp_degrees)) > 1 and sum(choice.tp_degrees) == 16
     assert choice.seconds < min(choice.uniform.values())
 
 
@@ -182,8 +182,8 @@ def test_a_mix_must_be_foreseen_to_gain_more_than_the_foresight_errs() -> None:
     assert 0 < gain < 0.5
     for asked, mixed in ((0.9 * gain, True), (min(0.99, 1.1 * gain), False)):
         choice = choose_degrees(works, Budget(16), engines, seed=0, settings=SearchSettings(mix_gain=asked))
-        assert (choice.degrees == eager.degrees) == mixed
-        assert (len(set(choice.degrees)) > 1) == mixed
+        assert (choice.tp_degrees == eager.tp_degrees) == mixed
+        assert (len(set(choice.tp_degrees)) > 1) == mixed
         if not mixed:
             assert choice.seconds == min(eager.uniform.values())
 
@@ -206,12 +206,12 @@ def test_a_change_must_earn_its_restart() -> None:
     gain = free.uniform[4] - free.seconds
 
     def with_restart(restart_s: float) -> tuple[int, ...]:
-        running = Running((4, 4, 4, 4), dict.fromkeys(budget.degrees, restart_s))
+        running = Running((4, 4, 4, 4), dict.fromkeys(budget.tp_degrees, restart_s))
         choice = choose_degrees(works, budget, engines, running, seed=0, settings=BY_SCORE)
-        assert choice.price_s == (0.0 if choice.degrees == (4, 4, 4, 4) else restart_s)
+        assert choice.price_s == (0.0 if choice.tp_degrees == (4, 4, 4, 4) else restart_s)
         assert choice.uniform[4] == free.uniform[4]
         assert choice.uniform[8] == pytest.approx(free.uniform[8] + restart_s)
-        return choice.degrees
+        return choice.tp_degrees
 
     assert with_restart(1.1 * gain) == (4, 4, 4, 4) != with_restart(0.5 * gain)
 
@@ -227,9 +227,9 @@ def test_only_engines_that_change_are_paid_and_the_slowest_counts() -> None:
 def test_a_context_goes_only_where_its_kv_fits() -> None:
     engines = {1: engine(1, capacity_tokens=1_000), 2: engine(2)}
     works = [Work("a", 5_000), *(Work("b", 100) for _ in range(200))]
-    choice = choose_degrees(works, Budget(4, degrees=(1, 2)), engines, seed=0, settings=BY_SCORE)
+    choice = choose_degrees(works, Budget(4, tp_degrees=(1, 2)), engines, seed=0, settings=BY_SCORE)
     assert choice.uniform[1] == math.inf
-    assert choice.degrees[choice.plan.engine_of[0]] == 2
+    assert choice.tp_degrees[choice.plan.engine_of[0]] == 2
 
 
 @pytest.mark.parametrize("settings", [SearchSettings(), SearchSettings(exact_gpus=0)])

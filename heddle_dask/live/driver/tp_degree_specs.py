@@ -22,7 +22,7 @@ POWERS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True)
-class DegreeSpecs:
+class TpDegreeSpecs:
     """One engine spec, made at any TP degree.
 
     Attributes

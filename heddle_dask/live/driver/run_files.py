@@ -1,0 +1,100 @@
+"""The files of one session: its journal and store, or none where trajectories are kept in memory only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from heddle_dask.live.driver.resume import unfinished
+from heddle_dask.live.driver.rollout_inputs import Output
+from heddle_dask.live.driver.run_writer import RunWriter
+from heddle_dask.live.driver.runner import Attempt
+
+
+class RunFiles:
+    """Opens, fills and closes the files of one session.
+
+    Parameters
+    ----------
+    output
+        None: there are no files, and every method does nothing.
+    describe
+        Metadata of the session, asked for when the files are opened.
+
+    Attributes
+    ----------
+    writer
+        None before `open`, and where there are no files.
+    """
+
+    def __init__(self, output: Output | None, describe: Callable[[], Mapping[str, Any]]) -> None:
+        self.writer: RunWriter | None = None
+        self._output = output
+        self._describe = describe
+        self._early_lines: list[Any] = []
+
+    @property
+    def replaces_a_run(self) -> bool:
+        """Whether `open` destroys an older run: then it comes last, when everything else has succeeded."""
+        return self._output is not None and self._output.mode == "overwrite"
+
+    def open(self) -> None:
+        """Open journal and store; control lines that came before are written first.
+
+        Raises
+        ------
+        BadInput
+            As `RunWriter`.
+        """
+        if self._output is None:
+            return
+        description = {**self._describe(), **self._output.metadata}
+        self.writer = RunWriter(self._output.path, self._output.mode, description)
+        self.writer.journal("session", description)
+        if self._early_lines:
+            self.keep_lines(self._early_lines)
+            self._early_lines = []
+
+    def journal(self, kind: str, body: dict[str, Any]) -> None:
+        """Append to the journal."""
+        if self.writer is not None:
+            self.writer.journal(kind, body)
+
+    def keep_lines(self, lines: list[Any]) -> None:
+        """Journal lines of the control channel, or hold them until the journal is open."""
+        if self.writer is not None:
+            self.writer.journal("control", {"lines": lines})
+        elif self._output is not None:
+            self._early_lines += lines
+
+    def begin_batch(self) -> int | None:
+        """Number of the batch that begins, over all sessions that wrote here; None where files do not count it."""
+        if self.writer is None or self._resumes:
+            return None
+        return self.writer.begin_batch()
+
+    def unfinished(self, attempts: Sequence[Attempt]) -> Sequence[Attempt]:
+        """The attempts still to make: of a resumed run those that the store lacks, else all."""
+        if self.writer is None or not self._resumes:
+            return attempts
+        return unfinished(attempts, self.writer)
+
+    async def store(self) -> None:
+        """Bring everything finished into the store."""
+        if self.writer is not None:
+            await self.writer.store()
+
+    def discard_if_new(self) -> None:
+        """Remove files that this session made, before a trajectory has begun: the same rollout may be run again."""
+        if self.writer is not None and self._output is not None and self._output.mode == "create":
+            self.writer.discard()
+            self.writer = None
+
+    async def close(self) -> None:
+        """Store the rest and close the files."""
+        if self.writer is not None:
+            await self.writer.close()
+
+    @property
+    def _resumes(self) -> bool:
+        return self._output is not None and self._output.mode == "resume"

@@ -1,0 +1,168 @@
+"""The values that `Rollout` takes: shorthand and full form are one, defaults stay, wrong values get one line."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import FrozenInstanceError, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds.live_agents import ToolAgent
+from worlds.live_world import emulated
+
+import heddle_dask
+from heddle_dask import (
+    Budget,
+    Engines,
+    EngineSpec,
+    Output,
+    Patience,
+    RetryPolicy,
+    Rollout,
+    Sampling,
+    Strategy,
+)
+from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.emulated.options import EmulatedOptions
+
+CLIENT: Any = None  # the constructor only keeps it
+
+
+def rollout(model: str, **chosen: Any) -> Rollout:
+    return Rollout(CLIENT, env=ToolAgent(), model=model, **chosen)
+
+
+def test_the_constructor_takes_at_most_twelve_parameters() -> None:
+    names = list(inspect.signature(Rollout).parameters)
+    assert len(names) <= 12
+    assert names[:3] == ["client", "env", "model"]
+
+
+@pytest.mark.parametrize(
+    "value", [Budget, Engines, EngineSpec, Output, Patience, RetryPolicy, Sampling, Strategy]
+)
+def test_the_values_are_public_frozen_and_documented(value: type) -> None:
+    assert value.__name__ in heddle_dask.__all__
+    assert is_dataclass(value)
+    assert value.__doc__ is not None and not value.__doc__.startswith(f"{value.__name__}(")
+    made = Output("runs/x.zarr") if value is Output else EngineSpec("emulated", "m", 4, 64)
+    made = made if value in (Output, EngineSpec) else value()
+    with pytest.raises((FrozenInstanceError, AttributeError, TypeError)):
+        made.seed = 1
+
+
+def test_the_default_engine_is_vllm_on_every_tagged_worker(model_dir: str) -> None:
+    assert Engines() == Engines("vllm", count=None, slots=8, kv_transfer=False, tp_degrees=None, cost=None)
+    assert rollout(model_dir).spec == EngineSpec("vllm", model_dir, slots=8, max_model_len=4096)
+    assert Strategy() == Strategy("sticky-least-loaded", ())
+    assert Output("x.zarr").mode == "create"
+
+
+def test_shorthand_is_the_full_form(model_dir: str, tmp_path: Path) -> None:
+    spec = emulated(model_dir)
+    assert Engines.of("emulated") == Engines(kind="emulated") == Engines.of(Engines("emulated"))
+    assert Engines.of(spec) == Engines(spec=spec)
+    assert Engines(tp_degrees=[2, 1, 1]) == Engines(tp_degrees=(2, 1, 1))
+    assert Output.of(str(tmp_path)) == Output(tmp_path) == Output.of(Output(tmp_path, "create", {}))
+    assert Output.of(None) is None
+    short = rollout(model_dir, engines="emulated", seed=3)
+    full = rollout(model_dir, engines=Engines(kind="emulated"), seed=3)
+    assert short.spec == full.spec
+    assert rollout(model_dir, engines=spec).spec is spec
+    assert rollout(model_dir, engines=Engines(spec=spec, count=2)).spec is spec
+
+
+def test_the_rollout_gives_its_engines_its_context_and_seed(model_dir: str) -> None:
+    engines = Engines("emulated", count=4, slots=16, kv_transfer=True, cost={"seconds_per_token": 0.5})
+    made = rollout(model_dir, engines=engines, budget=Budget(max_context_tokens=512), seed=7)
+    assert made.spec == EngineSpec(
+        "emulated",
+        model_dir,
+        slots=16,
+        max_model_len=512,
+        seed=7,
+        kv_transfer=True,
+        options=EmulatedOptions(cost={"seconds_per_token": 0.5}),
+    )
+
+
+@given(st.sampled_from(["vllm", "emulated"]), st.integers(), st.none() | st.integers(), st.booleans())
+def test_engines_are_refused_where_a_count_is_below_one_and_else_described_as_given(
+    kind: str, slots: int, count: int | None, kv_transfer: bool
+) -> None:
+    if slots < 1 or (count is not None and count < 1):
+        with pytest.raises(BadInput, match="use a whole number of at least 1"):
+            Engines(kind, count, slots, kv_transfer)
+        return
+    spec = Engines(kind, count, slots, kv_transfer).spec_for("model", 64, 3)
+    assert (spec.kind, spec.slots, spec.kv_transfer) == (kind, slots, kv_transfer)
+    assert (spec.model, spec.max_model_len, spec.seed) == ("model", 64, 3)
+
+
+SPEC = EngineSpec("emulated", "model", slots=4, max_model_len=64)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"kind": "sglang"}, "sglang"),
+        ({"count": 0}, "count is 0: use a whole number of at least 1"),
+        ({"count": 2.0}, "count is 2.0"),
+        ({"count": True}, "count is True"),
+        ({"slots": "8"}, "slots is '8'"),
+        ({"slots": None}, "slots is None"),
+        ({"kv_transfer": "yes"}, "kv_transfer is 'yes': use True or False"),
+        ({"tp_degrees": 2}, "tp_degrees is 2: use 'auto' or a list"),
+        ({"tp_degrees": "2,1"}, "tp_degrees is '2,1': use 'auto' or a list"),
+        ({"cost": "h100"}, "cost is 'h100': use a mapping"),
+        ({"patience": 30}, "patience is 30: use Patience"),
+        ({"spec": "vllm"}, "spec is 'vllm': use an EngineSpec"),
+        ({"spec": SPEC, "slots": 16}, "slots is 16, in the spec 4: set it in the spec"),
+        ({"spec": SPEC, "kv_transfer": True}, "kv_transfer is True, in the spec False"),
+    ],
+)
+def test_engines_that_cannot_be_are_refused_in_one_line(chosen: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message) as raised:
+        Engines(**chosen)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (("",), "path is ''"),
+        ((None, "append"), "path is None"),
+        (("x.zarr", "replace"), "mode is 'replace': use one of create, append, overwrite, resume"),
+        (("x.zarr", "create", ["a"]), "metadata is .* use a mapping"),
+    ],
+)
+def test_an_output_that_cannot_be_is_refused_in_one_line(chosen: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(BadInput, match=message) as raised:
+        Output(*chosen)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"engines": 2}, "engines is 2: use a kind such as 'vllm', an EngineSpec or Engines"),
+        ({"engines": None}, "engines is None"),
+        ({"strategy": ["heddle"]}, "use the name of a preset or Strategy"),
+        ({"strategy": "slimy"}, "unknown strategy 'slimy'"),
+        ({"out": 5}, "out: path is 5: use a path"),
+        ({"samples": 0}, "samples is 0: use a whole number of at least 1"),
+        ({"samples": "8"}, "samples is '8'"),
+        ({"budget": 512}, r"budget is 512: use Budget\("),
+        ({"sampling": {"top_p": 1}}, r"sampling is .* use Sampling\("),
+        ({"retries": 3}, r"retries is 3: use RetryPolicy\("),
+    ],
+)
+def test_a_rollout_refuses_a_wrong_value_in_one_line(
+    chosen: dict[str, Any], message: str, model_dir: str
+) -> None:
+    with pytest.raises(BadInput, match=message) as raised:
+        rollout(model_dir, **chosen)
+    assert "\n" not in str(raised.value)
