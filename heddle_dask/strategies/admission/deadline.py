@@ -19,7 +19,13 @@ from heddle_dask.core.view import ClusterView
 from heddle_dask.strategies.admission.candidate_engines import Rejection
 from heddle_dask.strategies.admission.demand_queue import DemandQueue
 from heddle_dask.strategies.admission.engine_backlog import EngineBacklog, backlog_item
-from heddle_dask.strategies.admission.engine_snapshot import EngineSnapshot, Longest, longest_of
+from heddle_dask.strategies.admission.engine_snapshot import (
+    EngineSnapshot,
+    Longest,
+    held_tokens,
+    load_of,
+    longest_of,
+)
 from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.admission.next_in_queue import longest_or_sibling
 from heddle_dask.strategies.admission.running_step import unseen_tokens
@@ -214,7 +220,7 @@ class Deadline(KvFit):
         ]
 
     def _snapshot(self, view: ClusterView, engine: Engine, rest_tokens: float) -> EngineSnapshot:
-        held, queued = self._load(engine)
+        held, queued = load_of(engine)
         most = self.per_slot * engine.spec.slots
         if held and queued > most - 1:
             return EngineSnapshot(engine, most - queued, held)
@@ -252,5 +258,5 @@ class Deadline(KvFit):
 
     def _iteration_s(self, view: ClusterView, engine: Engine) -> float:
         """Seconds of an iteration with all residents of the engine, reservations included."""
-        batch = min(self._load(engine)[0], engine.spec.slots)
-        return self._costs.of(engine).iteration_s(batch, self._held_tokens(view, engine))
+        batch = min(load_of(engine)[0], engine.spec.slots)
+        return self._costs.of(engine).iteration_s(batch, held_tokens(view, engine))

@@ -8,19 +8,19 @@ from typing import NamedTuple
 
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import GroupId
+from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.memory_profile import MemoryProfile
 from heddle_dask.strategies.remaining_demand import RemainingDemand
 
 
 class Longest(NamedTuple):
-    """The trajectory of an engine that ends last: its path, its tokens, and whether its prediction is exact."""
+    """The trajectory of an engine that ends last: its path in tokens, and the generated tokens of that path."""
 
     path: float
     tokens: float
-    exact: bool
 
 
-NONE_LONGEST = Longest(0.0, 0.0, exact=True)
+NONE_LONGEST = Longest(0.0, 0.0)
 
 Residents = Sequence[tuple[Trajectory, RemainingDemand]]
 
@@ -31,9 +31,19 @@ def longest_of(there: Residents) -> Longest:
     if not paths:
         return NONE_LONGEST
     path = max(paths)
-    trajectory, demand = there[paths.index(path)]
-    exact = trajectory.prediction is not None and trajectory.prediction.is_exact
-    return Longest(path, demand.tokens, exact)
+    _, demand = there[paths.index(path)]
+    return Longest(path, demand.tokens)
+
+
+def load_of(engine: Engine) -> tuple[int, int]:
+    """Number of residents, and of steps that generate or queue there; reservations included in both."""
+    reserved = len(engine.reserved)
+    return len(engine.residents) + reserved, len(engine.inflight) + reserved
+
+
+def held_tokens(view: ClusterView, engine: Engine) -> int:
+    """Context tokens of the residents of the engine, reservations included."""
+    return engine.resident_tokens + sum(t.context_tokens for t in view.reserved(engine))
 
 
 class EngineSnapshot:

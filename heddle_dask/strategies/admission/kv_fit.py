@@ -18,7 +18,13 @@ from heddle_dask.core.prediction import Quantile
 from heddle_dask.core.view import Admit, ClusterView
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.admission.candidate_engines import CandidateEngines, Rejection
-from heddle_dask.strategies.admission.engine_snapshot import EngineSnapshot, Longest, longest_of
+from heddle_dask.strategies.admission.engine_snapshot import (
+    EngineSnapshot,
+    Longest,
+    held_tokens,
+    load_of,
+    longest_of,
+)
 from heddle_dask.strategies.admission.next_in_queue import longest_or_sibling
 from heddle_dask.strategies.admission.wait_queue import WaitQueue
 from heddle_dask.strategies.engine_costs import EngineCosts
@@ -52,8 +58,8 @@ class KvFit:
         A trajectory is critical if its remaining tokens exceed this share of the mean over all live ones.
     least_share
         An engine takes at least this share of its capacity beside its longest trajectory, however long that is: a
-        prediction that is far too long would otherwise keep an engine empty (docs/experiments, least share). Does not
-        apply if the prediction of the longest is exact.
+        prediction that is far too long would otherwise keep an engine empty (docs/experiments, least share). 0 is
+        best for exact predictions.
     lengths
         Number of equally likely lengths that approximate each remaining length (`remaining_lengths`); 1: the mean.
     margin
@@ -85,12 +91,10 @@ class KvFit:
     _growth: float = field(init=False, default=3.0)
 
     def __post_init__(self) -> None:
-        if min(self.fill, self.per_slot) <= 0 or self.critical < 0:
-            raise ValueError("use fill and per_slot above 0 and critical of at least 0")
+        if min(self.fill, self.per_slot) <= 0 or min(self.critical, self.margin) < 0 or self.lengths < 1:
+            raise ValueError("use fill and per_slot above 0, critical and margin from 0, lengths from 1")
         if not 0 <= self.least_share <= 1:
             raise ValueError("use a least_share from 0 to 1")
-        if self.lengths < 1 or self.margin < 0:
-            raise ValueError("use at least 1 of lengths and a margin of at least 0")
         if self.quantile not in ("median", "q90"):
             raise ValueError(f"quantile={self.quantile}: use median or q90")
         self._costs = EngineCosts(self.profile)
@@ -116,9 +120,9 @@ class KvFit:
         """
         self._growth = 1.0 + observed_per_token(view)
         self._take_changes(view, view.ready_engines)
-        if self._queue.longest() is None or not view.ready_engines or not self._prepare(view):
+        if self._queue.longest() is None or not view.ready_engines:
             return
-        if not self._candidates:
+        if not self._prepare(view) or not self._candidates:
             return
         # Mean remaining tokens per live trajectory, if all remaining tokens were divided among the live ones.
         left_tokens, alive = self._all_left(view), view.alive
@@ -172,7 +176,7 @@ class KvFit:
 
     def _rejection(self, view: ClusterView, site: EngineSnapshot) -> Rejection:
         """The condition for asking the engine again: some residents have left, or its queue is short enough."""
-        held, queued = self._load(site.engine)
+        held, queued = load_of(site.engine)
         share = self._held_share(view, site.engine)
         if site.free < 1:
             most_queued = queued + site.free - 1
@@ -192,7 +196,7 @@ class KvFit:
         if longest.path <= rest_tokens or longest.tokens <= 0:
             return 1.0
         pace = (rest_tokens - (longest.path - longest.tokens)) / longest.tokens
-        return max(0.0 if longest.exact else self.least_share, self._costs.share_beside(engine, pace))
+        return max(self.least_share, self._costs.share_beside(engine, pace))
 
     def _residents(self, view: ClusterView, engine: Engine) -> list[tuple[Trajectory, RemainingDemand]]:
         """Residents of the engine, reservations included, with their demands."""
@@ -200,7 +204,7 @@ class KvFit:
         return [(t, self._demand(t, self.lengths)) for t in there]
 
     def _snapshot(self, view: ClusterView, engine: Engine, rest_tokens: float) -> EngineSnapshot:
-        held, queued = self._load(engine)
+        held, queued = load_of(engine)
         most = self.per_slot * engine.spec.slots
         if held and queued > most - 1:
             return EngineSnapshot(engine, most - queued, held)
@@ -239,7 +243,7 @@ class KvFit:
             if rejection is None:
                 continue
             engine = view.engine(name)
-            held, queued = self._load(engine)
+            held, queued = load_of(engine)
             enough = rejection.held - held > _LEFT_SHARE * held
             if engine is in_turn or enough or queued <= rejection.most_queued:
                 self._open(view, engine)
@@ -253,9 +257,8 @@ class KvFit:
         demand = self._demand(newcomer, 1)
         rest_tokens = self._all_left(view) / max(1, view.alive)
         for site in self._candidates.full():
-            site.set_capacity(
-                self._capacity(site.engine, self._share(site.engine, site.longest, rest_tokens))
-            )
+            share = self._share(site.engine, site.longest, rest_tokens)
+            site.set_capacity(self._capacity(site.engine, share))
             if site.fits(newcomer, demand):
                 self._open(view, site.engine)
                 return
@@ -274,21 +277,11 @@ class KvFit:
         """Remaining tokens of all waiting and live trajectories."""
         return self._queue.tokens + view.expected_tokens
 
-    @staticmethod
-    def _load(engine: Engine) -> tuple[int, int]:
-        """Number of residents, and of steps that generate or queue there; reservations included in both."""
-        reserved = len(engine.reserved)
-        return len(engine.residents) + reserved, len(engine.inflight) + reserved
-
     def _held_share(self, view: ClusterView, engine: Engine) -> float:
         """The larger of two shares: residents per slot (four per slot are 1), and KV memory in use."""
         slots = (len(engine.residents) + len(engine.reserved)) / (4 * engine.spec.slots)
         capacity = self.fill * engine.spec.kv_capacity_tokens
-        return slots if capacity <= 0 else max(slots, self._held_tokens(view, engine) / capacity)
-
-    @staticmethod
-    def _held_tokens(view: ClusterView, engine: Engine) -> int:
-        return engine.resident_tokens + sum(t.context_tokens for t in view.reserved(engine))
+        return slots if capacity <= 0 else max(slots, held_tokens(view, engine) / capacity)
 
     def _capacity(self, engine: Engine, share: float) -> float:
         """KV tokens that may be reserved; 0 when the engine does not report its memory."""

@@ -8,6 +8,7 @@ from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.nouns import StepRequest
 from heddle_dask.core.priority import Priority
 from heddle_dask.core.view import ClusterView
+from heddle_dask.strategies.scheduling.longest_first import tokens_from_step_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,4 +21,4 @@ class GroupFirst:
     def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> Priority:
         """A level per number of missing members; within it the longest predicted first."""
         lacking = view.unfinished_by_group.get(trajectory.spec.group_id, 1)
-        return Priority(-lacking, trajectory.remaining_tokens("q90") or 0.0)
+        return Priority(-lacking, tokens_from_step_start(trajectory, "q90"))

@@ -15,6 +15,12 @@ from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
 
 
+def tokens_from_step_start(trajectory: Trajectory, quantile: Quantile) -> float:
+    """Remaining tokens at the beginning of the current step, also after its preemption; 0 when unknown."""
+    remaining = trajectory.remaining_tokens(quantile)
+    return 0.0 if remaining is None else remaining + trajectory.tokens_since_prediction
+
+
 @dataclass(slots=True)
 class LongestFirst:
     """The longest predicted first, by the latest prediction at every step.
@@ -51,13 +57,14 @@ class LongestFirst:
     def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> Priority:
         """Predicted tokens; without predictions all are equal, and the order of requests decides.
 
-        A preempted step does not change the total: its generated tokens are no longer remaining.
+        A preempted step keeps its priority.
         """
-        said, tokens = trajectory.prediction, trajectory.remaining_tokens(self.quantile)
-        if said is None or tokens is None:
+        said = trajectory.prediction
+        if said is None:
             return Priority()
         tools_s = said.tools_s if self.tools else 0.0
+        tokens = tokens_from_step_start(trajectory, self.quantile)
         if self.of == "total":
-            tokens += trajectory.generated_tokens
+            tokens += trajectory.predicted_at_tokens
             tools_s += trajectory.predicted_at_tools_s if self.tools else 0.0
         return Priority(0, tokens + tools_s / self._costs.pace_s if tools_s > 0 else tokens)

@@ -289,11 +289,12 @@ def test_what_of_the_tools_has_run_is_no_longer_ahead() -> None:
     )
 
 
-@pytest.mark.parametrize(("q90", "beside"), [(1000.0, 0), (1001.0, 3)])
-def test_an_engine_is_emptied_for_a_long_one_only_where_its_length_is_certain(
-    q90: float, beside: int
+@pytest.mark.parametrize(("least_share", "beside"), [(0, 0), (0.5, 3)])
+@pytest.mark.parametrize("q90", [1000.0, 1001.0])
+def test_an_engine_is_emptied_for_a_long_trajectory_down_to_the_least_share(
+    least_share: float, beside: int, q90: float
 ) -> None:
-    stage = stage_of("admission=kv-fit,fill=1.0,per_slot=1,margin=0,least_share=0.5")
+    stage = stage_of(f"admission=kv-fit,fill=1.0,per_slot=1,margin=0,least_share={least_share}")
     stage.feed(ev.EngineJoined, engine_of("A", slots=8, kv_tokens=100_000))
     assert told(stage, "long", 1000, 1.0, q90) == ["long"]
     alive = [name for number in range(6) for name in told(stage, f"t{number}", 10, 0.0)]
