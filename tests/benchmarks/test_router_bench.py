@@ -239,11 +239,11 @@ async def forwarding_client(tmp_path: Path) -> AsyncIterator[tuple[Forwarder, Ro
 
 
 def test_a_replay_over_http_generates_what_was_planned(trace: Path, tmp_path: Path) -> None:
-    async def story() -> tuple[Forwarder, Replayed]:
+    async def scenario() -> tuple[Forwarder, Replayed]:
         async with forwarding_client(tmp_path) as (forwarder, client):
             return forwarder, await replay_on(client, trace)
 
-    forwarder, replayed = run(story())
+    forwarder, replayed = run(scenario())
     assert replayed.generated_tokens == planned_tokens(ReplayEnvironment(trace))
     assert replayed.makespan_s > 0.02, "it waited for its tools"
     names = sorted(f"a%2Fb%20{index}" for index in range(8))
@@ -252,7 +252,7 @@ def test_a_replay_over_http_generates_what_was_planned(trace: Path, tmp_path: Pa
 
 
 def test_a_failed_step_ends_the_replay_and_names_the_cause(trace: Path, tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with forwarding_client(tmp_path) as (forwarder, client):
             forwarder.refuse_after = 10
             with pytest.raises(HeddleError, match=r"HTTP 503\): no more"):
@@ -260,16 +260,16 @@ def test_a_failed_step_ends_the_replay_and_names_the_cause(trace: Path, tmp_path
             assert len(asyncio.all_tasks()) < 40
             assert len(forwarder.finished) < 8
 
-    run(story())
+    run(scenario())
 
 
 def test_a_router_that_is_gone_is_one_line() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with RouterClient("http://127.0.0.1:9") as client:
             await client.finish_session("s")
 
     with pytest.raises(HeddleError, match=r"^router at http://127.0.0.1:9 is unreachable: .+"):
-        run(story())
+        run(scenario())
 
 
 # -- the router ------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_a_router_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pyte
     code = "raise RuntimeError('no such luck')"
     monkeypatch.setattr(router, "_command", lambda *_: [sys.executable, "-c", code])
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with running_router("cache_aware", (), ["http://127.0.0.1:9"], tmp_path):
             raise AssertionError("it never ran")
 
@@ -299,7 +299,7 @@ def test_a_router_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pyte
         r"^vllm-router, cache_aware: ended during start-up .+ \(router's log: RuntimeError: no such luck\)$"
     )
     with pytest.raises(HeddleError, match=message):
-        run(story())
+        run(scenario())
     assert not descendants("no such luck")
 
 

@@ -132,7 +132,7 @@ def test_template_that_strips_thinking_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "story"),
+    ("template", "message"),
     [
         ("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}", "no generation prompt"),
         (CHATML.replace("<|im_end|>", "</s>"), "no special token behind"),
@@ -141,8 +141,8 @@ def test_template_that_strips_thinking_is_named(tmp_path: Path) -> None:
         ("{% for m in messages %}", "endfor"),
     ],
 )
-def test_unusable_templates_are_bad_input(tmp_path: Path, template: str, story: str) -> None:
-    with pytest.raises(BadInput, match=story):
+def test_unusable_templates_are_bad_input(tmp_path: Path, template: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         ChatTemplate.load(model_dir(tmp_path, template))
 
 

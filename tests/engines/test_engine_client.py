@@ -47,7 +47,7 @@ async def _engine_that_knows_a_step_late() -> AsyncIterator[EngineClient]:
 
 
 def test_an_abort_is_repeated_until_the_step_has_ended() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with _engine_that_knows_a_step_late() as client:
             step = asyncio.ensure_future(
                 client.generate(GenerateRequest("step", (1, 2), SamplingParams(max_tokens=10)))
@@ -57,12 +57,12 @@ def test_an_abort_is_repeated_until_the_step_has_ended() -> None:
             assert step.done()
             assert step.result().finish_reason == "abort"
 
-    asyncio.run(asyncio.wait_for(story(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_an_abort_of_nobody_asks_nothing() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with EngineClient("http://127.0.0.1:9") as client:
             await client.abort([])
 
-    asyncio.run(story())
+    asyncio.run(scenario())

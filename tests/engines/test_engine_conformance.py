@@ -102,12 +102,12 @@ class Running:
     def emulated(self) -> bool:
         return self.spec.kind == "emulated"
 
-    def tell(self, story: Callable[[EngineClient], Awaitable[None]]) -> None:
-        """Run one test's story against the engine, bounded, with a client of its own."""
+    def tell(self, scenario: Callable[[EngineClient], Awaitable[None]]) -> None:
+        """Run one test's scenario against the engine, bounded, with a client of its own."""
 
         async def bounded() -> None:
             async with EngineClient(self.process.base_url) as client:
-                await asyncio.wait_for(story(client), CEILING_S)
+                await asyncio.wait_for(scenario(client), CEILING_S)
 
         asyncio.run(bounded())
 
@@ -159,7 +159,7 @@ def _check(result: GenerateResult) -> None:
 
 
 def test_it_is_healthy_and_describes_itself(engine):
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         assert await client.healthy()
         info = await client.describe()
         assert info.model == engine.spec.model
@@ -167,32 +167,32 @@ def test_it_is_healthy_and_describes_itself(engine):
         assert info.slots == SLOTS
         assert info.tp_degree == 1
 
-    engine.tell(story)
+    engine.tell(scenario)
 
 
 @pytest.mark.parametrize("length", [1, 2, 37, 200])
 def test_ignoring_end_tokens_gives_the_length_asked_for(engine, length):
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         result = await client.generate(_step(_prompt(20), length, temperature=1.0))
         assert result.finish_reason == "length"
         assert len(result.token_ids) == length
         _check(result)
 
-    engine.tell(story)
+    engine.tell(scenario)
 
 
 def test_greedy_steps_repeat(engine):
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         first = await client.generate(_step(_prompt(50), 40))
         second = await client.generate(_step(_prompt(50), 40))
         assert first.token_ids == second.token_ids
         assert first.logprobs == pytest.approx(second.logprobs, abs=1e-3)
 
-    engine.tell(story)
+    engine.tell(scenario)
 
 
 def test_a_seed_decides_the_tokens(engine):
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         def step(seed: int | None) -> GenerateRequest:
             return _step(_prompt(30), 60, temperature=2.0, seed=seed)
 
@@ -202,11 +202,11 @@ def test_a_seed_decides_the_tokens(engine):
         free = [(await client.generate(step(None))).token_ids for _ in range(2)]
         assert free[0] != free[1]
 
-    engine.tell(story)
+    engine.tell(scenario)
 
 
 def test_a_stop_token_ends_the_step_and_is_kept(engine):
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         greedy = (await client.generate(_step(_prompt(33, 5), 60))).token_ids
         stop = greedy[len(greedy) // 2]
         request = _step(_prompt(33, 5), 60, ignore_eos=False, stop_token_ids=(stop,))
@@ -222,7 +222,7 @@ def test_a_stop_token_ends_the_step_and_is_kept(engine):
         kept = await client.generate(_step(_prompt(33, 5), 60, stop_token_ids=(stop,)))
         assert kept.token_ids == greedy, "ignore_eos ignores stop tokens too"
 
-    engine.tell(story)
+    engine.tell(scenario)
 
 
 async def _aborted_midway(client: EngineClient, prompt: list[int]) -> GenerateResult:
@@ -241,7 +241,7 @@ async def _aborted_midway(client: EngineClient, prompt: list[int]) -> GenerateRe
 
 
 def test_an_abort_returns_what_there_is_and_the_step_goes_on_from_the_cache(engine):
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         prompt = _prompt(600, 3)
         whole = (await client.generate(_step(prompt, 300))).token_ids
         part = await _aborted_midway(client, prompt)
@@ -254,11 +254,11 @@ def test_an_abort_returns_what_there_is_and_the_step_goes_on_from_the_cache(engi
             shared = min(len(both), len(whole))
             assert both[:shared] == whole[:shared]
 
-    engine.tell(story)
+    engine.tell(scenario)
 
 
 def test_an_abort_right_behind_the_step_still_finds_it(engine):
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         request = _step(_prompt(10), 1500)
         running = asyncio.ensure_future(client.generate(request))
         await asyncio.sleep(0)
@@ -267,22 +267,22 @@ def test_an_abort_right_behind_the_step_still_finds_it(engine):
         assert result.finish_reason == "abort"
         assert len(result.token_ids) < 1500
 
-    engine.tell(story)
+    engine.tell(scenario)
 
 
 def test_aborting_what_is_unknown_or_nothing_harms_nobody(engine):
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         running = asyncio.ensure_future(client.generate(_step(_prompt(10), 100)))
         await asyncio.sleep(0.05)
         await client.abort(["nobody"])
         await client.abort([])
         assert len((await running).token_ids) == 100
 
-    engine.tell(story)
+    engine.tell(scenario)
 
 
 def test_cancelled_calls_are_dropped_by_the_engine(engine):
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         # Run to their ends, these would take longer than the ceiling of this test.
         calls = [
             asyncio.ensure_future(client.generate(_step(_prompt(10, salt), 2000)))
@@ -295,7 +295,7 @@ def test_cancelled_calls_are_dropped_by_the_engine(engine):
         result = await client.generate(_step(_prompt(10), 2, priority=1))
         assert len(result.token_ids) == 2
 
-    engine.tell(story)
+    engine.tell(scenario)
 
 
 def test_with_all_slots_taken_the_smaller_priority_goes_first(engine):
@@ -321,7 +321,7 @@ def test_with_all_slots_taken_the_smaller_priority_goes_first(engine):
         reasons = [result.finish_reason for result in await asyncio.gather(*holders)]
         return reasons, len(late_result.token_ids), len(urgent_result.token_ids)
 
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         for tries in range(10):
             reasons, late_tokens, urgent_tokens = await attempt(client, 0.2 * 1.2**tries)
             # On a slow machine a holder may have ended by itself, or the urgent step may have arrived too late.
@@ -329,11 +329,11 @@ def test_with_all_slots_taken_the_smaller_priority_goes_first(engine):
                 return
         raise AssertionError("the urgent step never went first")
 
-    engine.tell(story)
+    engine.tell(scenario)
 
 
 def test_more_steps_than_slots_all_come_back_whole(engine):
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         lengths = [1 + 5 * index for index in range(3 * SLOTS)]
         results = await asyncio.gather(
             *(
@@ -345,13 +345,13 @@ def test_more_steps_than_slots_all_come_back_whole(engine):
         for result in results:
             _check(result)
 
-    engine.tell(story)
+    engine.tell(scenario)
 
 
 def test_many_long_seeded_prompts_at_once_come_back_whole(engine):
     """vLLM on a CPU dies when it must cut the prefill of a seeded step; it must not have to."""
 
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         steps = [
             _step(_prompt(MAX_MODEL_LEN // 2 + 31 * salt, salt), 8, temperature=1.0, seed=salt)
             for salt in range(SLOTS)
@@ -362,22 +362,22 @@ def test_many_long_seeded_prompts_at_once_come_back_whole(engine):
             _check(result)
         assert await client.healthy()
 
-    engine.tell(story)
+    engine.tell(scenario)
 
 
 def test_a_repeated_context_is_found_in_the_cache(engine):
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         context = _prompt(700, 17)
         cold = await client.generate(_step(context, 2))
         warm = await client.generate(_step(context, 2))
         assert cold.cached_tokens == 0
         assert len(context) // 2 <= warm.cached_tokens < len(context)
 
-    engine.tell(story)
+    engine.tell(scenario)
 
 
 def test_times_are_told_as_far_as_they_are_known(engine):
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         started = time.monotonic()
         result = await client.generate(_step(_prompt(100, 9), 100))
         wall_s = time.monotonic() - started
@@ -388,62 +388,62 @@ def test_times_are_told_as_far_as_they_are_known(engine):
             assert result.queue_s >= 0
             assert result.decode_s == pytest.approx(99 * 0.002)
 
-    engine.tell(story)
+    engine.tell(scenario)
 
 
 def test_the_policy_version_starts_at_zero(engine):
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         result = await client.generate(_step(_prompt(10), 7))
         assert result.policy_version == 0
         assert result.version_spans == (VersionSpan(0, 0, 7),)
 
-    engine.tell(story)
+    engine.tell(scenario)
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_with_a_reason(engine):
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         for length in (MAX_MODEL_LEN, MAX_MODEL_LEN + 1):
             with pytest.raises(EngineRefused, match=str(MAX_MODEL_LEN)):
                 await client.generate(_step(_prompt(length), 1))
 
-    engine.tell(story)
+    engine.tell(scenario)
 
 
 def test_a_step_ends_where_the_context_is_full(engine):
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         result = await client.generate(_step(_prompt(MAX_MODEL_LEN - 10), 100))
         assert result.finish_reason == "length"
         assert len(result.token_ids) == 10
 
-    engine.tell(story)
+    engine.tell(scenario)
 
 
 @pytest.mark.parametrize(
     ("context", "max_tokens"), [([], 4), ([-1, 5], 4), ([5], 0)], ids=["empty", "negative", "none"]
 )
 def test_nonsense_is_refused(engine, context, max_tokens):
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         with pytest.raises(EngineRefused):
             await client.generate(_step(context, max_tokens))
         assert await client.healthy()
 
-    engine.tell(story)
+    engine.tell(scenario)
 
 
 def test_an_engine_without_kv_transfers_says_so(engine):
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         with pytest.raises(KvTransferFailed) as caught:
             await client.export_kv("export", _prompt(100, 21))
         assert caught.value.cause == "unsupported"
         assert (await client.warm(_prompt(100, 22), "warm")).cached_tokens == 0
 
-    engine.tell(story)
+    engine.tell(scenario)
 
 
 def test_a_killed_engine_is_unreachable(engine):
     """Last of the suite: the engine does not come back."""
 
-    async def story(client: EngineClient) -> None:
+    async def scenario(client: EngineClient) -> None:
         # Three batches of them, so that the last is still to come however slow this process is.
         running = [
             asyncio.ensure_future(client.generate(_step(_prompt(10, salt), 1900)))
@@ -458,4 +458,4 @@ def test_a_killed_engine_is_unreachable(engine):
         with pytest.raises(EngineUnreachable):
             await client.generate(_step(_prompt(10), 1))
 
-    engine.tell(story)
+    engine.tell(scenario)

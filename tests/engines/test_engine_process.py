@@ -50,13 +50,13 @@ def _step(name: str, tokens: int = 5) -> GenerateRequest:
 def _with_engine(
     directory: Path,
     spec: EngineSpec,
-    story: Callable[[EngineProcess, EngineClient], Awaitable[None]],
+    scenario: Callable[[EngineProcess, EngineClient], Awaitable[None]],
 ) -> None:
     async def main() -> None:
         process = EngineProcess(spec, directory)
         try:
             async with EngineClient(await process.start(CEILING_S)) as client:
-                await asyncio.wait_for(story(process, client), CEILING_S)
+                await asyncio.wait_for(scenario(process, client), CEILING_S)
         finally:
             await process.stop()
 
@@ -73,7 +73,7 @@ def _fails(spec: EngineSpec, directory: Path, timeout_s: float = CEILING_S) -> E
 
 
 def test_start_serve_and_stop(tmp_path):
-    async def story(process: EngineProcess, client: EngineClient) -> None:
+    async def scenario(process: EngineProcess, client: EngineClient) -> None:
         assert process.base_url == f"http://127.0.0.1:{process.port}"
         assert watchdog.start_time(process.pid) and watchdog.start_time(process.engine_pid)
         assert len((await client.generate(_step("a"))).token_ids) == 5
@@ -84,7 +84,7 @@ def test_start_serve_and_stop(tmp_path):
         assert await process.wait() == 0
         await process.stop()
 
-    _with_engine(tmp_path, _spec(), story)
+    _with_engine(tmp_path, _spec(), scenario)
     assert "emulated engine for none" in (tmp_path / "engine.log").read_text()
 
 
@@ -174,7 +174,7 @@ def test_an_impossible_emulation_is_refused_before_anything_starts(tmp_path, cha
 
 
 def test_a_crash_ends_steps_and_is_seen_by_wait(tmp_path):
-    async def story(process: EngineProcess, client: EngineClient) -> None:
+    async def scenario(process: EngineProcess, client: EngineClient) -> None:
         running = asyncio.ensure_future(client.generate(_step("a", 90_000)))
         await client.generate(_step("b"))
         with pytest.raises(EngineUnreachable):
@@ -184,11 +184,11 @@ def test_a_crash_ends_steps_and_is_seen_by_wait(tmp_path):
         assert await process.wait() == 1
         assert process.log_tail()[-1] == "RuntimeError: crashed as asked (fault)"
 
-    _with_engine(tmp_path, _spec(faults={"crash_after_requests": 2}), story)
+    _with_engine(tmp_path, _spec(faults={"crash_after_requests": 2}), scenario)
 
 
 def test_a_hanging_engine_is_not_healthy(tmp_path):
-    async def story(process: EngineProcess, client: EngineClient) -> None:
+    async def scenario(process: EngineProcess, client: EngineClient) -> None:
         await client.generate(_step("a"))
         hanging = asyncio.ensure_future(client.generate(_step("b")))
         async with EngineClient(process.base_url, question_timeout_s=0.3) as impatient:
@@ -197,11 +197,11 @@ def test_a_hanging_engine_is_not_healthy(tmp_path):
         assert not hanging.done()
         hanging.cancel()
 
-    _with_engine(tmp_path, _spec(faults={"hang_after_requests": 1}), story)
+    _with_engine(tmp_path, _spec(faults={"hang_after_requests": 1}), scenario)
 
 
 def test_faults_can_be_set_while_it_runs(tmp_path):
-    async def story(process: EngineProcess, client: EngineClient) -> None:
+    async def scenario(process: EngineProcess, client: EngineClient) -> None:
         async def fault(**faults) -> int:
             async with (
                 aiohttp.ClientSession() as session,
@@ -219,27 +219,27 @@ def test_faults_can_be_set_while_it_runs(tmp_path):
         assert slow.decode_s == pytest.approx(19 * 0.005)
         assert await fault(nonsense=1) == 400
 
-    _with_engine(tmp_path, _spec(), story)
+    _with_engine(tmp_path, _spec(), scenario)
 
 
 def test_time_scale_stretches_the_models_seconds(tmp_path):
-    async def story(process: EngineProcess, client: EngineClient) -> None:
+    async def scenario(process: EngineProcess, client: EngineClient) -> None:
         started = time.monotonic()
         result = await client.generate(_step("a", 50))
         assert time.monotonic() - started >= 0.1
         assert result.decode_s == pytest.approx(49 * 0.002)
 
-    _with_engine(tmp_path, _spec(time_scale=2.0), story)
+    _with_engine(tmp_path, _spec(time_scale=2.0), scenario)
 
 
 def test_an_emulated_profile_runs(tmp_path):
-    async def story(process: EngineProcess, client: EngineClient) -> None:
+    async def scenario(process: EngineProcess, client: EngineClient) -> None:
         result = await client.generate(_step("a", 100))
         assert 0.1 < result.prefill_s + result.decode_s < 2.0
         assert (await client.describe()).tp_degree == 2
 
     spec = _spec(cost={"profile": "qwen3-8b-h100"}, tp_degree=2, max_model_len=32768)
-    _with_engine(tmp_path, spec, story)
+    _with_engine(tmp_path, spec, scenario)
 
 
 def test_the_models_own_end_token_is_used(tmp_path):
@@ -247,14 +247,14 @@ def test_the_models_own_end_token_is_used(tmp_path):
     model.mkdir()
     (model / "config.json").write_text('{"eos_token_id": [333, 2]}')
 
-    async def story(process: EngineProcess, client: EngineClient) -> None:
+    async def scenario(process: EngineProcess, client: EngineClient) -> None:
         sampling = SamplingParams(900, seed=1)
         result = await client.generate(GenerateRequest("a", [1], sampling))
         assert result.finish_reason == "stop"
         assert result.token_ids[-1] == 333
 
     spec = EngineSpec("emulated", str(model), 2, 1000, options=EmulatedOptions({"seconds_per_token": 0.0}))
-    _with_engine(tmp_path / "engine", spec, story)
+    _with_engine(tmp_path / "engine", spec, scenario)
 
 
 OWNER = """
@@ -290,7 +290,7 @@ def test_sigkill_of_the_owner_ends_the_engine(tmp_path):
 
 
 def test_killing_guard_and_watchdog_together_leaves_nothing_after_stop(tmp_path):
-    async def story(process: EngineProcess, client: EngineClient) -> None:
+    async def scenario(process: EngineProcess, client: EngineClient) -> None:
         engine_pid = process.engine_pid
         stat = watchdog._stat(engine_pid)
         assert stat is not None
@@ -300,7 +300,7 @@ def test_killing_guard_and_watchdog_together_leaves_nothing_after_stop(tmp_path)
         await process.stop()
         assert not watchdog.start_time(engine_pid)
 
-    _with_engine(tmp_path, _spec(), story)
+    _with_engine(tmp_path, _spec(), scenario)
 
 
 def test_nobody_there_is_unreachable():
@@ -315,7 +315,7 @@ def test_nobody_there_is_unreachable():
 
 
 def test_closing_the_client_ends_its_steps(tmp_path):
-    async def story(process: EngineProcess, _client: EngineClient) -> None:
+    async def scenario(process: EngineProcess, _client: EngineClient) -> None:
         client = EngineClient(process.base_url)
         running = asyncio.ensure_future(client.generate(_step("a", 90_000)))
         await asyncio.sleep(0.1)
@@ -323,11 +323,11 @@ def test_closing_the_client_ends_its_steps(tmp_path):
         with pytest.raises(EngineUnreachable):
             await running
 
-    _with_engine(tmp_path, _spec(), story)
+    _with_engine(tmp_path, _spec(), scenario)
 
 
 def test_a_wrong_body_is_refused_and_a_large_one_is_not(tmp_path):
-    async def story(process: EngineProcess, client: EngineClient) -> None:
+    async def scenario(process: EngineProcess, client: EngineClient) -> None:
         context = [100_000 + index for index in range(400_000)]
         result = await client.generate(GenerateRequest("a", context, SamplingParams(3, ignore_eos=True)))
         assert len(result.token_ids) == 3
@@ -339,7 +339,7 @@ def test_a_wrong_body_is_refused_and_a_large_one_is_not(tmp_path):
         ):
             assert response.status == 400
 
-    _with_engine(tmp_path, _spec(max_model_len=500_000), story)
+    _with_engine(tmp_path, _spec(max_model_len=500_000), scenario)
 
 
 def test_the_cause_is_found_among_a_real_engines_last_words():

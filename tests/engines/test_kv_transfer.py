@@ -54,7 +54,7 @@ VLLM = EngineSpec(
     "vllm", str(CHECKPOINT), slots=4, max_model_len=MAX_MODEL_LEN, dtype="float32", kv_transfer=True
 )
 
-Story = Callable[[EngineClient, EngineClient], Awaitable[None]]
+Scenario = Callable[[EngineClient, EngineClient], Awaitable[None]]
 
 
 def emulating(emulation: dict[str, float]) -> EngineSpec:
@@ -74,15 +74,15 @@ class Pair:
     def block_tokens(self) -> int:
         return 16 if self.source.spec.kind == "emulated" else 128
 
-    def tell(self, story: Story) -> None:
-        """Run one test's story, bounded, with clients of its own."""
+    def tell(self, scenario: Scenario) -> None:
+        """Run one test's scenario, bounded, with clients of its own."""
 
         async def bounded() -> None:
             async with (
                 EngineClient(self.source.base_url) as source,
                 EngineClient(self.target.base_url) as target,
             ):
-                await asyncio.wait_for(story(source, target), CEILING_S)
+                await asyncio.wait_for(scenario(source, target), CEILING_S)
 
         asyncio.run(bounded())
 
@@ -169,7 +169,7 @@ async def connect(source: EngineClient, target: EngineClient) -> None:
 
 @pytest.mark.parametrize("length", [1, 100, 128, 129, 1500])
 def test_the_target_goes_on_as_the_source_would(pair, length):
-    async def story(source: EngineClient, target: EngineClient) -> None:
+    async def scenario(source: EngineClient, target: EngineClient) -> None:
         tokens = context(length)
         expected, _ = await greedy(source, tokens)
         handle = await export(source, tokens)
@@ -182,11 +182,11 @@ def test_the_target_goes_on_as_the_source_would(pair, length):
         assert got == expected
         assert cached == full
 
-    pair.tell(story)
+    pair.tell(scenario)
 
 
 def test_a_trajectory_that_moves_back_and_forth_gets_the_tokens_of_one_that_stays(pair):
-    async def story(source: EngineClient, target: EngineClient) -> None:
+    async def scenario(source: EngineClient, target: EngineClient) -> None:
         tokens = context(400)
         stayed, _ = await greedy(source, tokens, 120)
         moved, _ = await greedy(source, tokens, 40)
@@ -197,11 +197,11 @@ def test_a_trajectory_that_moves_back_and_forth_gets_the_tokens_of_one_that_stay
             moved += part
         assert moved == stayed
 
-    pair.tell(story)
+    pair.tell(scenario)
 
 
 def test_warming_is_recomputing(pair):
-    async def story(source: EngineClient, target: EngineClient) -> None:
+    async def scenario(source: EngineClient, target: EngineClient) -> None:
         tokens = context(500)
         expected, _ = await greedy(source, tokens)
         first = await target.warm(tokens, name())
@@ -210,22 +210,22 @@ def test_warming_is_recomputing(pair):
         assert second.cached_tokens == 499 // pair.block_tokens * pair.block_tokens
         assert (await greedy(target, tokens))[0] == expected
 
-    pair.tell(story)
+    pair.tell(scenario)
 
 
 def test_a_handle_travels_as_json(pair):
-    async def story(source: EngineClient, target: EngineClient) -> None:
+    async def scenario(source: EngineClient, target: EngineClient) -> None:
         tokens = context(300)
         handle = await export(source, tokens)
         again = KvHandle.from_mapping(json.loads(json.dumps(handle.to_mapping())))
         assert again == handle
         await target.import_kv(name(), tokens, again)
 
-    pair.tell(story)
+    pair.tell(scenario)
 
 
 def test_misuse_is_refused_before_it_can_do_harm(pair):
-    async def story(source: EngineClient, target: EngineClient) -> None:
+    async def scenario(source: EngineClient, target: EngineClient) -> None:
         tokens = context(300)
         handle = await export(source, tokens)
         assert await failure(target, context(300), handle) == "mismatch"
@@ -242,21 +242,21 @@ def test_misuse_is_refused_before_it_can_do_harm(pair):
             await export(source, context(MAX_MODEL_LEN))
         assert await source.healthy() and await target.healthy()
 
-    pair.tell(story)
+    pair.tell(scenario)
 
 
 def test_an_export_on_a_cold_engine_computes_first(pair):
-    async def story(source: EngineClient, target: EngineClient) -> None:
+    async def scenario(source: EngineClient, target: EngineClient) -> None:
         tokens = context(600)
         handle = await export(source, tokens)
         await target.import_kv(name(), tokens, handle)
         assert (await greedy(target, tokens))[0] == (await greedy(source, tokens))[0]
 
-    pair.tell(story)
+    pair.tell(scenario)
 
 
 def test_exports_and_imports_among_other_work(pair):
-    async def story(source: EngineClient, target: EngineClient) -> None:
+    async def scenario(source: EngineClient, target: EngineClient) -> None:
         async def move(tokens: list[int]) -> None:
             expected, _ = await greedy(source, tokens, 12)
             handle = await export(source, tokens)
@@ -265,13 +265,13 @@ def test_exports_and_imports_among_other_work(pair):
 
         await asyncio.gather(*(move(context(130 + 90 * index)) for index in range(6)))
 
-    pair.tell(story)
+    pair.tell(scenario)
 
 
 def test_a_move_goes_before_the_steps_that_wait_in_a_full_engine(pair):
     """Its trajectory waits for it, and would for as long as the engine has anything more urgent than 0."""
 
-    async def story(source: EngineClient, target: EngineClient) -> None:
+    async def scenario(source: EngineClient, target: EngineClient) -> None:
         async def step(client: EngineClient) -> None:
             sampling = SamplingParams(250, 0.0, ignore_eos=True)
             await client.generate(GenerateRequest(name(), context(60), sampling, priority=-100_000))
@@ -297,14 +297,14 @@ def test_a_move_goes_before_the_steps_that_wait_in_a_full_engine(pair):
             lambda: target.import_kv(name(), tokens, handles[0]),
         )
 
-    pair.tell(story)
+    pair.tell(scenario)
 
 
 @pytest.mark.parametrize("attempt", range(2))
 def test_an_interrupted_step_goes_on_with_the_tokens_of_an_uninterrupted_one(pair, attempt):
     """float32 and temperature 0: preemption must not change what a trajectory says."""
 
-    async def story(source: EngineClient, target: EngineClient) -> None:
+    async def scenario(source: EngineClient, target: EngineClient) -> None:
         tokens = context(200 + 61 * attempt)
         length = 300
         whole, _ = await greedy(source, tokens, length)
@@ -325,7 +325,7 @@ def test_an_interrupted_step_goes_on_with_the_tokens_of_an_uninterrupted_one(pai
         assert (*part, *rest) == whole
         assert cached >= (len(tokens) - 1) // pair.block_tokens * pair.block_tokens
 
-    pair.tell(story)
+    pair.tell(scenario)
 
 
 # ------------------------------------------------------------------ engines that die
@@ -334,7 +334,7 @@ def test_an_interrupted_step_goes_on_with_the_tokens_of_an_uninterrupted_one(pai
 def test_a_source_that_died_fails_the_import_and_the_target_recomputes(pair):
     """Last of those on this pair: neither engine comes back."""
 
-    async def story(source: EngineClient, target: EngineClient) -> None:
+    async def scenario(source: EngineClient, target: EngineClient) -> None:
         first, second, third = context(300), context(400), context(350)
         await target.import_kv(name(), first, await export(source, first))
         handle, other = await export(source, second), await export(source, third)
@@ -353,7 +353,7 @@ def test_a_source_that_died_fails_the_import_and_the_target_recomputes(pair):
         await pair.target.wait()
         assert await failure(target, third, other) == "target"
 
-    pair.tell(story)
+    pair.tell(scenario)
 
 
 # ------------------------------------------------------------------ what only an emulated engine does on request
@@ -375,7 +375,7 @@ async def set_faults(engine: EngineProcess, **faults: object) -> None:
 
 @pytest.mark.parametrize("fault", ["kv_source_lost", "kv_blocks_expired"])
 def test_faults_of_the_source_fail_the_import(emulated, fault):
-    async def story(source: EngineClient, target: EngineClient) -> None:
+    async def scenario(source: EngineClient, target: EngineClient) -> None:
         tokens = context(300)
         await set_faults(emulated.source, **{fault: True})
         handle = await export(source, tokens)
@@ -385,7 +385,7 @@ def test_faults_of_the_source_fail_the_import(emulated, fault):
         other = context(300)
         await target.import_kv(name(), other, await export(source, other))
 
-    emulated.tell(story)
+    emulated.tell(scenario)
 
 
 def test_a_transfer_takes_the_time_of_its_bytes(tmp_path):
@@ -393,7 +393,7 @@ def test_a_transfer_takes_the_time_of_its_bytes(tmp_path):
     with ExitStack() as stack:
         pair = Pair(*start(stack, tmp_path, slow, slow))
 
-        async def story(source: EngineClient, target: EngineClient) -> None:
+        async def scenario(source: EngineClient, target: EngineClient) -> None:
             tokens = context(500)
             handle = await export(source, tokens)
             assert handle.params["kv_bytes"] == 500_000
@@ -405,7 +405,7 @@ def test_a_transfer_takes_the_time_of_its_bytes(tmp_path):
             done = await target.import_kv(name(), longer, handle)
             assert 0.03 <= done.seconds < 0.5
 
-        pair.tell(story)
+        pair.tell(scenario)
 
 
 def test_blocks_are_let_go_when_the_lease_ends_and_an_import_waits_no_longer(tmp_path):
@@ -414,7 +414,7 @@ def test_blocks_are_let_go_when_the_lease_ends_and_an_import_waits_no_longer(tmp
     with ExitStack() as stack:
         pair = Pair(*start(stack, tmp_path, spec, spec))
 
-        async def story(source: EngineClient, target: EngineClient) -> None:
+        async def scenario(source: EngineClient, target: EngineClient) -> None:
             tokens = context(1500)
             handle = await export(source, tokens)
             assert handle.expires_s - time.time() < 0.6
@@ -428,7 +428,7 @@ def test_blocks_are_let_go_when_the_lease_ends_and_an_import_waits_no_longer(tmp
             async with EngineClient(pair.target.base_url) as fresh:
                 assert await failure(fresh, tokens, stale) == "source"
 
-        pair.tell(story)
+        pair.tell(scenario)
 
 
 @pytest.mark.vllm
@@ -444,7 +444,7 @@ def test_vllm_lets_blocks_go_when_nobody_reads_them_and_they_are_not_asked_for_t
                 lines = (await said.text()).splitlines()
             return float(next(line for line in lines if line.startswith(METRIC)).split()[-1])
 
-        async def story() -> None:
+        async def scenario() -> None:
             async with EngineClient(process.base_url) as engine:
                 tokens = context(1500)
                 expected, _ = await greedy(engine, tokens)
@@ -458,11 +458,11 @@ def test_vllm_lets_blocks_go_when_nobody_reads_them_and_they_are_not_asked_for_t
                     await greedy(engine, context(20), 2)
                 assert (await greedy(engine, tokens))[0] == expected
 
-        asyncio.run(asyncio.wait_for(story(), CEILING_S))
+        asyncio.run(asyncio.wait_for(scenario(), CEILING_S))
 
 
 def test_an_engine_that_was_started_again_does_not_know_old_handles(emulated, tmp_path):
-    async def story(source: EngineClient, target: EngineClient) -> None:
+    async def scenario(source: EngineClient, target: EngineClient) -> None:
         tokens = context(200)
         handle = await export(source, tokens)
         os.kill(emulated.source.engine_pid, signal.SIGKILL)
@@ -474,4 +474,4 @@ def test_an_engine_that_was_started_again_does_not_know_old_handles(emulated, tm
         finally:
             await again.stop()
 
-    emulated.tell(story)
+    emulated.tell(scenario)

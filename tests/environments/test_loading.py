@@ -110,7 +110,7 @@ def test_replay_loads_with_its_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "options", "story"),
+    ("spec", "options", "message"),
     [
         ("maths", {}, r"no environment 'maths'; allowed are math\[:tier\], code\[:tier\]"),
         ("", {}, "no environment ''; allowed are"),
@@ -137,7 +137,7 @@ def test_replay_loads_with_its_options(tmp_path: Path) -> None:
         (":solve", {}, "ValueError: Empty module name"),
     ],
 )
-def test_everything_wrong_is_one_line(module: str, spec: str, options: dict[str, Any], story: str) -> None:
-    with pytest.raises(BadInput, match=story) as caught:
+def test_everything_wrong_is_one_line(module: str, spec: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message) as caught:
         load_environment(spec.replace("{module}", module), options=options)
     assert "\n" not in str(caught.value)

@@ -55,7 +55,7 @@ def test_floats_compare_within_rounding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "story"),
+    ("code", "message"),
     [
         ("def g(x): return x", "KeyError: 'f'"),
         ("def f(x: return x", "SyntaxError"),
@@ -68,10 +68,10 @@ def test_floats_compare_within_rounding() -> None:
         ("def f(x): return 'x' * 4_000_000", "bytes of output"),
     ],
 )
-def test_broken_code_passes_nothing_and_is_named(code: str, story: str) -> None:
+def test_broken_code_passes_nothing_and_is_named(code: str, message: str) -> None:
     result = report(code, limits=SandboxLimits(wall_s=4, output_bytes=1 << 20))
     assert (result.passed, result.total) == (0, 5)
-    assert story in result.text
+    assert message in result.text
 
 
 def test_results_before_a_timeout_count() -> None:

@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from worlds.sim_worlds import story_of
+from worlds.sim_worlds import digest_of
 
 TESTS = Path(__file__).parent.parent
 
 
-def stories_under(hash_seed: str) -> list[str]:
+def digests_under(hash_seed: str) -> list[str]:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     done = subprocess.run(
         [sys.executable, "-m", "worlds.sim_worlds"],
@@ -26,8 +26,8 @@ def stories_under(hash_seed: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_two_processes_with_two_hash_seeds_tell_the_same_stories() -> None:
-    zero, one = stories_under("0"), stories_under("1")
+def test_two_processes_with_two_hash_seeds_make_the_same_decisions() -> None:
+    zero, one = digests_under("0"), digests_under("1")
     assert zero == one
     names, digests, events, _ = zip(*(line.split() for line in zero), strict=True)
     assert names == ("heddle", "heddle-paper", "slime", "oracle")
@@ -35,5 +35,5 @@ def test_two_processes_with_two_hash_seeds_tell_the_same_stories() -> None:
     assert min(int(count) for count in events) > 1500, "the world was not empty"
 
 
-def test_a_second_run_in_the_same_process_tells_the_same_story() -> None:
-    assert story_of("verl-hybrid") == story_of("verl-hybrid")
+def test_a_second_run_in_the_same_process_makes_the_same_decisions() -> None:
+    assert digest_of("verl-hybrid") == digest_of("verl-hybrid")

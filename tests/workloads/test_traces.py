@@ -99,12 +99,12 @@ def test_wrong_types_are_named(tmp_path: Path, field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "story"),
+    ("content", "message"),
     [(b"{", "line 1: not JSON"), (b"[]\n", "not a JSON object"), (b"\xff\n", "cannot be read")],
 )
-def test_files_that_are_no_json_lines_are_bad_input(tmp_path: Path, content: bytes, story: str) -> None:
+def test_files_that_are_no_json_lines_are_bad_input(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "x.jsonl").write_bytes(content)
-    with pytest.raises(BadInput, match=story):
+    with pytest.raises(BadInput, match=message):
         list(read_traces(tmp_path / "x.jsonl"))
 
 

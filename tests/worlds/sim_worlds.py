@@ -1,4 +1,4 @@
-"""Simulated runs whose whole story is printed as one digest; run as a script by `test_sim_determinism`."""
+"""Simulated runs whose commands are printed as one digest; run as a script by `test_sim_determinism`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from heddle_dask.workloads.synthetic import fit_into_context, synthesize
 CONTEXT = 4096
 
 
-def story_of(preset: str, *overrides: str) -> tuple[str, int, int]:
+def digest_of(preset: str, *overrides: str) -> tuple[str, int, int]:
     """Digest of all events, commands and results; how many events there were, and commands."""
     plans = [
         fit_into_context(plan, token_scale=0.1, tool_scale=1.0, max_context_tokens=CONTEXT)
@@ -60,5 +60,5 @@ def story_of(preset: str, *overrides: str) -> tuple[str, int, int]:
 
 if __name__ == "__main__":
     for name in ("heddle", "heddle-paper", "slime"):
-        print(name, *story_of(name))
-    print("oracle", *story_of("heddle", "predictor=oracle"))
+        print(name, *digest_of(name))
+    print("oracle", *digest_of("heddle", "predictor=oracle"))
