@@ -18,7 +18,7 @@ from heddle_dask.engines.contract import (
     KvHandle,
     KvTransferFailed,
 )
-from heddle_dask.live.worker.context_cache import EMPTY, Context, ContextCache
+from heddle_dask.live.worker.context_cache import EMPTY, CachedContext, ContextCache
 
 
 class Lodging(Protocol):
@@ -99,7 +99,7 @@ class ContextMover:
             return 0, f"the source worker is gone: {error}"
         if not answer or "ids" not in answer:
             return 0, (answer or {}).get("cause", "the source worker has no such handler")
-        context = Context(EMPTY, 0).extended(bytes(answer["ids"]))
+        context = CachedContext(EMPTY, 0).extended(bytes(answer["ids"]))
         ids = context.token_ids.tolist()
         name = f"import-{session}-{trajectory}-{len(ids)}"
         try:

@@ -48,7 +48,7 @@ from heddle_dask.live.wire.messages import (
     step_end,
 )
 from heddle_dask.live.wire.result_push import Outbox
-from heddle_dask.live.worker.context_cache import EMPTY, Context, ContextCache
+from heddle_dask.live.worker.context_cache import EMPTY, CachedContext, ContextCache
 from heddle_dask.live.worker.context_mover import ContextMover
 from heddle_dask.live.worker.engine_host import EngineHost, Watch
 
@@ -294,7 +294,7 @@ class RolloutWorker(WorkerPlugin):
             )
 
     async def _generate(
-        self, client: EngineClient, call: StepCall, context: Context, priority: float
+        self, client: EngineClient, call: StepCall, context: CachedContext, priority: float
     ) -> GenerateResult:
         name, step_index, attempt = call.step_id
         request = GenerateRequest(
@@ -317,7 +317,7 @@ class RolloutWorker(WorkerPlugin):
             del self._running[call.key]
 
     def _answer(
-        self, call: StepCall, context: Context, result: GenerateResult, engine_id: str, run_s: float
+        self, call: StepCall, context: CachedContext, result: GenerateResult, engine_id: str, run_s: float
     ) -> StepResult:
         assert self.worker is not None
         ids = np.asarray(result.token_ids, dtype="<i4").tobytes()
@@ -346,16 +346,16 @@ class RolloutWorker(WorkerPlugin):
 
     # -- contexts ----------------------------------------------------------------------------------
 
-    async def _context(self, call: StepCall, source: str | None) -> Context | None:
+    async def _context(self, call: StepCall, source: str | None) -> CachedContext | None:
         """The whole context: delta alone, base held here, or base fetched from the worker before."""
         if call.base_tokens == 0:
-            return Context(EMPTY, 0).extended(call.delta)
+            return CachedContext(EMPTY, 0).extended(call.delta)
         base = self._contexts.get(call.session, call.step_id.trajectory_id)
         if base is None or not base.is_base(call.base_tokens, call.base_crc):
             base = await self._fetch(call, source)
         return None if base is None else base.extended(call.delta)
 
-    async def _fetch(self, call: StepCall, source: str | None) -> Context | None:
+    async def _fetch(self, call: StepCall, source: str | None) -> CachedContext | None:
         assert self.worker is not None
         if source is None or source == self.worker.address:
             return None
@@ -367,7 +367,7 @@ class RolloutWorker(WorkerPlugin):
             return None  # that worker has left; the driver sends the whole context
         if not data:
             return None
-        base = Context(EMPTY, 0).extended(bytes(data))
+        base = CachedContext(EMPTY, 0).extended(bytes(data))
         return base if base.is_base(call.base_tokens, call.base_crc) else None
 
     async def serve_context(self, session: str, trajectory: str) -> bytes:
