@@ -108,10 +108,10 @@ def test_works_of_an_exact_predictor_are_exact_and_those_of_a_vague_one_have_its
     seen = sum(plan.context_tokens - plan.prompt_tokens for plan in earlier)
     sampled = sum(plan.generated_tokens for plan in earlier)
     assert added == pytest.approx(seen / sampled - 1)
-    # All alike, but for the quantile: a tenth lies above the 0.9 quantile, half above the median.
-    alike = dict.fromkeys(known, 1000.0)
-    vague = predicted_works(plans, NoisyOracle(KnownWork(alike), error=2.0), earlier, 131_072)
-    made = NoisyOracle(KnownWork(alike), error=2.0).predict([])
+    # Equal lengths except for the quantile: a tenth lies above the 0.9 quantile, half above the median.
+    equal = dict.fromkeys(known, 1000.0)
+    vague = predicted_works(plans, NoisyOracle(KnownWork(equal), error=2.0), earlier, 131_072)
+    made = NoisyOracle(KnownWork(equal), error=2.0).predict([])
     assert made == []
     assert len({work.decode_tokens for work in vague}) == len(plans)
     assert max(work.decode_tokens for work in vague) > 4_000

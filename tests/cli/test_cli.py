@@ -452,7 +452,7 @@ def test_a_new_run_is_removed_only_when_nothing_has_begun():
     with Journal.create(journal_path(empty)) as journal:
         journal.append("session", {})
     with RunStore.append_to(empty):
-        assert not remove_if_empty(empty)  # somebody writes it
+        assert not remove_if_empty(empty)  # another process writes it
     assert remove_if_empty(empty) and not empty.exists() and not journal_path(empty).exists()
 
 

@@ -220,7 +220,7 @@ def test_a_host_that_dies_with_actions_of_an_ended_trajectory_leaves_nothing() -
     stage.act("a1", "a")
     stage.act("a2", "a")
     stage.end("a")
-    assert stage.feed(ev.HostLost, H1) == [], "nobody is told: nobody waits"
+    assert stage.feed(ev.HostLost, H1) == [], "no trajectory waits, so no command"
     assert not stage.state.actions
     assert not stage.state.trajectories
     assert stage.add_host("H2") == []

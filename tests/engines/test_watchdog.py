@@ -222,7 +222,7 @@ def test_an_engine_that_does_not_exist_ends_at_once(tmp_path):
 def test_broken_and_foreign_records_do_no_harm(tmp_path):
     (tmp_path / "engine-a.watchdog.json").write_text("{")
     (tmp_path / "notes.json").write_text("{}")
-    # Another boot: every pid in it means somebody else now.
+    # Another boot: every pid in it names another process now.
     me = {"engine": os.getpid(), "engine_started": watchdog.start_time(os.getpid()), "mark": "x"}
     foreign = {**me, "owner": 1, "owner_started": -1, "boot_id": "another"}
     (tmp_path / "engine-b.watchdog.json").write_text(json.dumps(foreign))

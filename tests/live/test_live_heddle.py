@@ -241,7 +241,7 @@ def test_greedy_vllm_output_is_the_same_with_preemptions_and_moves(
 def test_contexts_move_between_vllm_engines_of_unlike_degrees(
     plain_vllm: Batch, model_dir: str, tmp_path: Path
 ) -> None:
-    """Their KV caches are cut otherwise: a context is computed anew at the target, though both could hand it over."""
+    """Their KV caches are split differently: a context is recomputed at the target, though both can transfer KV."""
     spec = EngineSpec("vllm", model_dir, slots=2, max_model_len=2048, dtype="float32", kv_transfer=True)
     busy, _ = roll_until_it_acts(spec, UnevenAgent(tokens=40, tool_s=0.5), 12, tmp_path, degrees=(2, 1))
     assert set(busy.moves) == {"recompute"}

@@ -43,7 +43,7 @@ class Slow(Oracle):
 
 
 class Session:
-    """Predictions with nobody around them."""
+    """Predictions without a session around them."""
 
     def __init__(self) -> None:
         self.stage = Stage()

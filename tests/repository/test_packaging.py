@@ -84,7 +84,7 @@ def test_the_extras_of_the_issue_exist() -> None:
 
 
 def test_no_module_of_the_package_imports_torch_or_vllm_but_what_measures_operators() -> None:
-    """And that one is imported by nobody before it is asked for."""
+    """No module imports it before a predictor is requested."""
     code = """
 import importlib, pkgutil, sys
 import heddle_dask, heddle_dask.live.driver.rollout

@@ -98,7 +98,7 @@ class Run:
         return max(program.finished_s for program in self.world.programs.values())
 
     def check_times(self) -> None:
-        """Nothing goes back in time, and nobody is quicker than tools and tokens allow."""
+        """Time never goes back, and no trajectory is faster than its tools and tokens allow."""
         times = [event.at for event, _ in self.lines]
         assert times == sorted(times)
         fixed_s = min(cost.fixed_s for _, cost in self.fleet.engines)
@@ -309,7 +309,7 @@ def test_engines_that_die_by_chance_are_replaced_until_all_have_ended(preset: st
     for event in lost:
         assert event.at + 1.5 > run.end_s or event.at + 1.5 in [pytest.approx(other.at) for other in joined]
     assert [event.at for event in lost] == [event.at for event in runs[1].events(ev.EngineLost)]
-    # The loop ends: nobody dies for ever.
+    # The loop ends: engines are not lost and replaced for ever.
     assert run.world.time.now_s < run.end_s + 1000
 
 
@@ -415,9 +415,9 @@ def test_an_admission_by_kv_pressure_computes_little_twice_where_memory_is_short
         assert set(run.statuses) == {"completed"}
         return run.world.controller.state.evictions, run.world.time.now_s
 
-    everybody, unlimited_s = played("admission=unlimited")
+    most, unlimited_s = played("admission=unlimited")
     some, bounded_s = played("admission=kv-watermark")
-    assert everybody > 2 * some and bounded_s < 0.8 * unlimited_s
+    assert most > 2 * some and bounded_s < 0.8 * unlimited_s
     ample = replace(cost, capacity_tokens=60_000)
     run = Run("sticky", SimulatedFleet(equal_engines(1, ample, slots=16, max_context_tokens=CONTEXT)), plans)
     assert run.world.controller.state.evictions == 0

@@ -283,7 +283,7 @@ def test_contexts_that_were_thrown_out_cut_the_limit() -> None:
 
 
 def test_what_was_thrown_out_at_the_end_of_a_batch_is_not_held_against_the_next() -> None:
-    """In its tail nobody waits, so that admission is not asked."""
+    """No trajectory waits in its tail, so the admission is not called."""
     stage = under_pressure(100_000, slots=4)
     stage.submit(*names(4))
     for name in names(4):
@@ -309,7 +309,7 @@ def test_after_the_first_shortage_the_limit_rises_by_one_an_engine_and_round() -
         sum(len(admitted(stage.finish(stage.generating(f"t{n}", i, context=2000)))) for n in range(4))
         for i in (2, 3)
     ]
-    assert rounds == [1, 0], "whoever was admitted has not answered in the second round"
+    assert rounds == [1, 0], "the newly admitted one has no result in the second round"
 
 
 def evicted(
@@ -335,7 +335,7 @@ def test_a_context_is_evicted_where_its_engine_computes_most_of_it_anew() -> Non
 
 
 def test_a_short_context_is_never_evicted() -> None:
-    """It may be less than a block, which nobody keeps."""
+    """It may be less than a block, which no cache keeps."""
     stage = Stage()
     stage.join("E1")
     stage.submit("t0")
@@ -345,7 +345,7 @@ def test_a_short_context_is_never_evicted() -> None:
 
 
 def test_an_engine_that_joins_raises_the_floor_at_once() -> None:
-    """Submitted before any engine: nobody else would ask again before the first one ends."""
+    """Submitted before any engine: no other event calls the admission before the first one ends."""
     stage = Stage(overrides=[f"{PRESSURE}1"])
     assert admitted(stage.submit(*names(9))) == ["t0"]
     assert admitted(stage.join("E1", slots=4, kv_tokens=1000)) == ["t1", "t2", "t3"]

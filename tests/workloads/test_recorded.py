@@ -1,4 +1,4 @@
-"""The recorded traces ship with the package and are named alike wherever a trace is taken."""
+"""The recorded traces ship with the package and have the same names wherever a trace is accepted."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class Stage:
         return {name: (list(e.residents), e.resident_tokens, e.expected_tokens) for name, e in engines}
 
     def late(self, kind: type, *fields: Any, **more: Any) -> None:
-        """Let an event happen that must change nothing but the count of late arrivals.
+        """Let an event happen that must change nothing but the count of stale events.
 
         A context that arrives too late is dropped where it arrived.
         """
@@ -202,7 +202,7 @@ class Stage:
         return command
 
     def generating(self, name: str, index: int = 0, *, attempt: int = 0, context: int = 100) -> StartStep:
-        """A step that is placed at once, stops nobody, and gets its slot."""
+        """A step that is placed at once, preempts no other, and gets its slot."""
         step = self.placed(name, index, attempt=attempt, context=context)
         assert self.start(step) == []
         return step

@@ -146,7 +146,7 @@ class World:
                 call = self.calls.pop(command.action_id)
                 assert call.host_id is None
                 self.line.remove(command.action_id)
-                assert not call.orphaned, "nobody waits for it"
+                assert not call.orphaned, "its program does not wait for it"
             case cmd.AbortAction():
                 call = self.calls[command.action_id]
                 assert call.host_id == command.host_id
@@ -175,9 +175,9 @@ class World:
         assert step.started, "it waited itself"
         assert not step.stopping, "it was stopped before"
         assert step.preemptions < self.retries.max_preemptions
-        newcomer = self.programs[command.reason.removeprefix("preempted for ")].step
-        assert newcomer is not None and newcomer is not step
-        assert newcomer.engine_id == step.engine_id and not newcomer.started
+        preempting = self.programs[command.reason.removeprefix("preempted for ")].step
+        assert preempting is not None and preempting is not step
+        assert preempting.engine_id == step.engine_id and not preempting.started
         there = [other for other in self._steps_at(command.engine_id) if not other.stopping]
         assert len(there) > self.engines[command.engine_id].slots, "a slot is free, or about to be"
         step.stopping = True
@@ -208,7 +208,7 @@ class World:
         self.seen["context dropped"] += 1
 
     def _engine_gone_for_moves(self, engine_id: str) -> None:
-        """Nobody has to report the moves of a lost engine; one that reports all the same comes late."""
+        """The moves of a lost engine need not be reported; a report is stale."""
         for name, move in list(self.moves.items()):
             if engine_id in (move.source_engine_id, move.target_engine_id):
                 self.stale.append(
@@ -455,7 +455,7 @@ class World:
         self.tell(ev.StepDelivered, *facts)
 
     def _do_deliver_crossed(self, crossed: tuple[Step, tuple[Any, ...]]) -> None:
-        """The answer of an engine that is gone; the step waits again, or runs elsewhere for nobody."""
+        """The result of a lost engine; the step waits again, or runs elsewhere in vain."""
         step, told = crossed
         if step.engine_id is not None:
             self.stale.append((ev.StepFinished, *step.identity, 3, 0, "stop"))
@@ -535,7 +535,7 @@ class World:
         self.tell(ev.ActionFinished, action_id, call.host_id, 0.1, self.pick((True, False)))
 
     def _do_stale(self, message: tuple[Any, ...]) -> None:
-        """A message that comes twice, too late, or from where nobody lives any more."""
+        """A message that comes twice, too late, or from a lost engine or host."""
         if message[0] is ev.StepStarted:
             for program in self.programs.values():
                 if program.step is not None and program.step.identity == message[1:]:

@@ -248,18 +248,18 @@ class KvFit:
             if engine is in_turn or enough or queued <= rejection.most_queued:
                 self._open(view, engine)
 
-    def _open_for(self, view: ClusterView, newcomer: Trajectory) -> None:
+    def _open_for(self, view: ClusterView, arrival: Trajectory) -> None:
         """Open the least used full engine on which this trajectory fits, according to the snapshot of its rejection.
 
         No other waiting trajectory may start there: all were rejected, or wait for a critical one. The share that may
         be reserved is the current one.
         """
-        demand = self._demand(newcomer, 1)
+        demand = self._demand(arrival, 1)
         rest_tokens = self._all_left(view) / max(1, view.alive)
         for site in self._candidates.full():
             share = self._share(site.engine, site.longest, rest_tokens)
             site.set_capacity(self._capacity(site.engine, share))
-            if site.fits(newcomer, demand):
+            if site.fits(arrival, demand):
                 self._open(view, site.engine)
                 return
 

@@ -57,8 +57,8 @@ class LoadBoard:
         blocks = -(-len(engines) // _BLOCK)
         self._least: list[tuple[float, float, float, float, float]] = [(0.0, 0.0, 0.0, 0.0, 0.0)] * blocks
         self._stale = dict.fromkeys(range(blocks))
-        alike: dict[tuple[EngineCost, int, int], int] = {}
-        self._alike = [alike.setdefault(engine[1:], len(alike)) for engine in engines]
+        identical: dict[tuple[EngineCost, int, int], int] = {}
+        self._identical = [identical.setdefault(engine[1:], len(identical)) for engine in engines]
         self._kinds = list(dict.fromkeys((cost, slots) for _, cost, slots, _ in engines))
 
     def set(
@@ -187,9 +187,9 @@ class LoadBoard:
             if j == home:
                 continue
             if not (self.residents[j] or candidate.cached_tokens) and self._holds_nothing(j):
-                if self._alike[j] in idle:
+                if self._identical[j] in idle:
                     continue
-                idle.add(self._alike[j])
+                idle.add(self._identical[j])
             apart.append(j)
         return apart
 

@@ -77,9 +77,9 @@ def _reach_of(engines: Sequence[Engine]) -> dict[int, frozenset[EngineId]]:
     for engine in engines:
         degrees.setdefault(engine.spec.tp_degree, []).append(engine)
     return {
-        degree: frozenset(e.engine_id for e in alike)
-        for degree, alike in degrees.items()
-        if all(e.spec.kv_transfer for e in alike)
+        degree: frozenset(e.engine_id for e in identical)
+        for degree, identical in degrees.items()
+        if all(e.spec.kv_transfer for e in identical)
     }
 
 

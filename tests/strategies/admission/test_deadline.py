@@ -88,7 +88,7 @@ def test_the_long_ones_come_together_and_the_work_is_shared_out() -> None:
 
 
 def test_all_are_admitted_in_the_end_though_each_would_be_late() -> None:
-    """Three that are alike on two engines: whoever takes the third is late by what was foreseen."""
+    """Three equal trajectories on two engines: the engine with two of them is late by the estimate."""
     stage = stage_of("AB", slots=4)
     told = submit(stage, [("a", 1000.0), ("b", 1000.0), ("c", 1000.0)])
     assert sorted(name for names in told for name in names) == ["a", "b", "c"]

@@ -111,7 +111,7 @@ def test_the_foreseen_end_is_that_of_the_best_split_in_the_order_of_length_but_f
             for low, high in itertools.pairwise(edges)
         ]
         best_s = min(best_s, max(end_s(cost, shares) for cost, shares in zip(order, parts, strict=True)))
-    # Lengths within five in a hundred are taken for alike; the bisection stops at half of one.
+    # Lengths within five per cent are in one class; the bisection stops at half a per cent.
     assert found_s <= 1.06 * max(best_s, alone_s)
     finer_s = best_s if engines == 1 else 0.7 * best_s  # cuts by quarters of a length are not the finest
     assert found_s >= 0.94 * max(finer_s, alone_s)
@@ -139,11 +139,11 @@ def test_sums_by_length_are_those_of_who_is_there(rows: list[tuple[int, bool]]) 
             sums.remove(tokens, plain(tokens))
     stay = [plain(tokens) for tokens, leaves in rows if not leaves]
     found = sums.longest_first()
-    assert sum(alike.members for alike in found) == len(stay)
-    assert sum(alike.items.tokens for alike in found) == pytest.approx(
+    assert sum(group.members for group in found) == len(stay)
+    assert sum(group.items.tokens for group in found) == pytest.approx(
         sum(ask.tokens for ask in stay), abs=1e-6
     )
-    means = [alike.items.tokens / alike.members for alike in found]
+    means = [group.items.tokens / group.members for group in found]
     assert means == sorted(means, reverse=True)
 
 
@@ -166,7 +166,7 @@ def test_the_clock_tells_how_far_a_running_step_is() -> None:
     stage.feed(ev.StepStarted, StepId(TrajectoryId("a"), 0, 0), "A")
     asked_at = residents[0].requested_at
     cost = EngineCost(fixed_s=0.1)
-    assert unseen_tokens(engine, residents, cost, asked_at + 5.0) == {"a": 0.0}, "nobody knows how long it is"
+    assert unseen_tokens(engine, residents, cost, asked_at + 5.0) == {"a": 0.0}, "its length is unknown"
     residents[0].prediction = Prediction(200.0, 200.0)
     assert unseen_tokens(engine, residents, cost, asked_at + 5.0) == {"a": pytest.approx(50.0)}
     assert unseen_tokens(engine, residents, cost, asked_at + 500.0) == {"a": pytest.approx(194.0)}, (

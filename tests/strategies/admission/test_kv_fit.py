@@ -159,7 +159,7 @@ def test_a_profile_is_what_is_held_at_every_time_and_a_margin(
     end = left * stretch
 
     def held_at(t: float, just_before: bool) -> float:
-        """Mean and margin of those that live there, one by one, and the newcomer."""
+        """Mean and margin of the residents, one by one, and the new trajectory."""
         mean = variance = 0.0
         for c, lengths, grows in stretched:
             alive = sum(length > t or (just_before and length == t) for length in lengths) / len(lengths)
@@ -167,7 +167,7 @@ def test_a_profile_is_what_is_held_at_every_time_and_a_margin(
             variance += alive * (1 - alive) * (c + grows * t) ** 2
         return mean + margin * math.sqrt(variance) + context + growth * t / stretch
 
-    # Between two ends it rises: looking just before each, and when the newcomer ends, is looking everywhere.
+    # Usage rises between two ends: checking just before each end, and at the end of the new trajectory, is enough.
     times = sorted({t for _, lengths, _ in stretched for t in lengths if t <= end})
     needs = [*[held_at(t, True) for t in times], held_at(end, False)]
     assume(all(abs(need - capacity) > 1e-6 for need in needs) or not margin)
@@ -212,7 +212,7 @@ def test_many_of_unknown_length_do_not_all_hold_at_once_what_each_holds_at_its_m
             alive += admitted(stage.feed(ev.PredictionMade, f"t{number}", 0, Prediction(60.0, 230.0)))
         return len(alive)
 
-    # Where nobody knows better, tools add two tokens for each generated one.
+    # By default tools add two tokens for each generated one.
     grown = 3 * 60 * math.exp((math.log(230 / 60) / NormalDist().inv_cdf(0.9)) ** 2 / 2)
     at_the_mean = alive_with("lengths=1,margin=0")
     assert at_the_mean == int(3000 / (10 + grown))
@@ -338,7 +338,9 @@ def test_everybody_is_admitted_in_the_end(rows: list[tuple[int, int]], engines: 
         for name in alive:
             place(stage, name, prompts[name])
         for engine in stage.state.engines.values():
-            assert engine.resident_tokens <= 1000, "nobody is admitted whose context does not fit now"
+            assert engine.resident_tokens <= 1000, (
+                "no trajectory is admitted with a context that does not fit now"
+            )
         alive_now, alive = alive, []
         for name in alive_now:
             alive += admitted(stage.feed(ev.TrajectoryEnded, name, "completed"))

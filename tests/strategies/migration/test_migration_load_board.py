@@ -79,7 +79,7 @@ engines = st.lists(
 @given(
     engines,
     st.integers(-1, 11),
-    # Nobody has 1e-227 tokens left: there both take as long everywhere, but for rounding.
+    # Not with 1e-227 tokens left: then both take equally long everywhere, except for rounding.
     st.just(0.0) | st.floats(1e-3, 2e4),
     st.floats(0, 6e4),
     st.sampled_from([0.0, 1.0]) | st.floats(0, 50),

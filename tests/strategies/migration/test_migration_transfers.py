@@ -40,7 +40,7 @@ def test_chosen_transfers_are_disjoint_longest_first_and_maximal(
     for left in waiting:
         if left in chosen or full:
             continue
-        # Whoever keeps it out runs already, or is at least as long.
+        # The transfer that excludes it runs already, or is at least as long.
         rivals = [*running, *(t for t in chosen if t.length_tokens >= left.length_tokens)]
         assert left.source in endpoints(rivals) or left.target in endpoints(rivals)
     keys = [(-t.length_tokens, t.order) for t in chosen]

@@ -327,7 +327,7 @@ def test_a_move_that_may_not_wait_is_off_when_an_engine_is_busy(may_wait: bool) 
     second = MoveContext(TrajectoryId("b"), E3, E2, "transfer")
     assert stage.moved(first) == ([second] if may_wait else [])
     if not may_wait:
-        assert stage.predict("b", 100) == [second], "asked again, with nobody before it"
+        assert stage.predict("b", 100) == [second], "asked again, with no move before it"
 
 
 def test_a_newer_prediction_replaces_a_move_that_waits() -> None:
@@ -441,8 +441,10 @@ def test_priced_leaves_a_crowded_engine(kv_transfer: bool, kinds: set[str]) -> N
 
 def test_priced_transfers_no_kv_between_unlike_degrees() -> None:
     free = "priced,setup_s=0.0,token_s=0.0"
-    alike, unlike = (crowded_home(free, degrees=degrees)[1] for degrees in ((1, 1), (1, 2)))
-    assert [[move.kind for move in moves if isinstance(move, MoveContext)] for moves in (alike, unlike)] == [
+    identical, heterogeneous = (crowded_home(free, degrees=degrees)[1] for degrees in ((1, 1), (1, 2)))
+    assert [
+        [move.kind for move in moves if isinstance(move, MoveContext)] for moves in (identical, heterogeneous)
+    ] == [
         ["transfer"],
         ["recompute"],
     ]
@@ -542,5 +544,5 @@ def test_the_rank_rule_moves_a_trajectory_to_the_engine_of_its_new_rank() -> Non
     for name, tokens in {"d": 9000, "c": 8000, "b": 2, "a": 1}.items():  # all turned round
         moves += stage.predict(name, tokens)
         moves += [c for m in moves[-1:] if isinstance(m, MoveContext) for c in stage.moved(m)]
-    assert moves, "somebody moves"
+    assert moves, "at least one trajectory moves"
     assert all(isinstance(move, MoveContext) for move in moves)

@@ -139,7 +139,7 @@ def test_the_presorted_plan_counts_what_still_runs() -> None:
     assert alone.latest is not None and min(alone.latest.sizes) > 0
 
 
-def test_few_newcomers_go_by_their_rank_in_the_presorted_plan_until_many_have_come() -> None:
+def test_few_arrivals_go_by_their_rank_in_the_presorted_plan_until_many_have_come() -> None:
     strategy = PresortedPlan()
     cluster = Cluster(strategy, *(engine(name, i) for i, name in enumerate("abc")))
     made = [cluster.trajectory(f"t{i}", float(10 * i)) for i in range(1, 31)]
@@ -149,9 +149,9 @@ def test_few_newcomers_go_by_their_rank_in_the_presorted_plan_until_many_have_co
         cluster.place(one)
     expected = {"long": (1e6, "a"), "short": (1.0, "c")}
     for name, (tokens, engine_id) in expected.items():
-        newcomer = cluster.trajectory(name, tokens)
-        strategy.plan([newcomer], cluster.state.ready_engines)
-        assert cluster.place(newcomer) == engine_id
+        arrival = cluster.trajectory(name, tokens)
+        strategy.plan([arrival], cluster.state.ready_engines)
+        assert cluster.place(arrival) == engine_id
     assert strategy.latest is latest
     for i in range(14):
         strategy.plan([cluster.trajectory(f"n{i}", 50.0)], cluster.state.ready_engines)

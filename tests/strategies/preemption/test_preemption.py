@@ -36,7 +36,7 @@ def crowded(slots: int = 1, *, retries: RetryPolicy | None = None, **predicted: 
 
 
 def stopped(commands: list[Command]) -> list[str]:
-    """Who is told to stop, after the newcomer was told to start."""
+    """The victim of a preemption; its command follows the start of the preempting step."""
     start, *orders = commands
     assert isinstance(start, StartStep)
     assert all(isinstance(order, AbortStep) for order in orders)
@@ -64,7 +64,7 @@ def test_a_step_that_is_clearly_longer_stops_the_running_one() -> None:
         ([(1, 30), (1, 30)], False),
         ([(1, 32), (1, 32)], True),
         ([(4, 60), (1, 400)], False),
-        ([(2, 40), (0, 0)], True),  # nobody knows how long a first step is
+        ([(2, 40), (0, 0)], True),  # the length of a first step is unknown
         ([(2, 30), (0, 0)], False),
         ([(0, 0)], True),
     ],
@@ -204,10 +204,10 @@ def test_no_preemption_in_a_preset_without_it() -> None:
     assert stopped(stage.request("b")) == []
 
 
-# -- one stop for one newcomer ---------------------------------------------------------------------------
+# -- one victim per new step -----------------------------------------------------------------------------
 
 
-def test_a_second_newcomer_stops_a_second_one_and_a_third_none() -> None:
+def test_a_second_waiting_step_stops_a_second_running_one_and_a_third_none() -> None:
     stage = crowded(2, a=10, b=20, c=5000, d=6000, e=9000)
     stage.generating("a")
     stage.generating("b")
@@ -216,7 +216,7 @@ def test_a_second_newcomer_stops_a_second_one_and_a_third_none() -> None:
     assert stopped(stage.request("e")) == [], "both slots are about to be free, and none is left to stop"
 
 
-def test_a_slot_that_is_about_to_be_free_serves_the_next_newcomer() -> None:
+def test_a_slot_that_is_about_to_be_free_serves_the_next_step() -> None:
     """The step that a slot was cleared for is withdrawn: the next one needs no second victim."""
     stage = crowded(2, a=10, b=20, c=5000, d=6000)
     stage.generating("a")
@@ -232,17 +232,17 @@ def test_a_slot_that_is_about_to_be_free_serves_the_next_newcomer() -> None:
 def test_the_tokens_of_a_stopped_step_are_kept_and_it_goes_on_from_them() -> None:
     stage = crowded(a=1000, b=2000)
     running = stage.generating("a")
-    newcomer = stage.request("b")[0]
-    assert isinstance(newcomer, StartStep)
+    preempting = stage.request("b")[0]
+    assert isinstance(preempting, StartStep)
     assert stage.finish(running, new_tokens=40, reason="abort") == [], "no step has finished: no prediction"
     record = stage.trajectory("a")
     assert (record.context_tokens, record.generated_tokens, record.open_step_tokens) == (140, 40, 40)
     assert (record.steps_finished, record.step_tokens, record.stopping) == (0, [], False)
-    stage.start(newcomer)
+    stage.start(preempting)
     rest = stage.placed("a", attempt=1, context=140)
     assert rest.engine_id == running.engine_id, "where its KV cache is"
     assert rest.priority.tokens == 1000, "what it generated meanwhile does not make it longer"
-    stage.finish(newcomer)
+    stage.finish(preempting)
     stage.start(rest)
     assert stage.finish(rest, new_tokens=60) == [PredictRemaining(rest.step_id.trajectory_id)]
     assert (record.steps_finished, record.step_tokens, record.open_step_tokens) == (1, [100], 0)
@@ -310,7 +310,7 @@ def test_two_that_are_nearly_equal_do_not_swap_for_ever() -> None:
 
 @dataclass
 class Wild:
-    """Stops somebody who was not offered: the newcomer itself."""
+    """Proposes a victim that is no candidate: the preempting step itself."""
 
     def victim(self, waiting: Trajectory, running: object) -> Trajectory:
         return waiting
