@@ -28,6 +28,7 @@ from heddle_dask.live.driver.rollout_inputs import Tasks, engine_spec_of, enviro
 from heddle_dask.live.driver.run_writer import RunWriter, WriteMode
 from heddle_dask.live.driver.runner import Attempt, Driver, attempts_of
 from heddle_dask.live.driver.services import Budget, Sampling, Services
+from heddle_dask.live.wire.driver_messages import EngineLostNotice, Notice
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.strategies.presets import build_strategies, knows_lengths
 
@@ -401,9 +402,9 @@ class Rollout:
             **self._metadata,
         }
 
-    def _on_notice(self, notice: Sequence[Any]) -> None:
-        if notice[0] == "engine-lost":
-            self._on_progress(f"engine {notice[1]} is lost: {notice[2]}")
+    def _on_notice(self, notice: Notice) -> None:
+        if isinstance(notice, EngineLostNotice):
+            self._on_progress(f"engine {notice.engine_id} is lost: {notice.reason}")
         if self._driver is not None:
             self._driver.on_notice(notice)
 
