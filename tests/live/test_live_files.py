@@ -40,7 +40,7 @@ def test_an_order_that_cannot_be_leaves_files_as_they_were(
             before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
             with pytest.raises(BadInput, match="unknown strategy"):
                 await order("slimy", out=out, mode=mode).run(2)
-            async with order("slime") as holder:  # the cluster is somebody else's
+            async with order("slime") as holder:  # another client has the cluster
                 await holder.run(1)
                 with pytest.raises(BadInput, match="session"):
                     await order("slime", out=out, mode=mode).run(2)
@@ -57,7 +57,7 @@ def test_an_order_that_cannot_be_leaves_files_as_they_were(
     assert list(replay(Controller(strategies_of_run(RunReader(out).metadata)), lines)) == []
 
 
-def test_a_run_that_somebody_writes_is_not_overwritten_and_later_nothing_is_lost(
+def test_a_run_that_is_being_written_is_not_overwritten_and_later_nothing_is_lost(
     model_dir: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "run.zarr"

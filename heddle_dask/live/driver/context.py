@@ -35,7 +35,7 @@ class BudgetExhausted(Exception):
 
 
 class StepLost(Exception):
-    """A step cannot be had: the engine refuses it, or it was lost too often. The message says why."""
+    """A step has no result: the engine refuses it, or it was lost too often. The message says why."""
 
 
 class ReplayDiverged(Exception):
@@ -73,7 +73,7 @@ class LiveContext:
 
     @property
     def seed(self) -> int:
-        """A seed of this trajectory's own."""
+        """The seed of this trajectory."""
         return self._seed
 
     @property
@@ -83,7 +83,7 @@ class LiveContext:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens in the record; those waiting to be sent are rendered and counted."""
+        """Tokens in the record, and those that were appended and are not sent yet."""
         self._render()
         return len(self.record)
 
@@ -126,7 +126,7 @@ class LiveContext:
             The step before is still awaited: a context is one conversation.
 
         A step that is cancelled (by ``asyncio.timeout``, for instance) leaves no token behind: the engine stops, and
-        the next one starts from the same messages. What is appended in between follows an empty answer.
+        the next step starts from the same messages. Messages that are appended in between follow an empty answer.
         """
         if self._step_open:
             raise RuntimeError("generate() while the step before is awaited: await one step after the other")
@@ -192,7 +192,7 @@ class LiveContext:
         name = str(label or getattr(function, "__name__", type(function).__name__))
         index = len(self.actions)
         submitted_s = self._services.clock()
-        # The place in the list is taken now: actions of one trajectory may run side by side.
+        # Its place in the list is fixed now: actions of one trajectory may run side by side.
         self.actions.append(_pending_action(index, len(self.steps) - 1, kind, name, submitted_s))
         body = self._recorded.actions.pop(index, None)
         if body is not None:

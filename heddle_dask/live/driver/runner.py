@@ -1,7 +1,7 @@
 """The driver: runs the agent programs of a batch and turns every one of them into exactly one record.
 
-A program that raises, is stopped, or loses its engine is data with a status and a cause; it never ends the run.
-What ends the run is a failure of our own: the control plane, the journal, the store.
+A program that raises, is stopped, or loses its engine becomes a record with a status and a cause; it never ends the
+run. Only a failure of the control plane, the journal or the store does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from heddle_dask.live.wire.messages import action_key, step_key
 from heddle_dask.live.wire.transport import ask_scheduler, send
 from heddle_dask.records.trajectory import Cause, Status, TrajectoryRecord
 
-# An estimate: what a rendered prompt takes is known when its first step is asked for.
+# An estimate: the length of a rendered prompt is known when its first step is requested.
 CHARACTERS_PER_TOKEN = 4
 # Trajectories in one message: the scheduler answers polls in between.
 SUBMITTED_AT_ONCE = 1000
@@ -47,7 +47,7 @@ SUBMITTED_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One trajectory to run: a task, its identity, and what the journal holds of it."""
+    """One trajectory to run: a task, its identity, and its journalled results where the run is resumed."""
 
     task: Task
     spec: TrajectorySpec
@@ -66,7 +66,7 @@ class Ending:
 
 
 def trajectory_seed(run_seed: int, task_id: str, sample_index: int) -> int:
-    """A seed of the trajectory's own; the same in every process."""
+    """The seed of one trajectory; the same in every process."""
     digest = blake2b(f"{run_seed}/{task_id}/{sample_index}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -254,7 +254,7 @@ class Driver:
                 return Ending("failed", "agent", story)
 
     def _tell_ended(self, trajectory_id: TrajectoryId, status: str) -> None:
-        """Tell the controller, batched per turn of the loop."""
+        """Report the end to the controller, with all others of this turn of the loop."""
         if not self._ended:
             asyncio.get_running_loop().call_soon(self._send_ended)
         end = self._services.submitter.take_piggybacked_end(trajectory_id)
@@ -302,5 +302,5 @@ def _submitted(attempt: Attempt) -> SubmittedTrajectory:
 
 
 def _number(reward: Any) -> float | None:
-    """The reward as a float; anything that is neither a number nor None is the program's error."""
+    """The reward as a float; raises where it is neither a number nor None, as an error of the program."""
     return None if reward is None else float(reward)

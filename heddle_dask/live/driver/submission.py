@@ -2,7 +2,7 @@
 
 Everything that is asked for in one turn of the event loop goes out as one graph: the scheduler's cost per graph
 is several times its cost per task. A result that its worker has pushed is taken at once; its future is released when
-the scheduler has told of it too. Until then the trajectory's next request carries the end of the step (a piggybacked
+the scheduler has reported it too. Until then the trajectory's next request carries the end of the step (a piggybacked
 step end), since it may reach the scheduler before the worker's report.
 """
 

@@ -18,7 +18,7 @@ class EngineRegistry:
     engines, hosts
         Those that answer, with the address of their Dask worker.
     sources
-        Address of every engine whose worker is alive, dead engines included: contexts still lie there.
+        Address of every engine whose worker is alive, dead engines included: the worker still holds contexts.
     start_failures
         The latest failed start of an engine, by worker address.
     """

@@ -232,7 +232,7 @@ class HeddleScheduler(SchedulerPlugin):
             self._events.engine_died(report.engine_id, report.reason)
 
     def engine_start_failed(self, worker: str, report: workers.EngineStartFailedReport) -> None:
-        """An engine did not start; drivers that wait for capacity are told."""
+        """An engine did not start: a driver that waits for capacity reads it there."""
         self._registry.start_failures[worker] = report.reason
 
     def host_ready(self, worker: str, report: workers.HostReadyReport) -> None:

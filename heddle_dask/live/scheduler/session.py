@@ -25,7 +25,7 @@ from heddle_dask.live.wire.driver_messages import (
 )
 from heddle_dask.live.wire.messages import Key, named_by
 
-# A driver fetches the journal several times a second; one that has stopped must not fill the scheduler.
+# A driver fetches the journal several times a second; a driver that has stopped must not fill the scheduler's memory.
 JOURNAL_LINES_KEPT = 200_000
 # Reports that are on their way when the driver ends the session arrive within milliseconds.
 LAST_REPORTS_S = 1.0

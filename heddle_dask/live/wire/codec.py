@@ -139,7 +139,7 @@ def _conversion(hint: Any) -> _Conversion | None:
 
 
 def _conversion_of_union(kinds: list[Any]) -> _Conversion | None:
-    """One type or None; or several types of messages, told apart by their operation."""
+    """One type or None; or several types of messages, distinguished by their operation."""
     if len(kinds) > 1 and all(isinstance(kind, type) and issubclass(kind, Message) for kind in kinds):
         by_op = {kind.op: kind for kind in kinds}
         return _Conversion(_to_mapping, lambda mapping: _from_mapping(by_op[mapping[OP]], mapping))

@@ -163,8 +163,8 @@ class SubmittedTrajectory(WireValue):
     Attributes
     ----------
     known_tokens, known_tools_s, known_observed_tokens
-        What oracles are told of the work that is left to this session: generated tokens, seconds of tools, tokens that
-        tools add; 0 when unknown.
+        For oracles: generated tokens, seconds of tools and tokens that tools add, as far as they are left to this
+        session; 0 when unknown.
     """
 
     spec: TrajectorySpec
@@ -258,7 +258,7 @@ class GetCapacity(Request[Capacity]):
 
 @dataclass(frozen=True, slots=True)
 class DeployedEngines(Message):
-    """Workers that host the engine they are told to, by name, and the TP degree of each engine that is deployed."""
+    """Names of the workers that wait for orders, and the TP degree of each engine that is deployed."""
 
     op: ClassVar[str] = "heddle_deployed_engines"
 

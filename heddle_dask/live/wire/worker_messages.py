@@ -24,7 +24,7 @@ from heddle_dask.live.wire.transport import Done
 
 @dataclass(frozen=True, slots=True)
 class EngineWorkerReport(Message):
-    """A worker waits to be told which engine it hosts.
+    """A worker waits for an order which engine to host.
 
     Attributes
     ----------

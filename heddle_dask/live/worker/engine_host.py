@@ -29,7 +29,7 @@ class Watch:
     start_timeout_s
         Longest wait for the first healthy answer.
     health_interval_s, health_misses
-        An engine that misses so many health checks in a row is killed and started again.
+        An engine that misses this many health checks in a row is killed and started again.
     backoff_s, max_backoff_s
         Pause before a restart: doubles with each failure in a row, up to the maximum.
     """
@@ -51,7 +51,7 @@ class EngineHost:
     on_lost
         Called with a reason when an incarnation that was ready is gone.
     records
-        Directory that all owners on this machine share; engines that a dead owner has left are found there.
+        Directory that all owners on this machine share, to find the engines that a dead owner has left.
     on_start_failed
         Called with one line when a start failed; the host tries again after its back-off.
 

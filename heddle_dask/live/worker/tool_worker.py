@@ -1,7 +1,7 @@
 """The tool worker: a Dask worker that runs actions, many at a time, on its event loop.
 
 The plugin takes effect on workers that carry the resource ``TOOL`` (one unit per CPU). The controller grants
-CPUs and a host before an action is dispatched, so nothing waits here.
+CPUs and a host before an action is dispatched, so no action waits here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from heddle_dask.live.wire.worker_messages import (
 )
 
 PLUGIN_NAME = "heddle-tool-worker"
-# Plain functions get a thread each; more than this many at once wait for one another.
+# Plain functions get a thread each; this many run at once, the others wait.
 MAX_THREADS = 64
 # Ended actions that are remembered: an order to abort one of them may be on its way.
 ENDED_KEPT = 10_000
@@ -96,7 +96,7 @@ class ToolWorker(WorkerPlugin):
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def run_action(self, call: ActionCall) -> ActionOutcome:
-        """Run the function; whatever it does is an `ActionOutcome`."""
+        """Run the function; whatever it does ends in an `ActionOutcome`."""
         assert self.worker is not None
         placement = ActionPlacement.from_wire(dask.task_annotation(self.worker, call.key))
         cpus = placement.cpus
