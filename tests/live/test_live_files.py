@@ -40,7 +40,7 @@ def test_an_order_that_cannot_be_leaves_files_as_they_were(
             before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
             with pytest.raises(BadInput, match="unknown strategy"):
                 await order("slimy", out=out, mode=mode).run(2)
-            async with order("slime") as holder:  # another client has the cluster
+            async with order("slime") as holder:  # the cluster is somebody else's
                 await holder.run(1)
                 with pytest.raises(BadInput, match="session"):
                     await order("slime", out=out, mode=mode).run(2)
