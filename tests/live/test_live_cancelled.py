@@ -1,4 +1,4 @@
-"""Programs that stop waiting: for a step, for a tool, for two steps at once. Nobody else may pay for it."""
+"""Programs that stop waiting: for a step, for a tool, for two steps at once. Other trajectories are not affected."""
 
 from __future__ import annotations
 

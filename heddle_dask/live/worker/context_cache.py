@@ -1,7 +1,7 @@
-"""Contexts that a rollout worker holds, so that a step need only bring its delta.
+"""The context cache of a rollout worker: with a cached context, a step need only bring its delta.
 
-The driver owns the token record; this is a copy that may be dropped at any time. A base is recognised by its
-length and CRC-32, so a copy that has diverged is a miss and never a wrong prompt.
+The driver owns the token record; a cached context is a copy that may be dropped at any time. A base is recognised by
+its length and CRC-32, so a copy that has diverged is a miss and never a wrong prompt.
 """
 
 from __future__ import annotations
@@ -23,16 +23,21 @@ def crc_of(data: bytes, start: int = 0) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class CachedContext:
     """Token ids and their CRC-32."""
 
     token_ids: Ids
     crc: int
 
-    def extended(self, delta: bytes) -> Context:
+    def extended(self, delta: bytes) -> CachedContext:
         """This context followed by the ids in `delta`."""
         ids = np.concatenate([self.token_ids, np.frombuffer(delta, dtype="<i4")])
-        return Context(ids, crc_of(delta, self.crc))
+        return CachedContext(ids, crc_of(delta, self.crc))
+
+    @classmethod
+    def of(cls, data: bytes) -> CachedContext:
+        """The context of these little-endian int32 ids."""
+        return cls(EMPTY, 0).extended(data)
 
     def is_base(self, tokens: int, crc: int) -> bool:
         """Whether this is the context of that length and checksum."""
@@ -45,16 +50,16 @@ class ContextCache:
     def __init__(self, capacity_tokens: int = 64_000_000) -> None:
         self.capacity_tokens = capacity_tokens
         self.tokens = 0
-        self._contexts: OrderedDict[tuple[str, str], Context] = OrderedDict()
+        self._contexts: OrderedDict[tuple[str, str], CachedContext] = OrderedDict()
 
-    def get(self, session: str, trajectory_id: str) -> Context | None:
+    def get(self, session: str, trajectory_id: str) -> CachedContext | None:
         """The context held for the trajectory, if any."""
         context = self._contexts.get((session, trajectory_id))
         if context is not None:
             self._contexts.move_to_end((session, trajectory_id))
         return context
 
-    def put(self, session: str, trajectory_id: str, context: Context) -> None:
+    def put(self, session: str, trajectory_id: str, context: CachedContext) -> None:
         """Hold this context in place of an older one of the trajectory."""
         self.drop(session, trajectory_id)
         self._contexts[(session, trajectory_id)] = context
