@@ -281,7 +281,7 @@ def test_without_the_plugin_nothing_of_ours_runs_by_accident(model_dir: str) -> 
                 import asyncio
 
                 submitter = Submitter(client, "s")
-                call = ActionCall("s", "a", b"", None)
+                call = ActionCall("s", "a", b"", None, "s/a")
                 request = ActionRequest(ActionId("a"), TrajectoryId("t"), "tool", "x")
                 waiting = asyncio.ensure_future(submitter.action(call, request))
                 await asyncio.sleep(0.5)

@@ -38,6 +38,7 @@ class ScriptedPlane:
         self.held: list[int] = []
         self.outcomes: list[ActionOutcome | Exception] = []
         self.action_ids: list[str] = []
+        self.idempotency_keys: list[str] = []
 
     async def step(self, call: StepCall, request: StepRequest) -> StepResult:
         delta = np.frombuffer(call.delta, dtype="<i4").tolist()
@@ -58,6 +59,7 @@ class ScriptedPlane:
 
     async def action(self, call: ActionCall, request: ActionRequest) -> ActionOutcome:
         self.action_ids.append(call.action_id)
+        self.idempotency_keys.append(call.idempotency_key)
         if self.outcomes:
             outcome = self.outcomes.pop(0)
             if isinstance(outcome, Exception):
@@ -266,6 +268,7 @@ def test_an_action_whose_result_was_lost_runs_again_under_another_id(model_dir: 
     ctx = context_on(plane, model_dir)
     assert asyncio.run(ctx.call(max, 1, 2)) == 2
     assert plane.action_ids == ["t/a0", "t/a0~1"]
+    assert plane.idempotency_keys[0] == plane.idempotency_keys[1]
     plane.outcomes = [Interrupted("given-up", "it needs 9 CPUs")]
     with pytest.raises(ActionFailed, match="action max lost: it needs 9 CPUs"):
         asyncio.run(ctx.call(max, 1, 2))

@@ -332,12 +332,12 @@ class LiveContext:
         cpus: tuple[int, int],
         timeout_s: float | None,
     ) -> ActionOutcome:
+        session, name_in_session = self._services.session, f"{self._spec.trajectory_id}/a{index}"
         for attempt in range(self._services.retries.max_action_attempts):
             # With the same id a second attempt would find the task of the first.
-            suffix = f"~{attempt}" if attempt else ""
-            action_id = ActionId(f"{self._spec.trajectory_id}/a{index}{suffix}")
+            action_id = ActionId(f"{name_in_session}~{attempt}" if attempt else name_in_session)
             request = ActionRequest(action_id, self._spec.trajectory_id, kind, name, *cpus, "cpu")
-            call = ActionCall(self._services.session, action_id, payload, timeout_s)
+            call = ActionCall(session, action_id, payload, timeout_s, f"{session}/{name_in_session}")
             try:
                 return await self._services.submitter.action(call, request)
             except Interrupted as interrupt:

@@ -162,12 +162,21 @@ class StepEnd(WireValue):
 
 @dataclass(frozen=True, slots=True)
 class ActionCall:
-    """One action on its way to a tool worker; `payload` is a cloudpickled (function, args, kwargs)."""
+    """One action on its way to a tool worker.
+
+    Attributes
+    ----------
+    payload
+        A cloudpickled (function, args, kwargs).
+    idempotency_key
+        The same for every attempt of one call of the agent; `action_id` differs.
+    """
 
     session: str
     action_id: str
     payload: bytes
     timeout_s: float | None
+    idempotency_key: str
 
     @property
     def body_bytes(self) -> int:

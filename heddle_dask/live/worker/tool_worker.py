@@ -155,7 +155,7 @@ class ToolWorker(WorkerPlugin):
         if "cpus" in accepted:
             kwargs["cpus"] = cpus
         if "idempotency_key" in accepted:
-            kwargs["idempotency_key"] = f"{call.session}/{call.action_id}"
+            kwargs["idempotency_key"] = call.idempotency_key
         if inspect.iscoroutinefunction(function):
             value = await function(*args, **kwargs)
         else:
