@@ -20,7 +20,7 @@ def test_extending_piece_by_piece_equals_extending_at_once(pieces: list[list[int
     for piece in pieces:
         stepwise = stepwise.extended(data(piece))
     whole = [token for piece in pieces for token in piece]
-    at_once = CachedContext(EMPTY, 0).extended(data(whole))
+    at_once = CachedContext.of(data(whole))
     assert stepwise.token_ids.tolist() == at_once.token_ids.tolist() == whole
     assert stepwise.crc == at_once.crc == crc_of(data(whole))
     assert stepwise.is_base(len(whole), at_once.crc)
@@ -28,20 +28,20 @@ def test_extending_piece_by_piece_equals_extending_at_once(pieces: list[list[int
 
 @given(ids, ids)
 def test_a_base_that_diverged_is_a_miss(one: list[int], other: list[int]) -> None:
-    context = CachedContext(EMPTY, 0).extended(data(one))
-    wanted = CachedContext(EMPTY, 0).extended(data(other))
+    context = CachedContext.of(data(one))
+    wanted = CachedContext.of(data(other))
     assert context.is_base(len(other), wanted.crc) == (one == other)
 
 
 def test_the_cache_drops_the_least_recently_used_first() -> None:
     cache = ContextCache(capacity_tokens=10)
     for name in "abc":
-        cache.put("s", name, CachedContext(EMPTY, 0).extended(data([1, 2, 3, 4])))
+        cache.put("s", name, CachedContext.of(data([1, 2, 3, 4])))
         cache.get("s", "a")
     assert cache.get("s", "b") is None
     assert cache.get("s", "a") is not None and cache.get("s", "c") is not None
     assert cache.tokens == 8
-    cache.put("s", "a", CachedContext(EMPTY, 0).extended(data([1])))
+    cache.put("s", "a", CachedContext.of(data([1])))
     assert cache.tokens == 5
     cache.drop("s", "c")
     cache.drop("s", "c")
@@ -50,7 +50,7 @@ def test_the_cache_drops_the_least_recently_used_first() -> None:
 
 def test_one_context_larger_than_the_capacity_is_still_held() -> None:
     cache = ContextCache(capacity_tokens=2)
-    cache.put("s", "a", CachedContext(EMPTY, 0).extended(data([1, 2, 3])))
+    cache.put("s", "a", CachedContext.of(data([1, 2, 3])))
     assert cache.get("s", "a") is not None
 
 

@@ -265,6 +265,8 @@ def test_a_failure_inside_the_plugin_is_raised_at_the_client(model_dir: str) -> 
 
 
 def test_without_the_plugin_nothing_of_ours_runs_by_accident(model_dir: str) -> None:
+    from heddle_dask.core.ids import ActionId, TrajectoryId
+    from heddle_dask.core.nouns import ActionRequest
     from heddle_dask.live.driver.submission import Submitter
     from heddle_dask.live.wire.messages import ActionCall
 
@@ -279,8 +281,9 @@ def test_without_the_plugin_nothing_of_ours_runs_by_accident(model_dir: str) -> 
                 import asyncio
 
                 submitter = Submitter(client, "s")
-                call = ActionCall("s", "a", b"", None)
-                waiting = asyncio.ensure_future(submitter.action(call, ["a", "t", "tool", "x"]))
+                call = ActionCall("s", "a", b"", None, "s/a")
+                request = ActionRequest(ActionId("a"), TrajectoryId("t"), "tool", "x")
+                waiting = asyncio.ensure_future(submitter.action(call, request))
                 await asyncio.sleep(0.5)
                 assert not waiting.done()
                 assert plain.scheduler.tasks[call.key].state == "no-worker"

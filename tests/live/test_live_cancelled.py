@@ -1,4 +1,4 @@
-"""Programs that stop waiting: for a step, for a tool, for two steps at once. Other programs must not be affected."""
+"""Programs that stop waiting: for a step, for a tool, for two steps at once. Other trajectories are not affected."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -14,8 +14,9 @@ import pytest
 
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.ids import GroupId, TrajectoryId
-from heddle_dask.core.nouns import TrajectorySpec
+from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
 from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.environments.base import ActionFailed
 from heddle_dask.live.driver.context import BudgetExhausted, LiveContext, ReplayDiverged, StepLost
 from heddle_dask.live.driver.services import Budget, Recorded, Sampling, Services
@@ -37,13 +38,14 @@ class ScriptedPlane:
         self.held: list[int] = []
         self.outcomes: list[ActionOutcome | Exception] = []
         self.action_ids: list[str] = []
+        self.idempotency_keys: list[str] = []
 
-    async def step(self, call: StepCall, request: Sequence[Any]) -> StepResult:
+    async def step(self, call: StepCall, request: StepRequest) -> StepResult:
         delta = np.frombuffer(call.delta, dtype="<i4").tolist()
         base = self.held[: call.base_tokens]
         assert call.base_crc == (zlib.crc32(np.array(base, dtype="<i4").tobytes()) if base else 0)
         context = base + delta
-        assert request[1] == len(context)
+        assert request.context_tokens == len(context)
         self.calls.append(call)
         self.seen.append(context)
         answer = self.script.pop(0)
@@ -55,8 +57,9 @@ class ScriptedPlane:
         self.held = context + np.frombuffer(result.token_ids, dtype="<i4").tolist()
         return result
 
-    async def action(self, call: ActionCall, request: Sequence[Any]) -> ActionOutcome:
+    async def action(self, call: ActionCall, request: ActionRequest) -> ActionOutcome:
         self.action_ids.append(call.action_id)
+        self.idempotency_keys.append(call.idempotency_key)
         if self.outcomes:
             outcome = self.outcomes.pop(0)
             if isinstance(outcome, Exception):
@@ -235,7 +238,7 @@ def test_the_context_limit_bounds_the_step_and_then_the_program(model_dir: str) 
 
 
 def test_versions_of_one_step_are_kept_per_token(model_dir: str) -> None:
-    plane = ScriptedPlane(sampled(65, 66, 67, version_spans=((4, 0, 2), (5, 2, 3))))
+    plane = ScriptedPlane(sampled(65, 66, 67, version_spans=(VersionSpan(4, 0, 2), VersionSpan(5, 2, 3))))
     ctx = context_on(plane, model_dir)
     ctx.append_tokens([1, 2])
     asyncio.run(ctx.generate())
@@ -265,6 +268,7 @@ def test_an_action_whose_result_was_lost_runs_again_under_another_id(model_dir: 
     ctx = context_on(plane, model_dir)
     assert asyncio.run(ctx.call(max, 1, 2)) == 2
     assert plane.action_ids == ["t/a0", "t/a0~1"]
+    assert plane.idempotency_keys[0] == plane.idempotency_keys[1]
     plane.outcomes = [Interrupted("given-up", "it needs 9 CPUs")]
     with pytest.raises(ActionFailed, match="action max lost: it needs 9 CPUs"):
         asyncio.run(ctx.call(max, 1, 2))

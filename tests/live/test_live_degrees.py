@@ -35,7 +35,9 @@ from heddle_dask.live.driver.rollout_inputs import Engines
 from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs, cost_at
 from heddle_dask.live.scheduler.deployment import EngineDeployment, Order
 from heddle_dask.live.scheduler.forecast import forecast
-from heddle_dask.live.wire import _dask_internals as dask
+from heddle_dask.live.wire.driver_messages import DeployedEngines, GetCapacity, GetDeployedEngines
+from heddle_dask.live.wire.transport import ask_scheduler
+from heddle_dask.live.wire.worker_messages import EngineWorkerReport
 from heddle_dask.live.worker.rollout_worker import visible_gpus
 from heddle_dask.predictors.features import Finished
 from heddle_dask.predictors.known import KnownWork, Oracle
@@ -181,8 +183,8 @@ def test_the_predictor_is_asked_for_prompts_only_once_it_has_learnt() -> None:
     predictor.warm_start(
         Finished(f"t{i}", f"g{i}", "d", prompt_tokens=40, generated_tokens=100 + i) for i in range(20)
     )
-    ((median, q90),) = asyncio.run(forecast(predictor, [spec]))
-    assert 80 < median <= q90 < 200
+    (predicted,) = asyncio.run(forecast(predictor, [spec]))
+    assert 80 < predicted.median_tokens <= predicted.q90_tokens < 200
 
 
 # -- specs and costs -------------------------------------------------------------------------------
@@ -317,7 +319,7 @@ def test_engines_start_when_those_before_have_ended_and_others_are_left_alone() 
 
     async def body() -> None:
         for name in "abc":
-            told.deployment.on_worker(f"tcp://{name}", name, "n", 1, [])
+            told.deployment.worker_waits(f"tcp://{name}", EngineWorkerReport(name, "n", 1))
         await told.deployment.deploy([order(name, 1, str(at)) for at, name in enumerate("abc")])
         told.log.clear()
         answer = await told.deployment.deploy([order("a", 2, "0", "1"), order("c", 1, "2")])
@@ -334,12 +336,12 @@ def test_a_worker_that_comes_back_gets_its_order_and_one_that_has_gone_is_forgot
 
     async def body() -> None:
         for name in "ab":
-            told.deployment.on_worker(f"tcp://{name}", name, "n", 1, [])
+            told.deployment.worker_waits(f"tcp://{name}", EngineWorkerReport(name, "n", 1))
         await told.deployment.deploy([order("a", 1, "0"), order("b", 1, "1")])
-        assert [row[0] for row in (await told.deployment.report())["workers"]] == ["a"]
+        assert (await told.deployment.report(GetDeployedEngines())).workers == ("a",)
         told.log.clear()
         told.deployment.forget_worker("tcp://a")
-        told.deployment.on_worker("tcp://a2", "a", "n", 1, [])
+        told.deployment.worker_waits("tcp://a2", EngineWorkerReport("a", "n", 1))
         await asyncio.sleep(0.05)
 
     asyncio.run(body())
@@ -454,8 +456,7 @@ def test_auto_decides_by_known_work_and_a_killed_worker_comes_back_at_its_degree
                 nanny = psutil.Process(made.workers["rollout-0"]._process.program_pid)
                 (worker,) = [c for c in nanny.children() if "resource_tracker" not in " ".join(c.cmdline())]
                 kill(worker.pid)
-                report = await _until_ready(client, 2)
-                assert sorted(row[1] for row in report["assignments"]) == [2, 2]
+                assert (await _until_ready(client, 2)).tp_degrees == (2, 2)
                 assert await published(client) == {
                     "rollout-0": 8,
                     "rollout-1": 0,
@@ -474,15 +475,14 @@ def test_auto_decides_by_known_work_and_a_killed_worker_comes_back_at_its_degree
     assert sum(line.startswith("starting") for line in told) == 1
 
 
-async def _until_ready(client: Client, engines: int) -> Mapping[str, Any]:
+async def _until_ready(client: Client, engines: int) -> DeployedEngines:
     """After a worker was killed: its engine is lost, then it is back."""
     lost = False
     for _ in range(600):
-        ready = len((await dask.call_scheduler(client, "heddle_capacity"))["engines"])
+        ready = len((await ask_scheduler(client, GetCapacity())).engines)
         lost = lost or ready < engines
         if lost and ready == engines:
-            report: Mapping[str, Any] = await dask.call_scheduler(client, "heddle_deployment")
-            return report
+            return await ask_scheduler(client, GetDeployedEngines())
         await asyncio.sleep(0.05)
     raise AssertionError("the worker's engine does not come back")
 

@@ -58,7 +58,7 @@ def test_an_order_that_cannot_be_leaves_files_as_they_were(
     assert list(replay(Controller(strategies_of_run(RunReader(out).metadata)), lines)) == []
 
 
-def test_a_run_that_somebody_writes_is_not_overwritten_and_later_nothing_is_lost(
+def test_a_run_that_is_being_written_is_not_overwritten_and_later_nothing_is_lost(
     model_dir: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "run.zarr"

@@ -16,7 +16,7 @@ from heddle_dask.predictors.known import KnownWork, Oracle
 
 
 class Slow(Oracle):
-    """Each call and each fit waits until it is let go on; who was asked for together, and in which thread."""
+    """Each call and each fit waits for its event; keeps the trajectories of each call, and its thread."""
 
     def __init__(self) -> None:
         super().__init__(KnownWork())
@@ -43,7 +43,7 @@ class Slow(Oracle):
 
 
 class Session:
-    """Predictions without a session around them."""
+    """Predictions without a scheduler."""
 
     def __init__(self) -> None:
         self.stage = Stage()
@@ -93,7 +93,7 @@ def test_all_that_wait_share_a_call_in_a_thread_while_the_loop_goes_on() -> None
     asyncio.run(body())
 
 
-def test_nobody_waits_for_a_fit() -> None:
+def test_a_fit_delays_no_prediction() -> None:
     async def body() -> None:
         session = Session()
         session.predictor.answer_now.set()

@@ -3,66 +3,69 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from distributed import Client, Scheduler, Worker
 from worlds.dask_cluster import with_cluster
 
-from heddle_dask.live.wire import _dask_internals as internals
+from heddle_dask.core.ids import ActionId
 from heddle_dask.live.wire import result_push
-from heddle_dask.live.wire.messages import Key, action_key
+from heddle_dask.live.wire.messages import ActionOutcome, action_key
 from heddle_dask.live.wire.result_push import Inbox, Outbox
+from heddle_dask.live.wire.transport import Handlers
+from heddle_dask.live.wire.worker_messages import (
+    ActionResults,
+    FetchActionResults,
+    FetchStepResults,
+    PushedAction,
+)
 
 
-def key(name: str) -> Key:
-    return action_key("s", name)
+def pushed(name: str, value: int = 0) -> PushedAction:
+    return PushedAction(ActionId(name), ActionOutcome("ok", bytes([value])))
 
 
-async def taken(outbox: Outbox, session: str = "s") -> list[Any]:
-    return list((await outbox.take(session))["results"].data)
-
-
-def test_a_result_waits_for_the_question_and_is_given_once() -> None:
+def test_a_result_waits_for_the_poll_and_is_given_once() -> None:
     async def body() -> None:
-        outbox = Outbox()
-        outbox.put("s", key("a"), 1)
-        outbox.put("s", key("b"), 2)
-        assert await taken(outbox) == [(key("a"), 1), (key("b"), 2)]
-        asked = asyncio.ensure_future(taken(outbox))
+        outbox: Outbox[PushedAction] = Outbox()
+        outbox.put("s", pushed("a", 1))
+        outbox.put("s", pushed("b", 2))
+        assert await outbox.take("s") == (pushed("a", 1), pushed("b", 2))
+        polled = asyncio.ensure_future(outbox.take("s"))
         await asyncio.sleep(0.01)
-        assert not asked.done()
-        outbox.put("s", key("c"), 3)
-        assert await asked == [(key("c"), 3)]
+        assert not polled.done()
+        outbox.put("s", pushed("c", 3))
+        assert await polled == (pushed("c", 3),)
 
     asyncio.run(asyncio.wait_for(body(), 60))
 
 
-def test_a_question_without_news_is_answered_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poll_without_results_is_answered_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(result_push, "POLL_S", 0.01)
-    assert asyncio.run(asyncio.wait_for(taken(Outbox()), 60)) == []
+    outbox: Outbox[PushedAction] = Outbox()
+    assert asyncio.run(asyncio.wait_for(outbox.take("s"), 60)) == ()
 
 
-def test_a_driver_that_never_asks_costs_a_bounded_number_of_results() -> None:
+def test_a_driver_that_never_polls_costs_a_bounded_number_of_results() -> None:
     async def body() -> None:
-        outbox = Outbox()
+        outbox: Outbox[PushedAction] = Outbox()
         for number in range(result_push.KEPT_RESULTS + 50):
-            outbox.put("s", key(str(number)), number)
-        kept = await taken(outbox)
+            outbox.put("s", pushed(str(number)))
+        kept = await outbox.take("s")
         assert len(kept) == result_push.KEPT_RESULTS
-        assert kept[-1] == (key(str(result_push.KEPT_RESULTS + 49)), result_push.KEPT_RESULTS + 49)
+        assert kept[-1] == pushed(str(result_push.KEPT_RESULTS + 49))
 
     asyncio.run(asyncio.wait_for(body(), 60))
 
 
 def test_results_of_a_session_before_are_dropped() -> None:
     async def body() -> None:
-        outbox = Outbox()
-        outbox.put("old", key("a"), 1)
-        outbox.put("s", key("b"), 2)
-        assert await taken(outbox) == [(key("b"), 2)]
-        outbox.put("old", key("c"), 3)
-        assert await taken(outbox, "old") == [(key("c"), 3)]
+        outbox: Outbox[PushedAction] = Outbox()
+        outbox.put("old", pushed("a"))
+        outbox.put("s", pushed("b"))
+        assert await outbox.take("s") == (pushed("b"),)
+        outbox.put("old", pushed("c"))
+        assert await outbox.take("old") == (pushed("c"),)
 
     asyncio.run(asyncio.wait_for(body(), 60))
 
@@ -71,26 +74,32 @@ def test_results_of_a_session_before_are_dropped() -> None:
 def test_an_inbox_keeps_what_is_expected_and_survives_its_worker() -> None:
     async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
         (worker,) = workers
-        outbox = Outbox()
-        internals.add_worker_handlers(worker, rpc={"probe_results": outbox.take}, stream={})
-        inbox = Inbox(client, "s")
-        inbox.listen(worker.address, "probe_results")
-        inbox.listen(worker.address, "probe_results")
-        assert inbox.listens("probe_results") and not inbox.listens("other")
-        inbox.expect(key("a"))
-        arrival = inbox.arrival(key("a"))
-        outbox.put("s", key("unknown"), 0)
-        outbox.put("s", key("a"), {"any": {"type"}})
-        assert await asyncio.wait_for(arrival, 60) == {"any": {"type"}}
-        inbox.forget(key("a"))
+        outbox: Outbox[PushedAction] = Outbox()
 
-        inbox.listen("tcp://127.0.0.1:1", "probe_results")
+        async def results(request: FetchActionResults) -> ActionResults:
+            return ActionResults(await outbox.take(request.session))
+
+        handlers = Handlers()
+        handlers.answer(FetchActionResults, results)
+        handlers.add_to(worker)
+        inbox = Inbox(client, "s")
+        inbox.listen(worker.address, FetchActionResults)
+        inbox.listen(worker.address, FetchActionResults)
+        assert inbox.listens(FetchActionResults) and not inbox.listens(FetchStepResults)
+        inbox.expect(action_key("s", "a"))
+        arrival = inbox.arrival(action_key("s", "a"))
+        outbox.put("s", pushed("unknown"))
+        outbox.put("s", pushed("a", 1))
+        assert await asyncio.wait_for(arrival, 60) == pushed("a", 1).result
+        inbox.forget(action_key("s", "a"))
+
+        inbox.listen("tcp://127.0.0.1:1", FetchActionResults)
         for _ in range(1200):
             if not any(address.endswith(":1") for address, _ in inbox._polls):
                 break
             await asyncio.sleep(0.05)
-        assert inbox.listens("probe_results"), "a worker that is gone ends its own question only"
+        assert inbox.listens(FetchActionResults), "a worker that is gone ends its own poll only"
         await inbox.close()
-        assert not inbox.listens("probe_results")
+        assert not inbox.listens(FetchActionResults)
 
     with_cluster(body)

@@ -1,7 +1,7 @@
 """A cluster on this machine: the scheduler, rollout workers and tool workers, each in a process of its own.
 
-Every process has a watchdog: when the process that made the cluster dies, by whatever death, so do they, with
-the engines they host.
+Every process has a watchdog: when the process that made the cluster dies, in any way, the watchdog ends its process and
+the engines there.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from heddle_dask.core.errors import HeddleError
 from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.live.wire.messages import ENGINE_RESOURCE, TOOL_RESOURCE
 
-# Coroutine tasks take a slot each and no thread: slots must never be what limits.
+# A coroutine task takes a slot and no thread: slots must never be the limit.
 WORKER_SLOTS = 4096
 START_TIMEOUT_S = 60.0
 
-# uvloop takes a quarter off the latency of a hop. Dask's profiler samples threads, where none of our tasks run, 100
-# times a second in every process.
+# uvloop takes a quarter off the latency of a message. Dask's profiler samples threads, in which none of our tasks run,
+# 100 times a second in every process.
 _QUICK_LOOP = {
     "DASK_DISTRIBUTED__ADMIN__EVENT_LOOP": "uvloop",
     "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
@@ -82,7 +82,7 @@ class LocalScheduler(SupervisedDask):
 
     def __init__(self, directory: str, dashboard: bool) -> None:
         self._file = Path(directory) / "scheduler.json"
-        # Without a dashboard there still is an HTTP server, which would take Dask's fixed port.
+        # Without a dashboard there still is an HTTP server, which would listen on Dask's fixed port.
         shown = ["--dashboard-address", "127.0.0.1:0", "--dashboard" if dashboard else "--no-dashboard"]
         super().__init__(
             [
@@ -113,7 +113,7 @@ class LocalScheduler(SupervisedDask):
                 self.address = json.loads(self._file.read_text())["address"]
                 return
             except (FileNotFoundError, json.JSONDecodeError):
-                await asyncio.sleep(0.05)  # not there, or half written
+                await asyncio.sleep(0.05)  # the file is missing or half written
         raise ClusterProcessFailed(f"the scheduler does not listen after {START_TIMEOUT_S:.0f} s")
 
 
@@ -236,7 +236,7 @@ class LocalRolloutCluster(SpecCluster):
             shutil.rmtree(self.directory, ignore_errors=True)
 
     async def _close_without_scheduler(self) -> None:
-        """Dask's own way asks the scheduler to retire the workers, for half a minute: it is dead."""
+        """Close the workers here: Dask would ask the dead scheduler to retire them, for half a minute."""
         await asyncio.gather(*(worker.close() for worker in self.workers.values()))
         self.workers.clear()
         self.shutdown_scheduler = False

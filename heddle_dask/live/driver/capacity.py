@@ -1,18 +1,18 @@
-"""Waits for engines and tool workers, within bounds, and says what is missing instead of hanging."""
+"""Waits for engines and tool workers, for a limited time, and says which are missing."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from distributed import Client
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.wire import _dask_internals as dask
+from heddle_dask.live.wire.driver_messages import Capacity, GetCapacity
 from heddle_dask.live.wire.messages import ENGINE_RESOURCE, TOOL_RESOURCE
+from heddle_dask.live.wire.transport import ask_scheduler
 
 _POLL_S = 0.2
 
@@ -38,7 +38,7 @@ async def wait_for_capacity(
     engines: int | None,
     patience: Patience,
     on_wait: Callable[[str], None] = lambda message: None,
-) -> Mapping[str, Any]:
+) -> Capacity:
     """Wait until the cluster can run steps and actions.
 
     Parameters
@@ -46,12 +46,7 @@ async def wait_for_capacity(
     engines
         How many engines must answer; None: one on every worker that is tagged for it.
     on_wait
-        Told, once each, what is being waited for.
-
-    Returns
-    -------
-    Mapping
-        The plugin's capacity report.
+        Takes a line for each thing that is waited for, once.
 
     Raises
     ------
@@ -62,19 +57,19 @@ async def wait_for_capacity(
     began_s = time.monotonic()
     told = ""
     while True:
-        capacity: Mapping[str, Any] = await dask.call_scheduler(client, "heddle_capacity")
+        capacity = await ask_scheduler(client, GetCapacity())
         waited_s = time.monotonic() - began_s
         missing = missing_workers(capacity, engines)
         if missing:
             if waited_s > patience.workers_s:
                 raise BadInput(f"{missing}; waited {waited_s:.0f} s")
         else:
-            wanted = engines or capacity["engine_workers"]
-            ready = len(capacity["engines"])
+            wanted = engines or capacity.engine_workers
+            ready = len(capacity.engines)
             if ready >= wanted:
                 return capacity
-            if capacity["trouble"]:
-                address, reason = next(iter(capacity["trouble"].items()))
+            if capacity.start_failures:
+                address, reason = next(iter(capacity.start_failures.items()))
                 raise BadInput(f"an engine does not start on worker {address}: {reason}")
             if waited_s > patience.engines_s:
                 raise BadInput(f"{ready} of {wanted} engines answer after {waited_s:.0f} s; see their logs")
@@ -85,16 +80,16 @@ async def wait_for_capacity(
         await asyncio.sleep(_POLL_S)
 
 
-def missing_workers(capacity: Mapping[str, Any], engines: int | None) -> str:
+def missing_workers(capacity: Capacity, engines: int | None) -> str:
     """One line that says which workers are missing; empty when there are enough."""
-    total, tagged = capacity["workers"], capacity["engine_workers"]
+    total, tagged = capacity.workers, capacity.engine_workers
     if tagged < (engines or 1):
         wanted = f"{engines or 1} worker(s) that can host the model"
         return (
             f"the cluster has {tagged} of {wanted} ({total} workers in all): "
             f"start workers with --resources {ENGINE_RESOURCE}=1"
         )
-    if capacity["tool_workers"] < 1:
+    if capacity.tool_workers < 1:
         return (
             f"the cluster has no worker for tool calls ({total} workers in all): "
             f"start one with --resources {TOOL_RESOURCE}=<cpus>"

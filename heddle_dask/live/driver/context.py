@@ -1,38 +1,33 @@
-"""The context that an agent program is given: its door to the model and to tools.
+"""The context that an agent program is given: through it the program reaches the model and tools.
 
-It owns the token record. What the engine sampled is kept as sampled; messages are rendered once, as a masked
-delta, and never again. Results of steps and actions are journalled when they arrive, so that a program can be run
-again up to where it was.
+It owns the token record. Sampled tokens are kept as they were sampled; a message is rendered once. Results of steps
+and actions are journalled when they arrive, so that a program can be run again up to where it was.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
-from heddle_dask.core.ids import StepId
-from heddle_dask.core.nouns import StepRequest, TrajectorySpec
+from heddle_dask.core.ids import ActionId, StepId
+from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
+from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.environments.base import ActionFailed, ActionKind, Reply, Role
+from heddle_dask.live.driver.held_context import HeldContext
 from heddle_dask.live.driver.open_step import OpenStep
+from heddle_dask.live.driver.pending_input import PendingInput
 from heddle_dask.live.driver.services import Recorded, Services
-from heddle_dask.live.driver.submission import Interrupted
+from heddle_dask.live.driver.submission import RESULT_LOST, Interrupted
 from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult
 from heddle_dask.live.wire.result_codec import action_body, action_from_body, step_body, step_from_body
-from heddle_dask.records.token_record import Attribution, TokenRecord
+from heddle_dask.records.token_record import TokenRecord
 from heddle_dask.records.trajectory import ActionRecord, StepRecord
-
-_ATTRIBUTION: Mapping[Role, Attribution] = {
-    "system": Attribution.PROMPT,
-    "user": Attribution.PROMPT,
-    "tool": Attribution.TOOL,
-}
 
 
 class BudgetExhausted(Exception):
@@ -40,7 +35,7 @@ class BudgetExhausted(Exception):
 
 
 class StepLost(Exception):
-    """A step cannot be had: the engine refuses it, or it was lost too often. The message says why."""
+    """A step has no result: the engine refuses it, or it was lost too often. The message says why."""
 
 
 class ReplayDiverged(Exception):
@@ -61,14 +56,11 @@ class LiveContext:
         self._spec = spec
         self._seed = seed
         self._recorded = recorded or Recorded()
-        self._messages: list[dict[str, str]] = []
-        self._raw: list[int] = []
-        self._held: tuple[int, int] = (0, 0)
-        self._sent_crc: int | None = None
-        self._ended_turn = True
+        self._input = PendingInput(services.template)
+        self._held = HeldContext()
         self._told_done = False
         self._step_open = False
-        # Attempts at the step that is next which its program has cancelled.
+        # Attempts at the next step that the program has cancelled.
         self._cancelled = 0
         self._replayed_cancel = False
         self.interrupted = False
@@ -81,7 +73,7 @@ class LiveContext:
 
     @property
     def seed(self) -> int:
-        """A seed of this trajectory's own."""
+        """The seed of this trajectory."""
         return self._seed
 
     @property
@@ -91,7 +83,7 @@ class LiveContext:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens in the record; those waiting to be sent are rendered and counted."""
+        """Tokens in the record, and those that were appended and are not sent yet."""
         self._render()
         return len(self.record)
 
@@ -109,17 +101,11 @@ class LiveContext:
 
     def append(self, role: Role, text: str) -> None:
         """Add a message for the next step."""
-        if role not in _ATTRIBUTION:
-            raise ValueError(f"role {role!r} cannot be appended; use {', '.join(_ATTRIBUTION)}")
-        if self._raw:
-            self._render()
-        self._messages.append({"role": role, "content": text})
+        self._input.append(self.record, role, text, first_step=not self.steps)
 
     def append_tokens(self, token_ids: Sequence[int]) -> None:
         """Add raw token ids for the next step, masked."""
-        if self._messages:
-            self._render()
-        self._raw.extend(int(token) for token in token_ids)
+        self._input.append_tokens(self.record, token_ids, first_step=not self.steps)
 
     async def generate(
         self,
@@ -140,7 +126,7 @@ class LiveContext:
             The step before is still awaited: a context is one conversation.
 
         A step that is cancelled (by ``asyncio.timeout``, for instance) leaves no token behind: the engine stops, and
-        the next one starts from the same messages. What is appended in between follows an empty answer.
+        the next step starts from the same messages. Messages that are appended in between follow an empty answer.
         """
         if self._step_open:
             raise RuntimeError("generate() while the step before is awaited: await one step after the other")
@@ -174,12 +160,12 @@ class LiveContext:
         return self._close(step)
 
     def _give_up(self, step: OpenStep) -> None:
-        """The program has cancelled it, or the run is interrupted; what it had sampled is dropped."""
+        """The program has cancelled the step, or the run is interrupted: tokens that it sampled are dropped."""
         self._cancelled = step.attempt + 1
         self.record = self.record.fork(step.start)
         self.generated_tokens -= step.generated
-        # The turn of the policy has begun in the prompt, and what is appended next has to end it.
-        self._ended_turn = False
+        # The policy's turn has begun in the prompt, and what is appended next has to end it.
+        self._input.turn_ended = False
         if not (self.interrupted or self._replayed_cancel):
             self._journal("step-cancelled", {"step_index": step.index})
         self._replayed_cancel = False
@@ -206,7 +192,7 @@ class LiveContext:
         name = str(label or getattr(function, "__name__", type(function).__name__))
         index = len(self.actions)
         submitted_s = self._services.clock()
-        # The place in the list is taken now: actions of one trajectory may run side by side.
+        # Its place in the list is fixed now: actions of one trajectory may run side by side.
         self.actions.append(_pending_action(index, len(self.steps) - 1, kind, name, submitted_s))
         body = self._recorded.actions.pop(index, None)
         if body is not None:
@@ -231,10 +217,10 @@ class LiveContext:
         if self._recorded.steps:
             body = self._recorded.steps.popleft()
             if "cancelled" in body and body["step_index"] == step.index:
-                # As it did then, its program will not wait for this one.
+                # The program will cancel this step, as it did in the recorded run.
                 self._replayed_cancel = True
                 await asyncio.Event().wait()
-            self._sent_crc = None  # no worker has seen it: the first real step brings everything
+            self._held.not_sent()  # the first real step brings everything
             if (body["step_index"], body.get("context_tokens")) != (step.index, len(self.record)):
                 held = "that was given up" if "cancelled" in body else f"over {body['context_tokens']}"
                 raise ReplayDiverged(
@@ -258,15 +244,13 @@ class LiveContext:
             len(self.record),
             step.max_tokens - step.generated,
         )
-        base, crc = (0, 0) if step.send_all else self._held
-        delta = np.ascontiguousarray(self.record.token_ids[base:], dtype="<i4").tobytes()
-        self._sent_crc = zlib.crc32(delta, crc)
+        delta = self._held.delta(self.record, step.send_all)
         call = StepCall(
             session=self._services.session,
             step_id=request.step_id,
-            base_tokens=base,
-            base_crc=crc,
-            delta=delta,
+            base_tokens=delta.base_tokens,
+            base_crc=delta.base_crc,
+            delta=delta.token_ids,
             max_tokens=request.max_new_tokens,
             temperature=step.temperature,
             top_p=self._services.sampling.top_p,
@@ -274,16 +258,11 @@ class LiveContext:
             ignore_eos=step.ignore_eos,
             stop_token_ids=self._services.template.end_token_ids,
         )
-        fields = (
-            list(request.step_id),
-            request.context_tokens,
-            request.max_new_tokens,
-        )
         try:
-            return await self._services.submitter.step(call, fields)
+            return await self._services.submitter.step(call, request)
         except Interrupted as interrupt:
             if interrupt.kind == "result-lost":
-                return StepResult(status="engine-lost", message="its worker died with the result")
+                return StepResult(status="engine-lost", message=RESULT_LOST)
             return StepResult(status="refused", message=interrupt.cause)
 
     def _take(self, step: OpenStep, result: StepResult) -> OpenStep:
@@ -299,10 +278,7 @@ class LiveContext:
             return step.asked_again()
         ids = np.frombuffer(result.token_ids, dtype="<i4")
         self._append_sampled(ids, result)
-        if self._sent_crc is None:
-            self._held = (0, 0)
-        else:
-            self._held = (len(self.record), zlib.crc32(result.token_ids, self._sent_crc))
+        self._held.answered(self.record, result.token_ids)
         self.generated_tokens += len(ids)
         step = step.with_part(result, len(ids))
         if result.status == "aborted" and step.generated >= step.max_tokens:
@@ -313,16 +289,16 @@ class LiveContext:
         if not len(ids):
             return  # stopped before its first token: no policy has sampled anything
         logprobs = np.frombuffer(result.logprobs, dtype="<f4")
-        spans = result.version_spans or ((result.policy_version, 0, len(ids)),)
-        for version, start, stop in spans:
-            self.record.append_sampled(ids[start:stop], logprobs[start:stop], version)
+        for span in result.version_spans or (VersionSpan(result.policy_version, 0, len(ids)),):
+            part = slice(span.start, span.stop)
+            self.record.append_sampled(ids[part], logprobs[part], span.policy_version)
 
     def _close(self, step: OpenStep) -> Reply:
         last = step.last
         assert last is not None, step
         self.steps.append(step.as_record(len(self.record), self._services.clock()))
         ids = self.record.token_ids[step.start :]
-        self._ended_turn = len(ids) > 0 and int(ids[-1]) in self._services.template.end_token_ids
+        self._input.turn_ended = len(ids) > 0 and int(ids[-1]) in self._services.template.end_token_ids
         return Reply(
             text=self._services.template.decode(ids.tolist()),
             token_ids=tuple(ids.tolist()),
@@ -342,19 +318,8 @@ class LiveContext:
         return f"its context of {len(self.record)} tokens fills the limit of {budget.max_context_tokens}"
 
     def _render(self) -> None:
-        """Turn what was appended into tokens of the record; each message is rendered once."""
-        if self._raw:
-            self.record.append(self._raw, Attribution.TOOL if self.steps else Attribution.PROMPT)
-            self._raw = []
-        if not self._messages:
-            return
-        template = self._services.template
-        messages, self._messages = self._messages, []
-        attribution = _ATTRIBUTION[messages[-1]["role"]]  # type: ignore[index]
-        if len(self.record) == 0:
-            self.record.append(template.render(messages), attribution)
-        else:
-            self.record.append(template.bridge(messages, ended=self._ended_turn), attribution)
+        """Turn what was appended into tokens of the record."""
+        self._input.render(self.record, first_step=not self.steps)
 
     # -- actions -----------------------------------------------------------------------------------
 
@@ -367,18 +332,18 @@ class LiveContext:
         cpus: tuple[int, int],
         timeout_s: float | None,
     ) -> ActionOutcome:
+        session, name_in_session = self._services.session, f"{self._spec.trajectory_id}/a{index}"
         for attempt in range(self._services.retries.max_action_attempts):
-            # The same id in a second attempt would meet the first one's task; the tool sees one key for both.
-            suffix = f"~{attempt}" if attempt else ""
-            action_id = f"{self._spec.trajectory_id}/a{index}{suffix}"
-            request = (action_id, self._spec.trajectory_id, kind, name, *cpus, "cpu")
-            call = ActionCall(self._services.session, action_id, payload, timeout_s)
+            # With the same id a second attempt would find the task of the first.
+            action_id = ActionId(f"{name_in_session}~{attempt}" if attempt else name_in_session)
+            request = ActionRequest(action_id, self._spec.trajectory_id, kind, name, *cpus, "cpu")
+            call = ActionCall(session, action_id, payload, timeout_s, f"{session}/{name_in_session}")
             try:
                 return await self._services.submitter.action(call, request)
             except Interrupted as interrupt:
                 if interrupt.kind != "result-lost":
                     return ActionOutcome("lost", message=interrupt.cause)
-        return ActionOutcome("lost", message="its worker died with the result every time")
+        return ActionOutcome("lost", message=f"{RESULT_LOST} every time")
 
     def _close_action(self, index: int, outcome: ActionOutcome) -> None:
         finished_s = self._services.clock()

@@ -1,4 +1,4 @@
-"""The driver's ear: one long poll to the scheduler plugin brings notices, journal lines, counts and failures."""
+"""Long-polls the scheduler plugin for notices, journal lines, counts and failures."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 from distributed import Client
 
 from heddle_dask.core.errors import HeddleError
-from heddle_dask.live.wire import _dask_internals as dask
+from heddle_dask.live.wire.driver_messages import FetchUpdates, Notice, Updates
+from heddle_dask.live.wire.transport import ask_scheduler
 
-# The longest silence: counts for the progress line and journal lines come at least this often.
+# The longest poll: counts for the progress line and journal lines come at least this often.
 POLL_S = 0.25
-# The longest wait for the answer to the last question, when the scheduler may be gone.
+# The longest wait for the answer to the last poll, when the scheduler may be gone.
 _LAST_ANSWER_S = 2 * POLL_S
 
 
 class ControlPlaneFailed(HeddleError):
-    """The scheduler plugin failed or is gone; the message holds its story."""
+    """The scheduler plugin failed or is gone; the message holds its traceback."""
 
 
 class ControlChannel:
@@ -28,7 +29,7 @@ class ControlChannel:
         self,
         client: Client,
         session: str,
-        on_notice: Callable[[list[Any]], None],
+        on_notice: Callable[[Notice], None],
         on_journal: Callable[[list[Any]], None],
     ) -> None:
         self._client = client
@@ -47,47 +48,46 @@ class ControlChannel:
     async def _poll(self) -> None:
         while not (self.failed.done() or self._stopped):
             try:
-                updates = await dask.call_scheduler(
-                    self._client, "heddle_updates", session=self._session, wait_s=POLL_S
-                )
+                updates = await self._fetch(POLL_S)
             except (OSError, RuntimeError) as error:
                 self._fail(f"the scheduler does not answer: {error}")
                 return
             self.take(updates)
 
+    async def _fetch(self, wait_s: float) -> Updates:
+        return await ask_scheduler(self._client, FetchUpdates(self._session, wait_s))
+
     async def refresh(self) -> None:
-        """Hear what there is now, without waiting for news."""
+        """Fetch the updates that there are now, without waiting for more."""
         if not self.failed.done():
-            self.take(
-                await dask.call_scheduler(self._client, "heddle_updates", session=self._session, wait_s=0.0)
-            )
+            self.take(await self._fetch(0.0))
 
-    def take(self, updates: Mapping[str, Any]) -> None:
-        """Hand out what one answer of the scheduler holds."""
-        if updates.get("journal"):
-            self._on_journal(updates["journal"])
-        for notice in updates.get("notices", ()):
+    def take(self, updates: Updates) -> None:
+        """Hand out the parts of one answer of the scheduler."""
+        if updates.journal:
+            self._on_journal(updates.journal)
+        for notice in updates.notices:
             self._on_notice(notice)
-        self.counts = updates.get("counts", self.counts)
-        if updates.get("failure"):
-            self._fail(f"the scheduler plugin failed and stopped steering:\n{updates['failure']}")
+        self.counts = updates.counts or self.counts
+        if updates.failure:
+            self._fail(f"the scheduler plugin failed and stopped steering:\n{updates.failure}")
 
-    def _fail(self, story: str) -> None:
+    def _fail(self, message: str) -> None:
         if not self.failed.done():
-            self.failed.set_exception(ControlPlaneFailed(story))
+            self.failed.set_exception(ControlPlaneFailed(message))
 
     def stop(self) -> None:
-        """Ask nothing after the question that is open: its answer holds lines that nobody will tell again."""
+        """Start no further poll. The open one goes on: its answer holds journal lines that are sent only once."""
         self._stopped = True
 
     async def close(self) -> None:
-        """Stop polling; hears the answer to the open question, where one comes."""
+        """Stop polling; takes the answer to the open poll, where one comes."""
         self.stop()
         if self._task is not None:
             await asyncio.wait([self._task], timeout=_LAST_ANSWER_S)
             self._task.cancel()
             await asyncio.wait([self._task])
         if self.failed.done():
-            self.failed.exception()  # seen by whoever asked; do not warn about it again
+            self.failed.exception()  # already raised by the run; asyncio must not warn about it again
         else:
             self.failed.cancel()

@@ -1,7 +1,7 @@
 """The driver's side of TP degrees: what the user asks for, and engines that answer before a batch begins.
 
-The controller decides (`core.deployments`); what is here collects the facts of the batch, and waits. Between batches
-only: no step is under way when engines change.
+The controller decides (`core.deployments`); `EngineDegrees` collects the facts of the batch, and waits. Engines change
+between batches only: no step is under way then.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 from distributed import Client
 
@@ -21,7 +20,18 @@ from heddle_dask.live.driver.capacity import Patience, missing_workers, wait_for
 from heddle_dask.live.driver.control_channel import ControlPlaneFailed
 from heddle_dask.live.driver.runner import Attempt
 from heddle_dask.live.driver.tp_degree_specs import POWERS, TpDegreeSpecs
-from heddle_dask.live.wire import _dask_internals as dask
+from heddle_dask.live.wire.driver_messages import (
+    BatchTrajectory,
+    ClearEngines,
+    DeployedEngines,
+    EngineCostAt,
+    EngineSpecAt,
+    EnginesProvided,
+    GetCapacity,
+    GetDeployedEngines,
+    ProvideEngines,
+)
+from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
 from heddle_dask.records.trajectory import TrajectoryRecord
 
@@ -94,7 +104,8 @@ class EngineDegrees:
         self._engines = engines
         self._patience = patience
         self._max_context_tokens = max_context_tokens
-        self._search = {"seed": seed, "told_apart": told_apart}
+        self._seed = seed
+        self._told_apart = told_apart
         self._note = note
         self._earlier: list[FinishedWork] = []
         self._finished: list[FinishedWork] = []
@@ -115,9 +126,9 @@ class EngineDegrees:
         """
         self._session = session
         if register:
-            await dask.call_scheduler(self._client, "heddle_clear_engines")
+            await ask_scheduler(self._client, ClearEngines())
             await self._client.register_plugin(RolloutWorker(self._specs.spec, waits=True))
-        elif not (await dask.call_scheduler(self._client, "heddle_deployment"))["workers"]:
+        elif not (await ask_scheduler(self._client, GetDeployedEngines())).workers:
             raise BadInput(
                 "the engines of this cluster were started with its workers and keep their TP degree: leave tp_degrees "
                 "out, or start the workers without --model"
@@ -149,82 +160,78 @@ class EngineDegrees:
         if self._finished:
             self._earlier, self._finished = self._finished, []
         self._specs.check(wanted)  # refused before anything is waited for or ended
-        report = await self._workers()
-        running = [tp_degree for _, tp_degree, _ in report["assignments"]]
-        plan = await self._planned(() if wanted == "auto" else wanted, running, attempts)
-        self._report(plan, len(attempts))
-        self.running = tuple(plan["tp_degrees"])
+        deployed = await self._deployed()
+        provided = await self._provided(() if wanted == "auto" else wanted, deployed.tp_degrees, attempts)
+        self._report(provided, len(attempts))
+        self.running = provided.plan.tp_degrees
         await wait_for_capacity(self._client, len(self.running), self._patience, self._note)
 
-    async def _workers(self) -> Mapping[str, Any]:
-        """The deployment's report, once every worker tagged for an engine has announced itself."""
+    async def _deployed(self) -> DeployedEngines:
+        """The engines that are deployed, once every worker tagged for an engine has announced itself."""
         began_s = time.monotonic()
         while True:
-            capacity = await dask.call_scheduler(self._client, "heddle_capacity")
-            report: Mapping[str, Any] = await dask.call_scheduler(self._client, "heddle_deployment")
+            capacity = await ask_scheduler(self._client, GetCapacity())
+            deployed = await ask_scheduler(self._client, GetDeployedEngines())
             missing = missing_workers(capacity, self._engines)
-            if not missing and len(report["workers"]) >= capacity["engine_workers"]:
-                return report
+            if not missing and len(deployed.workers) >= capacity.engine_workers:
+                return deployed
             waited_s = time.monotonic() - began_s
             if waited_s > self._patience.workers_s:
                 silent = "workers tagged for engines do not say which GPUs they have; see their logs"
                 raise BadInput(f"{missing or silent}; waited {waited_s:.0f} s")
             await asyncio.sleep(_POLL_S)
 
-    async def _planned(
-        self, asked: Sequence[int], running: Sequence[int], attempts: Sequence[Attempt]
-    ) -> Mapping[str, Any]:
+    async def _provided(
+        self, asked: tuple[int, ...], running: Sequence[int], attempts: Sequence[Attempt]
+    ) -> EnginesProvided:
         """The plan that the controller has deployed for this batch."""
         engines = {} if asked else self._specs.engines()
         default = self._specs.spec.tp_degree
+        request = ProvideEngines(
+            session=self._session,
+            asked=asked,
+            specs=self._specs_at(asked or (*engines, *running, default)),
+            costs=tuple(EngineCostAt(d, one.slots, one.cost.to_mapping()) for d, one in engines.items()),
+            seed=self._seed,
+            lengths_known=self._told_apart,
+            default=default,
+            max_context_tokens=self._max_context_tokens,
+            trajectories=tuple(BatchTrajectory(each.spec, each.task.known_tokens) for each in attempts),
+            finished=tuple(self._earlier),
+        )
         try:
-            answer: Mapping[str, Any] = await dask.call_scheduler(
-                self._client,
-                "heddle_provide_engines",
-                session=self._session,
-                asked=list(asked),
-                specs=self._specs_at(asked or (*engines, *running, default)),
-                engines=[[d, engine.slots, engine.cost.to_mapping()] for d, engine in engines.items()],
-                search=self._search,
-                default=default,
-                max_context_tokens=self._max_context_tokens,
-                trajectories=[astuple(attempt.spec) for attempt in attempts],
-                known_tokens=[attempt.task.known_tokens for attempt in attempts],
-                finished=[astuple(work) for work in self._earlier],
-            )
+            return await ask_scheduler(self._client, request)
         except RuntimeError as error:
             raise ControlPlaneFailed(f"the TP degrees of the batch were not decided: {error}") from None
-        if "error" in answer:
-            raise BadInput(answer["error"])
-        return answer
 
-    def _specs_at(self, tp_degrees: Iterable[int]) -> list[list[Any]]:
-        """Pairs of a TP degree and the spec at it; without those at which no engine can be started."""
-        pairs: list[list[Any]] = []
+    def _specs_at(self, tp_degrees: Iterable[int]) -> tuple[EngineSpecAt, ...]:
+        """The spec at each of these TP degrees; without those at which no engine can be started."""
+        specs: list[EngineSpecAt] = []
         for tp_degree in dict.fromkeys(tp_degrees):
             with contextlib.suppress(BadInput):
-                pairs.append([tp_degree, self._specs.at(tp_degree).to_mapping()])
-        return pairs
+                specs.append(EngineSpecAt(tp_degree, self._specs.at(tp_degree).to_mapping()))
+        return tuple(specs)
 
-    def _report(self, plan: Mapping[str, Any], trajectories: int) -> None:
-        """Say what was decided, and what starts."""
-        listed = ",".join(map(str, plan["tp_degrees"]))
-        if plan["source"] == "nothing":
+    def _report(self, provided: EnginesProvided, trajectories: int) -> None:
+        """Note what was decided, and how many engines start."""
+        plan = provided.plan
+        listed = ",".join(map(str, plan.tp_degrees))
+        if plan.source == "nothing":
             self._note(
                 f"nothing is known yet of the work to come: TP degrees {listed}; the next batch is decided by what "
                 "this one takes"
             )
-        elif plan["source"] != "asked":
+        elif plan.source != "asked":
             # The first of the shortest, as the search prefers it.
-            possible = [pair for pair in plan["uniform_s"] if pair[1] is not None]
+            possible = [(tp_degree, seconds) for tp_degree, seconds in plan.uniform_s if seconds is not None]
             uniform, uniform_s = min(possible, key=lambda pair: pair[1], default=(0, float("inf")))
             self._note(
-                f"TP degrees {listed} for {trajectories} trajectories by {plan['source']}: about "
-                f"{plan['expected_makespan_s']:.1f} s, {plan['restart_s']:.1f} of it to start engines; best uniform "
+                f"TP degrees {listed} for {trajectories} trajectories by {plan.source}: about "
+                f"{plan.expected_makespan_s:.1f} s, {plan.restart_s:.1f} of it to start engines; best uniform "
                 f"TP degree {uniform}: {uniform_s:.1f} s"
             )
-        if plan["new"]:
-            self._note(f"starting {plan['new']} of {len(plan['tp_degrees'])} engines, of TP degrees {listed}")
+        if provided.new:
+            self._note(f"starting {provided.new} of {len(plan.tp_degrees)} engines, of TP degrees {listed}")
 
 
 def _work_of(record: TrajectoryRecord) -> FinishedWork:

@@ -1,15 +1,13 @@
-"""A session of ours on a cluster, from the claim to its last word."""
+"""A session on a cluster, from the claim to its last updates."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from distributed import Client
 
-from heddle_dask.core.errors import BadInput
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.driver.control_channel import ControlChannel
@@ -17,7 +15,9 @@ from heddle_dask.live.driver.degrees import EngineDegrees
 from heddle_dask.live.driver.submission import Submitter
 from heddle_dask.live.scheduler.plugin import HeddleScheduler
 from heddle_dask.live.wire import _dask_internals as dask
+from heddle_dask.live.wire.driver_messages import EndSession, GetCapacity, Notice, StartSession, Updates
 from heddle_dask.live.wire.messages import STREAM_INTERVAL_S
+from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
 from heddle_dask.live.worker.tool_worker import PLUGIN_NAME as TOOL_PLUGIN
@@ -25,7 +25,7 @@ from heddle_dask.live.worker.tool_worker import ToolWorker
 
 
 class OpenSession:
-    """The driver's side of a session: what submits to it, and what listens to it.
+    """The driver's side of a session: `submitter` submits to it, `channel` polls it.
 
     Belongs to the client's event loop.
     """
@@ -34,7 +34,7 @@ class OpenSession:
         self,
         client: Client,
         session_id: str,
-        on_notice: Callable[[Sequence[Any]], None],
+        on_notice: Callable[[Notice], None],
         on_lines: Callable[[list[Any]], None],
     ) -> None:
         self.session_id = session_id
@@ -53,7 +53,7 @@ class OpenSession:
         seed: int,
         cost: Mapping[str, Any] | None,
         retries: RetryPolicy,
-        on_notice: Callable[[Sequence[Any]], None],
+        on_notice: Callable[[Notice], None],
         on_lines: Callable[[list[Any]], None],
     ) -> OpenSession:
         """Claim the cluster, before anything on it is changed but the scheduler's plugin.
@@ -61,39 +61,28 @@ class OpenSession:
         Parameters
         ----------
         on_notice, on_lines
-            Hear what the controller says to trajectories, and the lines of its journal, as long as the session is open.
+            Take the notices of the controller, and the lines of its journal, as long as the session is open.
 
         Raises
         ------
         BadInput
-            Somebody else has a session there, or no such strategy can be built.
+            Another client has a session there, or the strategy cannot be built.
         """
         await client.register_plugin(HeddleScheduler())
         dask.shorten_own_interval(client, STREAM_INTERVAL_S)
         session_id = uuid.uuid4().hex[:8]
-        answer = await dask.call_scheduler(
-            client,
-            "heddle_open",
-            session=session_id,
-            client_id=client.id,
-            preset=strategy,
-            overrides=list(overrides),
-            seed=seed,
-            cost=cost,
-            retries=asdict(retries),
-        )
-        if "error" in answer:
-            raise BadInput(answer["error"])
+        request = StartSession(session_id, client.id, strategy, tuple(overrides), seed, cost, retries)
+        await ask_scheduler(client, request)
         claimed = cls(client, session_id, on_notice, on_lines)
         claimed.channel.start()
         return claimed
 
     async def provide_workers(self, spec: EngineSpec, degrees: EngineDegrees | None) -> None:
-        """Register what the workers lack; engines that run our model already are used as they are."""
-        capacity = await dask.call_scheduler(self._client, "heddle_capacity")
-        if TOOL_PLUGIN not in capacity["plugins"]:
+        """Register the plugins that workers lack; engines that run this model already are used as they are."""
+        capacity = await ask_scheduler(self._client, GetCapacity())
+        if TOOL_PLUGIN not in capacity.plugins:
             await self._client.register_plugin(ToolWorker())
-        models = {(kind, model) for _, _, _, kind, model in capacity["engines"]}
+        models = {(engine.kind, engine.model) for engine in capacity.engines}
         self._owns_engines = models != {(spec.kind, spec.model)}
         if degrees is not None:
             await degrees.open(self.session_id, self._owns_engines)
@@ -101,14 +90,14 @@ class OpenSession:
             await self._client.register_plugin(RolloutWorker(spec))
 
     async def close(self) -> None:
-        """End the session and the engines that it started; its last journal lines are heard first."""
+        """End the session and the engines that it started, once its last journal lines are here."""
         await self.submitter.close()
-        last: Mapping[str, Any] = {}
+        last = Updates()
         self.channel.stop()
         connected = self._client.status == "running"
         try:
             if connected:
-                last = await dask.call_scheduler(self._client, "heddle_close", session=self.session_id)
+                last = await ask_scheduler(self._client, EndSession(self.session_id))
         finally:
             await self.channel.close()
         self.channel.take(last)

@@ -1,4 +1,4 @@
-"""One LLM step while it is asked for: lost attempts, preempted parts and moves fold into one record."""
+"""One LLM step from its first request to its last answer: lost attempts and preempted parts make one record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from heddle_dask.records.trajectory import StepRecord
 
 @dataclass(frozen=True, slots=True)
 class OpenStep:
-    """A step that is being asked for; preempted or lost parts fold into it."""
+    """A step that is not finished, with the sums over its preempted parts."""
 
     index: int
     start: int
@@ -38,13 +38,13 @@ class OpenStep:
         return self.last is not None and self.last.status == "ok"
 
     def asked_again(self) -> OpenStep:
-        """After an attempt without an answer. With the engine, the worker's copy of the context may be gone."""
+        """The step after an attempt without an answer; the worker's copy of the context may be gone with its engine."""
         return replace(self, attempt=self.attempt + 1, send_all=True)
 
     def with_part(self, result: StepResult, tokens: int) -> OpenStep:
-        """After an answer of `tokens` tokens, the whole step or a preempted part of it.
+        """The step after an answer of `tokens` tokens: the whole step, or a preempted part of it.
 
-        A time is NaN as soon as one part's is unknown: a sum over the known ones would be too small.
+        A time is NaN as soon as that of one part is unknown: the sum over the others would be too small.
         """
         before = self.came_from if self.last is None else self.last.engine_id
         moved = before not in ("", result.engine_id)
@@ -65,7 +65,7 @@ class OpenStep:
         )
 
     def as_record(self, token_stop: int, finished_s: float) -> StepRecord:
-        """The step as it is stored, once it is finished."""
+        """The record of the step, once it is finished."""
         assert self.last is not None, self
         return StepRecord(
             step_index=self.index,

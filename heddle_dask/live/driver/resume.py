@@ -13,8 +13,7 @@ from heddle_dask.live.driver.services import Recorded
 def unfinished(attempts: Sequence[Attempt], writer: RunWriter) -> list[Attempt]:
     """Attempts that the store lacks, each with its journalled results.
 
-    A program is run again from its beginning with those results until it reaches the frontier; only then does it
-    ask engines and tools for more.
+    A program is run again from its beginning with those results. Where they end, it uses engines and tools.
     """
     recorded: dict[str, Recorded] = {}
     for kind, body in writer.recorded():

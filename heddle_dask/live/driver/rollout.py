@@ -34,6 +34,7 @@ from heddle_dask.live.driver.run_files import RunFiles
 from heddle_dask.live.driver.runner import Attempt, Driver, attempts_of
 from heddle_dask.live.driver.services import Budget, Sampling, Services
 from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
+from heddle_dask.live.wire.driver_messages import EngineLostNotice, Notice
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.strategies.presets import Strategy
 
@@ -366,9 +367,9 @@ class Rollout:
             "python": platform.python_version(),
         }
 
-    def _on_notice(self, notice: Sequence[Any]) -> None:
-        if notice[0] == "engine-lost":
-            self._on_progress(f"engine {notice[1]} is lost: {notice[2]}")
+    def _on_notice(self, notice: Notice) -> None:
+        if isinstance(notice, EngineLostNotice):
+            self._on_progress(f"engine {notice.engine_id} is lost: {notice.reason}")
         if self._driver is not None:
             self._driver.on_notice(notice)
 

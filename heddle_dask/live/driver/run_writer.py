@@ -1,6 +1,6 @@
 """Where a run's results go: the journal at once, the store in batches.
 
-`RUN.zarr` is the store; the journal lies beside it as `RUN.journal` (inside the Zarr group it would be an alien).
+`RUN.zarr` is the store; the journal lies beside it as `RUN.journal`, since a Zarr group holds Zarr files only.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ class RunWriter:
     Raises
     ------
     BadInput
-        The path exists, is missing, is not ours, or cannot be written.
+        The path exists, is missing, was not written by this package, or cannot be written.
     """
 
     def __init__(self, out: str | Path, mode: WriteMode, metadata: Mapping[str, Any]) -> None:
         self.out = Path(out)
         self.batches = 0
-        # The journal first: it is locked or foreign before anything of an older run is touched.
+        # The journal first: if it is locked or foreign, nothing of an older run is touched.
         self._journal = _open_journal(journal_path(out), mode)
         try:
             self._store = self._open_store(mode, metadata)
         except BaseException:
             self._journal.close()
             if mode == "create":
-                self._journal.path.unlink()  # it is ours and empty
+                self._journal.path.unlink()  # this writer has made it, and it is empty
             raise
         self._unstored: list[TrajectoryRecord] = []
         self._flush_due = False
@@ -159,7 +159,7 @@ class RunWriter:
                 raise
 
     def discard(self) -> None:
-        """Close both files and remove them: they were made by this writer, and nothing has begun."""
+        """Close and remove both files: this writer made them, and no trajectory has begun."""
         self._journal.close()
         self._store.close()
         shutil.rmtree(self.out)

@@ -1,7 +1,7 @@
 """The driver: runs the agent programs of a batch and turns every one of them into exactly one record.
 
-A program that raises, is stopped, or loses its engine is data with a status and a cause; it never ends the run.
-What ends the run is a failure of our own: the control plane, the journal, the store.
+A program that raises, is stopped, or loses its engine becomes a record with a status and a cause; it never ends the
+run. Only a failure of the control plane, the journal or the store does.
 """
 
 from __future__ import annotations
@@ -9,29 +9,45 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, assert_never
 
 from distributed import Client
 
-from heddle_dask.core.ids import GroupId, StepId, TrajectoryId
+from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec, joined_domain
 from heddle_dask.environments.base import ActionFailed, Environment, Task
 from heddle_dask.live.driver.context import BudgetExhausted, LiveContext, ReplayDiverged, StepLost
 from heddle_dask.live.driver.run_writer import RunWriter
 from heddle_dask.live.driver.services import Recorded, Services
-from heddle_dask.live.wire import _dask_internals as dask
-from heddle_dask.live.wire.messages import StepEnd, action_key, step_key
+from heddle_dask.live.driver.submission import RESULT_LOST
+from heddle_dask.live.wire.driver_messages import (
+    ActionGivenUpNotice,
+    ActionResultLostNotice,
+    AdmittedNotice,
+    EndedTrajectory,
+    EngineLostNotice,
+    Notice,
+    StepGivenUpNotice,
+    StepResultLostNotice,
+    SubmittedTrajectory,
+    SubmitTrajectories,
+    TrajectoriesEndedReport,
+)
+from heddle_dask.live.wire.messages import action_key, step_key
+from heddle_dask.live.wire.transport import ask_scheduler, send
 from heddle_dask.records.trajectory import Cause, Status, TrajectoryRecord
 
-# An estimate: what a rendered prompt takes is known when its first step is asked for.
+# An estimate: the length of a rendered prompt is known when its first step is requested.
 CHARACTERS_PER_TOKEN = 4
+# Trajectories in one message: the scheduler answers polls in between.
+SUBMITTED_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One trajectory to run: a task, its identity, and what the journal holds of it."""
+    """One trajectory to run: a task, its identity, and its journalled results where the run is resumed."""
 
     task: Task
     spec: TrajectorySpec
@@ -50,7 +66,7 @@ class Ending:
 
 
 def trajectory_seed(run_seed: int, task_id: str, sample_index: int) -> int:
-    """A seed of the trajectory's own; the same in every process."""
+    """The seed of one trajectory; the same in every process."""
     digest = blake2b(f"{run_seed}/{task_id}/{sample_index}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -101,7 +117,7 @@ class Driver:
         self._admitted: dict[str, asyncio.Event] = {}
         self._contexts: dict[str, LiveContext] = {}
         self._running: dict[asyncio.Task[TrajectoryRecord], None] = {}
-        self._ended: list[tuple[str, str, StepEnd | None]] = []
+        self._ended: list[EndedTrajectory] = []
         self._interrupted = False
         self._begun = False
         self.ended = asyncio.Event()
@@ -113,21 +129,26 @@ class Driver:
         """Tokens generated so far, unfinished trajectories included."""
         return self.generated_tokens + sum(c.generated_tokens for c in self._contexts.values())
 
-    def on_notice(self, notice: Sequence[Any]) -> None:
+    def on_notice(self, notice: Notice) -> None:
         """Take one notice of the scheduler plugin."""
-        kind, *fields = notice
         submitter, session = self._services.submitter, self._services.session
-        if kind == "admitted":
-            event = self._admitted.get(fields[0])
-            if event is not None:
-                event.set()
-        elif kind == "step-given-up":
-            submitter.interrupt(step_key(session, StepId(*fields[0])), "given-up", fields[1])
-        elif kind == "action-given-up":
-            submitter.interrupt(action_key(session, fields[0]), "given-up", fields[1])
-        elif kind == "result-lost":
-            key: Any = tuple(fields[0])
-            submitter.interrupt(key, "result-lost", "its worker died with the result")
+        match notice:
+            case AdmittedNotice(trajectory_id):
+                event = self._admitted.get(trajectory_id)
+                if event is not None:
+                    event.set()
+            case StepGivenUpNotice(step_id, cause):
+                submitter.interrupt(step_key(session, step_id), "given-up", cause)
+            case ActionGivenUpNotice(action_id, cause):
+                submitter.interrupt(action_key(session, action_id), "given-up", cause)
+            case StepResultLostNotice(step_id):
+                submitter.interrupt(step_key(session, step_id), "result-lost", RESULT_LOST)
+            case ActionResultLostNotice(action_id):
+                submitter.interrupt(action_key(session, action_id), "result-lost", RESULT_LOST)
+            case EngineLostNotice():
+                pass  # its steps report by themselves
+            case _:
+                assert_never(notice)
 
     def interrupt(self) -> None:
         """Stop admitting and abort what runs; every trajectory still yields its record."""
@@ -170,15 +191,15 @@ class Driver:
             self.ended.set()
 
     async def _announce(self, attempts: Sequence[Attempt]) -> None:
-        rows = [[*astuple(attempt.spec), *_known(attempt)] for attempt in attempts]
+        submitted = tuple(_submitted(attempt) for attempt in attempts)
         session = self._services.session
-        for start in range(0, len(rows), 1000):
-            chunk = rows[start : start + 1000]
-            await dask.call_scheduler(self._client, "heddle_submit", session=session, trajectories=chunk)
+        for start in range(0, len(submitted), SUBMITTED_AT_ONCE):
+            part = submitted[start : start + SUBMITTED_AT_ONCE]
+            await ask_scheduler(self._client, SubmitTrajectories(session, part))
 
     def _cancel_running(self) -> None:
         for context in self._contexts.values():
-            context.interrupted = True  # it is not its program that gives a step up
+            context.interrupted = True  # its program does not give the step up
         for task in self._running:
             task.cancel()
 
@@ -187,7 +208,7 @@ class Driver:
         if self._running:
             await asyncio.wait(self._running)
             for task in self._running:
-                task.exception()  # our own failure is raised by `run`; theirs follow from it
+                task.exception()  # `run` raises the failure of the control plane; these follow from it
             self._running.clear()
 
     def _keep(self, record: TrajectoryRecord) -> TrajectoryRecord:
@@ -232,17 +253,17 @@ class Driver:
             case _:
                 return Ending("failed", "agent", story)
 
-    def _tell_ended(self, trajectory_id: str, status: str) -> None:
-        """Tell the controller, batched per turn of the loop."""
+    def _tell_ended(self, trajectory_id: TrajectoryId, status: str) -> None:
+        """Report the end to the controller, with all others of this turn of the loop."""
         if not self._ended:
             asyncio.get_running_loop().call_soon(self._send_ended)
-        self._ended.append((trajectory_id, status, self._services.submitter.news_of(trajectory_id)))
+        end = self._services.submitter.take_piggybacked_end(trajectory_id)
+        self._ended.append(EndedTrajectory(trajectory_id, status, end))
 
     def _send_ended(self) -> None:
         ended, self._ended = self._ended, []
-        message = {"op": "heddle-ended", "session": self._services.session, "ended": ended}
         if self._client.status == "running":
-            dask.send_from_client(self._client, message)
+            send(self._client, TrajectoriesEndedReport(self._services.session, tuple(ended)))
 
     def _record(
         self, attempt: Attempt, context: LiveContext, ending: Ending, started_s: float
@@ -269,14 +290,17 @@ class Driver:
         )
 
 
-def _known(attempt: Attempt) -> list[Any]:
-    """What oracles are told of it: tokens, tool seconds and observed tokens that are left to this session."""
+def _submitted(attempt: Attempt) -> SubmittedTrajectory:
+    """The trajectory with the work that is left to this session, where its task knows the whole."""
     task, done = attempt.task, attempt.recorded or Recorded()
-    known = (task.known_tokens, task.known_tools_s, task.known_observed_tokens)
-    before = (done.generated_tokens, done.tools_s, done.observed_tokens)
-    return [max(whole - part, 0) for whole, part in zip(known, before, strict=True)]
+    return SubmittedTrajectory(
+        attempt.spec,
+        known_tokens=max(task.known_tokens - done.generated_tokens, 0),
+        known_tools_s=max(task.known_tools_s - done.tools_s, 0),
+        known_observed_tokens=max(task.known_observed_tokens - done.observed_tokens, 0),
+    )
 
 
 def _number(reward: Any) -> float | None:
-    """The reward as a float; anything that is neither a number nor None is the program's error."""
+    """The reward as a float; raises where it is neither a number nor None, as an error of the program."""
     return None if reward is None else float(reward)

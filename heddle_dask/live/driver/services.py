@@ -1,4 +1,4 @@
-"""What the contexts of a run share, and the bounds that every trajectory is under."""
+"""What the contexts of a run share, and the bounds of every trajectory."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Recorded:
     actions: dict[int, Mapping[str, Any]] = field(default_factory=dict)
 
     def cancel(self, step_index: int) -> None:
-        """The program gave that step up: parts of it that were sampled do not count, but that it asked does."""
+        """The program cancelled that step: its sampled parts do not count, but the cancelled request is replayed."""
         while self.steps and self.steps[-1]["step_index"] == step_index and "cancelled" not in self.steps[-1]:
             self.steps.pop()
         self.steps.append({"step_index": step_index, "cancelled": True})

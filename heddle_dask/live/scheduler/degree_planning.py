@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import DeployEngines, PlanDegrees
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.nouns import TrajectorySpec
-from heddle_dask.core.tp_degrees import DegreeRequest, FinishedWork
+from heddle_dask.core.tp_degrees import DegreeRequest, NodeGpus
 from heddle_dask.cost.engine_cost import cost_from_mapping
 from heddle_dask.live.scheduler.deployment import EngineDeployment
 from heddle_dask.live.scheduler.forecast import forecast
 from heddle_dask.live.scheduler.session import Session
+from heddle_dask.live.wire.driver_messages import EnginesProvided, ProvideEngines
 from heddle_dask.predictors.contract import Predictor
 from heddle_dask.strategies.partition.work_plan import WorkEngine
 from heddle_dask.strategies.tp_degrees.assignment import assign_engines, budget_of
@@ -30,7 +29,7 @@ class DegreePlanning:
     Parameters
     ----------
     tell
-        Hands an event to the controller, which stamps it; does nothing once the session has failed or closed.
+        Hands an event, stamped with the time, to the controller; does nothing once the session has failed or closed.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class DegreePlanning:
         session: Session,
         deployment: EngineDeployment,
         predictor: Predictor | None,
-        tell: Callable[[ev.Event], None],
+        tell: Callable[[ev.DegreesRequested | ev.DegreesPlanned], None],
     ) -> None:
         self._session = session
         self._deployment = deployment
@@ -48,41 +47,11 @@ class DegreePlanning:
         self._specs: Mapping[int, Mapping[str, Any]] = {}
         self._engines: Mapping[int, WorkEngine] = {}
         self._search: Mapping[str, Any] = {}
-        self._answer: asyncio.Future[Mapping[str, Any]] | None = None
+        self._answer: asyncio.Future[EnginesProvided] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def provide(
-        self,
-        *,
-        asked: Sequence[int],
-        specs: Sequence[Sequence[Any]],
-        engines: Sequence[Sequence[Any]],
-        search: Mapping[str, Any],
-        trajectories: Sequence[Sequence[Any]],
-        finished: Sequence[Sequence[Any]],
-        **facts: Any,
-    ) -> Mapping[str, Any]:
+    async def provide(self, request: ProvideEngines) -> EnginesProvided:
         """Have engines deployed for a batch; returns when the old ones have ended and the new ones are starting.
-
-        Parameters
-        ----------
-        asked
-            TP degrees that the user asked for; empty: they are planned.
-        specs
-            Pairs of a TP degree and the engine spec at it, as a mapping.
-        engines
-            TP degree, slots and cost of an engine at each candidate; empty where `asked` is given.
-        search
-            `seed` and `told_apart` of the search.
-        trajectories, finished
-            Fields of `TrajectorySpec` and of `FinishedWork`.
-        facts
-            Further fields of `DegreeRequest`.
-
-        Returns
-        -------
-        Mapping
-            Fields of the `TpDegreePlan`, and how many engines are `new`.
 
         Raises
         ------
@@ -90,31 +59,37 @@ class DegreePlanning:
             The engines find no room.
         """
         nodes, running = self._deployment.nodes, self._deployment.assignments
-        if asked:
-            assign_engines(nodes, asked, running)  # refused before the controller hears of it
-        self._engines = {d: WorkEngine(cost_from_mapping(cost, d), slots) for d, slots, cost in engines}
-        self._specs = {tp_degree: spec for tp_degree, spec in specs}
-        self._search = search
+        if request.asked:
+            assign_engines(nodes, request.asked, running)  # refused before the controller has the request
+        self._engines = {
+            each.tp_degree: WorkEngine(cost_from_mapping(each.cost, each.tp_degree), each.slots)
+            for each in request.costs
+        }
+        self._specs = {each.tp_degree: each.spec for each in request.specs}
+        self._search = {"seed": request.seed, "told_apart": request.lengths_known}
         capacities = tuple(node.capacity for node in nodes)
-        largest = max((node.gpus for node in capacities), default=0)
-        candidates = (
-            [] if asked else budget_of(capacities, (d for d in self._engines if d <= largest)).tp_degrees
-        )
         self._request = DegreeRequest(
             request_id=self._request.request_id + 1,
             nodes=capacities,
-            asked=tuple(asked),
+            asked=request.asked,
             running=tuple(assignment.tp_degree for assignment in running),
-            candidates=tuple(candidates),
+            candidates=() if request.asked else self._candidates(capacities),
+            default=request.default,
             start_s=tuple(self._deployment.start_s.items()),
-            trajectories=tuple(TrajectorySpec(*fields) for fields in trajectories),
-            finished=tuple(FinishedWork(*fields) for fields in finished),
-            known_tokens=tuple(facts.pop("known_tokens")),
-            **facts,
+            trajectories=tuple(each.spec for each in request.trajectories),
+            known_tokens=tuple(each.known_tokens for each in request.trajectories),
+            finished=request.finished,
+            max_context_tokens=request.max_context_tokens,
         )
         self._answer = asyncio.get_running_loop().create_future()
         self._tell(ev.DegreesRequested(0.0, self._request))
         return await self._answer
+
+    def _candidates(self, capacities: Sequence[NodeGpus]) -> tuple[int, ...]:
+        """TP degrees with a known cost at which an engine fits a node."""
+        largest = max((node.gpus for node in capacities), default=0)
+        fitting = (tp_degree for tp_degree in self._engines if tp_degree <= largest)
+        return tuple(budget_of(capacities, fitting).tp_degrees)
 
     def plan(self, command: PlanDegrees) -> None:
         """Begin to search."""
@@ -134,8 +109,7 @@ class DegreePlanning:
         predicted: list[Quantiles] = []
         if needs_prediction(request):
             version = self._session.controller.state.policy_version
-            pairs = await forecast(self._predictor, request.trajectories, version)
-            predicted = [Quantiles(*pair) for pair in pairs]
+            predicted = await forecast(self._predictor, request.trajectories, version)
         try:
             plan = await asyncio.to_thread(
                 plan_for_request, request, self._engines, predicted, **self._search
@@ -157,9 +131,9 @@ class DegreePlanning:
         plan = self._session.controller.state.tp_degree_plan
         if self._answer is not None and not self._answer.done() and plan is not None:
             new = sum(each not in running for each in assignments)
-            self._answer.set_result({**asdict(plan), "new": new})
+            self._answer.set_result(EnginesProvided(plan, new))
 
-    def _tell(self, event: ev.Event) -> None:
+    def _tell(self, event: ev.DegreesRequested | ev.DegreesPlanned) -> None:
         self._tell_controller(event)
         if self._session.failure is not None:
             self._fail(RuntimeError(self._session.failure))

@@ -1,20 +1,22 @@
 """Which worker hosts an engine of which TP degree, and how that changes: the scheduler's side of `DeployEngines`.
 
-Workers whose plugin waits for orders announce what they are. Changes come between batches and in two steps: every
-engine that has to end has ended before a new one starts, since it may need the same GPUs. A worker that dies and comes
-back under its name gets its order again.
+Workers whose plugin waits for orders report their GPUs. Engines change between batches, in two steps: every engine that
+has to end has ended before a new one starts, since both may need the same GPUs. A worker that dies and comes back under
+its name gets its order again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
+from heddle_dask.live.wire.driver_messages import ClearEngines, DeployedEngines, GetDeployedEngines
+from heddle_dask.live.wire.transport import Done
+from heddle_dask.live.wire.worker_messages import EngineWorkerReport
 from heddle_dask.strategies.tp_degrees.assignment import EngineAssignment, EngineWorker, Node, nodes_of
 
-# What a worker is to host, and the whole engine spec as a mapping.
+# The engine that a worker is to host, and its whole spec as a mapping.
 Order = tuple[EngineAssignment, Mapping[str, Any]]
 
 
@@ -23,7 +25,7 @@ class EngineDeployment:
 
     Parameters
     ----------
-    tell
+    host_engine
         Sends an engine spec, or None for no engine, to the worker at an address; returns when its old engine has
         ended. Raises OSError when the worker has gone.
     retire
@@ -31,9 +33,11 @@ class EngineDeployment:
     """
 
     def __init__(
-        self, tell: Callable[[str, Mapping[str, Any] | None], Awaitable[Any]], retire: Callable[[str], None]
+        self,
+        host_engine: Callable[[str, Mapping[str, Any] | None], Awaitable[Any]],
+        retire: Callable[[str], None],
     ) -> None:
-        self._tell = tell
+        self._host_engine = host_engine
         self._retire = retire
         self._workers: dict[str, EngineWorker] = {}
         self._orders: dict[str, Order] = {}
@@ -57,23 +61,23 @@ class EngineDeployment:
         """The engines that are deployed."""
         return [assignment for assignment, _ in self._orders.values()]
 
-    async def report(self) -> Mapping[str, Any]:
-        """RPC of the driver: fields of each `EngineWorker` (`workers`) and `EngineAssignment` (`assignments`)."""
-        return {
-            "workers": [list(astuple(worker)) for worker in self._workers.values()],
-            "assignments": [list(astuple(assignment)) for assignment in self.assignments],
-        }
+    async def report(self, request: GetDeployedEngines) -> DeployedEngines:
+        """The workers that wait for orders, and the engines that are deployed."""
+        return DeployedEngines(
+            tuple(worker.name for worker in self._workers.values()),
+            tuple(assignment.tp_degree for assignment in self.assignments),
+        )
 
-    async def clear(self) -> Mapping[str, Any]:
-        """RPC of the driver: end all engines and forget the workers; each announces itself to a new plugin."""
+    async def clear(self, request: ClearEngines) -> Done:
+        """End all engines and forget the workers."""
         await self.deploy([])
         self._workers.clear()
-        return {}
+        return Done()
 
     async def deploy(self, orders: Iterable[Order]) -> list[str]:
-        """Let exactly these engines run, and return the names of the workers whose engine changes.
+        """Let exactly these engines run, and return the names of the workers with another engine than before.
 
-        Returns when the old engines have ended. An engine whose order has not changed is left alone.
+        Returns when the old engines have ended. An engine with an unchanged order is left alone.
         """
         wanted = {assignment.worker: (assignment, spec) for assignment, spec in orders}
         changed = {
@@ -84,18 +88,18 @@ class EngineDeployment:
         self._orders = wanted
         for address in changed:
             self._retire(address)
-        await self._tell_all({address: None for address in changed})
-        await self._tell_all(
+        await self._order_all({address: None for address in changed})
+        await self._order_all(
             {address: wanted[name][1] for address, name in changed.items() if name in wanted}
         )
         return sorted(changed.values())
 
-    def on_worker(self, worker: str, name: str, node: str, units: int, gpus: Sequence[str]) -> None:
-        """A worker waits for orders; one that has come back gets what it had."""
-        self._workers[worker] = EngineWorker(name, node, units, tuple(gpus))
-        order = self._orders.get(name)
+    def worker_waits(self, worker: str, report: EngineWorkerReport) -> None:
+        """A worker waits for orders; one that has come back gets its earlier order."""
+        self._workers[worker] = EngineWorker(report.name, report.node, report.units, report.gpus)
+        order = self._orders.get(report.name)
         if order is not None:
-            task = asyncio.ensure_future(self._tell_all({worker: order[1]}))
+            task = asyncio.ensure_future(self._order_all({worker: order[1]}))
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
 
@@ -108,12 +112,12 @@ class EngineDeployment:
         """A worker has left; its order stays for the case that it comes back."""
         self._workers.pop(worker, None)
 
-    async def _tell_all(self, specs: Mapping[str, Mapping[str, Any] | None]) -> None:
-        await asyncio.gather(*(self._tell_one(address, spec) for address, spec in specs.items()))
+    async def _order_all(self, specs: Mapping[str, Mapping[str, Any] | None]) -> None:
+        await asyncio.gather(*(self._order_one(address, spec) for address, spec in specs.items()))
 
-    async def _tell_one(self, address: str, spec: Mapping[str, Any] | None) -> None:
+    async def _order_one(self, address: str, spec: Mapping[str, Any] | None) -> None:
         try:
-            await self._tell(address, spec)
+            await self._host_engine(address, spec)
         except (OSError, AttributeError):
-            # The worker has left, or lost its plugin: Dask reports it, and its engine has ended with it.
+            # The worker has left, or lost its plugin: Dask reports that, and its engine has ended with it.
             self._workers.pop(address, None)

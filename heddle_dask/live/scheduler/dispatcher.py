@@ -3,49 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, assert_never
+from typing import assert_never
 
 from distributed import Scheduler
 
 from heddle_dask.core import commands as cmd
+from heddle_dask.core.ids import EngineId
 from heddle_dask.core.priority import NORMAL
 from heddle_dask.live.scheduler.degree_planning import DegreePlanning
-from heddle_dask.live.scheduler.engine_registry import Places
+from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.wire import _dask_internals as dask
-from heddle_dask.live.wire.messages import SLOT_RESOURCE, TOOL_RESOURCE, Key, action_key, step_key
+from heddle_dask.live.wire.codec import Message
+from heddle_dask.live.wire.driver_messages import ActionGivenUpNotice, AdmittedNotice, StepGivenUpNotice
+from heddle_dask.live.wire.messages import (
+    SLOT_RESOURCE,
+    TOOL_RESOURCE,
+    ActionPlacement,
+    Key,
+    StepPlacement,
+    action_key,
+    step_key,
+)
+from heddle_dask.live.wire.transport import send
+from heddle_dask.live.wire.worker_messages import (
+    AbortActionOrder,
+    AbortStepOrder,
+    ActionEndedReport,
+    DropContextOrder,
+    MoveContextOrder,
+)
 
 
 class Dispatcher:
-    """The hands of one session.
+    """Carries out the commands of one session.
 
     Parameters
     ----------
     action_ended
-        Takes the end of an action that nobody waits for any more, as a tool worker would tell it.
+        Takes the end of an action that its program does not wait for any more, as a tool worker would report it.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         session: Session,
-        places: Places,
+        registry: EngineRegistry,
         degrees: DegreePlanning,
-        action_ended: Callable[..., None],
+        action_ended: Callable[[ActionEndedReport], None],
     ) -> None:
         self._scheduler = scheduler
         self._session = session
-        self._places = places
+        self._registry = registry
         self._degrees = degrees
         self._action_ended = action_ended
 
     def carry_out(self, command: cmd.Command) -> None:
         """Do what the command says, now or at the next turn of the loop."""
+        session = self._session
         match command:
             case cmd.StartStep():
                 self._start_step(command)
             case cmd.PredictRemaining():
-                self._session.predict(command.trajectory_id)
+                session.predict(command.trajectory_id)
             case cmd.MoveContext():
                 self._move(command)
             case cmd.DropContext():
@@ -53,22 +73,18 @@ class Dispatcher:
             case cmd.RunAction():
                 self._run_action(command)
             case cmd.AdmitTrajectory():
-                self._session.notify("admitted", command.trajectory_id)
+                session.notify(AdmittedNotice(command.trajectory_id))
             case cmd.AbortStep():
-                self._abort(self._places.sources.get(command.engine_id), self._key_of(command))
+                self._abort_step(command)
             case cmd.AbortAction():
-                address, _ = self._places.hosts[command.host_id]
-                self._abort(address, action_key(self._session.session_id, command.action_id))
+                address, _ = self._registry.hosts[command.host_id]
+                send(self._scheduler, AbortActionOrder(session.session_id, command.action_id), address)
             case cmd.GiveUpStep():
-                self._session.held.pop(self._key_of(command), None)
-                self._session.notify(
-                    "step-given-up",
-                    list(command.step_id),
-                    command.cause,
-                )
+                session.held.pop(step_key(session.session_id, command.step_id), None)
+                session.notify(StepGivenUpNotice(command.step_id, command.cause))
             case cmd.GiveUpAction():
-                self._session.held.pop(action_key(self._session.session_id, command.action_id), None)
-                self._session.notify("action-given-up", command.action_id, command.cause)
+                session.held.pop(action_key(session.session_id, command.action_id), None)
+                session.notify(ActionGivenUpNotice(command.action_id, command.cause))
             case cmd.PlanDegrees():
                 self._degrees.plan(command)
             case cmd.DeployEngines():
@@ -76,35 +92,35 @@ class Dispatcher:
             case _:
                 assert_never(command)
 
-    def _key_of(self, command: cmd.StartStep | cmd.AbortStep | cmd.GiveUpStep) -> Key:
-        return step_key(self._session.session_id, command.step_id)
-
     def _start_step(self, command: cmd.StartStep) -> None:
-        address, spec = self._places.engines[command.engine_id]
+        address, spec = self._registry.engines[command.engine_id]
         source = command.source_engine_id
         self._dispatch(
-            self._key_of(command),
+            step_key(self._session.session_id, command.step_id),
             address,
             {} if command.bypass_queue else {SLOT_RESOURCE: 1},
             dask.dask_priority(command.priority, command.order),
-            {
-                "engine": spec.engine_id,
-                "priority": command.priority.number,
-                "source": self._places.sources.get(source) if source is not None else None,
-            },
+            StepPlacement(
+                spec.engine_id,
+                command.priority.number,
+                self._registry.sources.get(source) if source is not None else None,
+            ),
         )
 
     def _run_action(self, command: cmd.RunAction) -> None:
-        key = action_key(self._session.session_id, command.action_id)
-        address, _ = self._places.hosts[command.host_id]
-        given = {"host": command.host_id, "cpus": command.cpus}
-        there = self._dispatch(
-            key, address, {TOOL_RESOURCE: command.cpus}, dask.dask_priority(NORMAL, 0), given
+        session_id, action_id, host_id = self._session.session_id, command.action_id, command.host_id
+        address, _ = self._registry.hosts[host_id]
+        dispatched = self._dispatch(
+            action_key(session_id, action_id),
+            address,
+            {TOOL_RESOURCE: command.cpus},
+            dask.dask_priority(NORMAL, 0),
+            ActionPlacement(host_id, command.cpus),
         )
-        if not there:
-            # Its program has stopped waiting: the CPUs are free again, told at the next turn of the loop.
-            ended = (address, self._session.session_id, command.action_id, command.host_id, 0.0, False, False)
-            self._scheduler.loop.add_callback(self._action_ended, *ended)
+        if not dispatched:
+            # Its program has stopped waiting: the controller learns of the free CPUs at the next turn of the loop.
+            ended = ActionEndedReport(session_id, action_id, host_id, run_s=0.0, ok=False, ran=False)
+            self._scheduler.loop.add_callback(self._action_ended, ended)
 
     def _dispatch(
         self,
@@ -112,14 +128,14 @@ class Dispatcher:
         address: str,
         resources: Mapping[str, float],
         priority: tuple[float, float, int],
-        annotation: Mapping[str, Any],
+        placement: StepPlacement | ActionPlacement,
     ) -> bool:
         """False: there is no such task any more."""
         ts = self._scheduler.tasks.get(key)
         self._session.held.pop(key, None)
         if ts is None:
-            return False  # the driver cancelled it meanwhile, and says so of a step
-        dask.pin(ts, address, resources, priority, annotation)
+            return False  # the driver cancelled it meanwhile, and reports that of a step
+        dask.pin(ts, address, resources, priority, placement.to_wire())
         if ts.state == "no-worker":
             # Never from inside a transition or another submission: the next turn of the loop does it.
             self._scheduler.loop.add_callback(
@@ -128,29 +144,26 @@ class Dispatcher:
         return True
 
     def _move(self, command: cmd.MoveContext) -> None:
-        """Tell the target's worker; one whose worker is gone is reported by the loss of its engine."""
-        message = {
-            "op": "heddle-move",
-            "session": self._session.session_id,
-            "trajectory": command.trajectory_id,
-            "source": self._places.sources.get(command.source_engine_id, ""),
-            "source_engine_id": command.source_engine_id,
-            "engine_id": command.target_engine_id,
-            "kind": command.kind,
-        }
-        dask.send_to_worker(self._scheduler, self._places.sources[command.target_engine_id], message)
+        """Send the order to the target's worker; the loss of its engine reports a worker that is gone."""
+        order = MoveContextOrder(
+            session=self._session.session_id,
+            trajectory_id=command.trajectory_id,
+            source=self._registry.sources.get(command.source_engine_id, ""),
+            source_engine_id=command.source_engine_id,
+            target_engine_id=command.target_engine_id,
+            kind=command.kind,
+        )
+        send(self._scheduler, order, self._registry.sources[command.target_engine_id])
 
     def _drop(self, command: cmd.DropContext) -> None:
-        """Tell the engine's worker; one that is gone has taken the context with it."""
-        address = self._places.sources.get(command.engine_id)
-        if address is not None:
-            message = {
-                "op": "heddle-forget",
-                "session": self._session.session_id,
-                "trajectory": command.trajectory_id,
-            }
-            dask.send_to_worker(self._scheduler, address, message)
+        """Send the order to the engine's worker; a worker that is gone has taken the context with it."""
+        order = DropContextOrder(self._session.session_id, command.trajectory_id)
+        self._send(command.engine_id, order)
 
-    def _abort(self, address: str | None, key: Key) -> None:
+    def _abort_step(self, command: cmd.AbortStep) -> None:
+        self._send(command.engine_id, AbortStepOrder(self._session.session_id, command.step_id))
+
+    def _send(self, engine_id: EngineId, order: Message) -> None:
+        address = self._registry.sources.get(engine_id)
         if address is not None:
-            dask.send_to_worker(self._scheduler, address, {"op": "heddle-abort", "key": list(key)})
+            send(self._scheduler, order, address)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from heddle_dask.core.ids import EngineId, HostId
 from heddle_dask.core.nouns import EngineDescription, HostDescription
+from heddle_dask.live.wire.driver_messages import ReadyEngine
 
 
 @dataclass(slots=True)
-class Places:
+class EngineRegistry:
     """The scheduler's register of engines and hosts.
 
     Attributes
@@ -19,27 +18,26 @@ class Places:
     engines, hosts
         Those that answer, with the address of their Dask worker.
     sources
-        Address of every engine whose worker is alive, dead engines included: contexts still lie there.
-    models
-        Kind and model directory of each engine.
-    trouble
+        Address of every engine whose worker is alive, dead engines included: the worker still holds contexts.
+    start_failures
         The latest failed start of an engine, by worker address.
     """
 
     engines: dict[EngineId, tuple[str, EngineDescription]] = field(default_factory=dict)
     hosts: dict[HostId, tuple[str, HostDescription]] = field(default_factory=dict)
     sources: dict[EngineId, str] = field(default_factory=dict)
-    models: dict[EngineId, list[str]] = field(default_factory=dict)
-    trouble: dict[str, str] = field(default_factory=dict)
+    start_failures: dict[str, str] = field(default_factory=dict)
+    _ready: dict[EngineId, ReadyEngine] = field(default_factory=dict)
 
-    def add_engine(self, worker: str, spec: EngineDescription, model: Sequence[str]) -> bool:
+    def add_engine(self, worker: str, ready: ReadyEngine) -> bool:
         """Register an engine; False when it was announced before."""
+        spec = ready.engine
         if spec.engine_id in self.engines:
             return False
         self.engines[spec.engine_id] = (worker, spec)
         self.sources[spec.engine_id] = worker
-        self.models[spec.engine_id] = list(model)
-        self.trouble.pop(worker, None)
+        self._ready[spec.engine_id] = ready
+        self.start_failures.pop(worker, None)
         return True
 
     def add_host(self, worker: str, spec: HostDescription) -> bool:
@@ -50,7 +48,7 @@ class Places:
         return True
 
     def forget_worker(self, worker: str) -> tuple[list[EngineId], list[HostId]]:
-        """Drop a worker and say what is lost with it.
+        """Drop a worker and return what is lost with it.
 
         Engines that died before their worker are among them: their steps may not have reported yet.
         """
@@ -59,19 +57,18 @@ class Places:
         for engine_id in engines:
             self.engines.pop(engine_id, None)
             del self.sources[engine_id]
-            del self.models[engine_id]
+            del self._ready[engine_id]
         for host_id in hosts:
             del self.hosts[host_id]
-        self.trouble.pop(worker, None)
+        self.start_failures.pop(worker, None)
         return engines, hosts
 
-    def capacity(self) -> Mapping[str, Any]:
-        """What a driver that waits for capacity must know of engines and hosts."""
-        return {
-            "engines": [
-                [engine.engine_id, engine.slots, engine.max_context_tokens, *self.models[engine.engine_id]]
-                for _, engine in self.engines.values()
-            ],
-            "tool_cpus": sum(host.cpus for _, host in self.hosts.values()),
-            "trouble": dict(self.trouble),
-        }
+    @property
+    def ready_engines(self) -> tuple[ReadyEngine, ...]:
+        """The engines that answer, with the model that each of them serves."""
+        return tuple(self._ready[engine_id] for engine_id in self.engines)
+
+    @property
+    def tool_cpus(self) -> int:
+        """CPUs of all hosts together."""
+        return sum(host.cpus for _, host in self.hosts.values())

@@ -1,4 +1,4 @@
-"""What a session's predictor says of trajectories before their first step."""
+"""Predictions of trajectories before their first step."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from collections.abc import Sequence
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.predictors.contract import Predictor
 from heddle_dask.predictors.features import Progress
+from heddle_dask.strategies.tp_degrees.forecast import Quantiles
 
-# Answers from nothing, or of an oracle that was not told yet, say nothing.
+# Other sources are constants, or oracles that do not know this batch yet.
 _LEARNT = ("xgboost", "group history", "prompt only")
 
 
 async def forecast(
     predictor: Predictor | None, specs: Sequence[TrajectorySpec], policy_version: int = 0
-) -> list[list[float]]:
+) -> list[Quantiles]:
     """Median and 0.9 quantile of the tokens of each trajectory; empty without a predictor that has learnt.
 
     Parameters
     ----------
     policy_version
-        The newest that is known of the engines.
+        The newest that an engine has reported.
     """
     if predictor is None or not specs:
         return []
@@ -41,4 +42,4 @@ async def forecast(
     answers = await asyncio.to_thread(predictor.predict, rows)
     if any(answer.source not in _LEARNT for answer in answers):
         return []
-    return [[answer.tokens, answer.tokens_q90] for answer in answers]
+    return [Quantiles(answer.tokens, answer.tokens_q90) for answer in answers]

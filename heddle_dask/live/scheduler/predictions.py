@@ -1,7 +1,7 @@
-"""Runs the prediction service beside the scheduler: its calls and fits in threads, never on the event loop.
+"""Runs the prediction service beside the scheduler: its calls and fits run in threads, never on the event loop.
 
-Two threads: one answers and learns, in order; one fits, which takes seconds. What either raises is our own failure
-and ends the session.
+One thread predicts and learns, in order; another one fits, which takes seconds. An exception in either ends the
+session.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Predictions:
     Parameters
     ----------
     known
-        What the predictor was built with; `know` adds to it.
+        The oracle's totals, which the predictor was built with; `know` adds to them.
     answer
         Takes each prediction, on the event loop.
     fail
-        Takes the story of a failure.
+        Takes the traceback of a failure.
     now
         The session's clock.
     """
@@ -52,14 +52,14 @@ class Predictions:
         self._fitting: asyncio.Future[Fitted | None] | None = None
 
     def know(self, trajectory_id: str, tokens: float, tools_s: float, observed_tokens: float) -> None:
-        """The true totals of a trajectory, for oracles."""
+        """Add the true totals of a trajectory, for oracles."""
         if tokens > 0:
             self._known.tokens[trajectory_id] = tokens
             self._known.tools_s[trajectory_id] = tools_s
             self._known.observed_tokens[trajectory_id] = observed_tokens
 
     def ask(self, trajectory: Trajectory) -> None:
-        """Predict as of now; trajectories that ask while a call runs share the next one."""
+        """Predict as of now; requests that come while a call runs share the next call."""
         self._service.ask(trajectory, self._now())
         self._wake()
 
@@ -69,7 +69,7 @@ class Predictions:
         self._wake()
 
     def close(self) -> None:
-        """Answer nothing more; threads end by themselves."""
+        """Make no further prediction; the threads end by themselves."""
         if self._work is not None:
             self._work.cancel()
         self._answers.shutdown(wait=False, cancel_futures=True)

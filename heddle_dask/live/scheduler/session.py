@@ -1,6 +1,6 @@
-"""One rollout session as the scheduler holds it: a controller, a clock, and what the driver must hear.
+"""One rollout session as the scheduler holds it: a controller, a clock, and what is new for the driver.
 
-A session outlives single runs: its controller, and what strategies have learnt, stay from `open` to `close`.
+A session outlives single runs: its controller, and what strategies have learnt, stay from its start to its end.
 """
 
 from __future__ import annotations
@@ -14,15 +14,21 @@ from typing import Any, Protocol
 from heddle_dask.core.commands import Command
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.events import Event
-from heddle_dask.core.ids import ActionId, StepId, TrajectoryId
+from heddle_dask.core.ids import StepId, TrajectoryId
 from heddle_dask.core.journal_codec import encode
 from heddle_dask.live.scheduler.predictions import Predictions
-from heddle_dask.live.wire.messages import ACTION_PREFIX, Key
+from heddle_dask.live.wire.driver_messages import (
+    ActionResultLostNotice,
+    Notice,
+    StepResultLostNotice,
+    Updates,
+)
+from heddle_dask.live.wire.messages import Key, named_by
 
-# A driver fetches the journal several times a second; one that has stopped must not fill the scheduler.
+# A driver fetches the journal several times a second; a driver that has stopped must not fill the scheduler's memory.
 JOURNAL_LINES_KEPT = 200_000
-# Words that are on their way when the driver closes the session are here after milliseconds.
-LAST_WORD_S = 1.0
+# Reports that are on their way when the driver ends the session arrive within milliseconds.
+LAST_REPORTS_S = 1.0
 
 
 class Closes(Protocol):
@@ -40,7 +46,9 @@ class Session:
     held
         Tasks that wait for a command, by key.
     failure
-        Story of the first exception in a hook. Once set, no command is issued any more.
+        Traceback of the first exception in a hook. Once set, no command is issued any more.
+    closed
+        Whether the session has ended: events that are still under way are ignored.
     """
 
     def __init__(self, session_id: str, client_id: str, controller: Controller) -> None:
@@ -49,13 +57,14 @@ class Session:
         self.controller = controller
         self.held: dict[Key, None] = {}
         self.failure: str | None = None
+        self.closed = False
         self.predictions: Predictions | None = None
         self.degrees: Closes | None = None
         self._started_s = time.monotonic()
         self._now_s = 0.0
         self._journal: list[list[Any]] = []
-        self._notices: list[list[Any]] = []
-        self._news = asyncio.Event()
+        self._notices: list[Notice] = []
+        self._due = asyncio.Event()
 
     def predict(self, trajectory_id: TrajectoryId) -> None:
         """Have the remaining work of a trajectory predicted."""
@@ -63,8 +72,9 @@ class Session:
             self.predictions.ask(self.controller.state.trajectories[trajectory_id])
 
     def close(self) -> None:
-        """Stop what runs beside the scheduler, and answer the driver's open question."""
-        self._news.set()
+        """Stop what runs beside the scheduler, and answer the driver's open poll."""
+        self.closed = True
+        self._due.set()
         for beside in (self.predictions, self.degrees):
             if beside is not None:
                 beside.close()
@@ -81,39 +91,34 @@ class Session:
             self._journal.append([encode(event), [encode(command) for command in commands]])
         return commands
 
-    def notify(self, kind: str, *fields: Any) -> None:
-        """Tell the driver, as soon as it asks: it waits in `updates`."""
-        self._notices.append([kind, *fields])
-        self._news.set()
+    def notify(self, notice: Notice) -> None:
+        """Answer the driver's poll with this notice, now or as soon as it polls."""
+        self._notices.append(notice)
+        self._due.set()
 
-    def latch(self, story: str) -> None:
-        """Keep the first failure of a hook and raise it at the client."""
+    def latch(self, failure: str) -> None:
+        """Keep the traceback of the first failure of a hook; the driver raises it."""
         if self.failure is None:
-            self.failure = story
-            self._news.set()
+            self.failure = failure
+            self._due.set()
 
-    async def updates(self, wait_s: float) -> Mapping[str, Any]:
-        """Everything new for the driver; waits up to `wait_s` for a notice."""
-        if not self._news.is_set() and wait_s > 0:
-            # Nothing to say is an answer too: it carries the journal and the counts.
+    async def updates(self, wait_s: float) -> Updates:
+        """What is new for the driver; waits up to `wait_s` seconds for a notice."""
+        if not self._due.is_set() and wait_s > 0:
+            # An answer without a notice is of use too: it carries the journal and the counts.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), wait_s)
-        self._news.clear()
+                await asyncio.wait_for(self._due.wait(), wait_s)
+        self._due.clear()
         notices, self._notices = self._notices, []
         journal, self._journal = self._journal, []
-        return {
-            "notices": notices,
-            "journal": journal,
-            "failure": self.failure,
-            "counts": self.counts(),
-        }
+        return Updates(tuple(notices), journal, self.counts(), self.failure)
 
     async def come_to_rest(self) -> None:
-        """Wait until every trajectory has ended and its actions have reported, `LAST_WORD_S` at most.
+        """Wait until every trajectory has ended and its actions have reported, `LAST_REPORTS_S` at most.
 
-        Results reach the driver before the scheduler hears of them, so that the driver may be done first.
+        Results reach the driver before the scheduler has their reports, so the driver may be done first.
         """
-        deadline_s = time.monotonic() + LAST_WORD_S
+        deadline_s = time.monotonic() + LAST_REPORTS_S
         while self.controller.state.trajectories and self.failure is None and time.monotonic() < deadline_s:
             await asyncio.sleep(0.002)
 
@@ -122,17 +127,18 @@ class Session:
         return self.controller.snapshot().counts()
 
     def return_unawaited(self, keys: Iterable[Key]) -> None:
-        """Tell the driver of held tasks that the controller will never command: their results are lost.
+        """Tell the driver of held tasks for which the controller will never issue a command: their results are lost.
 
         The worker of such a step or action died after it had ended. The driver asks again, if it has no result.
         """
         for key in keys:
-            if key in self.held and not self._awaits(key):
+            if key not in self.held:
+                continue
+            named = named_by(key)
+            if isinstance(named, StepId):
+                if not self.controller.awaits(named):
+                    del self.held[key]
+                    self.notify(StepResultLostNotice(named))
+            elif not self.controller.awaits_action(named):
                 del self.held[key]
-                self.notify("result-lost", list(key))
-
-    def _awaits(self, key: Key) -> bool:
-        kind, _, name, step_index, attempt = key
-        if kind == ACTION_PREFIX:
-            return self.controller.awaits_action(ActionId(name))
-        return self.controller.awaits(StepId(TrajectoryId(name), step_index, attempt))
+                self.notify(ActionResultLostNotice(named))

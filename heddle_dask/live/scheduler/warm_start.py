@@ -1,4 +1,4 @@
-"""A predictor that starts warm: from a saved one, from the store of an earlier run, or from a trace."""
+"""A predictor that has learnt before its session starts: a saved one, or from the store of a run, or from a trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from heddle_dask.workloads.planned import is_replayable, planned_trace
 from heddle_dask.workloads.recorded import trace_file
 from heddle_dask.workloads.traces import read_traces
 
-# Nothing is clipped: what was recorded is learnt from, whatever the engines take.
+# No context is clipped: recorded trajectories are learnt from, whatever the engines allow.
 _ANY_CONTEXT_TOKENS = 1 << 40
 
 
@@ -33,7 +33,7 @@ def warm_predictor(source: str, options: Mapping[str, Any]) -> LearnedPredictor:
     Raises
     ------
     BadInput
-        It cannot be read, or holds no trajectory to learn from.
+        The source cannot be read, or holds no trajectory to learn from.
     """
     path = trace_file(source)
     if path.is_dir():
@@ -51,12 +51,12 @@ def warm_predictor(source: str, options: Mapping[str, Any]) -> LearnedPredictor:
 
 
 def check_warm(source: str) -> None:
-    """Refuse at once, without learning, what `warm_predictor` could not read.
+    """Refuse at once, without learning, a source that `warm_predictor` could not read.
 
     Raises
     ------
     BadInput
-        There is no such file or store, or it is none that can be read.
+        There is no such file or store, or it cannot be read.
     """
     path = trace_file(source)
     if path.is_dir():
@@ -68,12 +68,12 @@ def check_warm(source: str) -> None:
 
 
 def past_of_trace(path: Path, token_scale: float, tool_scale: float) -> Iterator[PastTrajectory]:
-    """The trajectories of a trace, by name or file, as a session that replays it would have met them.
+    """The trajectories of a trace, by name or file, as a session that replays it would see them.
 
     Raises
     ------
     BadInput
-        It is no trace file.
+        The file is no trace.
     """
     path = trace_file(path)
     for trace in filter(is_replayable, read_traces(path)):

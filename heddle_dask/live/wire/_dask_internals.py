@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from distributed import Client, Future, Scheduler, Worker
-from distributed.protocol import to_serialize
 from distributed.scheduler import TaskState
 
 from heddle_dask.core.priority import Priority
 
-# A resource that no worker has: a task that needs it waits in state "no-worker" until we release it.
+# A resource that no worker has: a task that needs it waits in state "no-worker" until it is released.
 HOLD_RESOURCE = "HEDDLE-HOLD"
+# Dask annotation under which our facts travel with a task: a request on its way in, a placement on its way out.
+ANNOTATION = "heddle"
 
 
 def dask_priority(priority: Priority, order: int) -> tuple[float, float, int]:
@@ -42,14 +43,14 @@ def pin(
 ) -> None:
     """Bind a task that was not dispatched yet to one worker, before its next transition.
 
-    `annotation` travels with the task to the worker, where the task reads it.
+    `annotation` travels with the task to the worker, where `task_annotation` reads it.
     """
     ts.worker_restrictions = {address}
     ts.host_restrictions = None
     ts.loose_restrictions = False
     ts.resource_restrictions = dict(resources)
     ts.priority = priority
-    ts.annotations = {**(ts.annotations or {}), "heddle": dict(annotation)}
+    ts.annotations = {**(ts.annotations or {}), ANNOTATION: dict(annotation)}
 
 
 def release(scheduler: Scheduler, keys: Iterable[Any], stimulus_id: str) -> None:
@@ -63,32 +64,25 @@ def release(scheduler: Scheduler, keys: Iterable[Any], stimulus_id: str) -> None
         scheduler.transitions(held, stimulus_id)  # type: ignore[arg-type]
 
 
-def forgive(ts: TaskState) -> None:
-    """Forget that a worker died with this task: the controller counts losses itself.
+def reset_suspicion(ts: TaskState) -> None:
+    """Set the number of workers that died with this task to 0: the controller counts losses itself.
 
-    Dask blames every task assigned to a dead worker, started or not, and fails them at the fourth death.
+    Dask counts one for every task assigned to a dead worker, started or not, and fails a task at its fourth.
     """
     ts.suspicious = 0
 
 
 def add_handlers(
-    scheduler: Scheduler,
+    server: Scheduler | Worker,
     rpc: Mapping[str, Callable[..., Any]],
     stream: Mapping[str, Callable[..., Any]],
 ) -> None:
-    """Add RPC handlers (request, answer) and stream handlers (no answer) to a running scheduler."""
-    scheduler.handlers.update(rpc)
-    scheduler.stream_handlers.update(stream)
+    """Add RPC handlers (request, answer) and stream handlers (no answer) to a running scheduler or worker.
 
-
-def add_worker_handlers(
-    worker: Worker,
-    rpc: Mapping[str, Callable[..., Any]],
-    stream: Mapping[str, Callable[..., Any]],
-) -> None:
-    """The same for a worker; its stream carries what the scheduler sends with `send_to_worker`."""
-    worker.handlers.update(rpc)
-    worker.stream_handlers.update(stream)
+    The stream of a worker carries what the scheduler sends with `send_to_worker`.
+    """
+    server.handlers.update(rpc)
+    server.stream_handlers.update(stream)
 
 
 def send_to_worker(scheduler: Scheduler, address: str, message: dict[str, Any]) -> None:
@@ -117,7 +111,9 @@ async def settled(future: Future) -> None:
         await state.wait()
 
 
-async def call_worker(client: Client, address: str, handler: str, **arguments: Any) -> Any:
+async def call_worker(
+    caller: Client | Scheduler | Worker, address: str, handler: str, /, **arguments: Any
+) -> Any:
     """Call an RPC handler of a worker and return its answer.
 
     Raises
@@ -125,18 +121,13 @@ async def call_worker(client: Client, address: str, handler: str, **arguments: A
     OSError
         The worker does not answer, or has no such handler.
     """
-    answer = await getattr(client.rpc(address), handler)(**arguments)
+    answer = await getattr(caller.rpc(address), handler)(**arguments)
     if answer is None:
         raise ConnectionError(f"the worker at {address} has no handler {handler}")
     return answer
 
 
-def serialized(value: Any) -> Any:
-    """Wrap a value of any type as a part of an RPC answer; it arrives unwrapped."""
-    return to_serialize(value)
-
-
-async def call_scheduler(client: Client, handler: str, **arguments: Any) -> Any:
+async def call_scheduler(client: Client, handler: str, /, **arguments: Any) -> Any:
     """Call an RPC handler of the scheduler (0.3 ms) and return its answer.
 
     Raises
@@ -155,12 +146,12 @@ async def call_scheduler(client: Client, handler: str, **arguments: Any) -> Any:
 
 
 async def remove_worker_plugin(client: Client, name: str) -> None:
-    """Take a worker plugin from all workers, and wait until each has torn it down; one that dies meanwhile is left out.
+    """Remove a worker plugin from all workers, and wait for their teardowns; a worker that dies meanwhile is left out.
 
-    Dask's own call tells all workers and stops at the first failure: when one of them is dying, the teardown of the
-    others is cancelled, and the scheduler drops the client's connection without an answer.
+    Dask's own call stops at the first failure: when one worker is dying, the teardown of the others is cancelled, and
+    the scheduler drops the client's connection without an answer.
     """
-    await client.run_on_scheduler(_forget_plugin, name)  # those that join from now on do not get it
+    await client.run_on_scheduler(_forget_plugin, name)  # workers that join later do not get it
     await client.run(_remove_plugin, name, on_error="ignore")
 
 
@@ -174,7 +165,7 @@ async def _remove_plugin(name: str, dask_worker: Worker) -> None:
 
 
 def shorten_worker_interval(scheduler: Scheduler, address: str, interval_s: float) -> None:
-    """Let messages to this worker wait at most `interval_s` for company (Dask's default: 5 ms)."""
+    """Let messages to this worker wait at most `interval_s` for others (Dask's default: 5 ms)."""
     stream = scheduler.stream_comms.get(address)
     if stream is not None:
         stream.interval = interval_s
@@ -198,5 +189,5 @@ def task_annotation(worker: Worker, key: Any) -> Mapping[str, Any]:
     """What `pin` attached to the task of this key, read on the worker that runs it."""
     ts = worker.state.tasks.get(key)
     annotations = ts.annotations if ts is not None else None
-    found: Mapping[str, Any] = (annotations or {}).get("heddle", {})
+    found: Mapping[str, Any] = (annotations or {}).get(ANNOTATION, {})
     return found

@@ -1,4 +1,4 @@
-"""What crosses the wire between driver, scheduler and workers.
+"""Steps and actions as Dask tasks: their keys, what a call carries, what comes back, and their annotations.
 
 The scheduler opens every task graph it is given, so a call carries user functions and values only as pickled
 bytes, and token ids only as the delta that the worker does not hold yet.
@@ -9,19 +9,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from heddle_dask.core.ids import StepId
+from heddle_dask.core.ids import ActionId, EngineId, HostId, StepId, TrajectoryId
+from heddle_dask.core.nouns import ActionRequest, StepRequest
+from heddle_dask.engines.contract import VersionSpan
+from heddle_dask.live.wire.codec import WireValue
 
+# Dask requires a tuple: kind of the task, session, trajectory or action, step index, attempt.
 Key = tuple[str, str, str, int, int]
 
-# Messages wait this long for company instead of Dask's 2 to 10 ms: a step is on the critical path.
+# Messages wait this long for others instead of Dask's 2 to 10 ms: a step is on the critical path.
 STREAM_INTERVAL_S = 0.0002
 STEP_PREFIX = "llm"
 ACTION_PREFIX = "tool"
 ENGINE_RESOURCE = "ENGINE"  # on a worker that may host an engine
 SLOT_RESOURCE = "LLM"  # published when its engine answers: one per slot, and for each step ahead
 TOOL_RESOURCE = "TOOL"  # on a worker for actions: one per CPU
-STEP_RESULTS = "heddle_step_results"  # RPC handlers through which workers push results to the driver
-ACTION_RESULTS = "heddle_action_results"
+
+TOKEN_BYTES = 4
+"""Token ids are little-endian int32 on the wire."""
+
+
+# -- keys ------------------------------------------------------------------------------------------
 
 
 def step_key(session: str, step_id: StepId) -> Key:
@@ -32,6 +40,20 @@ def step_key(session: str, step_id: StepId) -> Key:
 def action_key(session: str, action_id: str) -> Key:
     """Dask key of an action."""
     return (ACTION_PREFIX, session, action_id, 0, 0)
+
+
+def is_key_of(session: str, key: Any) -> bool:
+    """Whether a Dask key is that of a step or an action of this session."""
+    return isinstance(key, tuple) and len(key) == 5 and key[1] == session
+
+
+def named_by(key: Key) -> StepId | ActionId:
+    """The step or the action of this key."""
+    kind, _, name, step_index, attempt = key
+    return ActionId(name) if kind == ACTION_PREFIX else StepId(TrajectoryId(name), step_index, attempt)
+
+
+# -- steps -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +95,7 @@ StepStatus = Literal["ok", "aborted", "engine-lost", "context-missing", "refused
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(WireValue):
     """What came of a step. Ids are int32, logprobs float32, both little-endian bytes.
 
     Attributes
@@ -97,7 +119,7 @@ class StepResult:
     finish_reason: str = ""
     cached_tokens: int = 0
     policy_version: int = 0
-    version_spans: tuple[tuple[int, int, int], ...] = ()
+    version_spans: tuple[VersionSpan, ...] = ()
     queue_s: float = float("nan")
     prefill_s: float = float("nan")
     decode_s: float = float("nan")
@@ -107,29 +129,54 @@ class StepResult:
     message: str = ""
 
 
-# The end of an answered step as the controller must hear it: the step, and facts by name.
-StepEnd = tuple[StepId, dict[str, Any]]
+@dataclass(frozen=True, slots=True)
+class StepEnd(WireValue):
+    """The end of a step that an engine answered, as the controller needs it.
+
+    The worker reports it, and the driver repeats it with what the trajectory asks for next (a piggybacked step end):
+    that request may reach the scheduler before the worker's report.
+    """
+
+    step_id: StepId
+    engine_id: EngineId
+    new_tokens: int
+    cached_tokens: int
+    finish_reason: str
+    policy_version: int
+
+    @classmethod
+    def of(cls, call: StepCall, result: StepResult) -> StepEnd:
+        """The end of the step that this result answers."""
+        return cls(
+            step_id=call.step_id,
+            engine_id=EngineId(result.engine_id),
+            new_tokens=len(result.token_ids) // TOKEN_BYTES,
+            cached_tokens=result.cached_tokens,
+            finish_reason=result.finish_reason,
+            policy_version=result.policy_version,
+        )
 
 
-def step_end(call: StepCall, result: StepResult) -> StepEnd:
-    """What the scheduler is told of a step that an engine answered; worker and driver tell the same."""
-    return call.step_id, {
-        "engine_id": result.engine_id,
-        "new_tokens": len(result.token_ids) // 4,
-        "cached_tokens": result.cached_tokens,
-        "finish_reason": result.finish_reason,
-        "policy_version": result.policy_version,
-    }
+# -- actions ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ActionCall:
-    """One action on its way to a tool worker; `payload` is a cloudpickled (function, args, kwargs)."""
+    """One action on its way to a tool worker.
+
+    Attributes
+    ----------
+    payload
+        A cloudpickled (function, args, kwargs).
+    idempotency_key
+        The same for every attempt of one call of the agent; `action_id` differs.
+    """
 
     session: str
     action_id: str
     payload: bytes
     timeout_s: float | None
+    idempotency_key: str
 
     @property
     def body_bytes(self) -> int:
@@ -142,11 +189,14 @@ class ActionCall:
         return action_key(self.session, self.action_id)
 
 
+ActionStatus = Literal["ok", "raised", "timeout", "aborted", "lost"]
+
+
 @dataclass(frozen=True, slots=True)
-class ActionOutcome:
+class ActionOutcome(WireValue):
     """What came of an action: `value` is cloudpickled when `status` is ``"ok"``."""
 
-    status: Literal["ok", "raised", "timeout", "aborted", "lost"]
+    status: ActionStatus
     value: bytes = b""
     message: str = ""
     detail: str = ""
@@ -154,6 +204,48 @@ class ActionOutcome:
     cpus: int = 0
     run_s: float = 0.0
     address: str = ""
+
+
+# -- annotations -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """The driver's annotation of a task: what the controller is asked for.
+
+    Attributes
+    ----------
+    piggybacked_end
+        The end of the trajectory's step before, where the scheduler may not have its report yet.
+    """
+
+    request: StepRequest | ActionRequest
+    piggybacked_end: StepEnd | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlacement(WireValue):
+    """The scheduler's annotation of a step that was placed.
+
+    Attributes
+    ----------
+    priority
+        Larger runs first.
+    source
+        Address of the worker that had the trajectory's context last; None when there is none.
+    """
+
+    engine_id: EngineId
+    priority: float
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ActionPlacement(WireValue):
+    """The scheduler's annotation of an action that was placed: its host, and the CPUs that it may use."""
+
+    host_id: HostId
+    cpus: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
+from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.live.wire.messages import ActionOutcome, StepResult
 
 _STEP_FIELDS = ("status", "engine_id", "finish_reason", "cached_tokens", "policy_version")
@@ -16,7 +17,7 @@ def step_body(step_index: int, context_tokens: int, result: StepResult) -> dict[
     """A step's result for the journal; `context_tokens` is what the engine saw."""
     body: dict[str, Any] = {name: getattr(result, name) for name in (*_STEP_FIELDS, *_STEP_TIMES)}
     body |= {"step_index": step_index, "context_tokens": context_tokens}
-    body["version_spans"] = [list(span) for span in result.version_spans]
+    body["version_spans"] = [[span.policy_version, span.start, span.stop] for span in result.version_spans]
     body["token_ids"] = base64.b64encode(result.token_ids).decode("ascii")
     body["logprobs"] = base64.b64encode(result.logprobs).decode("ascii")
     return body
@@ -26,7 +27,7 @@ def step_from_body(body: Mapping[str, Any]) -> StepResult:
     """Read what `step_body` made."""
     return StepResult(
         **{name: body[name] for name in (*_STEP_FIELDS, *_STEP_TIMES)},
-        version_spans=tuple((v, a, b) for v, a, b in body["version_spans"]),
+        version_spans=tuple(VersionSpan(*span) for span in body["version_spans"]),
         token_ids=base64.b64decode(body["token_ids"]),
         logprobs=base64.b64decode(body["logprobs"]),
     )

@@ -1,8 +1,9 @@
-"""Results straight from worker to driver, before the scheduler has told that they exist.
+"""Pushed results: from the worker to the driver, before the scheduler has told the driver that they exist.
 
 Dask's own way to a result is two messages in a row: the scheduler's notice, then a fetch from the worker that holds it.
-Here the driver keeps one question open at every worker it has heard of; the worker answers with each result the moment
-it exists. Nothing depends on the push: whatever does not arrive is fetched Dask's way after the notice.
+Here the driver keeps one long poll open at every worker that it has had a result from; the worker answers it with each
+result the moment it exists. Nothing depends on the push: a result that does not arrive is fetched Dask's way after the
+notice.
 """
 
 from __future__ import annotations
@@ -10,57 +11,65 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from distributed import Client
 
-from heddle_dask.live.wire import _dask_internals as dask
+from heddle_dask.live.wire.codec import Request
 from heddle_dask.live.wire.messages import Key
+from heddle_dask.live.wire.transport import ask_worker
+from heddle_dask.live.wire.worker_messages import (
+    FetchActionResults,
+    FetchStepResults,
+    PushedAction,
+    PushedStep,
+)
 
-# An open question is answered with nothing after so long, and asked again: a driver that died is forgotten.
+# A poll is answered with nothing after so long, and repeated: the worker forgets a driver that died.
 POLL_S = 30.0
-# Results kept for a driver that has not asked yet; older ones it fetches Dask's way.
+# Results kept for a driver that has not polled yet; it fetches older ones Dask's way.
 KEPT_RESULTS = 256
-# A result that is known to exist and not here by then is fetched. Far more than a push takes under load.
-PATIENCE_S = 0.05
+# A result that exists and has not been pushed by then is fetched. Far more than a push takes under load.
+PUSH_TIMEOUT_S = 0.05
+
+FetchResults = type[FetchStepResults] | type[FetchActionResults]
+Pushed = TypeVar("Pushed", PushedStep, PushedAction)
 
 
-class Outbox:
-    """The worker's end: results of each session, waiting for its driver's question."""
+class Outbox(Generic[Pushed]):
+    """The worker's end: results of each session that wait for the driver's poll."""
 
     def __init__(self) -> None:
-        self._results: dict[str, deque[tuple[Key, Any]]] = {}
-        self._news: dict[str, asyncio.Event] = {}
+        self._results: dict[str, deque[Pushed]] = {}
+        self._arrived: dict[str, asyncio.Event] = {}
 
-    def put(self, session: str, key: Key, result: Any) -> None:
-        """Offer a result; it is sent at once when the driver's question is open."""
+    def put(self, session: str, pushed: Pushed) -> None:
+        """Offer a result; it is sent at once when the driver's poll is open."""
         if session not in self._results:
-            # One session runs at a time: the results of an earlier one are not wanted any more.
+            # One session runs at a time: results of an earlier one are not wanted any more.
             self._results.clear()
             self._results[session] = deque(maxlen=KEPT_RESULTS)
-        self._results[session].append((key, result))
-        if session in self._news:
-            self._news[session].set()
+        self._results[session].append(pushed)
+        if session in self._arrived:
+            self._arrived[session].set()
 
-    async def take(self, session: str) -> Mapping[str, Any]:
-        """RPC of the driver: everything new, as soon as there is something."""
+    async def take(self, session: str) -> tuple[Pushed, ...]:
+        """All new results, as soon as there is one; empty after `POLL_S` seconds without."""
         if not self._results.get(session):
-            news = self._news.setdefault(session, asyncio.Event())
+            arrived = self._arrived.setdefault(session, asyncio.Event())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), POLL_S)
-            self._news.pop(session, None)
-        results = self._results.pop(session, ())
-        return {"results": dask.serialized(list(results))}
+                await asyncio.wait_for(arrived.wait(), POLL_S)
+            self._arrived.pop(session, None)
+        return tuple(self._results.pop(session, ()))
 
 
 class Inbox:
-    """The driver's end: one open question per worker and handler."""
+    """The driver's end: one open poll for each worker and kind of results."""
 
     def __init__(self, client: Client, session: str) -> None:
         self._client = client
         self._session = session
-        self._polls: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._polls: dict[tuple[str, FetchResults], asyncio.Task[None]] = {}
         self._expected: dict[Key, asyncio.Future[Any]] = {}
 
     def expect(self, key: Key) -> None:
@@ -75,30 +84,31 @@ class Inbox:
         """Becomes done with the pushed result of an expected key, if that ever arrives."""
         return self._expected[key]
 
-    def listens(self, handler: str) -> bool:
-        """Whether a question of this kind is open at any worker."""
-        return any(asked == handler for _, asked in self._polls)
+    def listens(self, kind: FetchResults) -> bool:
+        """Whether a poll of this kind is open at any worker."""
+        return any(polled is kind for _, polled in self._polls)
 
-    def listen(self, address: str, handler: str) -> None:
-        """Keep a question open at this worker from now on."""
-        if (address, handler) not in self._polls:
-            self._polls[address, handler] = asyncio.create_task(self._poll(address, handler))
+    def listen(self, address: str, kind: FetchResults) -> None:
+        """Keep a poll open at this worker from now on."""
+        if (address, kind) not in self._polls:
+            self._polls[address, kind] = asyncio.create_task(self._poll(address, kind))
 
-    async def _poll(self, address: str, handler: str) -> None:
+    async def _poll(self, address: str, kind: FetchResults) -> None:
+        request: Request[Any] = kind(self._session)
         try:
             while True:
-                answer = await dask.call_worker(self._client, address, handler, session=self._session)
-                for key, result in answer["results"]:
-                    arrival = self._expected.get(key)
+                answer = await ask_worker(self._client, address, request)
+                for pushed in answer.results:
+                    arrival = self._expected.get(pushed.key(self._session))
                     if arrival is not None and not arrival.done():
-                        arrival.set_result(result)
+                        arrival.set_result(pushed.result)
         except OSError:
-            return  # the worker has left; if it comes back, it is heard of again
+            return  # the worker has left; if it comes back, its next result opens another poll
         finally:
-            del self._polls[address, handler]
+            del self._polls[address, kind]
 
     async def close(self) -> None:
-        """Ask nothing any more."""
+        """End all polls."""
         polls = list(self._polls.values())
         for poll in polls:
             poll.cancel()

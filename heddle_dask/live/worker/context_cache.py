@@ -1,7 +1,7 @@
-"""Contexts that a rollout worker holds, so that a step need only bring its delta.
+"""The context cache of a rollout worker: with a cached context, a step need only bring its delta.
 
-The driver owns the token record; this is a copy that may be dropped at any time. A base is recognised by its
-length and CRC-32, so a copy that has diverged is a miss and never a wrong prompt.
+The driver owns the token record; a cached context is a copy that may be dropped at any time. A base is recognised by
+its length and CRC-32, so a copy that has diverged is a miss and never a wrong prompt.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ class CachedContext:
         """This context followed by the ids in `delta`."""
         ids = np.concatenate([self.token_ids, np.frombuffer(delta, dtype="<i4")])
         return CachedContext(ids, crc_of(delta, self.crc))
+
+    @classmethod
+    def of(cls, data: bytes) -> CachedContext:
+        """The context of these little-endian int32 ids."""
+        return cls(EMPTY, 0).extended(data)
 
     def is_base(self, tokens: int, crc: int) -> bool:
         """Whether this is the context of that length and checksum."""

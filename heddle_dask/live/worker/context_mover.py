@@ -1,13 +1,13 @@
-"""The worker's part of a move: brings a trajectory's context and KV cache from another worker to its own engine.
+"""Contexts between rollout workers: fetched by a step that runs elsewhere now, or moved with their KV cache.
 
-Asked by the scheduler plugin of the *target*; every end, good or bad, is reported, once.
+The scheduler plugin orders a move from the target's worker, which reports its end once, whether it succeeded or failed.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from distributed import Worker
 
@@ -18,11 +18,22 @@ from heddle_dask.engines.contract import (
     KvHandle,
     KvTransferFailed,
 )
-from heddle_dask.live.worker.context_cache import EMPTY, CachedContext, ContextCache
+from heddle_dask.live.wire.codec import Message
+from heddle_dask.live.wire.messages import StepCall
+from heddle_dask.live.wire.transport import ask_worker
+from heddle_dask.live.wire.worker_messages import (
+    ContextTokens,
+    ExportContext,
+    ExportedContext,
+    MoveContextOrder,
+    MoveEndedReport,
+    TakeContext,
+)
+from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
 
 
-class Lodging(Protocol):
-    """What the mover needs of the rollout worker."""
+class EngineOwner(Protocol):
+    """What a context mover needs of the rollout worker."""
 
     worker: Worker | None
     engine_id: str
@@ -33,81 +44,107 @@ class Lodging(Protocol):
 
 
 class ContextMover:
-    """Imports to and exports from the engine of one rollout worker."""
+    """Brings contexts to one rollout worker, and hands them to others."""
 
-    def __init__(
-        self, lodging: Lodging, contexts: ContextCache, tell: Callable[[dict[str, Any]], None]
-    ) -> None:
-        self._lodging = lodging
+    def __init__(self, owner: EngineOwner, contexts: ContextCache, report: Callable[[Message], None]) -> None:
+        self._owner = owner
         self._contexts = contexts
-        self._tell = tell
+        self._report = report
 
-    async def export(self, session: str, trajectory: str, transfer: bool) -> dict[str, Any]:
-        """RPC of the target's worker: the ids held here, and a handle for their KV when it is to be transferred.
+    # -- at the source -----------------------------------------------------------------------------
 
-        The context stays here until the scheduler says that the move has ended well.
+    async def take(self, request: TakeContext) -> ContextTokens:
+        """Hand over a context; this worker does not hold it any more."""
+        context = self._contexts.get(request.session, request.trajectory_id)
+        self._contexts.drop(request.session, request.trajectory_id)
+        return ContextTokens(None if context is None else context.token_ids.tobytes())
+
+    async def export(self, request: ExportContext) -> ExportedContext:
+        """The ids of a context, and a handle for its KV cache when that is to be transferred.
+
+        The context stays here until the scheduler orders this worker to drop it.
         """
-        context = self._contexts.get(session, trajectory)
+        context = self._contexts.get(request.session, request.trajectory_id)
         if context is None:
-            return {"cause": "its context is not on the source any more"}
-        answer: dict[str, Any] = {"ids": context.token_ids.tobytes()}
-        client = self._lodging.client
-        if transfer:
-            if client is None:
-                return {"cause": "the source engine is gone"}
-            try:
-                name = f"export-{session}-{trajectory}-{len(context.token_ids)}"
-                handle = await client.export_kv(name, context.token_ids.tolist())
-            except (KvTransferFailed, EngineRefused, EngineUnreachable) as error:
-                return {"cause": f"export failed: {error}"}
-            answer["handle"] = handle.to_mapping()
-        return answer
+            return ExportedContext(cause="its context is not on the source any more")
+        token_ids = context.token_ids.tobytes()
+        if not request.transfer:
+            return ExportedContext(token_ids)
+        client = self._owner.client
+        if client is None:
+            return ExportedContext(cause="the source engine is gone")
+        try:
+            name = f"export-{request.session}-{request.trajectory_id}-{len(context.token_ids)}"
+            handle = await client.export_kv(name, context.token_ids.tolist())
+        except (KvTransferFailed, EngineRefused, EngineUnreachable) as error:
+            return ExportedContext(cause=f"export failed: {error}")
+        return ExportedContext(token_ids, handle.to_mapping())
 
-    async def move(
-        self, session: str, trajectory: str, source: str, source_engine_id: str, engine_id: str, kind: str
-    ) -> None:
+    # -- at the target -----------------------------------------------------------------------------
+
+    async def context_for(self, call: StepCall, source: str | None) -> CachedContext | None:
+        """The whole context of a step: its delta alone, or after a base held here or at the worker before."""
+        if call.base_tokens == 0:
+            return CachedContext.of(call.delta)
+        base = self._contexts.get(call.session, call.step_id.trajectory_id)
+        if base is None or not base.is_base(call.base_tokens, call.base_crc):
+            base = await self._fetch(call, source)
+        return None if base is None else base.extended(call.delta)
+
+    async def _fetch(self, call: StepCall, source: str | None) -> CachedContext | None:
+        worker = self._owner.worker
+        if worker is None or source is None or source == worker.address:
+            return None
+        try:
+            answer = await ask_worker(worker, source, TakeContext(call.session, call.step_id.trajectory_id))
+        except (OSError, AttributeError):
+            return None  # that worker has left; the driver sends the whole context
+        if answer.token_ids is None:
+            return None
+        base = CachedContext.of(answer.token_ids)
+        return base if base.is_base(call.base_tokens, call.base_crc) else None
+
+    async def move(self, order: MoveContextOrder) -> None:
         """Bring the context here and report."""
         began_s = time.perf_counter()
-        tokens, cause = await self._move(session, trajectory, source, engine_id, kind)
-        self._tell(
-            {
-                "op": "heddle-move-ended",
-                "session": session,
-                "trajectory": trajectory,
-                "engine_id": engine_id,
-                "source_engine_id": source_engine_id,
-                "ok": not cause,
-                "kind": kind,
-                "seconds": time.perf_counter() - began_s,
-                "tokens": tokens,
-                "cause": cause,
-            }
+        tokens, cause = await self._move(order)
+        self._report(
+            MoveEndedReport(
+                session=order.session,
+                trajectory_id=order.trajectory_id,
+                source_engine_id=order.source_engine_id,
+                target_engine_id=order.target_engine_id,
+                ok=not cause,
+                kind=order.kind,
+                seconds=time.perf_counter() - began_s,
+                tokens=tokens,
+                cause=cause,
+            )
         )
 
-    async def _move(
-        self, session: str, trajectory: str, source: str, engine_id: str, kind: str
-    ) -> tuple[int, str]:
+    async def _move(self, order: MoveContextOrder) -> tuple[int, str]:
         """Tokens brought, and why it failed."""
-        client, worker = self._lodging.client, self._lodging.worker
-        if client is None or worker is None or engine_id != self._lodging.engine_id:
+        client, worker = self._owner.client, self._owner.worker
+        if client is None or worker is None or order.target_engine_id != self._owner.engine_id:
             return 0, "the target engine is gone"
+        transfer = order.kind == "transfer"
         try:
-            answer = await worker.rpc(source).heddle_export(
-                session=session, trajectory=trajectory, transfer=kind == "transfer"
+            exported = await ask_worker(
+                worker, order.source, ExportContext(order.session, order.trajectory_id, transfer)
             )
         except (OSError, AttributeError) as error:
             return 0, f"the source worker is gone: {error}"
-        if not answer or "ids" not in answer:
-            return 0, (answer or {}).get("cause", "the source worker has no such handler")
-        context = CachedContext(EMPTY, 0).extended(bytes(answer["ids"]))
+        if exported.cause:
+            return 0, exported.cause
+        context = CachedContext.of(exported.token_ids)
         ids = context.token_ids.tolist()
-        name = f"import-{session}-{trajectory}-{len(ids)}"
+        name = f"import-{order.session}-{order.trajectory_id}-{len(ids)}"
         try:
-            if kind == "transfer":
-                await client.import_kv(name, ids, KvHandle.from_mapping(answer["handle"]))
+            if exported.handle is not None:
+                await client.import_kv(name, ids, KvHandle.from_mapping(exported.handle))
             else:
                 await client.warm(ids, name)
         except (KvTransferFailed, EngineRefused, EngineUnreachable) as error:
             return 0, str(error)
-        self._contexts.put(session, trajectory, context)
+        self._contexts.put(order.session, order.trajectory_id, context)
         return len(ids), ""

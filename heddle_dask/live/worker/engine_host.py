@@ -1,6 +1,6 @@
 """Keeps one engine process alive beside a Dask worker: start, watch, restart with back-off, stop.
 
-Knows nothing of Dask: what happens is told through three callbacks, in order, on the event loop.
+Knows nothing of Dask: it calls three callbacks, in order, on the event loop.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from heddle_dask.engines.spec import EngineSpec
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """How patient the host is.
+    """Time limits of the host.
 
     Attributes
     ----------
     start_timeout_s
         Longest wait for the first healthy answer.
     health_interval_s, health_misses
-        An engine that misses so many health checks in a row is killed and started anew.
+        An engine that misses this many health checks in a row is killed and started again.
     backoff_s, max_backoff_s
         Pause before a restart: doubles with each failure in a row, up to the maximum.
     """
@@ -51,8 +51,8 @@ class EngineHost:
     on_lost
         Called with a reason when an incarnation that was ready is gone.
     records
-        Directory that all owners on this machine share; left-over engines of dead owners are found there.
-    on_trouble
+        Directory that all owners on this machine share, to find the engines that a dead owner has left.
+    on_start_failed
         Called with one line when a start failed; the host tries again after its back-off.
 
     Attributes
@@ -68,7 +68,7 @@ class EngineHost:
         *,
         on_ready: Callable[[EngineClient, EngineInfo], None],
         on_lost: Callable[[str], None],
-        on_trouble: Callable[[str], None],
+        on_start_failed: Callable[[str], None],
         records: Path,
         watch: Watch | None = None,
     ) -> None:
@@ -77,7 +77,7 @@ class EngineHost:
         self._directory = directory
         self._on_ready = on_ready
         self._on_lost = on_lost
-        self._on_trouble = on_trouble
+        self._on_start_failed = on_start_failed
         self._records = records
         self._task: asyncio.Task[None] | None = None
         self._process: EngineProcess | None = None
@@ -111,7 +111,7 @@ class EngineHost:
                 self._process = EngineProcess(self.spec, directory, records=self._records)
                 was_ready = await self._live_once(self._process)
             except BadInput as error:
-                self._on_trouble(str(error))
+                self._on_start_failed(str(error))
             finally:
                 if self._process is not None:
                     await asyncio.shield(self._process.stop())
@@ -125,7 +125,7 @@ class EngineHost:
         try:
             url = await process.start(self.watch.start_timeout_s)
         except EngineStartError as error:
-            self._on_trouble(str(error))
+            self._on_start_failed(str(error))
             return False
         self.start_s = time.monotonic() - began_s
         client = EngineClient(url, engine_kind(self.spec.kind).dialect)

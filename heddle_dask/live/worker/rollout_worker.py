@@ -1,11 +1,11 @@
 """The rollout worker: a Dask worker that hosts one engine and runs LLM steps on it.
 
 The plugin takes effect on workers that carry the resource ``ENGINE``. It starts the engine in the background,
-publishes ``LLM = slots`` when the engine answers, and withdraws it when the engine is gone; a step that finds
-no engine ends as data (``"engine-lost"``) and is asked for again by the driver.
+publishes ``LLM = slots`` when the engine answers, and withdraws it when the worker ends the engine; a step that finds
+no engine ends as data (``"engine-lost"``), and the driver asks for it again.
 
-A plugin that waits for orders starts nothing by itself: the scheduler says which engine this worker hosts, if any, and
-may say another one between rollouts (`live.seating`).
+A plugin that waits for orders starts no engine by itself: the scheduler decides which engine this worker hosts, if any,
+and may replace it between rollouts (`live.scheduler.deployment`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import numpy as np
 from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
+from heddle_dask.core.ids import EngineId
+from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.contract import (
@@ -38,27 +40,50 @@ from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.priority import engine_priority
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.wire import _dask_internals as dask
+from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.messages import (
     ENGINE_RESOURCE,
     SLOT_RESOURCE,
-    STEP_RESULTS,
     STREAM_INTERVAL_S,
+    Key,
     StepCall,
+    StepEnd,
+    StepPlacement,
     StepResult,
-    step_end,
+    StepStatus,
+    step_key,
 )
 from heddle_dask.live.wire.result_push import Outbox
-from heddle_dask.live.worker.context_cache import EMPTY, CachedContext, ContextCache
+from heddle_dask.live.wire.transport import Done, Handlers, send
+from heddle_dask.live.wire.worker_messages import (
+    AbortStepOrder,
+    DropContextOrder,
+    EngineLostReport,
+    EngineReadyReport,
+    EngineStartFailedReport,
+    EngineWorkerReport,
+    ExportContext,
+    FetchStepResults,
+    HostEngine,
+    MoveContextOrder,
+    PushedStep,
+    StepEndedReport,
+    StepFailedReport,
+    StepResults,
+    StepStartedReport,
+    TakeContext,
+)
+from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
 from heddle_dask.live.worker.context_mover import ContextMover
 from heddle_dask.live.worker.engine_host import EngineHost, Watch
 
 PLUGIN_NAME = "heddle-rollout-worker"
-# That a step holds a slot is told this much later: the request to the engine goes first.
-TELL_STARTED_AFTER_S = 0.005
+# A step's start is reported this much later: the request to the engine goes first.
+REPORT_START_AFTER_S = 0.005
 
 
 def visible_gpus(spec: EngineSpec, environ: Mapping[str, str]) -> Sequence[str]:
-    """The GPUs that this process sees, by name; none where it does not say, or where the engine uses none."""
+    """The GPUs that this process sees, by name; none where it does not name them, or where the engine uses none."""
     if not engine_kind(spec.kind).uses_gpus():
         return []
     return [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
@@ -81,7 +106,7 @@ class RolloutWorker(WorkerPlugin):
     Parameters
     ----------
     waits
-        True: no engine is started before the scheduler orders one; `spec` then says of which kind they will be.
+        True: no engine is started before the scheduler orders one; `spec` then names the kind of those engines.
     """
 
     name = PLUGIN_NAME
@@ -91,7 +116,7 @@ class RolloutWorker(WorkerPlugin):
         self.watch = watch
         self.waits = waits
         self.worker: Worker | None = None
-        self._reports: dict[Any, dict[str, Any]] = {}
+        self._reports: dict[Key, StepEndedReport | StepFailedReport] = {}
         self._client: EngineClient | None = None
 
     async def setup(self, worker: Worker) -> None:
@@ -107,27 +132,21 @@ class RolloutWorker(WorkerPlugin):
         self._torn_down = False
         self._changing = asyncio.Lock()
         self._contexts = ContextCache()
-        self._outbox = Outbox()
-        self._mover = ContextMover(self, self._contexts, self._tell)
-        self._running: dict[Any, str] = {}
-        self._aborted: set[Any] = set()
-        dask.add_worker_handlers(
-            worker,
-            rpc={
-                "heddle_context": self.serve_context,
-                "heddle_export": self._mover.export,
-                "heddle_seat": self.take_seat,
-                STEP_RESULTS: self._outbox.take,
-            },
-            stream={
-                "heddle-abort": self.on_abort,
-                "heddle-forget": self.on_forget,
-                "heddle-move": self.on_move,
-            },
-        )
+        self._outbox: Outbox[PushedStep] = Outbox()
+        self._mover = ContextMover(self, self._contexts, self._send)
+        self._running: dict[Key, str] = {}
+        handlers = Handlers()
+        handlers.answer(TakeContext, self._mover.take)
+        handlers.answer(ExportContext, self._mover.export)
+        handlers.answer(HostEngine, self.host_engine)
+        handlers.answer(FetchStepResults, self.step_results)
+        handlers.take(AbortStepOrder, self.abort_step)
+        handlers.take(DropContextOrder, self.drop_context)
+        handlers.take(MoveContextOrder, self.move_context)
+        handlers.add_to(worker)
         dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
         if self.waits:
-            self._tell(self._introduction())
+            self._send(self._description())
         else:
             self._start_engine(self.spec)
 
@@ -150,16 +169,15 @@ class RolloutWorker(WorkerPlugin):
 
     # -- the engine's life -------------------------------------------------------------------------
 
-    def _introduction(self) -> dict[str, Any]:
-        """What the scheduler must know to order an engine here."""
+    def _description(self) -> EngineWorkerReport:
+        """What the scheduler needs to order an engine here."""
         assert self.worker is not None
-        return {
-            "op": "heddle-seat",
-            "name": str(self.worker.name),
-            "node": socket.gethostname(),
-            "units": max(1, int(self.worker.state.total_resources[ENGINE_RESOURCE])),
-            "gpus": visible_gpus(self.spec, os.environ),
-        }
+        return EngineWorkerReport(
+            name=str(self.worker.name),
+            node=socket.gethostname(),
+            units=max(1, int(self.worker.state.total_resources[ENGINE_RESOURCE])),
+            gpus=tuple(visible_gpus(self.spec, os.environ)),
+        )
 
     def _start_engine(self, spec: EngineSpec) -> None:
         assert self.worker is not None
@@ -170,22 +188,22 @@ class RolloutWorker(WorkerPlugin):
             Path(self.worker.local_directory) / "heddle" / f"host-{self._hosts}",
             on_ready=self._on_ready,
             on_lost=self._on_lost,
-            on_trouble=self._on_trouble,
+            on_start_failed=self._on_start_failed,
             records=Path(tempfile.gettempdir()) / f"heddle-engines-{os.getuid()}",
             watch=self.watch,
         )
         self._host.start()
 
-    async def take_seat(self, spec: Mapping[str, Any] | None) -> bool:
-        """RPC of the scheduler: end the engine; then start the one that is described, if any."""
+    async def host_engine(self, request: HostEngine) -> Done:
+        """End the engine; then start the one that the scheduler asks for, if any."""
         async with self._changing:
-            await self._vacate()
-            if spec is not None and not self._torn_down:
-                self._start_engine(EngineSpec.from_mapping(spec))
-        return True
+            await self._end_engine()
+            if request.spec is not None and not self._torn_down:
+                self._start_engine(EngineSpec.from_mapping(request.spec))
+        return Done()
 
-    async def _vacate(self) -> None:
-        """End the engine, if there is one. The scheduler, which asked for it, knows that it is gone."""
+    async def _end_engine(self) -> None:
+        """End the engine, if there is one. No report: the scheduler asked for it."""
         if self._host is None:
             return
         assert self.worker is not None
@@ -207,32 +225,30 @@ class RolloutWorker(WorkerPlugin):
         engine_id = self.engine_id
         await self.worker.set_resources(**{SLOT_RESOURCE: self.spec.slots + self.spec.steps_ahead})
         if engine_id == self.engine_id:
-            facts = [
-                engine_id,
-                self.spec.slots,
-                info.max_model_len,
-                self.spec.tp_degree,
-                info.kv_capacity_tokens,
-                0,
-                self.spec.kv_transfer,
-                engine_kind(self.spec.kind).kv_bytes_per_token(self.spec),
-            ]
-            model = [self.spec.kind, self.spec.model]
+            engine = EngineDescription(
+                engine_id=EngineId(engine_id),
+                slots=self.spec.slots,
+                max_context_tokens=info.max_model_len,
+                tp_degree=self.spec.tp_degree,
+                kv_capacity_tokens=info.kv_capacity_tokens,
+                kv_transfer=self.spec.kv_transfer,
+                kv_bytes_per_token=engine_kind(self.spec.kind).kv_bytes_per_token(self.spec),
+            )
             start_s = 0.0 if self._host is None else self._host.start_s
-            self._tell({"op": "heddle-engine-ready", "engine": facts, "model": model, "start_s": start_s})
+            self._send(EngineReadyReport(engine, self.spec.kind, self.spec.model, start_s))
 
     def _on_lost(self, reason: str) -> None:
         # The slots stay published: steps that are queued here must start, find no engine and end as data.
-        self._tell({"op": "heddle-engine-lost", "engine_id": self.engine_id, "reason": reason})
+        self._send(EngineLostReport(EngineId(self.engine_id), reason))
         self.engine_id = ""
         self._client = None
 
-    def _on_trouble(self, message: str) -> None:
-        self._tell({"op": "heddle-engine-trouble", "message": message})
+    def _on_start_failed(self, reason: str) -> None:
+        self._send(EngineStartFailedReport(reason))
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send(self, message: Message) -> None:
         assert self.worker is not None
-        dask.send_from_worker(self.worker, message)
+        send(self.worker, message)
 
     def _background(self, coroutine: Any) -> None:
         assert self.worker is not None
@@ -244,54 +260,34 @@ class RolloutWorker(WorkerPlugin):
         """Generate one step; every way it can end is a `StepResult`."""
         started_s = time.perf_counter()
         assert self.worker is not None
-        placed = dask.task_annotation(self.worker, call.key)
-        engine_id, client = self.engine_id, self._client
-        there = placed.get("engine", engine_id)
-        if client is None or engine_id != placed.get("engine"):
-            return self._failed(call, there, "engine-lost", "the engine is gone")
-        context = await self._context(call, placed.get("source"))
+        placement = StepPlacement.from_wire(dask.task_annotation(self.worker, call.key))
+        engine_id, client = placement.engine_id, self._client
+        if client is None or engine_id != self.engine_id:
+            return self._failed(call, engine_id, "engine-lost", "the engine is gone")
+        context = await self._mover.context_for(call, placement.source)
         if context is None:
-            return self._failed(call, there, "context-missing", "")
-        self.worker.loop.call_later(TELL_STARTED_AFTER_S, self._tell_started, call, there)
+            return self._failed(call, engine_id, "context-missing", "")
+        self.worker.loop.call_later(REPORT_START_AFTER_S, self._report_started, call, engine_id)
         try:
-            result = await self._generate(client, call, context, float(placed.get("priority", 0.0)))
+            result = await self._generate(client, call, context, placement.priority)
         except EngineUnreachable as error:
-            return self._failed(call, there, "engine-lost", str(error))
+            return self._failed(call, engine_id, "engine-lost", str(error))
         except EngineRefused as error:
-            return self._failed(call, there, "refused", str(error))
+            return self._failed(call, engine_id, "refused", str(error))
         answer = self._answer(call, context, result, engine_id, time.perf_counter() - started_s)
-        _, facts = step_end(call, answer)
-        return self._end(call, facts, answer)
-
-    def _end(self, call: StepCall, facts: Mapping[str, Any], answer: StepResult) -> StepResult:
-        self._reports[call.key] = {
-            "op": "heddle-step-ended",
-            "session": call.session,
-            "step_id": list(call.step_id),
-            **facts,
-        }
-        # What the controller must act on first, a failure, reaches the driver by way of the scheduler.
-        if answer.status in ("ok", "aborted"):
-            self._outbox.put(call.session, call.key, answer)
+        self._reports[call.key] = StepEndedReport(call.session, StepEnd.of(call, answer))
+        self._outbox.put(call.session, PushedStep(call.step_id, answer))
         return answer
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         """Report a step that has ended in the same message as Dask's own report, and before it."""
         report = self._reports.pop(key, None)
         if report is not None:
-            self._tell(report)
+            self._send(report)
 
-    def _tell_started(self, call: StepCall, engine_id: str) -> None:
+    def _report_started(self, call: StepCall, engine_id: EngineId) -> None:
         if call.key in self._running:
-            step_id = list(call.step_id)
-            self._tell(
-                {
-                    "op": "heddle-step-started",
-                    "session": call.session,
-                    "step_id": step_id,
-                    "engine_id": engine_id,
-                }
-            )
+            self._send(StepStartedReport(call.session, call.step_id, engine_id))
 
     async def _generate(
         self, client: EngineClient, call: StepCall, context: CachedContext, priority: float
@@ -317,7 +313,12 @@ class RolloutWorker(WorkerPlugin):
             del self._running[call.key]
 
     def _answer(
-        self, call: StepCall, context: CachedContext, result: GenerateResult, engine_id: str, run_s: float
+        self,
+        call: StepCall,
+        context: CachedContext,
+        result: GenerateResult,
+        engine_id: EngineId,
+        run_s: float,
     ) -> StepResult:
         assert self.worker is not None
         ids = np.asarray(result.token_ids, dtype="<i4").tobytes()
@@ -330,7 +331,7 @@ class RolloutWorker(WorkerPlugin):
             finish_reason=result.finish_reason,
             cached_tokens=result.cached_tokens,
             policy_version=result.policy_version,
-            version_spans=tuple((s.policy_version, s.start, s.stop) for s in result.version_spans),
+            version_spans=tuple(result.version_spans),
             queue_s=result.queue_s,
             prefill_s=result.prefill_s,
             decode_s=result.decode_s,
@@ -339,50 +340,25 @@ class RolloutWorker(WorkerPlugin):
             address=self.worker.address,
         )
 
-    def _failed(self, call: StepCall, engine_id: str, status: Any, message: str) -> StepResult:
+    def _failed(self, call: StepCall, engine_id: EngineId, status: StepStatus, message: str) -> StepResult:
+        """A result without tokens. It is not pushed: the controller must act on it before the driver asks again."""
         assert self.worker is not None
-        answer = StepResult(status=status, engine_id=engine_id, message=message, address=self.worker.address)
-        return self._end(call, {"engine_id": engine_id, "cause": status}, answer)
+        self._reports[call.key] = StepFailedReport(call.session, call.step_id, engine_id, status)
+        return StepResult(status=status, engine_id=engine_id, message=message, address=self.worker.address)
 
-    # -- contexts ----------------------------------------------------------------------------------
+    async def step_results(self, request: FetchStepResults) -> StepResults:
+        """Long poll of the driver."""
+        return StepResults(await self._outbox.take(request.session))
 
-    async def _context(self, call: StepCall, source: str | None) -> CachedContext | None:
-        """The whole context: delta alone, base held here, or base fetched from the worker before."""
-        if call.base_tokens == 0:
-            return CachedContext(EMPTY, 0).extended(call.delta)
-        base = self._contexts.get(call.session, call.step_id.trajectory_id)
-        if base is None or not base.is_base(call.base_tokens, call.base_crc):
-            base = await self._fetch(call, source)
-        return None if base is None else base.extended(call.delta)
+    # -- orders of the scheduler -------------------------------------------------------------------
 
-    async def _fetch(self, call: StepCall, source: str | None) -> CachedContext | None:
-        assert self.worker is not None
-        if source is None or source == self.worker.address:
-            return None
-        try:
-            data = await self.worker.rpc(source).heddle_context(
-                session=call.session, trajectory=call.step_id.trajectory_id
-            )
-        except (OSError, AttributeError):
-            return None  # that worker has left; the driver sends the whole context
-        if not data:
-            return None
-        base = CachedContext(EMPTY, 0).extended(bytes(data))
-        return base if base.is_base(call.base_tokens, call.base_crc) else None
-
-    async def serve_context(self, session: str, trajectory: str) -> bytes:
-        """RPC of other rollout workers: the ids held for a trajectory that moves there."""
-        context = self._contexts.get(session, trajectory)
-        self._contexts.drop(session, trajectory)
-        return b"" if context is None else context.token_ids.tobytes()
-
-    def on_abort(self, key: list[Any]) -> None:
+    def abort_step(self, sender: str, order: AbortStepOrder) -> None:
         """Stop the running request of a step; its call returns with the tokens so far.
 
         In the background: Dask handles no other message of the scheduler before this one is done, and closes the
         worker when it raises.
         """
-        request_id = self._running.get(tuple(key))
+        request_id = self._running.get(step_key(order.session, order.step_id))
         if request_id is not None and self._client is not None:
             self._background(self._abort(self._client, request_id))
 
@@ -391,10 +367,10 @@ class RolloutWorker(WorkerPlugin):
         with contextlib.suppress(EngineUnreachable):
             await client.abort([request_id])
 
-    def on_move(self, **move: Any) -> None:
-        """Bring a trajectory's context here, in the background as `on_abort` does."""
-        self._background(self._mover.move(**move))
+    def move_context(self, sender: str, order: MoveContextOrder) -> None:
+        """Bring a trajectory's context here, in the background as `abort_step` does."""
+        self._background(self._mover.move(order))
 
-    def on_forget(self, session: str, trajectory: str) -> None:
-        """Drop the context of a trajectory, as the controller says."""
-        self._contexts.drop(session, trajectory)
+    def drop_context(self, sender: str, order: DropContextOrder) -> None:
+        """Drop the context of a trajectory."""
+        self._contexts.drop(order.session, order.trajectory_id)

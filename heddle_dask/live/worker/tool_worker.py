@@ -1,7 +1,7 @@
 """The tool worker: a Dask worker that runs actions, many at a time, on its event loop.
 
 The plugin takes effect on workers that carry the resource ``TOOL`` (one unit per CPU). The controller grants
-CPUs and a host before an action is dispatched, so nothing waits here.
+CPUs and a host before an action is dispatched, so no action waits here.
 """
 
 from __future__ import annotations
@@ -19,21 +19,36 @@ import cloudpickle
 from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
+from heddle_dask.core.ids import ActionId, HostId
+from heddle_dask.core.nouns import HostDescription
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.messages import (
-    ACTION_RESULTS,
     STREAM_INTERVAL_S,
     TOOL_RESOURCE,
     ActionCall,
     ActionOutcome,
+    ActionPlacement,
+    ActionStatus,
+    Key,
+    action_key,
 )
 from heddle_dask.live.wire.result_push import Outbox
+from heddle_dask.live.wire.transport import Handlers, send
+from heddle_dask.live.wire.worker_messages import (
+    AbortActionOrder,
+    ActionEndedReport,
+    ActionResults,
+    FetchActionResults,
+    HostLostReport,
+    HostReadyReport,
+    PushedAction,
+)
 
 PLUGIN_NAME = "heddle-tool-worker"
-# Plain functions get a thread each; more than this many at once wait for one another.
+# Plain functions get a thread each; this many run at once, the others wait.
 MAX_THREADS = 64
-# Ended actions that are remembered: an order to abort one may be on its way.
+# Ended actions that are remembered: an order to abort one of them may be on its way.
 ENDED_KEPT = 10_000
 
 
@@ -53,8 +68,8 @@ class ToolWorker(WorkerPlugin):
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
-        self._reports: dict[Any, dict[str, Any]] = {}
-        self._ended: dict[Any, None] = {}
+        self._reports: dict[Key, ActionEndedReport] = {}
+        self._ended: dict[Key, None] = {}
 
     def setup(self, worker: Worker) -> None:
         """Announce the host to the scheduler plugin."""
@@ -63,27 +78,28 @@ class ToolWorker(WorkerPlugin):
             return
         self.worker = worker
         collect_seldom()
-        self.host_id = f"{worker.name}/{os.getpid()}"
+        self.host_id = HostId(f"{worker.name}/{os.getpid()}")
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="heddle-action")
-        self._running: dict[Any, asyncio.Task[Any]] = {}
-        self._outbox = Outbox()
-        dask.add_worker_handlers(
-            worker, rpc={ACTION_RESULTS: self._outbox.take}, stream={"heddle-abort": self.on_abort}
-        )
+        self._running: dict[Key, asyncio.Task[Any]] = {}
+        self._outbox: Outbox[PushedAction] = Outbox()
+        handlers = Handlers()
+        handlers.answer(FetchActionResults, self.action_results)
+        handlers.take(AbortActionOrder, self.abort_action)
+        handlers.add_to(worker)
         dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
-        dask.send_from_worker(worker, {"op": "heddle-host-ready", "host": [self.host_id, cpus]})
+        send(worker, HostReadyReport(HostDescription(self.host_id, cpus)))
 
     def teardown(self, worker: Worker) -> None:
-        """Let running threads end by themselves; nothing waits for them."""
+        """Report the loss of the host; running threads end by themselves."""
         if self.worker is not None:
-            dask.send_from_worker(worker, {"op": "heddle-host-lost", "host_id": self.host_id})
+            send(worker, HostLostReport(self.host_id))
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def run_action(self, call: ActionCall) -> ActionOutcome:
-        """Run the function; whatever it does is an `ActionOutcome`."""
+        """Run the function; whatever it does ends in an `ActionOutcome`."""
         assert self.worker is not None
-        granted = dask.task_annotation(self.worker, call.key)
-        cpus = int(granted.get("cpus", 1))
+        placement = ActionPlacement.from_wire(dask.task_annotation(self.worker, call.key))
+        cpus = placement.cpus
         started_s = time.perf_counter()
         task = asyncio.ensure_future(self._call(call, cpus))
         self._running[call.key] = task
@@ -95,18 +111,14 @@ class ToolWorker(WorkerPlugin):
         run_s = time.perf_counter() - started_s
         address = self.worker.address
         outcome = ActionOutcome(status, value, message, detail, self.host_id, cpus, run_s, address)
-        self._reports[call.key] = {
-            "op": "heddle-action-ended",
-            "session": call.session,
-            "action_id": call.action_id,
-            "host_id": granted.get("host", self.host_id),
-            "run_s": run_s,
-            "ok": status == "ok",
-        }
-        self._outbox.put(call.session, call.key, outcome)
+        action_id = ActionId(call.action_id)
+        self._reports[call.key] = ActionEndedReport(
+            call.session, action_id, placement.host_id, run_s, ok=status == "ok"
+        )
+        self._outbox.put(call.session, PushedAction(action_id, outcome))
         return outcome
 
-    def _note_ended(self, key: Any) -> None:
+    def _note_ended(self, key: Key) -> None:
         self._ended[key] = None
         if len(self._ended) > ENDED_KEPT:
             del self._ended[next(iter(self._ended))]
@@ -115,11 +127,15 @@ class ToolWorker(WorkerPlugin):
         """Report an action that has ended in the same message as Dask's own report, and before it."""
         report = self._reports.pop(key, None)
         if report is not None and self.worker is not None:
-            dask.send_from_worker(self.worker, report)
+            send(self.worker, report)
+
+    async def action_results(self, request: FetchActionResults) -> ActionResults:
+        """Long poll of the driver."""
+        return ActionResults(await self._outbox.take(request.session))
 
     async def _outcome(
         self, task: asyncio.Task[bytes], timeout_s: float | None
-    ) -> tuple[Any, bytes, str, str]:
+    ) -> tuple[ActionStatus, bytes, str, str]:
         try:
             return "ok", await asyncio.wait_for(task, timeout_s), "", ""
         except TimeoutError as error:
@@ -139,7 +155,7 @@ class ToolWorker(WorkerPlugin):
         if "cpus" in accepted:
             kwargs["cpus"] = cpus
         if "idempotency_key" in accepted:
-            kwargs["idempotency_key"] = f"{call.session}/{call.action_id}"
+            kwargs["idempotency_key"] = call.idempotency_key
         if inspect.iscoroutinefunction(function):
             value = await function(*args, **kwargs)
         else:
@@ -150,20 +166,21 @@ class ToolWorker(WorkerPlugin):
         pickled: bytes = cloudpickle.dumps(value)
         return pickled
 
-    def on_abort(self, key: list[Any]) -> None:
+    def abort_action(self, sender: str, order: AbortActionOrder) -> None:
         """Cancel a running action; a sandbox kills its whole tree then.
 
-        One that never came here was called off before it could start: nobody else tells the controller that its CPUs
-        are free.
+        An action that has not come here yet was cancelled before it could start. No task will report its end, so the
+        worker tells the controller that its CPUs are free.
         """
-        task = self._running.get(tuple(key))
+        key = action_key(order.session, order.action_id)
+        task = self._running.get(key)
         if task is not None:
             task.cancel()
-        elif self.worker is not None and tuple(key) not in self._ended:
-            _, session, action_id, *_ = key
-            report = {"op": "heddle-action-ended", "session": session, "action_id": action_id}
-            never = {"host_id": self.host_id, "run_s": 0.0, "ok": False, "ran": False}
-            dask.send_from_worker(self.worker, {**report, **never})
+        elif self.worker is not None and key not in self._ended:
+            report = ActionEndedReport(
+                order.session, order.action_id, self.host_id, run_s=0.0, ok=False, ran=False
+            )
+            send(self.worker, report)
 
 
 def _parameters(function: Callable[..., Any]) -> frozenset[str]:

@@ -1,0 +1,351 @@
+"""Messages between the driver and the scheduler plugin.
+
+The driver asks (requests) and reports; the scheduler answers. Notices for the driver wait in the scheduler until the
+driver's long poll (`FetchUpdates`) brings them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from heddle_dask.core.ids import ActionId, EngineId, StepId, TrajectoryId
+from heddle_dask.core.nouns import EngineDescription, TrajectorySpec
+from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.tp_degrees import FinishedWork, TpDegreePlan
+from heddle_dask.live.wire.codec import Message, Request, WireValue
+from heddle_dask.live.wire.messages import StepEnd
+from heddle_dask.live.wire.transport import Done
+
+# -- notices: what the scheduler tells the driver --------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedNotice(Message):
+    """The program of this trajectory may start."""
+
+    op: ClassVar[str] = "heddle-admitted"
+
+    trajectory_id: TrajectoryId
+
+
+@dataclass(frozen=True, slots=True)
+class StepGivenUpNotice(Message):
+    """The controller will not run this step."""
+
+    op: ClassVar[str] = "heddle-step-given-up"
+
+    step_id: StepId
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActionGivenUpNotice(Message):
+    """The controller will not run this action."""
+
+    op: ClassVar[str] = "heddle-action-given-up"
+
+    action_id: ActionId
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepResultLostNotice(Message):
+    """The step has ended, and its worker died with the result: without a pushed result the driver asks again."""
+
+    op: ClassVar[str] = "heddle-step-result-lost"
+
+    step_id: StepId
+
+
+@dataclass(frozen=True, slots=True)
+class ActionResultLostNotice(Message):
+    """The action has ended, and its worker died with the result: without a pushed result the driver asks again."""
+
+    op: ClassVar[str] = "heddle-action-result-lost"
+
+    action_id: ActionId
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLostNotice(Message):
+    """An engine died under a living worker."""
+
+    op: ClassVar[str] = "heddle-engine-lost-notice"
+
+    engine_id: EngineId
+    reason: str
+
+
+Notice = (
+    AdmittedNotice
+    | StepGivenUpNotice
+    | ActionGivenUpNotice
+    | StepResultLostNotice
+    | ActionResultLostNotice
+    | EngineLostNotice
+)
+
+
+# -- the session -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartSession(Request[Done]):
+    """Start a session with its own controller; refused while another client's session is open.
+
+    Attributes
+    ----------
+    strategy, overrides, seed, cost
+        As `strategies.presets.strategies_of_run` takes them.
+    """
+
+    op: ClassVar[str] = "heddle_start_session"
+
+    session: str
+    client_id: str
+    strategy: str
+    overrides: tuple[str, ...]
+    seed: int
+    cost: Mapping[str, Any] | None = None
+    retries: RetryPolicy = field(default_factory=RetryPolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class Updates(Message):
+    """What is new for the driver.
+
+    Attributes
+    ----------
+    journal
+        Lines of the controller's journal (`core.journal_codec`).
+    counts
+        Of trajectories by state, engines and moves; empty when the session is not open.
+    failure
+        Traceback of the first exception of the scheduler plugin, after which it issues no command.
+    """
+
+    op: ClassVar[str] = "heddle_updates"
+
+    notices: tuple[Notice, ...] = ()
+    journal: list[Any] = field(default_factory=list)
+    counts: Mapping[str, Any] = field(default_factory=dict)
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchUpdates(Request[Updates]):
+    """Long poll: answered as soon as there is a notice or a failure, and after `wait_s` seconds at the latest."""
+
+    op: ClassVar[str] = "heddle_fetch_updates"
+
+    session: str
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndSession(Request[Updates]):
+    """End the session once its last reports have arrived; answered with its last updates."""
+
+    op: ClassVar[str] = "heddle_end_session"
+
+    session: str
+
+
+# -- trajectories ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedTrajectory(WireValue):
+    """A trajectory that waits for admission.
+
+    Attributes
+    ----------
+    known_tokens, known_tools_s, known_observed_tokens
+        For oracles: generated tokens, seconds of tools and tokens that tools add, as far as they are left to this
+        session; 0 when unknown.
+    """
+
+    spec: TrajectorySpec
+    known_tokens: float = 0
+    known_tools_s: float = 0
+    known_observed_tokens: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitTrajectories(Request[Done]):
+    """Announce trajectories; a notice admits each."""
+
+    op: ClassVar[str] = "heddle_submit_trajectories"
+
+    session: str
+    trajectories: tuple[SubmittedTrajectory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTrajectory(WireValue):
+    """The program of a trajectory has ended; `piggybacked_end` as in `messages.Submission`."""
+
+    trajectory_id: TrajectoryId
+    status: str
+    piggybacked_end: StepEnd | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoriesEndedReport(Message):
+    """The programs of these trajectories have ended."""
+
+    op: ClassVar[str] = "heddle-trajectories-ended"
+
+    session: str
+    ended: tuple[EndedTrajectory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepCancelledReport(Message):
+    """The program of a trajectory does not wait for this step any more."""
+
+    op: ClassVar[str] = "heddle-step-cancelled"
+
+    session: str
+    step_id: StepId
+
+
+# -- engines ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyEngine(WireValue):
+    """An engine that answers; `kind` and `model` (its directory) as in its `EngineSpec`."""
+
+    engine: EngineDescription
+    kind: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity(Message):
+    """Engines, tool CPUs and workers of the cluster.
+
+    Attributes
+    ----------
+    start_failures
+        The latest failed start of an engine, one line for each worker address.
+    plugins
+        Names of the worker plugins that are registered.
+    workers, engine_workers, tool_workers
+        Workers in all; workers tagged for engines and for tools.
+    """
+
+    op: ClassVar[str] = "heddle_capacity"
+
+    engines: tuple[ReadyEngine, ...]
+    tool_cpus: int
+    start_failures: Mapping[str, str]
+    plugins: tuple[str, ...]
+    workers: int
+    engine_workers: int
+    tool_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class GetCapacity(Request[Capacity]):
+    """What is the cluster's capacity?"""
+
+    op: ClassVar[str] = "heddle_get_capacity"
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedEngines(Message):
+    """Names of the workers that wait for orders, and the TP degree of each engine that is deployed."""
+
+    op: ClassVar[str] = "heddle_deployed_engines"
+
+    workers: tuple[str, ...]
+    tp_degrees: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GetDeployedEngines(Request[DeployedEngines]):
+    """Which engines are deployed?"""
+
+    op: ClassVar[str] = "heddle_get_deployed_engines"
+
+
+@dataclass(frozen=True, slots=True)
+class ClearEngines(Request[Done]):
+    """End all deployed engines and forget the workers; each announces itself to a new plugin."""
+
+    op: ClassVar[str] = "heddle_clear_engines"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTrajectory(WireValue):
+    """A trajectory of the batch; `known_tokens` it will generate, 0 when unknown."""
+
+    spec: TrajectorySpec
+    known_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpecAt(WireValue):
+    """The engine spec at a TP degree, as a mapping (`EngineSpec.to_mapping`)."""
+
+    tp_degree: int
+    spec: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCostAt(WireValue):
+    """Slots and cost of an engine at a TP degree; `cost` as `cost_from_mapping` takes it."""
+
+    tp_degree: int
+    slots: int
+    cost: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EnginesProvided(Message):
+    """The plan that is deployed, and how many of its engines are started for it."""
+
+    op: ClassVar[str] = "heddle_engines_provided"
+
+    plan: TpDegreePlan
+    new: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProvideEngines(Request[EnginesProvided]):
+    """Have the controller decide on the TP degrees for a batch, and deploy its engines.
+
+    Answered when the old engines have ended and the new ones are starting. Refused when they find no room.
+
+    Attributes
+    ----------
+    asked
+        TP degrees that the user asked for; empty: they are planned.
+    specs
+        At every TP degree at which an engine can be started.
+    costs
+        Of the candidates of a plan; empty where `asked` is given.
+    seed, lengths_known
+        Of the search: its seed, and whether the strategies know which trajectory is a long one.
+    default
+        TP degree of the engines where nothing runs and nothing is known of the work.
+    finished
+        What earlier trajectories took.
+    """
+
+    op: ClassVar[str] = "heddle_provide_engines"
+
+    session: str
+    asked: tuple[int, ...]
+    specs: tuple[EngineSpecAt, ...]
+    costs: tuple[EngineCostAt, ...]
+    seed: int
+    lengths_known: bool
+    default: int
+    max_context_tokens: int
+    trajectories: tuple[BatchTrajectory, ...]
+    finished: tuple[FinishedWork, ...] = ()

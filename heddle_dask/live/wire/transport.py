@@ -1,0 +1,138 @@
+"""Sends and receives messages over Dask's connections: the one place where a message becomes a mapping.
+
+A message is sent without an answer (`send`); a request has one (`ask_scheduler`, `ask_worker`). A `Handlers` table says
+what handles which message on a scheduler or worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from distributed import Client, Scheduler, Worker
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.live.wire import _dask_internals as dask
+from heddle_dask.live.wire.codec import OP, Answer, Message, Request
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Message):
+    """The answer to a request that asks for nothing but to be carried out."""
+
+    op: ClassVar[str] = "heddle_done"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal(Message):
+    """The answer to a request that cannot be carried out: a line that says what the user can do."""
+
+    op: ClassVar[str] = "heddle_refusal"
+
+    reason: str
+
+
+def send(sender: Worker | Client | Scheduler, message: Message, worker: str = "") -> None:
+    """Send a message, in order with the sender's other messages; dropped when the receiver has gone.
+
+    Parameters
+    ----------
+    sender
+        Workers and clients send to the scheduler, a scheduler sends to a worker.
+    worker
+        Address of that worker.
+    """
+    mapping = message.to_wire()
+    if isinstance(sender, Worker):
+        dask.send_from_worker(sender, mapping)
+    elif isinstance(sender, Client):
+        dask.send_from_client(sender, mapping)
+    else:
+        dask.send_to_worker(sender, worker, mapping)
+
+
+async def ask_scheduler(client: Client, request: Request[Answer]) -> Answer:
+    """Ask the scheduler plugin (0.3 ms) and return its answer.
+
+    Raises
+    ------
+    BadInput
+        The request was refused.
+    OSError
+        There is no connection, or it broke.
+    RuntimeError
+        The plugin is not registered.
+    """
+    name, arguments = _call_of(request)
+    return _answer(request, await dask.call_scheduler(client, name, **arguments))
+
+
+async def ask_worker(asker: Client | Scheduler | Worker, address: str, request: Request[Answer]) -> Answer:
+    """Ask the worker at an address and return its answer.
+
+    Raises
+    ------
+    BadInput
+        The request was refused.
+    OSError
+        The worker does not answer, or has no handler of the request.
+    """
+    name, arguments = _call_of(request)
+    return _answer(request, await dask.call_worker(asker, address, name, **arguments))
+
+
+def _call_of(request: Request[Any]) -> tuple[str, dict[str, Any]]:
+    arguments = request.to_wire()
+    return arguments.pop(OP), arguments
+
+
+def _answer(request: Request[Answer], mapping: Mapping[str, Any]) -> Answer:
+    if mapping[OP] == Refusal.op:
+        raise BadInput(Refusal.from_wire(mapping).reason)
+    answer: Answer = request.answer.from_wire(mapping)  # type: ignore[assignment]
+    return answer
+
+
+class Handlers:
+    """What a scheduler or a worker does with which message."""
+
+    def __init__(self) -> None:
+        self._rpc: dict[str, Callable[..., Any]] = {}
+        self._stream: dict[str, Callable[..., Any]] = {}
+
+    def answer(
+        self, kind: type[Request[Answer]], handler: Callable[[Any], Coroutine[Any, Any, Answer]]
+    ) -> None:
+        """Answer requests of this type; `BadInput` that the handler raises is sent as a refusal."""
+
+        async def answer_request(**mapping: Any) -> dict[str, Any]:
+            answer: Message
+            try:
+                answer = await handler(kind.from_wire(mapping))
+            except BadInput as error:
+                answer = Refusal(str(error))
+            return answer.to_wire()
+
+        self._rpc[kind.op] = answer_request
+
+    def take(self, kind: type[M], handler: Callable[[str, M], None]) -> None:
+        """Hand messages of this type to `handler`.
+
+        Parameters
+        ----------
+        handler
+            Takes the sender and the message. The sender is the address of a worker or the id of a client; on a worker,
+            where only the scheduler sends, it is empty.
+        """
+
+        def take_message(*, worker: str = "", client: str = "", **mapping: Any) -> None:
+            handler(worker or client, kind.from_wire(mapping))
+
+        self._stream[kind.op] = take_message
+
+    def add_to(self, server: Scheduler | Worker) -> None:
+        """Have a running scheduler or worker use this table."""
+        dask.add_handlers(server, self._rpc, self._stream)

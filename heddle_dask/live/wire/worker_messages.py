@@ -1,0 +1,350 @@
+"""Messages of workers: to and from the scheduler plugin, the driver and one another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from heddle_dask.core.ids import ActionId, EngineId, HostId, StepId, TrajectoryId
+from heddle_dask.core.nouns import EngineDescription, HostDescription
+from heddle_dask.live.wire.codec import Message, Request, WireValue
+from heddle_dask.live.wire.messages import (
+    ActionOutcome,
+    Key,
+    StepEnd,
+    StepResult,
+    action_key,
+    step_key,
+)
+from heddle_dask.live.wire.transport import Done
+
+# -- worker to scheduler: engines and hosts --------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWorkerReport(Message):
+    """A worker waits for an order which engine to host.
+
+    Attributes
+    ----------
+    node
+        Host name of its machine.
+    units
+        GPUs that it brings, where it does not name them.
+    gpus
+        The GPUs that it sees, by name.
+    """
+
+    op: ClassVar[str] = "heddle-engine-worker"
+
+    name: str
+    node: str
+    units: int
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReadyReport(Message):
+    """An engine on this worker answers; a new incarnation has a new id.
+
+    Attributes
+    ----------
+    kind, model
+        As in its `EngineSpec`.
+    start_s
+        Seconds that its start took; 0 when it was not measured.
+    """
+
+    op: ClassVar[str] = "heddle-engine-ready"
+
+    engine: EngineDescription
+    kind: str
+    model: str
+    start_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLostReport(Message):
+    """The engine died under a living worker: each of its steps reports by itself."""
+
+    op: ClassVar[str] = "heddle-engine-lost"
+
+    engine_id: EngineId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStartFailedReport(Message):
+    """An engine did not start; the worker tries again."""
+
+    op: ClassVar[str] = "heddle-engine-start-failed"
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostReadyReport(Message):
+    """A worker takes actions."""
+
+    op: ClassVar[str] = "heddle-host-ready"
+
+    host: HostDescription
+
+
+@dataclass(frozen=True, slots=True)
+class HostLostReport(Message):
+    """A worker takes no actions any more."""
+
+    op: ClassVar[str] = "heddle-host-lost"
+
+    host_id: HostId
+
+
+# -- worker to scheduler: steps, actions, moves ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StepStartedReport(Message):
+    """The step holds a slot of that engine."""
+
+    op: ClassVar[str] = "heddle-step-started"
+
+    session: str
+    step_id: StepId
+    engine_id: EngineId
+
+
+@dataclass(frozen=True, slots=True)
+class StepEndedReport(Message):
+    """An engine answered the step. Sent before Dask's own message that the task is done, on the same stream."""
+
+    op: ClassVar[str] = "heddle-step-ended"
+
+    session: str
+    end: StepEnd
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailedReport(Message):
+    """The step ended without an answer. Sent before Dask's own message that the task is done, on the same stream."""
+
+    op: ClassVar[str] = "heddle-step-failed"
+
+    session: str
+    step_id: StepId
+    engine_id: EngineId
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActionEndedReport(Message):
+    """An action ended on its host.
+
+    Attributes
+    ----------
+    ok
+        Whether it returned a value.
+    ran
+        False when it was aborted before it could start.
+    """
+
+    op: ClassVar[str] = "heddle-action-ended"
+
+    session: str
+    action_id: ActionId
+    host_id: HostId
+    run_s: float
+    ok: bool
+    ran: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MoveEndedReport(Message):
+    """A context has arrived at its new worker, or will not (`cause`)."""
+
+    op: ClassVar[str] = "heddle-move-ended"
+
+    session: str
+    trajectory_id: TrajectoryId
+    source_engine_id: EngineId
+    target_engine_id: EngineId
+    ok: bool
+    kind: str
+    seconds: float
+    tokens: int = 0
+    cause: str = ""
+
+
+# -- scheduler to worker ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HostEngine(Request[Done]):
+    """End the engine of this worker; then start the one of `spec` (`EngineSpec.to_mapping`), unless that is None.
+
+    Answered when the old engine has ended.
+    """
+
+    op: ClassVar[str] = "heddle_host_engine"
+
+    spec: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class AbortStepOrder(Message):
+    """Stop the running request of a step; its call returns with the tokens so far."""
+
+    op: ClassVar[str] = "heddle-abort-step"
+
+    session: str
+    step_id: StepId
+
+
+@dataclass(frozen=True, slots=True)
+class AbortActionOrder(Message):
+    """Cancel an action."""
+
+    op: ClassVar[str] = "heddle-abort-action"
+
+    session: str
+    action_id: ActionId
+
+
+@dataclass(frozen=True, slots=True)
+class MoveContextOrder(Message):
+    """Bring a trajectory's context, and its KV cache, from another worker to the engine of this one.
+
+    Attributes
+    ----------
+    source
+        Address of that worker; empty when it has gone.
+    kind
+        ``"transfer"``: copy the KV cache; ``"recompute"``: prefill the context.
+    """
+
+    op: ClassVar[str] = "heddle-move-context"
+
+    session: str
+    trajectory_id: TrajectoryId
+    source: str
+    source_engine_id: EngineId
+    target_engine_id: EngineId
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropContextOrder(Message):
+    """Drop the context of a trajectory."""
+
+    op: ClassVar[str] = "heddle-drop-context"
+
+    session: str
+    trajectory_id: TrajectoryId
+
+
+# -- worker to worker ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ContextTokens(Message):
+    """The context that the worker held; None when it held none."""
+
+    op: ClassVar[str] = "heddle_context_tokens"
+
+    token_ids: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class TakeContext(Request[ContextTokens]):
+    """Hand over the context of a trajectory whose step runs elsewhere now."""
+
+    op: ClassVar[str] = "heddle_take_context"
+
+    session: str
+    trajectory_id: TrajectoryId
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedContext(Message):
+    """A context, and where its KV cache can be read (`KvHandle.to_mapping`); or the `cause` why there is none."""
+
+    op: ClassVar[str] = "heddle_exported_context"
+
+    token_ids: bytes = b""
+    handle: Mapping[str, Any] | None = None
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportContext(Request[ExportedContext]):
+    """Copy the context of a trajectory, and export its KV cache if `transfer`."""
+
+    op: ClassVar[str] = "heddle_export_context"
+
+    session: str
+    trajectory_id: TrajectoryId
+    transfer: bool
+
+
+# -- worker to driver: pushed results --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PushedStep(WireValue):
+    """The result of a step."""
+
+    step_id: StepId
+    result: StepResult
+
+    def key(self, session: str) -> Key:
+        """The Dask key of the step."""
+        return step_key(session, self.step_id)
+
+
+@dataclass(frozen=True, slots=True)
+class PushedAction(WireValue):
+    """The outcome of an action."""
+
+    action_id: ActionId
+    result: ActionOutcome
+
+    def key(self, session: str) -> Key:
+        """The Dask key of the action."""
+        return action_key(session, self.action_id)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResults(Message):
+    """Results of steps, in order."""
+
+    op: ClassVar[str] = "heddle_step_results"
+
+    results: tuple[PushedStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ActionResults(Message):
+    """Outcomes of actions, in order."""
+
+    op: ClassVar[str] = "heddle_action_results"
+
+    results: tuple[PushedAction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStepResults(Request[StepResults]):
+    """Long poll of the driver for results of steps."""
+
+    op: ClassVar[str] = "heddle_fetch_step_results"
+
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchActionResults(Request[ActionResults]):
+    """Long poll of the driver for outcomes of actions."""
+
+    op: ClassVar[str] = "heddle_fetch_action_results"
+
+    session: str
