@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import EngineCost, cost_from_mapping
@@ -17,24 +17,22 @@ from heddle_dask.engines.spec import EngineSpec
 
 @dataclass(frozen=True, slots=True)
 class _Traits:
+    option: ClassVar[str]  # name of the engine option, for messages
+
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any] | None) -> Self:
         """Read from parsed JSON or TOML; an unknown key or impossible value is BadInput."""
         known = [field.name for field in fields(cls)]
         unknown = sorted(set(mapping or ()) - set(known))
         if unknown:
-            what = cls.__name__.lower()
-            raise BadInput(f"engine {what} has unknown key {unknown[0]!r}: use {', '.join(known)}")
+            raise BadInput(f"engine {cls.option} has unknown key {unknown[0]!r}: use {', '.join(known)}")
         return cls(**(mapping or {}))
 
     def _check_number(self, name: str, least: float) -> None:
         value = getattr(self, name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if value is not None and not (number and least <= value < math.inf):
-            raise BadInput(
-                f"engine {type(self).__name__.lower()} {name} is {value!r}: "
-                f"use a number of at least {least:g}"
-            )
+            raise BadInput(f"engine {self.option} {name} is {value!r}: use a number of at least {least:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +59,7 @@ class EmulatedFaults(_Traits):
         Free exported blocks immediately.
     """
 
+    option = "faults"
     fail_start: str | None = None
     start_delay_s: float = 0.0
     crash_after_requests: int | None = None
@@ -97,6 +96,7 @@ class Emulation(_Traits):
         Real seconds that exported blocks stay pinned.
     """
 
+    option = "emulation"
     mean_length_tokens: float = 64.0
     end_token_id: int | None = None
     kv_capacity_tokens: int | None = None
