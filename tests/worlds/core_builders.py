@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from heddle_dask.core import events as ev
-from heddle_dask.core.commands import Command, DropContext, MoveContext, RunAction, StartStep
+from heddle_dask.core.commands import (
+    Command,
+    DropContext,
+    MoveContext,
+    PredictRemaining,
+    RunAction,
+    StartStep,
+)
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, StepId, TrajectoryId
@@ -287,3 +294,14 @@ def snapshot(state: State) -> dict[str, Any]:
 
 def _all(batches: Iterable[list[Command]]) -> list[Command]:
     return [command for batch in batches for command in batch]
+
+
+def settle(stage: Stage, name: str, engine_id: str, tokens: float = 100.0) -> list[Command]:
+    """A trajectory with its KV cache on that engine gets a new prediction during a tool call."""
+    stage.submit(name)
+    stage.state.set_home(stage.trajectory(name), EngineId(engine_id))
+    step = stage.generating(name)
+    assert step.engine_id == engine_id
+    assert stage.finish(step) == [PredictRemaining(TrajectoryId(name))]
+    stage.act(f"tool of {name}", name)
+    return stage.predict(name, tokens)
