@@ -38,7 +38,7 @@ class TrajectoryEnded:
 
 @dataclass(frozen=True, slots=True)
 class StepRequested:
-    """A trajectory requests an LLM step, or the rest of one (`attempt` > 0)."""
+    """A trajectory requests an LLM step, or requests one again, whole or its rest (`attempt` > 0)."""
 
     at: float
     step: StepRequest

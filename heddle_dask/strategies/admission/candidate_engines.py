@@ -63,7 +63,7 @@ class CandidateEngines:
         self.rejections: dict[EngineId, Rejection] = {}
         self.late: dict[EngineId, float] = {}
         self._open = LeastHeld()
-        # Heap of the closed engines that lack memory or time, by `Rejection.share`.
+        # The closed engines that lack memory or time, sorted by `Rejection.share`.
         self._full: list[tuple[float, int, EngineId]] = []
         # Calls until the next engine in turn, and the number of the turn.
         self._until_turn = 0
