@@ -121,7 +121,7 @@ class Actions:
         number = self.state.next_number()
         self.state.hosts[spec.host_id] = Host(spec=spec, number=number, free_cpus=spec.cpus)
         # Actions requested before any host joined are checked now. After the loss of a host, actions too wide for the
-        # other hosts wait for its return.
+        # other hosts wait until a host joins; only if that one is too small as well are they given up.
         return [*self._give_up_too_wide(list(self.view.waiting_actions), event.at), *self.allocate()]
 
     def host_lost(self, event: ev.HostLost) -> list[Command]:

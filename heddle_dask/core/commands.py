@@ -49,7 +49,7 @@ class StartStep:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpStep:
-    """Tell the driver that this step was lost with its worker too often and is not retried."""
+    """Tell the driver that this step is not retried: its engine died too often, or no engine takes its context."""
 
     step_id: StepId
     cause: str
@@ -110,7 +110,7 @@ class RunAction:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpAction:
-    """Tell the driver that this action was lost with its host too often and is not retried."""
+    """Tell the driver that this action is not retried: its host died too often, or no host has enough CPUs."""
 
     action_id: ActionId
     cause: str

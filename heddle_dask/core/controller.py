@@ -10,8 +10,8 @@ Promises
 --------
 - Every requested step is, at any time, exactly one of: waiting, commanded to one engine, ended.
 - A message of a superseded attempt or of another engine changes nothing and is counted as stale.
-- A step or action that was lost with its worker is commanded again, at most `max_losses` times; then it is
-  given up, once.
+- A step or action whose worker dies is commanded again. A step that was generating, or an action that was running,
+  at more than `max_losses` such deaths is given up, once.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Controller:
         Raises
         ------
         InvalidTransition, GuardViolation, KeyError
-            The event is impossible in this state, or a strategy proposed an invalid command. Both are bugs and are
-            never caught.
+            The event is impossible in this state, or a strategy proposed an invalid command. Both are bugs; the
+            controller does not catch them.
         """
         self.state.at = event.at
         return self._handlers[type(event)](event)
@@ -180,7 +180,7 @@ class Controller:
     def _current(
         self, event: ev.StepStarted | ev.StepFinished | ev.StepFailed
     ) -> tuple[Trajectory, Engine] | None:
-        """The trajectory and the engine of a step's event; None when its attempt is superseded."""
+        """The trajectory and the engine of a step's event; None when its attempt or its engine is superseded."""
         trajectory = self.state.trajectories.get(event.step_id.trajectory_id)
         if trajectory is None or trajectory.counted_on != event.engine_id:
             return None
@@ -224,7 +224,7 @@ class Controller:
         return self._predict(trajectory) if whole else []
 
     def _predict(self, trajectory: Trajectory) -> list[Command]:
-        """Request a prediction while the trajectory goes on."""
+        """Request a prediction, without effect if there is no predictor. The trajectory does not wait for it."""
         if self.strategies.predictor is None:
             return []
         return [PredictRemaining(trajectory.trajectory_id)]
@@ -304,7 +304,7 @@ class Controller:
     # -- actions -----------------------------------------------------------------------------------
 
     def _action_requested(self, event: ev.ActionRequested) -> list[Command]:
-        """The tool's label is a new feature, so the prediction is repeated during the call."""
+        """Request the action. The label of a tool is a feature, so the prediction is repeated during the call."""
         stale_before = self.state.stale_events
         commands = self.actions.requested(event)
         if event.action.kind != "tool" or self.state.stale_events > stale_before:

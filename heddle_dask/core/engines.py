@@ -18,7 +18,8 @@ class EngineMembership:
     Parameters
     ----------
     max_losses
-        Losses of one step with its worker that are retried; at the next loss it is given up.
+        Number of deaths of its engine or worker, while it generates, after which a step is retried; at the next death
+        it is given up.
     """
 
     def __init__(self, state: State, placements: Placements, moves: Migrations, max_losses: int) -> None:

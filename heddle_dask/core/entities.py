@@ -37,8 +37,8 @@ HISTORY_LENGTH = 32
 
 EVICTED_SHARE = 0.5
 EVICTED_LEAST_TOKENS = 256
-"""A context that lacks more cached tokens than both was evicted. The last block (16 tokens, on CPUs 128) is never
-cached."""
+"""A context was evicted if the engine lacks more than this share of its tokens, and more than this number. The last
+block (16 tokens, on CPUs 128) is never cached."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +57,7 @@ class Trajectory:
     kept_on, kept_tokens
         Engine that had its context last, after a result or a move, and the tokens of that context.
     losses
-        Number of times the current step was lost together with its worker.
+        Number of times that the engine or the worker died while the current step was generating.
     preemptions, stopping
         Number of times the current step was preempted, and whether it is being preempted now.
     priority
@@ -140,7 +140,7 @@ class Trajectory:
     def remaining_tokens(self, quantile: Quantile = "median") -> float | None:
         """Predicted tokens still to be generated; None without a prediction.
 
-        Tokens generated since the prediction are subtracted, down to 0.
+        Tokens generated since the step from which the prediction counts are subtracted, down to 0.
         """
         if self.prediction is None:
             return None

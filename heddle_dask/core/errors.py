@@ -18,7 +18,7 @@ class BadInput(HeddleError):
 
 
 class InvalidTransition(HeddleError):
-    """An event is impossible in the current state of a state machine. A bug; the message has the history."""
+    """An event is impossible in the current state of a state machine. A bug; of a trajectory, with its history."""
 
 
 class GuardViolation(HeddleError):

@@ -38,7 +38,7 @@ class TrajectoryEnded:
 
 @dataclass(frozen=True, slots=True)
 class StepRequested:
-    """A trajectory requests an LLM step, or the rest of one (`attempt` > 0)."""
+    """A trajectory requests an LLM step, or requests one again, whole or its rest (`attempt` > 0)."""
 
     at: float
     step: StepRequest
@@ -46,7 +46,11 @@ class StepRequested:
 
 @dataclass(frozen=True, slots=True)
 class StepStarted:
-    """The step left the engine's queue and holds a slot now."""
+    """The step has started on its engine.
+
+    Simulated, it holds a slot. Live, its worker has sent it to the engine's process, where it holds a slot or waits in
+    the engine's own queue; the engine does not report which, so `Engine.running` and `Engine.ahead` are an estimate.
+    """
 
     at: float
     step_id: StepId

@@ -19,8 +19,9 @@ class StepId(NamedTuple):
     step_index
         Position in the trajectory, from 0.
     attempt
-        0 at first. Incremented each time the driver requests the same step again: its engine was lost, its context was
-        missing on the worker, or the step was preempted and continues from the tokens it has.
+        0 at first. Incremented each time the driver requests the same step again: its engine or its result was lost,
+        its context was missing on the worker, the program cancelled it, or it was preempted and continues from the
+        tokens it has.
     """
 
     trajectory_id: TrajectoryId

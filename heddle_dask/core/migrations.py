@@ -1,7 +1,8 @@
 """Moves of contexts between engines: proposed by a strategy, started when source and target are free, ended once.
 
-No two running moves share an engine; the most urgent one starts first (Heddle, section 5.3). If a tool returns before
-the move of its trajectory has started, the move is cancelled; if it has started, the next step waits for its end.
+No two running moves share an engine; the strategy chooses which starts first (Heddle, section 5.3: the longest
+trajectory's). If the next step is requested before the move has started, the move is cancelled; if it has started,
+the step waits for its end.
 """
 
 from __future__ import annotations

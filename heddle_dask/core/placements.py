@@ -48,7 +48,7 @@ class Placements:
         self._unplanned[trajectory.trajectory_id] = None
 
     def trajectory_ended(self, trajectory: Trajectory) -> None:
-        """Remove an ended trajectory from the next plan."""
+        """Drop the waiting step of an ended trajectory, and remove it from the next plan."""
         self.state.waiting_steps.pop(trajectory.trajectory_id, None)
         self._unplanned.pop(trajectory.trajectory_id, None)
         self._unplaced.pop(trajectory.trajectory_id, None)
@@ -93,7 +93,7 @@ class Placements:
         return [replace(start, bypass_queue=True), *stops] if stops else [start]
 
     def _plan_batch(self, engines: Sequence[Engine]) -> None:
-        """Let the placement plan the trajectories submitted since its last plan."""
+        """Let the placement plan the trajectories that wait for a plan; other placements ignore batches."""
         if isinstance(self.placement, PlansBatches):
             batch = [self.state.trajectories[name] for name in self._unplanned]
             homeless = [t for t in batch if t.home is None]

@@ -1,4 +1,4 @@
-"""The priority of a step: a class first, tokens within the class."""
+"""The priority of a step: a level first, tokens within the level."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Priority(NamedTuple):
     Attributes
     ----------
     level
-        The class of the step. Strategies without classes leave it at 0.
+        The level of the step. Strategies without levels leave it at 0.
     tokens
-        Tokens of work, from 0 on. They order the steps of one class.
+        Tokens of work, from 0 on. They order the steps of one level.
     """
 
     level: int = 0

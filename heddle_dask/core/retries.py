@@ -18,8 +18,8 @@ class RetryPolicy:
     Attributes
     ----------
     max_losses
-        Losses of one step or action with its worker that are retried; at the next loss the controller gives it up. This
-        bounds the damage of a request that kills its engine. At least 0.
+        Number of deaths of its engine or worker, while it runs, after which one step or action is retried; at the next
+        death the controller gives it up. This bounds the damage of a request that kills its engine. At least 0.
     max_preemptions
         Maximum number of preemptions of one step. At least 0.
     max_step_attempts

@@ -33,10 +33,11 @@ class State:
     unadmitted
         Submitted trajectories that wait for admission, oldest first.
     freed
-        Engines on which a step has ended, or that a trajectory has left, since the last call of the admission.
+        Engines on which a step or a reservation has ended, or that a trajectory has left, since the last call of the
+        admission.
     touched
-        Engines with a change of their residents, contexts or predictions, with the running number of the latest change;
-        in order of these numbers.
+        Engines with a change of their residents, contexts or predictions, or an ended reservation, with the running
+        number of the latest change; in order of these numbers.
     waiting_steps
         Trajectories with a step that waits for an engine, oldest first; stranded steps count as the oldest.
     waiting_actions
@@ -139,7 +140,7 @@ class State:
         self.least_max_context = min((e.spec.max_context_tokens for e in self._ready), default=0)
 
     def touch(self, engine: Engine) -> None:
-        """Record a change of the engine's residents, or of their contexts or predictions."""
+        """Record a change of the engine's residents, of their contexts or predictions, or of its reservations."""
         self._touches += 1
         name = engine.spec.engine_id
         self.touched.pop(name, None)
@@ -293,7 +294,7 @@ class State:
         Raises
         ------
         AssertionError
-            An index differs; the message has its name and both values.
+            An index differs; the message, if any, is the id of the trajectory, engine or host.
         """
         inflight = {TrajectoryState.QUEUED, TrajectoryState.GENERATING}
         for t in self.trajectories.values():

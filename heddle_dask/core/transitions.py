@@ -31,8 +31,8 @@ class TrajectoryState(Enum):
     SUBMITTED = "submitted"  # waits for admission
     THINKING = "thinking"  # its program runs on the driver
     WAITING = "waiting"  # its step waits for an engine
-    QUEUED = "queued"  # its step waits for a slot of its engine
-    GENERATING = "generating"  # its step holds a slot
+    QUEUED = "queued"  # its step is placed and has not started
+    GENERATING = "generating"  # its step has started on its engine (`events.StepStarted`)
     ACTING = "acting"  # it waits for actions only
     ENDED = "ended"
 

@@ -71,7 +71,7 @@ class ClusterView:
 
     @property
     def freed(self) -> Iterable[EngineId]:
-        """Engines on which a step has ended, or that a trajectory has left, since the last call of the admission."""
+        """Engines with less load since the last call of the admission (`State.freed`)."""
         return self._state.freed
 
     def touched_since(self, number: int) -> tuple[list[EngineId], int]:
@@ -153,7 +153,7 @@ class Scheduling(Protocol):
     """Orders the steps of one engine."""
 
     def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> Priority:
-        """Priority of the step; larger runs first. `order` is the running number of the request."""
+        """Priority of the step; larger runs first. `order` is smaller for a step placed earlier."""
 
 
 class Preemption(Protocol):
@@ -235,9 +235,10 @@ class Admit:
     Attributes
     ----------
     engine_id
-        Engine for its first step; None leaves the choice to the placement.
+        Engine with a reservation until the first step is placed. It is a proposal for that step: the placement decides.
+        None: no reservation.
     reserved_tokens
-        KV tokens to reserve on that engine until then.
+        KV tokens to reserve on that engine.
     """
 
     trajectory: Trajectory

@@ -113,7 +113,9 @@ def cost_from_mapping(mapping: Mapping[str, Any], tp_degree: int = 1) -> EngineC
         )
     _only(mapping, tuple(field.name for field in fields(EngineCost)))
     if "fixed_s" not in mapping:
-        raise BadInput("engine cost lacks fixed_s (or profile, or seconds_per_token)")
+        raise BadInput(
+            "engine cost lacks fixed_s: give it, or profile, seconds_per_token, table, or model and gpu"
+        )
     return EngineCost(**mapping)
 
 

@@ -304,7 +304,8 @@ class MeasuredTable:
             )
         if mapping.get("version") != VERSION:
             raise BadInput(
-                f"{where} is of version {mapping.get('version')!r}: this program reads version {VERSION}"
+                f"{where} is of version {mapping.get('version')!r}: this program reads version {VERSION}: "
+                "measure it again with `heddle profile`"
             )
         content = {key: value for key, value in mapping.items() if key not in ("format", "version")}
         known = {f.name for f in fields(cls)} - {"where"}

@@ -55,4 +55,4 @@ def build_predictor(
                 seed=options["seed"],
             )
         case _:
-            raise BadInput(f"unknown predictor '{choice.name}'")
+            raise BadInput(f"unknown predictor '{choice.name}': use xgboost or oracle")

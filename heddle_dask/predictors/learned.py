@@ -87,7 +87,7 @@ class LearnedPredictor:
             points = self._running.setdefault(progress.trajectory_id, [])
             known = bool(points) and points[-1].steps_finished == progress.steps_finished
             if known or len(points) == POINTS_KEPT:
-                points[-1] = progress  # the same step, with newer facts
+                points[-1] = progress  # newer facts of the same step; or no further point is kept
             else:
                 points.append(progress)
 

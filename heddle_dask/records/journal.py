@@ -6,8 +6,8 @@ repeated and moved lines. The JSON is Python's: nan and infinities are written a
 
 Promises:
 
-- A record is complete or absent. A process killed during a write leaves a *torn tail*: a last line with a wrong CRC.
-  Readers drop it and report its length; opening for append removes it. Any other wrong CRC is damage and is refused
+- A record is complete or absent. A process killed during a write leaves a *torn tail*: a last line that fails its CRC.
+  Readers drop it and report its length; opening for append removes it. Any other failed CRC is damage and is refused
   with its line number.
 - `append` only buffers. After `flush` the data is in the kernel and survives the death of this process by any signal.
   After `sync` it survives a crash of the machine.

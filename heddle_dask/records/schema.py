@@ -149,9 +149,9 @@ def open_run(path: Path, mode: Any) -> zarr.Group:
         If there is no run of this package, a run of another format version, or a run whose creation was interrupted.
     """
     if not path.exists():
-        raise BadInput(f"no run at {path}")
+        raise BadInput(f"no run at {path}: give the path of a run (RUN.zarr)")
     if not is_ours(path):
-        raise BadInput(f"{path} is no run of heddle")
+        raise BadInput(f"{path} is no run of heddle: give the path of a run (RUN.zarr)")
     try:
         group = zarr.open_group(path, mode=mode, zarr_format=3)
         attributes = group.attrs.asdict()
@@ -159,9 +159,14 @@ def open_run(path: Path, mode: Any) -> zarr.Group:
         raise BadInput(f"cannot open the run {path}: {_one_line(error)}") from None
     version = attributes.get("heddle_format_version")
     if version != FORMAT_VERSION:
-        raise BadInput(f"{path} has run format {version}, this version of heddle reads {FORMAT_VERSION}")
+        raise BadInput(
+            f"{path} has run format {version}, this version of heddle reads {FORMAT_VERSION}: "
+            "use the version that wrote it"
+        )
     if "committed" not in attributes:
-        raise BadInput(f"{path} was never completely made: make it again with overwrite")
+        raise BadInput(
+            f"{path} was never completely made (its creation was interrupted): create it again with overwrite"
+        )
     return group
 
 

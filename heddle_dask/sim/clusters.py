@@ -209,7 +209,7 @@ def cluster_of(name_or_file: str) -> Cluster:
     path = Path(name_or_file)
     if not path.is_file():
         raise BadInput(
-            f"cluster {name_or_file!r}: neither one of {', '.join(CLUSTERS)} nor a TOML file that is there"
+            f"cluster {name_or_file!r}: neither one of {', '.join(CLUSTERS)} nor an existing TOML file"
         )
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))

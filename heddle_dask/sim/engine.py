@@ -95,7 +95,7 @@ class SimulatedEngine:
             self._settle(self._batch.submit(job, self._time.now_s))
 
     def abort(self, job: SimulatedJob) -> None:
-        """End a job early with the tokens that it has; a job that still waits at the worker ends without a token."""
+        """End a job early with the tokens that it has; a job that still waits at the worker is left there, as live."""
         if not self.lost and all(waiting is not job for _, _, waiting in self._line):
             self._settle(self._batch.abort(job, self._time.now_s))
 

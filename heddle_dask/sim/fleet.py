@@ -28,7 +28,7 @@ class ControlDelays:
     action_s
         From a tool's request to its start, and again from its end to the agent.
     predict_s
-        From the end of a step to the arrival of its prediction. Requests made meanwhile share the next call.
+        From the first request of a call to its predictions. The call answers all requests made until then.
     fit_s, fit_row_s
         Duration of a predictor's fit: a constant, and seconds per decision point in the training data. The old model
         answers meanwhile.

@@ -67,7 +67,7 @@ class EngineCosts:
         return load_profile(self.profile)
 
     def share_beside(self, engine: Engine, pace: float) -> float:
-        """Share of a full batch with which an iteration takes `pace` times that of a full batch; 0 to 1."""
+        """Share of a full batch with which an iteration takes `pace` times as long as with a full one; 0 to 1."""
         cost, slots = self.of(engine), engine.spec.slots
         full = cost.iteration_s(slots, max(0, engine.spec.kv_capacity_tokens))
         alone = cost.iteration_s(1, 0)

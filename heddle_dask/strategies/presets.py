@@ -191,8 +191,8 @@ def strategies_of_run(described: Mapping[str, Any]) -> StrategySet:
     Parameters
     ----------
     described
-        `strategy`, `overrides`, `seed`; and `cost`: the cost of one engine (`of`, at `tp_degree`) with which they
-        planned, or None.
+        `strategy`, `overrides`, `seed`; and `cost`, with which they planned: the cost of one engine (`of`, at
+        `tp_degree`) and those of other TP degrees (`by_degree`), or None.
 
     Raises
     ------

@@ -15,8 +15,8 @@ from heddle_dask.core.ids import EngineId
 from heddle_dask.strategies.admission.engine_snapshot import EngineSnapshot
 from heddle_dask.strategies.admission.least_held import LeastHeld
 
-# Unchanged engines are checked in turn: the next one after this many calls of `next_in_turn`, or after a share of the
-# previous engine's residents, because a check takes time for each resident.
+# Unchanged engines are checked in turn: the next one after `_EVERY` calls of `next_in_turn`, or, if that is more, after
+# `_EVERY_RESIDENTS` calls for each resident of the engine checked last, because a check takes time for each resident.
 _EVERY = 8
 _EVERY_RESIDENTS = 0.1
 
@@ -47,7 +47,9 @@ class Rejection:
 
 
 class CandidateEngines:
-    """Open and closed engines. The open engine with the smallest number is next; the first to join breaks ties.
+    """Open and closed engines. The open engine with the smallest sort key is next; the first to join breaks ties.
+
+    The sort key is the `number` of the methods (`KvFit._turn_of`).
 
     Attributes
     ----------
@@ -61,7 +63,7 @@ class CandidateEngines:
         self.rejections: dict[EngineId, Rejection] = {}
         self.late: dict[EngineId, float] = {}
         self._open = LeastHeld()
-        # Heap of the closed engines that lack memory or time, by `Rejection.share`.
+        # The closed engines that lack memory or time, sorted by `Rejection.share`.
         self._full: list[tuple[float, int, EngineId]] = []
         # Calls until the next engine in turn, and the number of the turn.
         self._until_turn = 0
@@ -85,7 +87,7 @@ class CandidateEngines:
         return self._open.least()
 
     def put(self, engine: Engine, number: float) -> None:
-        """Change the number of an open engine."""
+        """Change the sort key of an open engine."""
         self._open.put(engine, number)
 
     def close(self, engine: Engine, rejection: Rejection) -> None:

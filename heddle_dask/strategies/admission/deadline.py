@@ -88,7 +88,7 @@ class Deadline(KvFit):
     per_slot: float = 1.2
     _queue: DemandQueue = field(init=False, default_factory=DemandQueue)
     _deadline: SharedDeadline = field(init=False, default_factory=SharedDeadline)
-    # Time at which the first trajectory was submitted that waits while none is alive.
+    # Time since which a batch waits for its predictions while no trajectory is alive; None if none does.
     _first_at: float | None = field(init=False, default=None)
 
     def may_leave(self, view: ClusterView, trajectory: Trajectory) -> bool:
@@ -102,7 +102,8 @@ class Deadline(KvFit):
 
         The trajectory may not become the longest of the target: its additional iterations would cost their fixed part
         for it alone, and it would run slowly beside many short ones until they have ended. Once no trajectory waits, it
-        is enough that the target has less context than the home, and that the trajectory ends sooner there.
+        is enough that an iteration of the target is no longer than one of the home, and that the target with this
+        trajectory ends before the home would.
         """
         if trajectory.home is None:
             return True

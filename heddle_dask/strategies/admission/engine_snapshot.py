@@ -93,7 +93,7 @@ class EngineSnapshot:
 
     @functools.cached_property
     def _memory(self) -> MemoryProfile | None:
-        """The memory forecast; computed at first use, since a long queue rejects without it."""
+        """The memory forecast; computed at first use, since an engine whose queue is full rejects without it."""
         if self._capacity_tokens <= 0:
             return None
         # `_need` and `_keep_longest` inlined for speed: there are hundreds of residents.

@@ -48,14 +48,16 @@ class KvFit:
     Parameters
     ----------
     profile
-        Cost profile of the engines (`heddle_dask.cost`); only ratios matter.
+        Cost profile of the engines (`heddle_dask.cost`). With `tools`, seconds matter; otherwise only ratios.
     fill
-        Share of each engine's KV memory that may be reserved. Engines that do not report their memory have no limit.
+        Share of each engine's KV memory that may be reserved. Engines that do not report their memory have no limit but
+        `per_slot`.
     per_slot
         Maximum number of trajectories per slot that generate or queue. Above 1, a free slot is filled at once, and the
         predictor observes more trajectories early.
     critical
-        A trajectory is critical if its remaining tokens exceed this share of the mean over all live ones.
+        A trajectory is critical if its remaining path is at least this share of the remaining tokens of all
+        trajectories, waiting ones included, divided by the number of live ones.
     least_share
         An engine takes at least this share of its capacity beside its longest trajectory, however long that is: a
         prediction that is far too long would otherwise keep an engine empty (docs/experiments, least share). 0 is
@@ -83,7 +85,7 @@ class KvFit:
     _queue: WaitQueue = field(init=False, default_factory=WaitQueue)
     _engines: Sequence[Engine] = field(init=False, default=())
     _candidates: CandidateEngines = field(init=False, default_factory=CandidateEngines)
-    # The trajectory that arrived last, if it is shorter than all rejected ones.
+    # The latest trajectory that was the shortest of all waiting ones on its arrival, since the last call.
     _shorter: Trajectory | None = field(init=False, default=None)
     # The number for the next `ClusterView.touched_since`.
     _seen: int = field(init=False, default=0)

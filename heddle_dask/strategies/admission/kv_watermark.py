@@ -19,8 +19,8 @@ class KvWatermark:
 
     Additive increase, multiplicative decrease (as in CONCUR, 2601.22705), after a slow start like TCP's (Jacobson
     1988): every result raises the limit until KV is short for the first time, later every round of results does. Live
-    trajectories are never stopped: after a cut, new ones wait until enough have ended. Engines that do not report their
-    KV capacity have no limit.
+    trajectories are never stopped: after a cut, new ones wait until enough have ended. If any engine does not report
+    its KV capacity, there is no limit.
 
     KV is short if contexts take more than `high`, or if engines have evicted contexts that were needed again. Evictions
     precede preemptions by an engine, which first frees every block of an inactive context.

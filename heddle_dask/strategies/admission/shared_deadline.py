@@ -11,7 +11,8 @@ from heddle_dask.strategies.admission.engine_backlog import BacklogItem, EngineB
 from heddle_dask.strategies.admission.length_sums import LengthClass
 from heddle_dask.strategies.admission.makespan_estimate import BusyEngine, makespan_estimate_s
 
-# The estimate is repeated after a relative change by this much of the remaining tokens or of the waiting number.
+# The estimate is repeated when the remaining tokens have fallen by the first share or risen by the second, or when the
+# number of waiting trajectories has changed by the second (counted from at least `_FEW`).
 _LESS_LEFT = 0.02
 _OTHERS_WAIT = 0.05
 _FEW = 20

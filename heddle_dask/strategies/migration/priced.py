@@ -19,9 +19,10 @@ from heddle_dask.strategies.remaining import QUANTILES, remaining_or_context_tok
 
 
 def expected_tool_s(view: ClusterView, trajectory: Trajectory) -> float:
-    """Expected seconds of the running tool call: the mean of its label, or of the trajectory's own actions so far.
+    """Expected seconds of the tool call that runs or comes next, from its beginning.
 
-    0 if both are unknown: no part of a move is then hidden.
+    The mean over all calls with its label; before the label is known, over the trajectory's own actions so far. 0 if
+    both are unknown: no part of a move is then hidden.
     """
     of_label = view.tool_seconds.mean_s(trajectory.open_labels)
     if of_label is not None:
@@ -108,7 +109,6 @@ class Priced:
         Seconds of a KV transfer between engines of one TP degree: per move and per token.
     quantile
         Quantile of the prediction that is used.
-
     permits
         A strategy that may forbid moves: an admission that plans the end of each engine (`admission.deadline`).
 

@@ -1,4 +1,4 @@
-"""Priced migration: move only when another engine, with this trajectory added, finishes clearly earlier.
+"""Priced migration: move only when the trajectory ends clearly earlier on another engine.
 
 Three options are compared, given the expected rest of the tool call: *stay*; *transfer* the KV; *recompute* it on the
 target, whose prefix cache is warmed during the tool call. The part of a transfer or recomputation that exceeds the

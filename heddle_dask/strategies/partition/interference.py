@@ -17,8 +17,6 @@ def worker_of(cost: EngineCost, slots: int, *, context_tokens: float, most: int)
     ----------
     context_tokens
         Mean context of one trajectory.
-    protect_kv
-        True: the members' KV must fit the engine's memory. False: a group may exceed it, and its members take turns.
     """
     table: list[float] = []
     for size in range(1, most + 1):

@@ -32,7 +32,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         if any(later < earlier for earlier, later in pairwise(self.token_s)):
-            raise BadInput("token_s falls with the size of the group: interference must rise or stay")
+            raise BadInput("token_s falls with the size of the group: give values that do not fall")
 
 
 @dataclass(frozen=True, slots=True)

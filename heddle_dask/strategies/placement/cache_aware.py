@@ -21,8 +21,9 @@ class CacheAware:
     Parameters
     ----------
     skew_steps, skew_ratio
-        The load (steps in flight) is skewed when the largest exceeds the smallest by more than `skew_steps` and by more
-        than `skew_ratio` times. 64 and 1.5 are the router's own defaults; 32 and 1 those of Heddle's hybrid baseline.
+        The load (steps in flight) is skewed when the largest exceeds the smallest by more than `skew_steps`, and is
+        more than `skew_ratio` times the smallest. 64 and 1.5 are the router's own defaults; 32 and 1 those of Heddle's
+        hybrid baseline.
     """
 
     skew_steps: int = 64

@@ -35,7 +35,7 @@ class LeastWork:
         Cost profile of the engines (`heddle_dask.cost`); only ratios matter.
     fill
         Share of the KV memory that may be used, with the mean future contexts of residents and new trajectory. If no
-        engine has room, the least full one takes the trajectory.
+        engine has room, the one with its reservation takes the trajectory, without a reservation the least full one.
     scarce
         Share of the KV memory in use from which on the trajectory's reservation determines the engine, because the
         admission forecasts memory; below it the engine with the least work is chosen. 0: always the reservation.
@@ -59,7 +59,7 @@ class LeastWork:
     def choose_engine(
         self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
     ) -> Engine:
-        """The home, else the engine with room and least work; the first to join breaks ties."""
+        """The home, else the engine of the reservation or the one with room and least work; ties: the first to join."""
         home = home_among(trajectory, candidates)
         if home is not None:
             return home

@@ -104,7 +104,7 @@ class PresortedPlan:
     The paper plans one batch for empty engines. Here a batch is planned together with the running trajectories: they
     are part of the runs but keep their homes (the rank rule moves them); only new trajectories follow the plan. A
     batch smaller than the number of engines is not planned: each of its trajectories is placed by its rank in the
-    latest plan, like in the rank rule, until half as many have arrived as were planned.
+    latest plan, like in the rank rule, until half as many have arrived as were planned or the engines have changed.
     """
 
     profile: str = "tiny-cpu"

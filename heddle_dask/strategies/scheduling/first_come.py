@@ -14,10 +14,10 @@ from heddle_dask.core.view import ClusterView, Grant
 
 @dataclass(frozen=True, slots=True)
 class FirstComeFirstServed:
-    """Run steps in the order of their requests."""
+    """Run steps in the order in which they were placed."""
 
     def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> Priority:
-        """Each request has its own level; earlier ones are higher."""
+        """Each placement has its own level; earlier ones are higher."""
         return Priority(-order)
 
 

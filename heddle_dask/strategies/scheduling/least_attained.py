@@ -13,7 +13,7 @@ from heddle_dask.core.view import ClusterView
 
 @dataclass(frozen=True, slots=True)
 class LeastAttained:
-    """Multi-level queues by the tokens of a trajectory's finished steps.
+    """Multi-level queues by the tokens that a trajectory has generated, parts of a preempted step included.
 
     Parameters
     ----------
@@ -28,5 +28,5 @@ class LeastAttained:
             raise ValueError(f"quantum_tokens={self.quantum_tokens}: use a number of at least 1")
 
     def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> Priority:
-        """Minus the level of the queue."""
+        """Minus the number of the queue, from 0 for the least service."""
         return Priority(-math.floor(math.log2(1 + trajectory.generated_tokens / self.quantum_tokens)))

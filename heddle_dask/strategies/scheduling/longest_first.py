@@ -16,7 +16,10 @@ from heddle_dask.strategies.engine_costs import EngineCosts
 
 
 def tokens_from_step_start(trajectory: Trajectory, quantile: Quantile) -> float:
-    """Remaining tokens at the beginning of the current step, also after its preemption; 0 when unknown."""
+    """Remaining tokens at the step from which the latest prediction counts; 0 when unknown.
+
+    At least the tokens generated since. A preemption of the current step does not change it.
+    """
     remaining = trajectory.remaining_tokens(quantile)
     return 0.0 if remaining is None else remaining + trajectory.tokens_since_prediction
 
@@ -31,7 +34,8 @@ class LongestFirst:
         ``"remaining"`` as in the paper, or ``"total"``, which includes generated tokens: trajectories of similar
         length then do not take turns at every step, and keep their KV cache.
     quantile
-        ``"q90"`` or ``"median"`` of the prediction. Missing a long trajectory costs more than the mean error.
+        ``"q90"`` or ``"median"`` of the prediction. An underestimated long trajectory costs more than a larger mean
+        error.
     tools
         Whether tool seconds count too, converted to the tokens that a busy engine samples for one trajectory
         meanwhile: then the longest trajectory is the one that ends last, not the one that generates most.
@@ -55,9 +59,10 @@ class LongestFirst:
         self._costs = EngineCosts(self.profile, known)
 
     def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> Priority:
-        """Predicted tokens; without predictions all are equal, and the order of requests decides.
+        """Predicted tokens; without predictions all are equal, and the order of placements decides.
 
-        A preempted step keeps its priority.
+        By the latest prediction: neither a late prediction nor a preempted step makes the total longer, as long as no
+        more is generated than was predicted.
         """
         said = trajectory.prediction
         if said is None:

@@ -140,7 +140,7 @@ class SearchSettings:
     Attributes
     ----------
     moves
-        States tried by the annealing, known ones included.
+        Moves of the annealing walk; a move to a state that was tried before counts too.
     first_temperature
         First temperature of the annealing, as a share of the seconds of its start. The paper begins at 1 (Algorithm
         2), where nearly every move is accepted; all uniform states are starts here, so less is enough.
@@ -151,7 +151,7 @@ class SearchSettings:
     exact_gpus
         Up to so many GPUs, dynamic programming (`covering`) completes the search; 0: never.
     finalists
-        Number of states that are scored with the true placement, besides the uniform ones.
+        Number of states that are scored with the true placement, besides the uniform ones and the running one.
     mix_gain
         A mix of TP degrees is chosen only if its estimated makespan is this share below that of the best uniform
         degree and of the running engines. In simulation, mixes were up to 9 % worse against uniform degrees than

@@ -29,7 +29,7 @@ class Packing:
     Parameters
     ----------
     engines
-        Cost and slots of one engine of each allowed degree. Their residents are ignored.
+        Cost and slots of one engine of each allowed degree.
     grid
         Ratio of neighbouring limits.
     told_apart

@@ -41,7 +41,8 @@ def plan_for_request(
     Raises
     ------
     BadInput
-        No engine runs, there is no forecast, and no node has the GPUs for one engine of the default TP degree.
+        No engine runs, there is no forecast, and no node has the GPUs for one engine of the default TP degree. With a
+        forecast: as `budget_of` and `choose_degrees`.
     """
     works, source = forecast_works(request, predicted)
     if not works:
