@@ -221,16 +221,22 @@ class Driver:
         trajectory_id = attempt.spec.trajectory_id
         context = LiveContext(self._services, attempt.spec, attempt.seed, attempt.recorded)
         started_s = self._services.clock()
+        limit: asyncio.Timeout | None = None
         try:
             if self._interrupted:
                 raise asyncio.CancelledError
             await self._admitted[trajectory_id].wait()
             started_s = self._services.clock()
             self._contexts[trajectory_id] = context
-            reward = await self._environment.solve(attempt.task, context)
+            async with asyncio.timeout(self._services.budget.max_trajectory_s) as limit:
+                reward = await self._environment.solve(attempt.task, context)
             ending = Ending("truncated" if context.was_stopped else "completed", reward=_number(reward))
         except (Exception, asyncio.CancelledError) as error:
             ending = self._ending_of(error)
+            if limit is not None and limit.expired() and isinstance(error, TimeoutError):
+                ending = Ending(
+                    "truncated", "time", f"it took longer than {self._services.budget.max_trajectory_s:g} s"
+                )
         self._contexts.pop(trajectory_id, None)
         self._admitted.pop(trajectory_id, None)
         self.generated_tokens += context.generated_tokens
