@@ -283,7 +283,7 @@ class Rollout:
             self._on_progress(
                 f"the run has reached its limit of {max_run_s:g} s: it ends, and can be resumed"
             )
-            driver.interrupt()
+            driver.interrupt(to_resume=True)
 
         return asyncio.get_running_loop().call_later(max_run_s, end)
 
