@@ -151,6 +151,10 @@ class EngineProcess:
             raise
         return self.base_url
 
+    def is_stopped(self) -> bool:
+        """Whether one of its processes is stopped (SIGSTOP)."""
+        return self._supervised is not None and self._supervised.is_stopped()
+
     async def wait(self) -> int:
         """Wait for the engine's end; returns its exit code (128 + n when signal n ended it)."""
         assert self._supervised is not None, "start the engine first"

@@ -74,6 +74,10 @@ class SupervisedProcess:
         except FileNotFoundError:
             return 0
 
+    def is_stopped(self) -> bool:
+        """Whether a process of the program is stopped (SIGSTOP): it runs no more, and has not ended."""
+        return watchdog.any_stopped(self.program_pid)
+
     @property
     def returncode(self) -> int | None:
         """Exit code, None while the program runs (and before `launch`)."""

@@ -61,6 +61,15 @@ def start_time(pid: int) -> int:
     return 0 if stat is None or stat[0] in "ZX" else stat[3]
 
 
+def any_stopped(pid: int) -> bool:
+    """Whether this process, or another of its session, is stopped (by SIGSTOP; not one that a debugger holds)."""
+    own = _stat(pid) if pid else None
+    if own is None:
+        return False
+    session = own[2]
+    return any(state == "T" and sid == session for state, _, sid, _ in _living().values())
+
+
 def _marked(pid: int, mark: str) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:

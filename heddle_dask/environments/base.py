@@ -147,6 +147,8 @@ class Context(Protocol):
             Picklable, plain or async. If it has a parameter named ``cpus``, it gets the number of granted CPUs.
         cpus
             Minimum and maximum number of CPUs for the action; (0, 0) if it only waits (a remote API).
+        timeout_s
+            Seconds after which it fails; None: the run's default (`Budget.tool_timeout_s`); ``math.inf``: never.
 
         Raises
         ------

@@ -150,7 +150,7 @@ class ReplayEnvironment:
                 return None
             await ctx.generate(max_tokens=step.generated_tokens, ignore_eos=True)
             if step.tool is not None:
-                await ctx.call(wait_like_tool, step.tool_s, cpus=(0, 0), label=step.tool)
+                await ctx.call(wait_like_tool, step.tool_s, cpus=(0, 0), label=step.tool, timeout_s=math.inf)
             if step.observation_tokens:
                 seed = f"{self._salt}observation {index} of {trace.trajectory_id}"
                 ctx.append_tokens(_tokens(seed, step.observation_tokens))

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from heddle_dask.records.token_record import Attribution, TokenRecord
 
 Status = Literal["completed", "truncated", "aborted", "failed", "lost"]
-Cause = Literal["", "agent", "action", "engine", "context", "user", "driver"]
+Cause = Literal["", "agent", "action", "engine", "context", "user", "driver", "time"]
 
 TRAJECTORY_FINISHED = "trajectory_finished"
 """Kind of the journal record whose body is `trajectory_to_body`; `recover` looks for it."""

@@ -53,9 +53,16 @@ class RecordingContext:
         return Reply("", (0,) * max_tokens, (0.0,) * max_tokens, "length")
 
     async def call(
-        self, function: Callable[..., Any], seconds: float, *, cpus: tuple[int, int], label: str
+        self,
+        function: Callable[..., Any],
+        seconds: float,
+        *,
+        cpus: tuple[int, int],
+        label: str,
+        timeout_s: float,
     ) -> None:
         assert function is wait_like_tool
+        assert timeout_s == float("inf"), "a recorded tool takes as long as it took"
         assert cpus == (0, 0), "waiting takes no CPU"
         self.log.append(("tool", label, seconds))
 

@@ -83,6 +83,11 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 )
 @click.option("--tool-workers", type=COUNT, default=1, show_default=True, help="Of the local cluster.")
 @click.option("--tool-cpus", type=COUNT, default=None, help="For tools [default: those of the machine].")
+@click.option(
+    "--trajectory-timeout", type=_POSITIVE, default=None, help="Seconds; a longer one is truncated."
+)
+@click.option("--run-timeout", type=_POSITIVE, default=None, help="Seconds; the run ends and can be resumed.")
+@click.option("--tool-timeout", type=_POSITIVE, default=600.0, show_default=True, help="Seconds of one call.")
 @click.option("--worker-timeout", type=_POSITIVE, default=30.0, show_default=True, help="Seconds.")
 @click.option("--engine-timeout", type=_POSITIVE, default=600.0, show_default=True, help="Seconds.")
 @click.option("--dashboard/--no-dashboard", default=None, help="[default: where bokeh is installed]")

@@ -55,11 +55,14 @@ class ClusterOptions:
 
 @dataclass(frozen=True, slots=True)
 class LimitOptions:
-    """Limits of a trajectory, and how its tokens are sampled."""
+    """Limits of a trajectory and of the run (timeouts in seconds), and how tokens are sampled."""
 
     max_steps: int
     max_step_tokens: int
     max_context_tokens: int | None
+    trajectory_timeout: float | None
+    run_timeout: float | None
+    tool_timeout: float
     temperature: float
     top_p: float
 

@@ -101,7 +101,12 @@ class _Run:
         check_cost(self.engines.cost, self.model, order.fleet.engine)
         limits = order.limits
         self.budget = Budget(
-            limits.max_steps, limits.max_step_tokens, context_limit(self.model, limits.max_context_tokens)
+            max_steps=limits.max_steps,
+            max_step_tokens=limits.max_step_tokens,
+            max_context_tokens=context_limit(self.model, limits.max_context_tokens),
+            max_trajectory_s=limits.trajectory_timeout,
+            tool_timeout_s=limits.tool_timeout,
+            max_run_s=limits.run_timeout,
         )
         self._check_degrees()
         # With --scheduler the scheduler reads this file, possibly from another file system.

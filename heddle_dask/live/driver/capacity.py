@@ -70,7 +70,13 @@ async def wait_for_capacity(
                 return capacity
             if capacity.start_failures:
                 address, reason = next(iter(capacity.start_failures.items()))
-                raise BadInput(f"an engine does not start on worker {address}: {reason}")
+                failure = f"an engine does not start on worker {address}: {reason}"
+                possible = capacity.engine_workers - len(capacity.start_failures)
+                if possible < (engines or 1):
+                    raise BadInput(failure)
+                if ready >= (engines or possible):
+                    on_wait(f"{failure}; going on with {ready} engines")
+                    return capacity
             if waited_s > patience.engines_s:
                 raise BadInput(f"{ready} of {wanted} engines answer after {waited_s:.0f} s; see their logs")
             missing = f"{ready} of {wanted} engines ready"

@@ -201,6 +201,8 @@ class LiveContext:
             outcome = action_from_body(body)
         else:
             payload = cloudpickle.dumps((function, args, kwargs))
+            if timeout_s is None:
+                timeout_s = self._services.budget.tool_timeout_s
             outcome = await self._run_action(index, payload, kind, name, (least, most), timeout_s)
             self._journal("action", {"action_index": index, "label": name, **action_body(outcome)})
         self._close_action(index, outcome)
@@ -337,7 +339,8 @@ class LiveContext:
             # With the same id a second attempt would find the task of the first.
             action_id = ActionId(f"{name_in_session}~{attempt}" if attempt else name_in_session)
             request = ActionRequest(action_id, self._spec.trajectory_id, kind, name, *cpus, "cpu")
-            call = ActionCall(session, action_id, payload, timeout_s, f"{session}/{name_in_session}")
+            limit_s = None if timeout_s == math.inf else timeout_s
+            call = ActionCall(session, action_id, payload, limit_s, f"{session}/{name_in_session}")
             try:
                 return await self._services.submitter.action(call, request)
             except Interrupted as interrupt:

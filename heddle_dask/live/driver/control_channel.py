@@ -52,7 +52,16 @@ class ControlChannel:
             except (OSError, RuntimeError) as error:
                 self._fail(f"the scheduler does not answer: {error}")
                 return
-            self.take(updates)
+            except Exception as error:  # another version of heddle_dask answers
+                self._fail(f"the scheduler's answer cannot be read: {error!r}")
+                return
+            try:
+                self.take(updates)
+            except (
+                Exception
+            ) as error:  # a poll that ended without a word would leave the run waiting for ever
+                self._fail(f"the scheduler's answer cannot be used: {error!r}")
+                raise
 
     async def _fetch(self, wait_s: float) -> Updates:
         return await ask_scheduler(self._client, FetchUpdates(self._session, wait_s))

@@ -162,6 +162,7 @@ class Output:
             raise BadInput(f"out: mode is {self.mode!r}: use one of {', '.join(get_args(WriteMode))}")
         if not isinstance(self.metadata, Mapping):
             raise BadInput(f"out: metadata is {self.metadata!r}: use a mapping")
+        object.__setattr__(self, "metadata", dict(self.metadata))
 
     @classmethod
     def of(cls, out: str | Path | Output | None) -> Output | None:

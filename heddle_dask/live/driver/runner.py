@@ -19,6 +19,7 @@ from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec, joined_domain
 from heddle_dask.environments.base import ActionFailed, Environment, Task
 from heddle_dask.live.driver.context import BudgetExhausted, LiveContext, ReplayDiverged, StepLost
+from heddle_dask.live.driver.control_channel import ControlPlaneFailed
 from heddle_dask.live.driver.run_writer import RunWriter
 from heddle_dask.live.driver.services import Recorded, Services
 from heddle_dask.live.driver.submission import RESULT_LOST
@@ -119,6 +120,7 @@ class Driver:
         self._running: dict[asyncio.Task[TrajectoryRecord], None] = {}
         self._ended: list[EndedTrajectory] = []
         self._interrupted = False
+        self._to_resume = False
         self._begun = False
         self.ended = asyncio.Event()
         self.finished = 0
@@ -150,9 +152,16 @@ class Driver:
             case _:
                 assert_never(notice)
 
-    def interrupt(self) -> None:
-        """Stop admitting and abort what runs; every trajectory still yields its record."""
+    def interrupt(self, to_resume: bool = False) -> None:
+        """Stop admitting and abort what runs; every trajectory still yields its record.
+
+        Parameters
+        ----------
+        to_resume
+            Aborted trajectories are not stored: a resumed run goes on with them from their journalled steps.
+        """
         self._interrupted = True
+        self._to_resume = to_resume
         if self._begun:
             self._cancel_running()
 
@@ -176,7 +185,7 @@ class Driver:
         await asyncio.sleep(0)
         self._begun = True
         if self._interrupted:
-            self.interrupt()
+            self._cancel_running()
         try:
             await self._announce(attempts)
             while self._running:
@@ -195,7 +204,10 @@ class Driver:
         session = self._services.session
         for start in range(0, len(submitted), SUBMITTED_AT_ONCE):
             part = submitted[start : start + SUBMITTED_AT_ONCE]
-            await ask_scheduler(self._client, SubmitTrajectories(session, part))
+            try:
+                await ask_scheduler(self._client, SubmitTrajectories(session, part))
+            except (OSError, RuntimeError) as error:
+                raise ControlPlaneFailed(f"the trajectories were not submitted: {error}") from None
 
     def _cancel_running(self) -> None:
         for context in self._contexts.values():
@@ -213,7 +225,7 @@ class Driver:
 
     def _keep(self, record: TrajectoryRecord) -> TrajectoryRecord:
         self.finished += 1
-        if self._writer is not None:
+        if self._writer is not None and not (self._to_resume and record.status == "aborted"):
             self._writer.finish(record)
         return record
 
@@ -221,16 +233,22 @@ class Driver:
         trajectory_id = attempt.spec.trajectory_id
         context = LiveContext(self._services, attempt.spec, attempt.seed, attempt.recorded)
         started_s = self._services.clock()
+        limit: asyncio.Timeout | None = None
         try:
             if self._interrupted:
                 raise asyncio.CancelledError
             await self._admitted[trajectory_id].wait()
             started_s = self._services.clock()
             self._contexts[trajectory_id] = context
-            reward = await self._environment.solve(attempt.task, context)
+            async with asyncio.timeout(self._services.budget.max_trajectory_s) as limit:
+                reward = await self._environment.solve(attempt.task, context)
             ending = Ending("truncated" if context.was_stopped else "completed", reward=_number(reward))
         except (Exception, asyncio.CancelledError) as error:
             ending = self._ending_of(error)
+            if limit is not None and limit.expired() and isinstance(error, TimeoutError):
+                ending = Ending(
+                    "truncated", "time", f"it took longer than {self._services.budget.max_trajectory_s:g} s"
+                )
         self._contexts.pop(trajectory_id, None)
         self._admitted.pop(trajectory_id, None)
         self.generated_tokens += context.generated_tokens

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from heddle_dask.chat.template import ChatTemplate
+from heddle_dask.core.errors import BadInput
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.live.driver.submission import Submitter
 from heddle_dask.live.wire.result_codec import step_from_body
@@ -27,11 +28,27 @@ class Budget:
         Generated tokens of one step, unless the program asks for another limit.
     max_context_tokens
         Prompt and generated tokens together; never more than the engine takes.
+    max_trajectory_s
+        Wall-clock seconds from its admission; None: no limit. A trajectory that takes longer is truncated.
+    tool_timeout_s
+        Seconds of a tool call that sets no limit of its own (`Context.call`); None: no limit.
+    max_run_s
+        Wall-clock seconds of one `Rollout.run`, from the first submission; None: no limit. The run then ends as if it
+        was interrupted, and can be resumed.
     """
 
     max_steps: int = 512
     max_step_tokens: int = 512
     max_context_tokens: int = 4096
+    max_trajectory_s: float | None = None
+    tool_timeout_s: float | None = 600.0
+    max_run_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_trajectory_s", "tool_timeout_s", "max_run_s"):
+            seconds = getattr(self, name)
+            if seconds is not None and not seconds > 0:
+                raise BadInput(f"Budget: {name} is {seconds}: use seconds above 0, or None")
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,6 +135,8 @@ def _conversion(hint: Any) -> _Conversion | None:
         return _Conversion(bytes, bytes)
     if isinstance(hint, type) and (is_dataclass(hint) or hasattr(hint, "_fields")):
         return _Conversion(_to_mapping, functools.partial(_from_mapping, hint))
+    if any(_conversion(each) is not None for each in arguments):
+        raise TypeError(f"a message cannot have a field of type {hint}: use a tuple of one type")
     return None
 
 

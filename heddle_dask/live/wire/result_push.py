@@ -89,8 +89,8 @@ class Inbox:
         return any(polled is kind for _, polled in self._polls)
 
     def listen(self, address: str, kind: FetchResults) -> None:
-        """Keep a poll open at this worker from now on."""
-        if (address, kind) not in self._polls:
+        """Keep a poll open at this worker from now on; at an empty address there is none."""
+        if address and (address, kind) not in self._polls:
             self._polls[address, kind] = asyncio.create_task(self._poll(address, kind))
 
     async def _poll(self, address: str, kind: FetchResults) -> None:

@@ -6,6 +6,7 @@ what handles which message on a scheduler or worker.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -17,6 +18,8 @@ from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.codec import OP, Answer, Message, Request
 
 M = TypeVar("M", bound=Message)
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +129,20 @@ class Handlers:
         handler
             Takes the sender and the message. The sender is the address of a worker or the id of a client; on a worker,
             where only the scheduler sends, it is empty.
+
+        A message that another version has sent and that cannot be read is logged: an error would close the connection,
+        and with it the worker.
         """
 
         def take_message(*, worker: str = "", client: str = "", **mapping: Any) -> None:
-            handler(worker or client, kind.from_wire(mapping))
+            try:
+                message = kind.from_wire(mapping)
+            except (TypeError, KeyError):
+                _LOG.exception(
+                    "message %s of %s cannot be read", kind.op, worker or client or "the scheduler"
+                )
+                return
+            handler(worker or client, message)
 
         self._stream[kind.op] = take_message
 

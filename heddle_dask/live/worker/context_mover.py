@@ -127,6 +127,8 @@ class ContextMover:
         client, worker = self._owner.client, self._owner.worker
         if client is None or worker is None or order.target_engine_id != self._owner.engine_id:
             return 0, "the target engine is gone"
+        if not order.source:
+            return 0, "the source worker is gone"
         transfer = order.kind == "transfer"
         try:
             exported = await ask_worker(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.process import EngineProcess, EngineStartError
 from heddle_dask.engines.spec import EngineSpec
 
+_LOG = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Watch:
@@ -30,6 +33,9 @@ class Watch:
         Longest wait for the first healthy answer.
     health_interval_s, health_misses
         An engine that misses this many health checks in a row is killed and started again.
+    stopped_checks
+        The same for an engine with a process that is found stopped (SIGSTOP) at this many checks in a row. A health
+        check of a stopped engine would take its whole time limit.
     backoff_s, max_backoff_s
         Pause before a restart: doubles with each failure in a row, up to the maximum.
     """
@@ -37,6 +43,7 @@ class Watch:
     start_timeout_s: float = 600.0
     health_interval_s: float = 2.0
     health_misses: int = 5
+    stopped_checks: int = 4
     backoff_s: float = 1.0
     max_backoff_s: float = 60.0
 
@@ -81,6 +88,7 @@ class EngineHost:
         self._records = records
         self._task: asyncio.Task[None] | None = None
         self._process: EngineProcess | None = None
+        self._is_ready = False
         self.start_s = 0.0
 
     @property
@@ -105,45 +113,60 @@ class EngineHost:
         incarnation = 0
         while True:
             incarnation += 1
-            directory = self._directory / f"engine-{incarnation}"
-            was_ready = False
+            self._is_ready = False
             try:
-                self._process = EngineProcess(self.spec, directory, records=self._records)
-                was_ready = await self._live_once(self._process)
-            except BadInput as error:
-                self._on_start_failed(str(error))
-            finally:
-                if self._process is not None:
-                    await asyncio.shield(self._process.stop())
-                self._process = None
-            failures = 0 if was_ready else failures + 1
+                await self._one_incarnation(self._directory / f"engine-{incarnation}")
+            except Exception:
+                _LOG.exception("an engine's supervision failed; the engine is started again")
+            failures = 0 if self._is_ready else failures + 1
             await asyncio.sleep(min(self.watch.max_backoff_s, self.watch.backoff_s * 2 ** min(failures, 10)))
 
-    async def _live_once(self, process: EngineProcess) -> bool:
-        """Run one incarnation to its end; True when it ever was ready."""
-        began_s = time.monotonic()
+    async def _one_incarnation(self, directory: Path) -> None:
+        """Run one engine process to its end, and tell why it ended before its last processes are gone."""
+        process: EngineProcess | None = None
         try:
-            url = await process.start(self.watch.start_timeout_s)
-        except EngineStartError as error:
-            self._on_start_failed(str(error))
-            return False
+            try:
+                process = self._process = EngineProcess(self.spec, directory, records=self._records)
+                reason = await self._live_once(process)
+            except (BadInput, EngineStartError) as error:
+                reason = str(error)
+            except Exception as error:
+                # Unforeseen: without a word and a new start the engine would be lost for good.
+                _LOG.exception("an engine's supervision failed; the engine is started again")
+                reason = f"{type(error).__name__}: {error}".replace("\n", " ")
+            (self._on_lost if self._is_ready else self._on_start_failed)(reason)
+        finally:
+            if process is not None:
+                await asyncio.shield(process.stop())
+            self._process = None
+
+    async def _live_once(self, process: EngineProcess) -> str:
+        """Run one incarnation to its end; returns why it ended."""
+        began_s = time.monotonic()
+        url = await process.start(self.watch.start_timeout_s)
         self.start_s = time.monotonic() - began_s
         client = EngineClient(url, engine_kind(self.spec.kind).dialect)
         try:
-            self._on_ready(client, await client.describe())
-            self._on_lost(await self._watch_until_lost(process, client))
+            info = await client.describe()
+            self._is_ready = True
+            self._on_ready(client, info)
+            return await self._watch_until_lost(process, client)
         finally:
             await client.close()
-        return True
 
     async def _watch_until_lost(self, process: EngineProcess, client: EngineClient) -> str:
         exited = asyncio.ensure_future(process.wait())
-        misses = 0
+        misses = stopped = 0
         try:
             while True:
                 done, _ = await asyncio.wait([exited], timeout=self.watch.health_interval_s)
                 if done:
                     return f"its process ended with exit code {exited.result()}"
+                stopped = stopped + 1 if process.is_stopped() else 0
+                if stopped >= self.watch.stopped_checks:
+                    return "its process is stopped (SIGSTOP)"
+                if stopped:
+                    continue
                 misses = 0 if await client.healthy() else misses + 1
                 if misses >= self.watch.health_misses:
                     return f"it missed {misses} health checks in a row"

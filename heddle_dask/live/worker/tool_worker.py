@@ -110,7 +110,9 @@ class ToolWorker(WorkerPlugin):
             self._note_ended(call.key)
         run_s = time.perf_counter() - started_s
         address = self.worker.address
-        outcome = ActionOutcome(status, value, message, detail, self.host_id, cpus, run_s, address)
+        outcome = ActionOutcome(
+            status, value, _encodable(message), _encodable(detail), self.host_id, cpus, run_s, address
+        )
         action_id = ActionId(call.action_id)
         self._reports[call.key] = ActionEndedReport(
             call.session, action_id, placement.host_id, run_s, ok=status == "ok"
@@ -188,6 +190,11 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
         return frozenset(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return frozenset()  # a builtin without a signature takes neither
+
+
+def _encodable(text: str) -> str:
+    """The text with lone surrogates written out: msgpack refuses them, and would break the connection."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _one_line(error: BaseException) -> str:
