@@ -199,7 +199,7 @@ class SessionEvents:
 
     @guarded
     def step_started(self, report: StepStartedReport) -> None:
-        """A step holds a slot."""
+        """The engine has begun a step; it may still wait there for a slot."""
         self._feed(ev.StepStarted(self.session.now(), report.step_id, report.engine_id))
 
     @guarded

@@ -106,7 +106,7 @@ class HostLostReport(Message):
 
 @dataclass(frozen=True, slots=True)
 class StepStartedReport(Message):
-    """The step holds a slot of that engine."""
+    """The engine has the step; it may still wait there for a slot."""
 
     op: ClassVar[str] = "heddle-step-started"
 
