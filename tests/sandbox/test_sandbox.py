@@ -277,6 +277,22 @@ except OSError as error:
     assert run("bubblewrap", code).text == "-1 1\n-1 1\n1\n"
 
 
+def test_only_sockets_of_the_network_namespace_can_be_made_in_bubblewrap() -> None:
+    code = """
+import socket
+for name in ('AF_VSOCK', 'AF_NETLINK', 'AF_PACKET', 'AF_ALG', 'AF_UNIX', 'AF_INET', 'AF_INET6'):
+    try:
+        socket.socket(getattr(socket, name), socket.SOCK_DGRAM).close()
+        print(name, 'made')
+    except OSError as error:
+        print(name, error.errno)
+socket.socketpair()
+"""
+    refused = ["AF_VSOCK 1", "AF_NETLINK 1", "AF_PACKET 1", "AF_ALG 1"]
+    made = ["AF_UNIX made", "AF_INET made", "AF_INET6 made"]
+    assert run("bubblewrap", code).text.splitlines() == refused + made
+
+
 def test_signals_reach_nobody_outside(mode: str) -> None:
     code = f"import os\nos.kill({os.getpid()}, 0)"
     output = run(mode, code)
