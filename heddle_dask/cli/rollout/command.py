@@ -83,6 +83,13 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 )
 @click.option("--tool-workers", type=COUNT, default=1, show_default=True, help="Of the local cluster.")
 @click.option("--tool-cpus", type=COUNT, default=None, help="For tools [default: those of the machine].")
+@click.option(
+    "--sandbox",
+    type=click.Choice(["strong", "weak"]),
+    default="strong",
+    show_default=True,
+    help="weak: also accept a weak sandbox for tools.",
+)
 @click.option("--worker-timeout", type=_POSITIVE, default=30.0, show_default=True, help="Seconds.")
 @click.option("--engine-timeout", type=_POSITIVE, default=600.0, show_default=True, help="Seconds.")
 @click.option("--dashboard/--no-dashboard", default=None, help="[default: where bokeh is installed]")

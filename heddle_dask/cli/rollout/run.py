@@ -211,6 +211,7 @@ class _Run:
             budget=self.budget,
             sampling=Sampling(order.limits.temperature, order.limits.top_p),
             retries=order.retries,
+            sandbox=order.where.sandbox,
             on_progress=self.progress.message,
         )
 

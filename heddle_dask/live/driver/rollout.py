@@ -32,6 +32,7 @@ from heddle_dask.live.driver.rollout_inputs import (
 )
 from heddle_dask.live.driver.run_files import RunFiles
 from heddle_dask.live.driver.runner import Attempt, Driver, attempts_of
+from heddle_dask.live.driver.sandbox_check import check_sandbox, checked_policy
 from heddle_dask.live.driver.services import Budget, Sampling, Services
 from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
 from heddle_dask.live.wire.driver_messages import EngineLostNotice, Notice
@@ -68,6 +69,8 @@ class Rollout:
         Temperature and top-p.
     retries
         How often a step or an action is tried again.
+    sandbox
+        ``"strong"``, or ``"weak"`` to accept every mode of tool workers (``docs/sandbox.md``).
     on_progress
         Takes one line for each thing that is waited for or decided.
 
@@ -101,6 +104,7 @@ class Rollout:
         budget: Budget | None = None,
         sampling: Sampling | None = None,
         retries: RetryPolicy | None = None,
+        sandbox: str = "strong",
         on_progress: Callable[[str], None] = lambda message: None,
     ) -> None:
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
@@ -112,6 +116,8 @@ class Rollout:
         self._engines = Engines.of(engines)
         self._strategy = Strategy.of(strategy)
         self._output = Output.of(out)
+        self._sandbox_policy = checked_policy(sandbox)
+        self._sandbox: Mapping[str, str] = {}
         self.environment = environment_of(env)
         self.template = ChatTemplate.load(str(model))
         self._check_template(on_progress)
@@ -132,8 +138,6 @@ class Rollout:
         self._batch_began_s = 0.0
         self._started_s = 0.0
         self._entered = False
-
-    # -- public ------------------------------------------------------------------------------------
 
     def run(self, tasks: Tasks) -> Any:
         """Roll out `samples` attempts of each task and return a `Batch`.
@@ -205,8 +209,6 @@ class Rollout:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._close()
-
-    # -- how ---------------------------------------------------------------------------------------
 
     def _sync(self, function: Callable[..., Any], *args: Any) -> Any:
         if self.client.asynchronous:
@@ -282,9 +284,12 @@ class Rollout:
         )
 
     async def _open(self) -> tuple[OpenSession, RunFiles]:
-        """Files first (they fail fastest), then session, plugins, engines; an older run is overwritten last."""
+        """Sandbox and files first (they fail fastest), then session, engines; an older run is overwritten last."""
         if self._session is not None and self._files is not None:
             return self._session, self._files
+        policy, patience_s = self._sandbox_policy, self._engines.patience.workers_s
+        asked = check_sandbox(self.client, self.environment, policy, patience_s, self._on_progress)
+        self._sandbox = await asked
         self._started_s = time.monotonic()
         self._files = files = RunFiles(self._output, self._describe)
         try:
@@ -360,6 +365,7 @@ class Rollout:
             "overrides": list(self._strategy.overrides),
             "cost": self._cost,
             "retries": asdict(self.retries),
+            **self._sandbox,
             "samples": self.samples,
             "seed": self.seed,
             "heddle_dask": version("heddle-dask"),
