@@ -101,7 +101,10 @@ class _Run:
         check_cost(self.engines.cost, self.model, order.fleet.engine)
         limits = order.limits
         self.budget = Budget(
-            limits.max_steps, limits.max_step_tokens, context_limit(self.model, limits.max_context_tokens)
+            limits.max_steps,
+            limits.max_step_tokens,
+            context_limit(self.model, limits.max_context_tokens),
+            where.sandbox,
         )
         self._check_degrees()
         # With --scheduler the scheduler reads this file, possibly from another file system.
@@ -211,7 +214,6 @@ class _Run:
             budget=self.budget,
             sampling=Sampling(order.limits.temperature, order.limits.top_p),
             retries=order.retries,
-            sandbox=order.where.sandbox,
             on_progress=self.progress.message,
         )
 

@@ -64,13 +64,11 @@ class Rollout:
     out
         Path of a new Zarr store, an `Output` with path, mode and metadata, or None to keep trajectories in memory only.
     budget
-        Limits of each trajectory in steps and tokens.
+        Limits of each trajectory in steps and tokens, and the sandbox of its tools.
     sampling
         Temperature and top-p.
     retries
         How often a step or an action is tried again.
-    sandbox
-        ``"strong"``, or ``"weak"`` to accept every mode of tool workers (``docs/sandbox.md``).
     on_progress
         Takes one line for each thing that is waited for or decided.
 
@@ -104,7 +102,6 @@ class Rollout:
         budget: Budget | None = None,
         sampling: Sampling | None = None,
         retries: RetryPolicy | None = None,
-        sandbox: str = "strong",
         on_progress: Callable[[str], None] = lambda message: None,
     ) -> None:
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
@@ -116,7 +113,7 @@ class Rollout:
         self._engines = Engines.of(engines)
         self._strategy = Strategy.of(strategy)
         self._output = Output.of(out)
-        self._sandbox_policy = checked_policy(sandbox)
+        checked_policy(self.budget.sandbox)
         self._sandbox: Mapping[str, str] = {}
         self.environment = environment_of(env)
         self.template = ChatTemplate.load(str(model))
@@ -287,7 +284,7 @@ class Rollout:
         """Sandbox and files first (they fail fastest), then session, engines; an older run is overwritten last."""
         if self._session is not None and self._files is not None:
             return self._session, self._files
-        policy, patience_s = self._sandbox_policy, self._engines.patience.workers_s
+        policy, patience_s = self.budget.sandbox, self._engines.patience.workers_s
         asked = check_sandbox(self.client, self.environment, policy, patience_s, self._on_progress)
         self._sandbox = await asked
         self._started_s = time.monotonic()

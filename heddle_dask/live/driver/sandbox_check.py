@@ -105,7 +105,7 @@ async def check_sandbox(
         if policy != "weak" and not sandbox.strong:
             raise BadInput(
                 f"tool worker {address} has only the sandbox '{sandbox.text}' (docs/sandbox.md): install the package "
-                "`bubblewrap` there, or accept it with --sandbox weak, in Python Rollout(sandbox='weak')"
+                "`bubblewrap` there, or accept it with --sandbox weak, in Python Budget(sandbox='weak')"
             )
     if not found:
         return {}

@@ -27,11 +27,14 @@ class Budget:
         Generated tokens of one step, unless the program asks for another limit.
     max_context_tokens
         Prompt and generated tokens together; never more than the engine takes.
+    sandbox
+        ``"strong"``, or ``"weak"`` to accept every sandbox of the tool workers (``docs/sandbox.md``).
     """
 
     max_steps: int = 512
     max_step_tokens: int = 512
     max_context_tokens: int = 4096
+    sandbox: str = "strong"
 
 
 @dataclass(frozen=True, slots=True)
