@@ -158,7 +158,11 @@ class Context(Protocol):
 
 
 class Environment(Protocol):
-    """A source of tasks with an agent program for them."""
+    """A source of tasks with an agent program for them.
+
+    An environment whose tools call `run_python` or `run_function_tests` has a class attribute ``uses_sandbox = True``:
+    a rollout then checks the sandbox of the tool workers before it starts.
+    """
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.environments.splits import (
@@ -46,6 +46,7 @@ class MathEnvironment:
         Test problems never occur in the train split, for any seed.
     """
 
+    uses_sandbox: ClassVar[bool] = True
     tier: Tier = "easy"
     split: Split = "test"
     limits: LoopLimits = field(default_factory=LoopLimits)

@@ -7,12 +7,12 @@ process, even if this process is killed with SIGKILL, and never exists on the ho
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 from heddle_dask.sandbox import inside
-from heddle_dask.sandbox.confinement import Mode, PreparedRun, common_environment, common_rlimits
+from heddle_dask.sandbox.confinement import DiskUsage, Mode, PreparedRun, common_environment, common_rlimits
 from heddle_dask.sandbox.interpreter import Interpreter, system_library_folders
 from heddle_dask.sandbox.limits import SandboxLimits
 from heddle_dask.sandbox.system_calls import filter_fd
@@ -69,7 +69,19 @@ class Bubblewrap:
                 owned_uid=None,
                 wrapper_processes=2,
                 pass_fds=() if calls is None else (calls,),
+                disk_usage=_disk_usage,
             )
+
+
+def _disk_usage(pids: Sequence[int]) -> DiskUsage | None:
+    """Usage of the tmpfs that the processes inside see. `bwrap` can limit its bytes, not its number of files."""
+    for pid in pids:
+        try:
+            tmpfs = os.statvfs(f"/proc/{pid}/root/tmp")
+        except OSError:  # it has ended, or this process may not look into it
+            continue
+        return DiskUsage((tmpfs.f_blocks - tmpfs.f_bfree) * tmpfs.f_frsize, tmpfs.f_files - tmpfs.f_ffree)
+    return None
 
 
 def _command(interpreter: Interpreter) -> tuple[str, ...]:
@@ -93,6 +105,8 @@ def _fixed_arguments(program: str, *, private_user_ids: bool) -> tuple[str, ...]
         arguments += ["--dir", parent]
     for source, place in binds:
         arguments += ["--ro-bind", source, place]
+    for place in Interpreter.of_this_process().hidden_inside:
+        arguments += ["--tmpfs", place, "--remount-ro", place]
     for link in links:
         arguments += ["--symlink", os.readlink(link), link]
     arguments += ["--dir", "/dev"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -10,6 +10,14 @@ from typing import Literal, Protocol
 from heddle_dask.sandbox.limits import SandboxLimits
 
 Mode = Literal["bubblewrap", "weak"]
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUsage:
+    """Bytes on disk in the private directory, and the number of its files and folders."""
+
+    used_bytes: int
+    files: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +38,8 @@ class PreparedRun:
         Number of processes of the confinement itself, which do not count towards the limit.
     pass_fds
         Open file descriptors that the started program inherits.
-    used_disk_bytes
-        Measures the private directory if the kernel does not limit it, else None.
+    disk_usage
+        Measures the private directory as the given processes inside see it; None where that is not possible.
     """
 
     argv: tuple[str, ...]
@@ -42,7 +50,7 @@ class PreparedRun:
     owned_uid: int | None
     wrapper_processes: int = 0
     pass_fds: tuple[int, ...] = ()
-    used_disk_bytes: Callable[[], int] | None = None
+    disk_usage: Callable[[Sequence[int]], DiskUsage | None] = lambda pids: None
 
 
 class Confinement(Protocol):

@@ -8,6 +8,8 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+_PACKAGES = ("site-packages", "dist-packages")
+
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
@@ -53,6 +55,18 @@ class Interpreter:
             binds=((str(program), inside), (str(prefix / "lib"), "/python/lib")),
             libraries_inside="/python/lib",
         )
+
+    @property
+    def hidden_inside(self) -> tuple[str, ...]:
+        """Folders of installed packages below `binds`, by their path inside: they belong to the host."""
+        places = []
+        for source, inside in self.binds:
+            for pattern in ("*-packages", "python*/*-packages"):
+                found = (
+                    path for path in Path(source).glob(pattern) if path.name in _PACKAGES and path.is_dir()
+                )
+                places += [str(Path(inside, path.relative_to(source))) for path in found]
+        return tuple(places)
 
     @property
     def open_to_all(self) -> bool:

@@ -27,6 +27,8 @@ class SandboxLimits:
         Maximum size of a file.
     disk_bytes
         Maximum size of the private directory.
+    files
+        Maximum number of files and folders in the private directory.
     processes
         Maximum number of concurrent processes and threads.
     """
@@ -37,6 +39,7 @@ class SandboxLimits:
     output_bytes: int = 64 * 1024
     file_bytes: int = 16 * MIB
     disk_bytes: int = 64 * MIB
+    files: int = 10_000
     processes: int = 16
 
     def __post_init__(self) -> None:

@@ -70,7 +70,7 @@ def _cause_and_sentence(run: RawRun, limits: SandboxLimits) -> tuple[Cause, str]
         "memory": f"stopped: used more than {limits.memory_bytes / MIB:g} MiB of memory",
         "output": f"stopped: wrote more than {limits.output_bytes} bytes of output",
         "processes": f"stopped: started more than {limits.processes} processes and threads",
-        "files": f"stopped: wrote more than {limits.disk_bytes / MIB:g} MiB of files",
+        "files": f"stopped: wrote more than {limits.disk_bytes / MIB:g} MiB or {limits.files} files",
     }
     if run.stopped_for:
         return run.stopped_for, stopped[run.stopped_for]

@@ -99,10 +99,9 @@ async def _watch(
             exact_bytes = await asyncio.to_thread(proportional_bytes, usage.pids)
             if (usage.resident_bytes if exact_bytes is None else exact_bytes) > limits.memory_bytes:
                 return "memory"
-        if prepared.used_disk_bytes is not None:
-            used_bytes = await asyncio.to_thread(prepared.used_disk_bytes)
-            if used_bytes > limits.disk_bytes:
-                return "files"
+        disk = await asyncio.to_thread(prepared.disk_usage, usage.pids[prepared.wrapper_processes :])
+        if disk is not None and (disk.used_bytes > limits.disk_bytes or disk.files > limits.files):
+            return "files"
 
 
 async def _leave_nothing(child: Child, prepared: PreparedRun) -> None:

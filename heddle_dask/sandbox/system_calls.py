@@ -2,8 +2,9 @@
 
 Refused are: new namespaces and mounts (a user namespace would allow an unlimited tmpfs), memory that no limit counts
 (System V shared memory, memfd), io_uring (it bypasses seccomp), and interfaces with a large kernel attack surface
-(ptrace, bpf, keys, perf, userfaultfd). Refused calls fail with EPERM; `clone3` fails with ENOSYS, so that the C
-library falls back to `clone`, which has flags that a filter can read.
+(ptrace, bpf, keys, perf, userfaultfd). Sockets are of the families AF_UNIX, AF_INET and AF_INET6 only: some others,
+such as AF_VSOCK, do not belong to a network namespace. Refused calls fail with EPERM; `clone3` fails with ENOSYS, so
+that the C library falls back to `clone`, which has flags that a filter can read.
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ _REFUSED = {
 }
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
+_SOCKET_CALLS = {"x86_64": (41, 53), "aarch64": (198, 199)}  # socket, socketpair
+_SOCKET_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _NEW_NAMESPACE_FLAGS = 0x7E020000
 
@@ -106,6 +109,12 @@ def filter_program(machine: str) -> bytes:
     for number in refused:
         program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _EPERM)]
     program += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ENOSYS)]
+    for number in _SOCKET_CALLS[machine]:
+        # The kernel reads the family as an int: the low half of the argument, which is loaded here.
+        program += [(_EQUAL, 0, len(_SOCKET_FAMILIES) + 3, number), (_LOAD, 0, 0, _FIRST_ARGUMENT)]
+        for place, family in enumerate(_SOCKET_FAMILIES):
+            program += [(_EQUAL, len(_SOCKET_FAMILIES) - place, 0, family)]
+        program += [(_RETURN, 0, 0, _EPERM), (_RETURN, 0, 0, _ALLOW)]
     program += [
         (_EQUAL, 0, 3, _CLONE[machine]),
         (_LOAD, 0, 0, _FIRST_ARGUMENT),

@@ -14,10 +14,9 @@ import stat
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from heddle_dask.sandbox import inside
-from heddle_dask.sandbox.confinement import Mode, PreparedRun, common_environment, common_rlimits
+from heddle_dask.sandbox.confinement import DiskUsage, Mode, PreparedRun, common_environment, common_rlimits
 from heddle_dask.sandbox.limits import SandboxLimits
 from heddle_dask.sandbox.user_ids import private_user_id
 
@@ -68,7 +67,7 @@ class Weak:
                 },
                 setuid=None,
                 owned_uid=uid,
-                used_disk_bytes=lambda: used_bytes(Path(folder)),
+                disk_usage=lambda pids: disk_usage(folder),
             )
         finally:
             # Passed to a thread without an await in between, so that a second cancellation cannot prevent it.
@@ -82,16 +81,17 @@ class Weak:
         return (self._setpriv, *change, "--no-new-privs", "--pdeathsig", "KILL")
 
 
-def used_bytes(folder: Path) -> int:
-    """Bytes on disk of all files below a folder; files that disappear meanwhile count 0."""
-    total = 0
-    for path, _, names in os.walk(folder):
+def disk_usage(folder: str) -> DiskUsage:
+    """Usage of all below a folder; files that disappear meanwhile count 0 bytes."""
+    used_bytes = files = 0
+    for path, folders, names in os.walk(folder):
+        files += len(folders) + len(names)
         for name in names:
             try:
-                total += os.lstat(os.path.join(path, name)).st_blocks * 512
+                used_bytes += os.lstat(os.path.join(path, name)).st_blocks * 512
             except FileNotFoundError:
                 continue
-    return total
+    return DiskUsage(used_bytes, files)
 
 
 def remove(folder: str) -> None:

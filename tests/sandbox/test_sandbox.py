@@ -225,6 +225,28 @@ def test_filling_the_disk_fails(mode: str) -> None:
     assert output.cause == "files"
 
 
+def test_the_number_of_files_is_limited(mode: str) -> None:
+    code = """
+import itertools, os, time
+for i in itertools.count():
+    if i < 400: os.mkdir(str(i))
+    else: time.sleep(0.01)
+"""
+    output = run(mode, code, SandboxLimits(wall_s=60, files=300))
+    assert output.cause == "files"
+    assert "300 files" in output.text
+    assert output.seconds < 30
+
+
+def test_installed_packages_are_hidden_in_bubblewrap() -> None:
+    code = """
+import os
+print([p for folder, names, _ in os.walk('/') if folder.endswith('-packages') for p in names])
+import ctypes, json, sqlite3
+"""
+    assert run("bubblewrap", code).text == "[]\n"
+
+
 def test_network_is_out_of_reach(mode: str) -> None:
     async def isolated(box: PythonSandbox) -> bool:
         return box.confinement.isolates_network
@@ -275,6 +297,22 @@ except OSError as error:
     print(error.errno)
 """
     assert run("bubblewrap", code).text == "-1 1\n-1 1\n1\n"
+
+
+def test_only_sockets_of_the_network_namespace_can_be_made_in_bubblewrap() -> None:
+    code = """
+import socket
+for name in ('AF_VSOCK', 'AF_NETLINK', 'AF_PACKET', 'AF_ALG', 'AF_UNIX', 'AF_INET', 'AF_INET6'):
+    try:
+        socket.socket(getattr(socket, name), socket.SOCK_DGRAM).close()
+        print(name, 'made')
+    except OSError as error:
+        print(name, error.errno)
+socket.socketpair()
+"""
+    refused = ["AF_VSOCK 1", "AF_NETLINK 1", "AF_PACKET 1", "AF_ALG 1"]
+    made = ["AF_UNIX made", "AF_INET made", "AF_INET6 made"]
+    assert run("bubblewrap", code).text.splitlines() == refused + made
 
 
 def test_signals_reach_nobody_outside(mode: str) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.sandbox.function_tests import TestReport, run_function_tests
+from heddle_dask.sandbox.function_tests import TestReport, _failures, run_function_tests
 from heddle_dask.sandbox.inside import decode, encode
 from heddle_dask.sandbox.limits import SandboxLimits
+from heddle_dask.sandbox.outcome import RawRun
 
 SQUARES = [((n,), n * n) for n in range(5)]
 plain = st.recursive(
@@ -96,10 +100,46 @@ def test_results_before_a_timeout_count() -> None:
         "import os\nfor fd in range(3, 64):\n"
         "    try: os.write(fd, b'[' * 100000 + b'\\n{}\\n[1]\\n[0, \"r\", [\"i\", {}]]\\n\\xff\\n')\n"
         "    except OSError: pass\ndef f(x): return None",
+        # an error that is no text
+        "import os\nfor fd in range(3, 64):\n"
+        "    try: os.write(fd, b'[0, \"e\", ' + b'[' * 700 + b']' * 701 + b'\\n')\n"
+        "    except OSError: pass\ndef f(x): return None",
+        # numbers that overflow while they are judged
+        "import os\nfor fd in range(3, 64):\n"
+        '    try: os.write(fd, b\'[0, "r", ["f", "0x1p999999"]]\\n\')\n'
+        "    except OSError: pass\ndef f(x): return None",
     ],
 )
 def test_verdict_cannot_be_forged(code: str) -> None:
     assert report(code).passed == 0
+
+
+def test_any_result_line_is_a_verdict() -> None:
+    """Seeded random lines, well formed or not: each fails its case and none raises."""
+    random = Random(20)
+    digits = ["", "0x1p999999", "-0x1p-9", "nan", "inf", "0x" + "f" * 500, "zz", "9" * 5000, "\ud800", "\0"]
+    kinds = ["i", "f", "c", "b", "l*", "t*", "s*", "f*", "d*", "?", "", None, 1]
+
+    def anything(depth: int) -> Any:
+        leaf = random.choice([None, True, -1, 1e400, 2**70, *digits])
+        if depth == 0 or random.random() < 0.2:
+            return leaf
+        items = [anything(depth - 1) for _ in range(random.randrange(4))]
+        return random.choice(
+            [items, [random.choice(kinds), *items], [random.choice(kinds), items], {"k": leaf}]
+        )
+
+    expected = [math.pi, math.nan, 2.5j, -7, "word", b"bytes", [3.5, 1], (9, 8), {5: 0.5}, {1, 2}]
+    for number in range(3000):
+        line = json.dumps([0, "r", anything(3)]).encode()
+        if number % 5 == 0:
+            place = random.randrange(len(line))
+            line = line[:place] + random.randbytes(3) + line[place + random.randrange(3) :]
+        if number % 7 == 0:
+            line = line.replace(b'"r"', b'"e"')
+        run = RawRun(line + b"\n", exit_status=0, stopped_for="", seconds=0.0)
+        for wanted in expected:
+            assert list(_failures(run, [(0, wanted)], SandboxLimits())) == [0], line
 
 
 def test_expected_values_are_not_in_the_sandbox() -> None:

@@ -88,6 +88,13 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 )
 @click.option("--run-timeout", type=_POSITIVE, default=None, help="Seconds; the run ends and can be resumed.")
 @click.option("--tool-timeout", type=_POSITIVE, default=600.0, show_default=True, help="Seconds of one call.")
+@click.option(
+    "--sandbox",
+    type=click.Choice(["strong", "weak"]),
+    default="strong",
+    show_default=True,
+    help="weak: also accept a weak sandbox for tools.",
+)
 @click.option("--worker-timeout", type=_POSITIVE, default=30.0, show_default=True, help="Seconds.")
 @click.option("--engine-timeout", type=_POSITIVE, default=600.0, show_default=True, help="Seconds.")
 @click.option("--dashboard/--no-dashboard", default=None, help="[default: where bokeh is installed]")

@@ -51,6 +51,7 @@ class ClusterOptions:
     worker_timeout: float
     engine_timeout: float
     dashboard: bool | None
+    sandbox: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ class _Run:
             max_trajectory_s=limits.trajectory_timeout,
             tool_timeout_s=limits.tool_timeout,
             max_run_s=limits.run_timeout,
+            sandbox=where.sandbox,
         )
         self._check_degrees()
         # With --scheduler the scheduler reads this file, possibly from another file system.

@@ -34,6 +34,7 @@ from heddle_dask.live.driver.rollout_inputs import (
 )
 from heddle_dask.live.driver.run_files import RunFiles
 from heddle_dask.live.driver.runner import Attempt, Driver, attempts_of
+from heddle_dask.live.driver.sandbox_check import check_sandbox, checked_policy
 from heddle_dask.live.driver.services import Budget, Sampling, Services
 from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
 from heddle_dask.live.wire.driver_messages import EngineLostNotice, Notice
@@ -65,7 +66,7 @@ class Rollout:
     out
         Path of a new Zarr store, an `Output` with path, mode and metadata, or None to keep trajectories in memory only.
     budget
-        Limits of each trajectory in steps and tokens.
+        Limits of each trajectory in steps and tokens, and the sandbox of its tools.
     sampling
         Temperature and top-p.
     retries
@@ -114,6 +115,8 @@ class Rollout:
         self._engines = Engines.of(engines)
         self._strategy = Strategy.of(strategy)
         self._output = Output.of(out)
+        checked_policy(self.budget.sandbox)
+        self._sandbox: Mapping[str, str] = {}
         self.environment = environment_of(env)
         self.template = ChatTemplate.load(str(model))
         self._check_template(on_progress)
@@ -134,8 +137,6 @@ class Rollout:
         self._batch_began_s = 0.0
         self._started_s = 0.0
         self._entered = False
-
-    # -- public ------------------------------------------------------------------------------------
 
     def run(self, tasks: Tasks) -> Any:
         """Roll out `samples` attempts of each task and return a `Batch`.
@@ -207,8 +208,6 @@ class Rollout:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._close()
-
-    # -- how ---------------------------------------------------------------------------------------
 
     def _sync(self, function: Callable[..., Any], *args: Any) -> Any:
         if self.client.asynchronous:
@@ -300,9 +299,12 @@ class Rollout:
         )
 
     async def _open(self) -> tuple[OpenSession, RunFiles]:
-        """Files first (they fail fastest), then session, plugins, engines; an older run is overwritten last."""
+        """Sandbox and files first (they fail fastest), then session, engines; an older run is overwritten last."""
         if self._session is not None and self._files is not None:
             return self._session, self._files
+        policy, patience_s = self.budget.sandbox, self._engines.patience.workers_s
+        asked = check_sandbox(self.client, self.environment, policy, patience_s, self._on_progress)
+        self._sandbox = await asked
         self._started_s = time.monotonic()
         self._files = files = RunFiles(self._output, self._describe)
         try:
@@ -378,6 +380,7 @@ class Rollout:
             "overrides": list(self._strategy.overrides),
             "cost": self._cost,
             "retries": asdict(self.retries),
+            **self._sandbox,
             "samples": self.samples,
             "seed": self.seed,
             "heddle_dask": version("heddle-dask"),

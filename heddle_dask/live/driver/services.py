@@ -35,6 +35,8 @@ class Budget:
     max_run_s
         Wall-clock seconds of one `Rollout.run`, from the first submission; None: no limit. The run then ends as if it
         was interrupted, and can be resumed.
+    sandbox
+        ``"strong"``, or ``"weak"`` to accept every sandbox of the tool workers (``docs/sandbox.md``).
     """
 
     max_steps: int = 512
@@ -43,12 +45,15 @@ class Budget:
     max_trajectory_s: float | None = None
     tool_timeout_s: float | None = 600.0
     max_run_s: float | None = None
+    sandbox: str = "strong"
 
     def __post_init__(self) -> None:
         for name in ("max_trajectory_s", "tool_timeout_s", "max_run_s"):
             seconds = getattr(self, name)
             if seconds is not None and not seconds > 0:
                 raise BadInput(f"Budget: {name} is {seconds}: use seconds above 0, or None")
+        if self.sandbox not in ("strong", "weak"):
+            raise BadInput(f"Budget: sandbox is {self.sandbox!r}: use strong or weak")
 
 
 @dataclass(frozen=True, slots=True)
