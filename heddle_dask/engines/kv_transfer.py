@@ -25,7 +25,7 @@ from heddle_dask.engines.contract import (
 from heddle_dask.engines.engine_kind import Dialect
 from heddle_dask.engines.priority import FIRST
 
-# A third of the lease is reserved for the abort to arrive and for the way of the handle from source to target.
+# A third of the lease is reserved for the abort to arrive and for the clocks of two machines to differ.
 _USABLE_SHARE = 2 / 3
 # Timeout of the abort of an overdue import, after which the target counts as dead.
 _ABORT_ANSWER_S = 5.0
