@@ -19,6 +19,7 @@ from heddle_dask.environments.splits import (
     Tier,
     check_options,
     draw_tasks,
+    environment_name,
     problem_key,
 )
 from heddle_dask.environments.tool_agent import LoopLimits, converse, text_argument
@@ -35,6 +36,7 @@ _REMINDER = 'Call the tool or reply "Done."'
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _DONE = re.compile(r"\bdone\W*\Z", re.IGNORECASE)
 _HIDDEN_TESTS = 8
+_EXAMPLE = "\nExample: "
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ class CodeEnvironment:
 
     @property
     def name(self) -> str:
-        """``code`` or ``code:hard``."""
-        return "code" if self.tier == "easy" else "code:hard"
+        """``code``, with the tier and the split where they are not easy and test."""
+        return environment_name("code", self.tier, self.split)
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
         """`count` different problems of this tier and split, the same for the same seed."""
@@ -68,7 +70,7 @@ class CodeEnvironment:
         def draw(rng: random.Random) -> Task:
             return _draw(rng, self.tier)
 
-        return draw_tasks(draw, count, seed=seed, split=self.split)
+        return draw_tasks(draw, count, seed=seed, split=self.split, problem_of=rules_of)
 
     async def solve(self, task: Task, ctx: Context) -> float | None:
         """Attempt the problem once: 1.0 if all hidden tests pass, None if they could not run."""
@@ -118,9 +120,14 @@ def _draw(rng: random.Random, tier: Tier) -> Task:
         "expected": run_stages(stages, example),
         "cases": [[[xs], run_stages(stages, xs)] for xs in inputs],
     }
-    prompt = f"{rules}\nExample: f({example}) = {payload['expected']}"
+    prompt = f"{rules}{_EXAMPLE}f({example}) = {payload['expected']}"
     name = f"code-{tier}-{problem_key(prompt):08x}"
     return Task(name, prompt, payload, domain=f"{len(stages)} stages")
+
+
+def rules_of(task: Task) -> str:
+    """The rules of a problem, without the example: they determine its hidden tests and its split."""
+    return task.prompt.partition(_EXAMPLE)[0]
 
 
 def stages_of(task: Task) -> list[Stage]:

@@ -1,6 +1,7 @@
 """Makes an environment from the text of ``--env``; every error is one line.
 
-Forms: a name with an optional tier (``math``, ``code:hard``), ``replay:TRACE`` (the name of a
+Forms: a name with an optional tier and split (``math``, ``code:hard``, ``search:train``, ``math:hard:train``; easy and
+test by default), ``replay:TRACE`` (the name of a
 recorded trace, or a file), and ``package.module:function``. The function of the last form is one of
 
 - ``async def solve(task, ctx)``: the agent program itself. A function ``tasks(count, seed)`` of the
@@ -30,10 +31,11 @@ BUILT_IN = {
     "replay": "heddle_dask.environments.replay:ReplayEnvironment",
 }
 TIERS = ("easy", "hard")
+SPLITS = ("train", "test")
 REPLAY_OPTIONS = ("token_scale", "tool_scale")
 _FORMS = (
-    f"allowed are {', '.join(f'{name}[:tier]' for name in BUILT_IN if name != 'replay')} "
-    f"(tier {' or '.join(TIERS)}), replay:TRACE and package.module:function"
+    f"allowed are {', '.join(f'{name}[:tier][:split]' for name in BUILT_IN if name != 'replay')} "
+    f"(tier {' or '.join(TIERS)}, split {' or '.join(SPLITS)}), replay:TRACE and package.module:function"
 )
 
 
@@ -61,12 +63,23 @@ def load_environment(spec: str, *, options: Mapping[str, Any] | None = None) -> 
         return cast(Environment, _class_of(name)(rest, **given))
     if name in BUILT_IN:
         _only(given, (), spec)
-        if colon and rest not in TIERS:
-            raise BadInput(f"environment {spec!r}: no tier {rest!r}; allowed are {', '.join(TIERS)}")
-        return cast(Environment, _class_of(name)(tier=rest or TIERS[0]))
+        return cast(Environment, _class_of(name)(**_tier_and_split(spec, rest if colon else None)))
     if not colon:
         raise BadInput(f"no environment {spec!r}; {_FORMS}")
     return _from_user(spec, name, rest, given)
+
+
+def _tier_and_split(spec: str, text: str | None) -> dict[str, str]:
+    chosen = {"tier": "easy", "split": "test"}
+    given: set[str] = set()
+    for word in [] if text is None else text.split(":"):
+        part = "tier" if word in TIERS else "split"
+        if word not in (*TIERS, *SPLITS) or part in given:
+            allowed = f"one tier ({', '.join(TIERS)}) and one split ({', '.join(SPLITS)})"
+            raise BadInput(f"environment {spec!r}: no tier or split {word!r}; allowed are {allowed}")
+        given.add(part)
+        chosen[part] = word
+    return chosen
 
 
 def _from_user(spec: str, module_name: str, path: str, options: dict[str, Any]) -> Environment:

@@ -18,6 +18,7 @@ from heddle_dask.environments.splits import (
     Tier,
     check_options,
     draw_tasks,
+    environment_name,
     problem_key,
 )
 from heddle_dask.environments.tool_agent import LoopLimits, converse, text_argument
@@ -56,8 +57,8 @@ class MathEnvironment:
 
     @property
     def name(self) -> str:
-        """``math`` or ``math:hard``."""
-        return "math" if self.tier == "easy" else "math:hard"
+        """``math``, with the tier and the split where they are not easy and test."""
+        return environment_name("math", self.tier, self.split)
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
         """`count` different problems of this tier and split, the same for the same seed."""

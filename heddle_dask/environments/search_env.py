@@ -20,6 +20,7 @@ from heddle_dask.environments.splits import (
     Tier,
     check_options,
     draw_tasks,
+    environment_name,
     problem_key,
 )
 from heddle_dask.environments.tool_agent import LoopLimits, converse, text_argument
@@ -62,8 +63,8 @@ class SearchEnvironment:
 
     @property
     def name(self) -> str:
-        """``search`` or ``search:hard``."""
-        return "search" if self.tier == "easy" else "search:hard"
+        """``search``, with the tier and the split where they are not easy and test."""
+        return environment_name("search", self.tier, self.split)
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
         """`count` different questions of this tier and split, the same for the same seed."""

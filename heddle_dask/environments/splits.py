@@ -1,4 +1,4 @@
-"""Held-out tasks by construction: the text of a problem determines its split, for any seed."""
+"""Held-out tasks by construction: what a problem asks determines its split, for any seed."""
 
 from __future__ import annotations
 
@@ -40,10 +40,26 @@ def check_options(tier: str, split: str) -> None:
         raise BadInput(f"unknown split {split!r}: choose train or test")
 
 
+def environment_name(kind: str, tier: Tier, split: Split) -> str:
+    """The shortest name that selects an environment: ``math``, ``math:hard``, ``math:hard:train``."""
+    parts = [kind, *(["hard"] if tier == "hard" else []), *(["train"] if split == "train" else [])]
+    return ":".join(parts)
+
+
 def draw_tasks(
-    draw: Callable[[random.Random], Task], count: int, *, seed: int, split: Split
+    draw: Callable[[random.Random], Task],
+    count: int,
+    *,
+    seed: int,
+    split: Split,
+    problem_of: Callable[[Task], str] = lambda task: task.prompt,
 ) -> Sequence[Task]:
     """`count` different tasks of one split.
+
+    Parameters
+    ----------
+    problem_of
+        The part of a task that determines its split: tasks with equal problems are in the same one.
 
     Raises
     ------
@@ -58,7 +74,7 @@ def draw_tasks(
         if len(tasks) == count:
             break
         task = draw(rng)
-        if split_of(task.prompt) == split:
+        if split_of(problem_of(task)) == split:
             tasks.setdefault(task.prompt, task)
     if len(tasks) < count:
         raise BadInput(f"asked for {count} tasks, found only {len(tasks)} different ones")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import ActionFailed, Environment, Reply, Task
-from heddle_dask.environments.code_env import CodeEnvironment, stages_of
+from heddle_dask.environments.code_env import CodeEnvironment, rules_of, stages_of
 from heddle_dask.environments.corpus import build_world, search_world
 from heddle_dask.environments.list_programs import run_stages
 from heddle_dask.environments.math_env import MathEnvironment, read_answer
@@ -150,7 +150,16 @@ def test_tasks_are_different_and_follow_the_seed(make: Any, tier: str) -> None:
 def test_test_tasks_cannot_occur_in_training(make: Any, tier: str) -> None:
     for split in ("train", "test"):
         for task in make(tier=tier, split=split).tasks(80, 0):
-            assert split_of(task.prompt) == split
+            assert split_of(rules_of(task) if make is CodeEnvironment else task.prompt) == split
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_no_rules_of_a_code_test_task_occur_in_training(tier: Any) -> None:
+    train, test = (
+        {json.dumps(task.payload["stages"]) for task in CodeEnvironment(tier, split).tasks(400, 0)}
+        for split in ("train", "test")
+    )
+    assert not train & test
 
 
 def test_search_splits_have_worlds_of_their_own() -> None:

@@ -112,10 +112,15 @@ def test_replay_loads_with_its_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "options", "message"),
     [
-        ("maths", {}, r"no environment 'maths'; allowed are math\[:tier\], code\[:tier\]"),
+        ("maths", {}, r"no environment 'maths'; allowed are math\[:tier\]\[:split\], code"),
         ("", {}, "no environment ''; allowed are"),
-        ("math:medium", {}, "no tier 'medium'; allowed are easy, hard"),
-        ("math:", {}, "no tier ''"),
+        (
+            "math:medium",
+            {},
+            "no tier or split 'medium'; allowed are one tier .easy, hard. and one split .train, test.",
+        ),
+        ("math:", {}, "no tier or split ''"),
+        ("math:train:test", {}, "no tier or split 'test'"),
         ("math", {"size": 1}, "has no option 'size'; it takes none"),
         ("replay", {}, "name the trace, as in replay:"),
         ("replay:", {}, "name the trace, as in replay:"),
@@ -141,3 +146,17 @@ def test_everything_wrong_is_one_line(module: str, spec: str, options: dict[str,
     with pytest.raises(BadInput, match=message) as caught:
         load_environment(spec.replace("{module}", module), options=options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["math", "code", "search"])
+def test_tier_and_split_are_selected_by_name(kind: str) -> None:
+    chosen = {
+        "": ("easy", "test"),
+        ":train": ("easy", "train"),
+        ":hard:train": ("hard", "train"),
+        ":train:hard": ("hard", "train"),
+    }
+    for words, expected in chosen.items():
+        environment: Any = load_environment(kind + words)
+        assert (environment.tier, environment.split) == expected
+        assert load_environment(environment.name) == environment

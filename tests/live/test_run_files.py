@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import pytest
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.live.driver.continuation import tokenizer_digest
+from heddle_dask.live.driver.resume import batch_of, batch_prefix
 from heddle_dask.live.driver.rollout_inputs import Output
 from heddle_dask.live.driver.run_files import RunFiles
-from heddle_dask.live.driver.run_writer import journal_path
+from heddle_dask.live.driver.run_writer import RunWriter, journal_path
 from heddle_dask.records.journal import read_journal
 from heddle_dask.records.store import RunReader
 
@@ -73,3 +78,50 @@ def test_without_output_nothing_is_kept() -> None:
         assert files.unfinished(["attempt"]) == ["attempt"]  # type: ignore[list-item]
 
     asyncio.run(body())
+
+
+def test_a_resumed_run_continues_its_last_batch(tmp_path: Path) -> None:
+    out = tmp_path / "run.zarr"
+
+    async def begun(mode: Literal["create", "append", "resume"]) -> list[int | None]:
+        files = RunFiles(Output(out, mode), facts)
+        files.open()
+        numbers = [files.begin_batch()]
+        if mode == "resume":
+            numbers.append(files.begin_batch())
+        await files.close()
+        return numbers
+
+    assert [asyncio.run(begun(mode)) for mode in ("create", "append", "resume")] == [[0], [1], [1, 2]]
+
+
+def test_the_batch_of_an_id_is_that_of_its_prefix() -> None:
+    ids = {f"{batch_prefix(batch)}task-1/0": batch for batch in (0, 1, 12)}
+    assert {name: batch_of(name) for name in ids} == ids
+
+
+@pytest.mark.parametrize("mode", ["append", "resume"])
+@pytest.mark.parametrize("name", ["environment", "model", "tokenizer", "sampling"])
+def test_a_run_is_not_continued_with_another_model_or_sampling(
+    name: str, mode: Literal["append", "resume"], tmp_path: Path
+) -> None:
+    out = tmp_path / "run.zarr"
+    made = {"environment": "e", "model": "m", "tokenizer": "t", "sampling": {"temperature": 1.0}}
+
+    async def body() -> None:
+        first = RunWriter(out, "create", made)
+        first.begin_batch()
+        await first.close()
+        with pytest.raises(BadInput, match=f"made with {name} .*, not other"):
+            RunWriter(out, mode, {**made, name: "other"})
+        await RunWriter(out, mode, made).close()
+
+    asyncio.run(body())
+
+
+def test_the_tokenizer_digest_follows_the_files(tmp_path: Path) -> None:
+    empty = tokenizer_digest(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("a")
+    first = tokenizer_digest(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("b")
+    assert len({empty, first, tokenizer_digest(tmp_path)}) == 3

@@ -40,6 +40,7 @@ from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.driver.capacity import Patience
+from heddle_dask.live.driver.resume import batch_of
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.rollout_inputs import Engines, Output
 from heddle_dask.live.driver.services import Budget, Sampling
@@ -164,7 +165,9 @@ class _Run:
                 raise BadInput(f"--resume: {self.out} was made with {name} {was}, not {value}: give the same")
         for record in before:
             self.tally.add(record, timed=False)
-        self.left = max(0, self.left - len(before))
+        last = int(before.metadata.get("batches", 1)) - 1
+        stored = sum(batch_of(trajectory_id) == last for trajectory_id in before.ids)
+        self.left = max(0, self.left - stored)
 
     async def run(self) -> int:
         """Run to the end or to a signal; returns the exit code."""

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from heddle_dask.live.driver.run_writer import RunWriter
 from heddle_dask.live.driver.runner import Attempt
 from heddle_dask.live.driver.services import Recorded
+
+_LATER_BATCH = re.compile(r"b(\d+)/")
+
+
+def batch_prefix(batch: int) -> str:
+    """What the trajectory ids of a batch of a run begin with; those of the first have no prefix."""
+    return f"b{batch}/" if batch else ""
+
+
+def batch_of(trajectory_id: str) -> int:
+    """Number of the batch that a trajectory belongs to, from 0."""
+    found = _LATER_BATCH.match(trajectory_id)
+    return int(found[1]) if found else 0
 
 
 def unfinished(attempts: Sequence[Attempt], writer: RunWriter) -> list[Attempt]:

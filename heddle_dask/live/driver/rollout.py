@@ -22,8 +22,10 @@ from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment
 from heddle_dask.live.driver.batch import Batch
 from heddle_dask.live.driver.capacity import wait_for_capacity
+from heddle_dask.live.driver.continuation import tokenizer_digest
 from heddle_dask.live.driver.degrees import EngineDegrees, degrees_to_price
 from heddle_dask.live.driver.open_session import OpenSession
+from heddle_dask.live.driver.resume import batch_prefix
 from heddle_dask.live.driver.rollout_inputs import (
     Engines,
     Output,
@@ -251,7 +253,7 @@ class Rollout:
             session, files = await self._open()
             services = self._services(session, files)
             number = self._next_batch(files)
-            prefix = f"b{number}/" if number else ""
+            prefix = batch_prefix(number)
             attempts = files.unfinished(
                 attempts_of(self.environment.name, chosen, self.samples, self.seed, prefix)
             )
@@ -375,6 +377,9 @@ class Rollout:
         return {
             "environment": self.environment.name,
             "model": self.model,
+            "tokenizer": tokenizer_digest(self.model),
+            "sampling": asdict(self.sampling),
+            "limits": asdict(self.budget),
             "engine": self.spec.to_mapping(),
             "strategy": self._strategy.preset,
             "overrides": list(self._strategy.overrides),

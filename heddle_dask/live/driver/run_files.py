@@ -32,6 +32,7 @@ class RunFiles:
         self._output = output
         self._describe = describe
         self._early_lines: list[Any] = []
+        self._continued = False
 
     @property
     def replaces_a_run(self) -> bool:
@@ -68,9 +69,16 @@ class RunFiles:
             self._early_lines += lines
 
     def begin_batch(self) -> int | None:
-        """Number of the batch that begins, over all sessions that wrote here; None where files do not count it."""
-        if self.writer is None or self._resumes:
+        """Number of the batch that begins, over all sessions that wrote here; None where there are no files.
+
+        A resumed run first continues its last batch.
+        """
+        if self.writer is None:
             return None
+        if self._resumes and not self._continued and self.writer.batches:
+            self._continued = True
+            return self.writer.batches - 1
+        self._continued = True
         return self.writer.begin_batch()
 
     def unfinished(self, attempts: Sequence[Attempt]) -> Sequence[Attempt]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from heddle_dask.live.driver.continuation import check_continues
 from heddle_dask.records.journal import Journal, read_journal
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.store import RunStore, recover
@@ -40,7 +41,8 @@ class RunWriter:
     Raises
     ------
     BadInput
-        The path exists, is missing, was not written by this package, or cannot be written.
+        The path exists, is missing, was not written by this package, cannot be written, or holds a run of another
+        model, tokenizer, sampling or environment.
     """
 
     def __init__(self, out: str | Path, mode: WriteMode, metadata: Mapping[str, Any]) -> None:
@@ -66,8 +68,14 @@ class RunWriter:
         if mode in ("create", "overwrite"):
             return RunStore.create(self.out, metadata, overwrite=mode == "overwrite")
         store = RunStore.append_to(self.out)
-        recover(self._journal.path, store)
-        self.batches = int(RunReader(self.out).metadata.get("batches", 0))
+        try:
+            recorded = RunReader(self.out).metadata
+            check_continues(self.out, recorded, metadata, resumes=mode == "resume")
+            recover(self._journal.path, store)
+        except BaseException:
+            store.close()
+            raise
+        self.batches = int(recorded.get("batches", 0))
         return store
 
     def __contains__(self, trajectory_id: str) -> bool:

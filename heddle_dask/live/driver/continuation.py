@@ -1,0 +1,60 @@
+"""Whether a session may continue a stored run: it must use the same model, tokenizer, sampling and environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from heddle_dask.core.errors import BadInput
+
+_COMPARED = ("environment", "model", "tokenizer", "sampling")
+# A program that runs again with other limits would ask for other steps than the journal holds.
+_COMPARED_ON_RESUME = ("limits",)
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+def tokenizer_digest(model: str | Path) -> str:
+    """Digest of the tokenizer and template files of a model directory, by name and content."""
+    digest = sha256()
+    for name in _TOKENIZER_FILES:
+        path = Path(model) / name
+        if path.is_file():
+            digest.update(f"{name}\0{sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def check_continues(
+    out: Path, recorded: Mapping[str, Any], described: Mapping[str, Any], *, resumes: bool
+) -> None:
+    """Refuse a session that would put trajectories of another kind into a run.
+
+    Parameters
+    ----------
+    recorded, described
+        Metadata of the run, and of the session. What one of them lacks is not compared.
+
+    Raises
+    ------
+    BadInput
+        They differ; the message has both values.
+    """
+    compared = (*_COMPARED, *_COMPARED_ON_RESUME) if resumes else _COMPARED
+    for name in compared:
+        if name not in recorded or name not in described or recorded[name] == described[name]:
+            continue
+        verb = "resumed" if resumes else "appended to"
+        raise BadInput(
+            f"{out} was made with {name} {recorded[name]}, not {described[name]}: it can only be {verb} with the same"
+        )
