@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 import platform
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -261,7 +259,7 @@ class Rollout:
             driver = Driver(self.client, services, self.environment, files.writer, session.channel.failed)
             self._driver = driver
             self._batch_began_s = services.clock()
-            limit = self._limit_run(driver)
+            limit = driver.limit_run(self._on_progress)
             try:
                 async for record in driver.run(attempts):
                     if self._engine_degrees is not None:
@@ -275,18 +273,6 @@ class Rollout:
         finally:
             if not self._entered:
                 await self._close()
-
-    def _limit_run(self, driver: Driver) -> asyncio.TimerHandle:
-        """Interrupt the driver when the run has taken as long as its budget allows."""
-        max_run_s = math.inf if self.budget.max_run_s is None else self.budget.max_run_s
-
-        def end() -> None:
-            self._on_progress(
-                f"the run has reached its limit of {max_run_s:g} s: it ends, and can be resumed"
-            )
-            driver.interrupt(to_resume=True)
-
-        return asyncio.get_running_loop().call_later(max_run_s, end)
 
     def _services(self, session: OpenSession, files: RunFiles) -> Services:
         return Services(

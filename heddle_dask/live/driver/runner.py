@@ -7,8 +7,9 @@ run. Only a failure of the control plane, the journal or the store does.
 from __future__ import annotations
 
 import asyncio
+import math
 import traceback
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, assert_never
@@ -164,6 +165,17 @@ class Driver:
         self._to_resume = to_resume
         if self._begun:
             self._cancel_running()
+
+    def limit_run(self, on_limit: Callable[[str], None]) -> asyncio.TimerHandle:
+        """Interrupt the run, and say so, when it has taken as long as its budget allows; cancel it at the run's end."""
+        most_s = self._services.budget.max_run_s
+        limit_s = math.inf if most_s is None else most_s
+
+        def end() -> None:
+            on_limit(f"the run has reached its limit of {limit_s:g} s: it ends, and can be resumed")
+            self.interrupt(to_resume=True)
+
+        return asyncio.get_running_loop().call_later(limit_s, end)
 
     async def run(self, attempts: Sequence[Attempt]) -> AsyncIterator[TrajectoryRecord]:
         """Run all attempts; yields each record when it is journalled, in order of completion.
