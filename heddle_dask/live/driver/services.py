@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from heddle_dask.chat.template import ChatTemplate
+from heddle_dask.core.errors import BadInput, check_count, is_finite
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.live.driver.submission import Submitter
 from heddle_dask.live.wire.result_codec import step_from_body
@@ -27,19 +28,43 @@ class Budget:
         Generated tokens of one step, unless the program asks for another limit.
     max_context_tokens
         Prompt and generated tokens together; never more than the engine takes.
+
+    Raises
+    ------
+    BadInput
+        A value is no whole number, or too small (context: below 2, others: below 1).
     """
 
     max_steps: int = 512
     max_step_tokens: int = 512
     max_context_tokens: int = 4096
 
+    def __post_init__(self) -> None:
+        check_count("budget: max_steps", self.max_steps)
+        check_count("budget: max_step_tokens", self.max_step_tokens)
+        check_count("budget: max_context_tokens", self.max_context_tokens, least=2)
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How steps sample, unless the program says otherwise."""
+    """How steps sample, unless the program says otherwise.
+
+    Raises
+    ------
+    BadInput
+        The temperature is not finite or negative, or top-p is not above 0 and at most 1.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not is_finite(self.temperature) or self.temperature < 0:
+            raise BadInput(
+                f"sampling: temperature is {self.temperature!r}: use a finite number of at least 0"
+            )
+        if not is_finite(self.top_p) or not 0 < self.top_p <= 1:
+            raise BadInput(f"sampling: top_p is {self.top_p!r}: use a number above 0 and at most 1")
 
 
 class Clock(Protocol):
