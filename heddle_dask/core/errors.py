@@ -8,6 +8,9 @@ and records).
 
 from __future__ import annotations
 
+import math
+from typing import TypeGuard
+
 
 class HeddleError(Exception):
     """Base of all errors raised on purpose by this package."""
@@ -23,3 +26,30 @@ class InvalidTransition(HeddleError):
 
 class GuardViolation(HeddleError):
     """A strategy proposed an invalid command. A bug; the message has the reason."""
+
+
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Refuse what is no whole number from `least` to 2**31 - 1.
+
+    Raises
+    ------
+    BadInput
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+        raise BadInput(f"{name} is {value!r}: use a whole number of at least {least} and below 2**31")
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Refuse what is no finite number above 0.
+
+    Raises
+    ------
+    BadInput
+    """
+    if not is_finite(value) or not value > 0:
+        raise BadInput(f"{name} is {value!r}: use a finite number of seconds above 0")
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether `value` is an int or a float, and neither nan nor infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf

@@ -11,6 +11,7 @@ Promises:
   with its line number.
 - `append` only buffers. After `flush` the data is in the kernel and survives the death of this process by any signal.
   After `sync` it survives a crash of the machine.
+- The file is made with mode 0600: it holds all prompts and outputs.
 - One writer: the file is locked (`flock`) if the file system supports locks.
 """
 
@@ -74,6 +75,7 @@ class Journal:
                 raise BadInput(f"{path} exists: choose another path, append to it or overwrite it")
             _scan_header(path)
         descriptor = _open_locked(path, os.O_CREAT)
+        os.fchmod(descriptor, 0o600)  # an older journal may be readable by others
         os.ftruncate(descriptor, 0)
         return cls._begin(path, descriptor)
 
@@ -247,7 +249,7 @@ def _open_locked(path: Path, flags: int) -> int:
     try:
         if flags & os.O_CREAT:
             path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
     except OSError as error:
         raise BadInput(f"cannot write the journal {path}: {error.strerror}") from None
     lock_or_refuse(descriptor, path)

@@ -272,8 +272,9 @@ def _make_directory(path: Path, overwrite: bool) -> int:
         if not is_ours(path) and not (path.is_dir() and not any(path.iterdir())):
             raise BadInput(f"{path} is no run of heddle: it is not overwritten")
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = _lock_directory(path)
+        os.fchmod(lock, 0o700)  # other users reach no file below it, whatever its own mode
         # The root goes last, so that an interrupted removal still leaves a recognisable run.
         for entry in sorted(path.iterdir(), key=lambda entry: entry.name == "zarr.json"):
             if entry.is_dir() and not entry.is_symlink():

@@ -89,7 +89,10 @@ def test_the_rollout_gives_its_engines_its_context_and_seed(model_dir: str) -> N
     )
 
 
-@given(st.sampled_from(["vllm", "emulated"]), st.integers(), st.none() | st.integers(), st.booleans())
+COUNTS = st.integers(max_value=2**31 - 1)  # larger counts are refused: test_bad_values
+
+
+@given(st.sampled_from(["vllm", "emulated"]), COUNTS, st.none() | COUNTS, st.booleans())
 def test_engines_are_refused_where_a_count_is_below_one_and_else_described_as_given(
     kind: str, slots: int, count: int | None, kv_transfer: bool
 ) -> None:

@@ -12,6 +12,7 @@ from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.run_writer import WriteMode, journal_path
 from heddle_dask.records.reader import RunReader
+from heddle_dask.records.schema import is_ours
 from heddle_dask.records.store import RunStore
 
 
@@ -30,6 +31,16 @@ def check_out(out: Path, mode: WriteMode) -> None:
     BadInput
         The path exists, is missing, is no run, or cannot be written, depending on `mode`.
     """
+    if not out.name.removesuffix(".zarr"):
+        raise BadInput(f"--out {str(out)!r} names no run: give a path such as runs/RUN.zarr")
+    try:
+        _check_present(out, mode)
+    except OSError as error:
+        raise BadInput(f"cannot write a run to --out: {error.strerror}") from None
+    _check_writable(out)
+
+
+def _check_present(out: Path, mode: WriteMode) -> None:
     if mode in ("append", "resume"):
         if not out.exists():
             raise BadInput(f"--{mode}: there is no run at {out}")
@@ -40,6 +51,11 @@ def check_out(out: Path, mode: WriteMode) -> None:
                 raise BadInput(
                     f"{path} exists: choose another --out, or use --append, --resume or --overwrite"
                 )
+    elif out.exists() and not is_ours(out) and not (out.is_dir() and not any(out.iterdir())):
+        raise BadInput(f"{out} is no run of heddle: it is not overwritten")
+
+
+def _check_writable(out: Path) -> None:
     parent = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if not parent.is_dir():
         raise BadInput(f"cannot write a run to {out}: {parent} is not a directory")

@@ -96,6 +96,7 @@ class _Run:
             self.shape = self.shape.overlaid(where.cluster, order.given)
         predictor = order.strategy.build(seed=order.seed).predictor
         self.engines = self._engines()
+        self.sampling = Sampling(order.limits.temperature, order.limits.top_p)
         check_out(self.out, order.mode)
         self.environment = _environment(order)
         self.model = chosen_model(order.fleet.model, order.fleet.engine)
@@ -218,7 +219,7 @@ class _Run:
             seed=order.seed,
             out=Output(self.out, order.mode, facts),
             budget=self.budget,
-            sampling=Sampling(order.limits.temperature, order.limits.top_p),
+            sampling=self.sampling,
             retries=order.retries,
             on_progress=self.progress.message,
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from distributed import Client
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import BadInput, check_seconds
 from heddle_dask.live.wire.driver_messages import Capacity, GetCapacity
 from heddle_dask.live.wire.messages import ENGINE_RESOURCE, TOOL_RESOURCE
 from heddle_dask.live.wire.transport import ask_scheduler
@@ -27,10 +27,19 @@ class Patience:
         For workers with the right resource tags to join.
     engines_s
         For engines to answer, once their workers are there.
+
+    Raises
+    ------
+    BadInput
+        A value is no finite number above 0.
     """
 
     workers_s: float = 30.0
     engines_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        check_seconds("patience: workers_s", self.workers_s)
+        check_seconds("patience: engines_s", self.engines_s)
 
 
 async def wait_for_capacity(

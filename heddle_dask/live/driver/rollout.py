@@ -365,7 +365,7 @@ class Rollout:
             "model": self.model,
             "tokenizer": tokenizer_digest(self.model),
             "sampling": asdict(self.sampling),
-            "limits": asdict(self.budget),
+            "limits": self.budget.replayed,
             "engine": self.spec.to_mapping(),
             "strategy": self._strategy.preset,
             "overrides": list(self._strategy.overrides),

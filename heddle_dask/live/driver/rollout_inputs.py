@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import BadInput, check_count
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment, Task
@@ -71,8 +71,7 @@ class Engines:
         else:
             self._check_spec(self.spec)
         for name, value in (("count", 1 if self.count is None else self.count), ("slots", self.slots)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise BadInput(f"engines: {name} is {value!r}: use a whole number of at least 1")
+            check_count(f"engines: {name}", value)
         if not isinstance(self.kv_transfer, bool):
             raise BadInput(f"engines: kv_transfer is {self.kv_transfer!r}: use True or False")
         object.__setattr__(self, "tp_degrees", checked_degrees(self.tp_degrees))

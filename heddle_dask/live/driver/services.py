@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from heddle_dask.chat.template import ChatTemplate
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import BadInput, check_count, is_finite
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.live.driver.submission import Submitter
 from heddle_dask.live.wire.result_codec import step_from_body
@@ -37,6 +37,11 @@ class Budget:
         was interrupted, and can be resumed.
     sandbox
         ``"strong"``, or ``"weak"`` to accept every sandbox of the tool workers (``docs/sandbox.md``).
+
+    Raises
+    ------
+    BadInput
+        A value is no number of its kind, or too small (context: below 2, other counts: below 1).
     """
 
     max_steps: int = 512
@@ -47,21 +52,44 @@ class Budget:
     max_run_s: float | None = None
     sandbox: str = "strong"
 
+    @property
+    def replayed(self) -> dict[str, int]:
+        """The limits on which the steps of a program depend: a run can only be resumed with the same."""
+        names = ("max_steps", "max_step_tokens", "max_context_tokens")
+        return {name: getattr(self, name) for name in names}
+
     def __post_init__(self) -> None:
+        check_count("budget: max_steps", self.max_steps)
+        check_count("budget: max_step_tokens", self.max_step_tokens)
+        check_count("budget: max_context_tokens", self.max_context_tokens, least=2)
         for name in ("max_trajectory_s", "tool_timeout_s", "max_run_s"):
             seconds = getattr(self, name)
-            if seconds is not None and not seconds > 0:
-                raise BadInput(f"Budget: {name} is {seconds}: use seconds above 0, or None")
+            if seconds is not None and not (is_finite(seconds) and seconds > 0):
+                raise BadInput(f"budget: {name} is {seconds!r}: use seconds above 0, or None")
         if self.sandbox not in ("strong", "weak"):
-            raise BadInput(f"Budget: sandbox is {self.sandbox!r}: use strong or weak")
+            raise BadInput(f"budget: sandbox is {self.sandbox!r}: use strong or weak")
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How steps sample, unless the program says otherwise."""
+    """How steps sample, unless the program says otherwise.
+
+    Raises
+    ------
+    BadInput
+        The temperature is not finite or negative, or top-p is not above 0 and at most 1.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not is_finite(self.temperature) or self.temperature < 0:
+            raise BadInput(
+                f"sampling: temperature is {self.temperature!r}: use a finite number of at least 0"
+            )
+        if not is_finite(self.top_p) or not 0 < self.top_p <= 1:
+            raise BadInput(f"sampling: top_p is {self.top_p!r}: use a number above 0 and at most 1")
 
 
 class Clock(Protocol):

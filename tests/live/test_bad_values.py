@@ -1,0 +1,63 @@
+"""Values of the Python API, and paths of runs, that are refused in one line."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from heddle_dask import BadInput, Budget, Engines, Patience, Sampling
+from heddle_dask.cli.rollout.out_path import check_out
+from heddle_dask.records.journal import Journal
+from heddle_dask.records.store import RunStore
+
+COUNTS = [0, -1, 1.5, math.nan, "4", None, True, 10**20]
+SECONDS = [0, -1.0, math.nan, math.inf, "4", None, True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        *((Budget, n, v) for n in ("max_steps", "max_step_tokens", "max_context_tokens") for v in COUNTS),
+        *((Sampling, "temperature", v) for v in SECONDS if v != 0),
+        *((Sampling, "top_p", v) for v in [*SECONDS, 1.5]),
+        *((Patience, name, v) for name in ("workers_s", "engines_s") for v in SECONDS),
+        *((Engines, "slots", v) for v in COUNTS),
+        *((Engines, "count", v) for v in COUNTS if v is not None),
+    ],
+)
+def test_a_bad_value_is_refused_at_construction(kind, name, value):
+    with pytest.raises(BadInput, match=name) as refused:
+        kind(**{name: value})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("out", ["", "/", ".zarr", "x" * 300])
+@pytest.mark.parametrize("mode", ["create", "append", "overwrite", "resume"])
+def test_a_path_that_can_be_no_run_is_refused(out, mode):
+    with pytest.raises(BadInput) as refused:
+        check_out(Path(out), mode)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_foreign_directory_is_not_overwritten(tmp_path):
+    (tmp_path / "mine").write_text("kept")
+    with pytest.raises(BadInput, match="not overwritten"):
+        check_out(tmp_path, "overwrite")
+
+
+def test_a_run_is_closed_to_other_users(tmp_path):
+    old = tmp_path / "x.journal"
+    with Journal.create(old):
+        pass
+    assert old.stat().st_mode & 0o777 == 0o600
+    old.chmod(0o644)
+    with Journal.create(old, overwrite=True):
+        pass
+    assert old.stat().st_mode & 0o777 == 0o600
+    run = tmp_path / "x.zarr"
+    run.mkdir(mode=0o755)
+    with RunStore.create(run, {}, overwrite=True):
+        pass
+    assert run.stat().st_mode & 0o777 == 0o700
