@@ -37,7 +37,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-$(STAMP): pyproject.toml constraints.txt scripts/install.sh
+$(STAMP): pyproject.toml constraints.txt requirements-lock.txt scripts/install.sh scripts/torch-cpu.sha256
 	PYTHON="$(PYTHON)" VENV="$(VENV)" sh scripts/install.sh
 	touch $(STAMP)
 

@@ -29,6 +29,8 @@ LEFT_OUT = {
     "torchvision": "its build on PyPI does not fit the CPU build of torch: models could not be imported",
     "torchaudio": "as torchvision",
     "torchcodec": "as torchvision",
+    "triton": "compiles kernels for GPUs; xgrammar asks for it on every Linux",
+    "nvidia-nccl-cu12": "connects GPUs; xgboost asks for it on every Linux",
 }
 # uv reads the metadata of one wheel of a version; the wheel for Linux asks for more.
 ONLY_ON_LINUX = ("intel-cmplr-lib-ur==2024.2.1; platform_machine == 'x86_64'",)
@@ -45,7 +47,16 @@ GPU_HEADER = """\
 
 def compiled(*arguments: str) -> str:
     """What `uv pip compile` prints for the environments of pyproject.toml, one block of lines for each package."""
-    command = ("uv", "pip", "compile", "--universal", "--python-version", PYTHONS[0], "--quiet", "--no-header")
+    command = (
+        "uv",
+        "pip",
+        "compile",
+        "--universal",
+        "--python-version",
+        PYTHONS[0],
+        "--quiet",
+        "--no-header",
+    )
     done = subprocess.run(
         (*command, "--no-annotate", "pyproject.toml", *arguments), cwd=ROOT, stdout=subprocess.PIPE, text=True
     )

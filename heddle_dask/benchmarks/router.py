@@ -72,7 +72,7 @@ def check_router(policy: str, options: Sequence[str] = ()) -> None:
             raise BadInput(f"vllm-router option {option!r}: give a number, as in {name}=1")
     if util.find_spec("vllm_router") is None:
         raise BadInput(
-            f"vllm-router is not installed in {sys.prefix}: install it with `pip install 'heddle-dask[bench]'`"
+            f"vllm-router is not installed in {sys.prefix}: run `pip install '.[bench]'` in a checkout of heddle_dask"
         )
 
 

@@ -169,9 +169,7 @@ def _operators(
     try:
         from heddle_dask.profiling import operators
     except ModuleNotFoundError as error:
-        raise BadInput(
-            f"--engine operators needs {error.name}: `pip install 'heddle-dask[gpu]'`, or [cpu] for a trial on a CPU"
-        ) from None
+        raise BadInput(f"--engine operators needs {error.name}: `pip install {error.name}`") from None
     operators.check_device(torch_device)
     plan = operators.operators_plan(**{name: size for name, size in sizes.items() if size is not None})
     name = model_name(chosen)

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 VllmBuild = Literal["cpu", "gpu"]
 
-_INSTALL = "install it with `pip install 'heddle-dask[cpu]'` (or `[gpu]` on a machine with GPUs)"
+# This package is on no index: its extras are installed from a checkout.
+INSTALL_GPU_BUILD = "`pip install -c constraints-gpu.txt '.[gpu]'` in a checkout of heddle_dask"
+_INSTALL = f"run {INSTALL_GPU_BUILD}, or on a machine without GPUs `sh scripts/install.sh` there"
 
 KV_LEASE_S = 60
 """Whole seconds that exported blocks stay pinned on the source when no target reads them."""

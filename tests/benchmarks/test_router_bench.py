@@ -45,7 +45,7 @@ MAX_CONTEXT_TOKENS = 400
 ISSUE_POLICIES = ("round_robin", "cache_aware", "sticky_least_loaded")
 
 needs_router = pytest.mark.skipif(
-    util.find_spec("vllm_router") is None, reason="vllm-router is not installed (heddle-dask[bench])"
+    util.find_spec("vllm_router") is None, reason="vllm-router is not installed (extra `bench`)"
 )
 
 

@@ -131,7 +131,7 @@ def test_the_build_is_told_from_metadata(monkeypatch):
 
 def test_an_absent_vllm_names_the_extra_to_install(monkeypatch):
     monkeypatch.setattr(util, "find_spec", lambda name: None)
-    with pytest.raises(BadInput, match=r"pip install 'heddle-dask\[cpu\]'"):
+    with pytest.raises(BadInput, match=r"constraints-gpu.txt '\.\[gpu\]'.* `sh scripts/install.sh`"):
         installed_vllm_build()
 
 

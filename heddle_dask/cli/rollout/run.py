@@ -260,5 +260,5 @@ def _send_by_value(name: str, here: str) -> None:
 def _dashboard(asked: bool | None) -> bool:
     installed = find_spec("bokeh") is not None
     if asked and not installed:
-        raise BadInput("--dashboard needs bokeh: install it with `pip install 'heddle-dask[dashboard]'`")
+        raise BadInput("--dashboard needs bokeh: install it with `pip install bokeh`")
     return installed if asked is None else asked
