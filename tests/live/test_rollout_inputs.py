@@ -152,7 +152,6 @@ def test_an_output_that_cannot_be_is_refused_in_one_line(chosen: tuple[Any, ...]
     ("chosen", "message"),
     [
         ({"engines": 2}, "engines is 2: use a kind such as 'vllm', an EngineSpec or Engines"),
-        ({"engines": None}, "engines is None"),
         ({"strategy": ["heddle"]}, "use the name of a preset or Strategy"),
         ({"strategy": "slimy"}, "unknown strategy 'slimy'"),
         ({"out": 5}, "out: path is 5: use a path"),

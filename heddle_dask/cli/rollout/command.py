@@ -10,6 +10,7 @@ from click.core import ParameterSource
 
 from heddle_dask.cli.engine_option import engine_option
 from heddle_dask.cli.option_groups import COUNT
+from heddle_dask.cli.rollout.settings import ConfiguredCommand
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
 
@@ -21,7 +22,7 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 
 
-@click.command("rollout")
+@click.command("rollout", cls=ConfiguredCommand)
 @click.option(
     "--env",
     default="math",

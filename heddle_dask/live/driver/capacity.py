@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from distributed import Client
 
 from heddle_dask.core.errors import BadInput, check_seconds
+from heddle_dask.live.driver.settings import configured
 from heddle_dask.live.wire.driver_messages import Capacity, GetCapacity
 from heddle_dask.live.wire.messages import ENGINE_RESOURCE, TOOL_RESOURCE
 from heddle_dask.live.wire.transport import ask_scheduler
@@ -17,9 +18,10 @@ from heddle_dask.live.wire.transport import ask_scheduler
 _POLL_S = 0.2
 
 
+@configured("patience")
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait.
+    """How long to wait; settings: ``heddle.patience``.
 
     Attributes
     ----------

@@ -30,6 +30,7 @@ from heddle_dask.live.driver.rollout_inputs import (
     Tasks,
     environment_of,
     given_or_default,
+    strategy_of,
     tasks_of,
 )
 from heddle_dask.live.driver.run_files import RunFiles
@@ -56,9 +57,10 @@ class Rollout:
     model
         Model directory; its chat template renders the prompts.
     engines
-        The kind of the engines, an `EngineSpec`, or `Engines` with count, slots, TP degrees, cost.
+        The kind of the engines, an `EngineSpec`, or `Engines` with count, slots, TP degrees, cost. None: `Engines()`.
     strategy
-        Name of a preset, or a `Strategy` with parts of it replaced.
+        Name of a preset, or a `Strategy` with parts of it replaced. None: the setting ``heddle.strategy``, else
+        ``"sticky-least-loaded"``.
     samples
         Attempts per task.
     seed
@@ -96,8 +98,8 @@ class Rollout:
         *,
         env: str | Environment | Callable[..., Any],
         model: str | Path,
-        engines: str | EngineSpec | Engines = "vllm",
-        strategy: str | Strategy = "sticky-least-loaded",
+        engines: str | EngineSpec | Engines | None = None,
+        strategy: str | Strategy | None = None,
         samples: int = 1,
         seed: int = 0,
         out: str | Path | Output | None = None,
@@ -113,7 +115,7 @@ class Rollout:
         self.sampling = given_or_default("sampling", Sampling, sampling)
         self.retries = given_or_default("retries", RetryPolicy, retries)
         self._engines = Engines.of(engines)
-        self._strategy = Strategy.of(strategy)
+        self._strategy = strategy_of(strategy)
         self._output = Output.of(out)
         checked_policy(self.budget.sandbox)
         self._sandbox: Mapping[str, str] = {}

@@ -15,14 +15,17 @@ from heddle_dask.environments.functions import as_environment
 from heddle_dask.live.driver.capacity import Patience
 from heddle_dask.live.driver.degrees import AskedDegrees, checked_degrees
 from heddle_dask.live.driver.run_writer import WriteMode
+from heddle_dask.live.driver.settings import configured, configured_strategy
+from heddle_dask.strategies.presets import Strategy
 
 Tasks = int | Sequence[Task | str]
 Value = TypeVar("Value")
 
 
+@configured("engines", leave_out=("tp_degrees", "cost", "spec", "patience"), instead="spec")
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The LLM engines of a rollout.
+    """The LLM engines of a rollout; settings of `kind`, `count`, `slots`, `kv_transfer`: ``heddle.engines``.
 
     Attributes
     ----------
@@ -92,14 +95,16 @@ class Engines:
                 )
 
     @classmethod
-    def of(cls, engines: str | EngineSpec | Engines) -> Engines:
-        """Engines named by their kind, described by one spec, or given in full.
+    def of(cls, engines: str | EngineSpec | Engines | None) -> Engines:
+        """Engines named by their kind, described by one spec, or given in full; None: those of the settings.
 
         Raises
         ------
         BadInput
             None of these, or as the constructor.
         """
+        if engines is None:
+            return cls()
         if isinstance(engines, Engines):
             return engines
         if isinstance(engines, EngineSpec):
@@ -188,6 +193,25 @@ def given_or_default(name: str, kind: type[Value], value: Value | None) -> Value
     if not isinstance(value, kind):
         raise BadInput(f"{name} is {value!r}: use {kind.__name__}(…)")
     return value
+
+
+def strategy_of(strategy: str | Strategy | None) -> Strategy:
+    """A strategy, or a preset by its name; None: the preset of the settings.
+
+    Raises
+    ------
+    BadInput
+        There is no such preset.
+    """
+    if strategy is not None:
+        return Strategy.of(strategy)
+    preset = configured_strategy()
+    if preset is None:
+        return Strategy()
+    try:
+        return Strategy(preset)
+    except BadInput as error:
+        raise BadInput(f"Dask configuration: heddle.strategy: {error}") from None
 
 
 def environment_of(env: object) -> Environment:

@@ -10,15 +10,17 @@ from typing import Any, Protocol
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput, check_count, is_finite
 from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.live.driver.settings import configured
 from heddle_dask.live.driver.submission import Submitter
 from heddle_dask.live.wire.result_codec import step_from_body
 
 _ID_BYTES = 4
 
 
+@configured("budget")
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bounds of one trajectory.
+    """Bounds of one trajectory; what is not given comes from the settings ``heddle.budget``, if it is there.
 
     Attributes
     ----------
@@ -70,9 +72,10 @@ class Budget:
             raise BadInput(f"budget: sandbox is {self.sandbox!r}: use strong or weak")
 
 
+@configured("sampling")
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How steps sample, unless the program says otherwise.
+    """How steps sample, unless the program says otherwise; settings: ``heddle.sampling``.
 
     Raises
     ------

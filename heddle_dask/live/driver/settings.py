@@ -1,0 +1,119 @@
+"""Settings: defaults from Dask's configuration, under the key ``heddle``.
+
+They come from ``~/.config/dask/*.yaml``, from variables ``DASK_HEDDLE__…``, or from `dask.config.set`. Only what the
+user has set is there: the defaults themselves belong to the classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from functools import wraps
+from typing import Any, TypeVar
+
+import dask.config
+
+from heddle_dask.core.errors import BadInput
+
+Value = TypeVar("Value")
+
+SECTIONS = ("budget", "engines", "patience", "sampling", "strategy")
+
+
+def configured(
+    section: str, *, leave_out: Collection[str] = (), instead: str = ""
+) -> Callable[[type[Value]], type[Value]]:
+    """Let a dataclass take the fields that its caller leaves out from the settings ``heddle.<section>``.
+
+    Parameters
+    ----------
+    section
+        One of `SECTIONS`.
+    leave_out
+        Fields that are no settings.
+    instead
+        A field that stands in place of those of the settings: where it is given, they are not read.
+    """
+
+    def decorate(kind: type[Value]) -> type[Value]:
+        construct = kind.__init__
+        names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+        allowed = [name for name in names if name not in leave_out]
+
+        @wraps(construct)
+        def construct_with_settings(self: Value, *args: Any, **given: Any) -> None:
+            taken = {**dict(zip(names, args, strict=False)), **given}
+            settings = {} if taken.get(instead) is not None else settings_of(section)
+            for name in settings:
+                _check_key(name, allowed, f"heddle.{section}.")
+            used = {name: value for name, value in settings.items() if name not in taken}
+            try:
+                construct(self, *args, **given, **used)
+            except BadInput:
+                _blame(kind, construct, section, used)
+                raise
+
+        kind.__init__ = construct_with_settings  # type: ignore[misc]
+        return kind
+
+    return decorate
+
+
+def settings_of(section: str) -> dict[str, Any]:
+    """What the user has set in a section, by name.
+
+    Raises
+    ------
+    BadInput
+        The section is no mapping, or there is a section of unknown name.
+    """
+    found = _whole().get(section, {})
+    if not isinstance(found, Mapping):
+        raise BadInput(f"Dask configuration: heddle.{section} is {found!r}: use a mapping of names to values")
+    return {_name(key): value for key, value in found.items()}
+
+
+def configured_strategy() -> str | None:
+    """The preset of the setting ``heddle.strategy``; None: not set.
+
+    Raises
+    ------
+    BadInput
+        It is no text, or ``heddle`` has an unknown key.
+    """
+    preset = _whole().get("strategy")
+    if preset is not None and not isinstance(preset, str):
+        raise BadInput(f"Dask configuration: heddle.strategy is {preset!r}: use the name of a preset")
+    return preset
+
+
+def _whole() -> dict[str, Any]:
+    found = dask.config.get("heddle", None) or {}
+    if not isinstance(found, Mapping):
+        raise BadInput(f"Dask configuration: heddle is {found!r}: use a mapping of names to values")
+    sections = {_name(key): value for key, value in found.items()}
+    for name in sections:
+        _check_key(name, SECTIONS, "heddle.")
+    return sections
+
+
+def _name(key: object) -> str:
+    return str(key).replace("-", "_")
+
+
+def _check_key(name: str, allowed: Collection[str], prefix: str) -> None:
+    if name in allowed:
+        return
+    close = get_close_matches(name, allowed, n=1)
+    hint = f" (did you mean {prefix}{close[0]}?)" if close else ""
+    raise BadInput(f"Dask configuration: {prefix}{name} is unknown{hint}; allowed: {', '.join(allowed)}")
+
+
+def _blame(kind: type, construct: Callable[..., None], section: str, used: Mapping[str, Any]) -> None:
+    """Raise again, with the key, if one of the settings is wrong by itself."""
+    for name, value in used.items():
+        try:
+            construct(object.__new__(kind), **{name: value})
+        except BadInput as error:
+            raise BadInput(f"Dask configuration: heddle.{section}.{name}: {error}") from None

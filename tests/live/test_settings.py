@@ -1,0 +1,139 @@
+"""Settings of Dask's configuration: defaults of the Python API, below what the caller gives."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import dask.config
+import pytest
+
+from heddle_dask import BadInput, Budget, Engines, EngineSpec, Patience, Sampling, Strategy
+from heddle_dask.cli.rollout.settings import SETTINGS
+from heddle_dask.live.driver.rollout_inputs import strategy_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_without_settings_the_classes_own_the_defaults() -> None:
+    with dask.config.set({"heddle": {}}):
+        for kind in (Budget, Sampling, Patience, Engines):
+            made = kind()
+            assert {
+                f.name: getattr(made, f.name) for f in fields(kind) if isinstance(f.default, int | float)
+            } == {f.name: f.default for f in fields(kind) if isinstance(f.default, int | float)}
+        assert strategy_of(None) == Strategy()
+
+
+def test_settings_are_defaults_and_arguments_win() -> None:
+    settings = {
+        "heddle.budget.max_steps": 7,
+        "heddle.budget.tool-timeout-s": 5,
+        "heddle.sampling.temperature": 0.5,
+        "heddle.patience.workers_s": 3.0,
+        "heddle.engines": {"kind": "emulated", "slots": 3},
+        "heddle.strategy": "heddle",
+    }
+    with dask.config.set(settings):
+        assert (Budget().max_steps, Budget().tool_timeout_s) == (7, 5)
+        assert Budget(8).max_steps == Budget(max_steps=8).max_steps == 8
+        assert Budget(8).tool_timeout_s == 5
+        assert Sampling().temperature == 0.5
+        engines = Engines.of(None)
+        assert (engines.kind, engines.slots, engines.patience.workers_s) == ("emulated", 3, 3.0)
+        assert Engines.of("vllm").kind == "vllm"
+        assert strategy_of(None).preset == "heddle"
+        assert strategy_of("slime").preset == "slime"
+        budget = Budget(max_steps=9)
+    # Later constructions are of what was made, not of what is set then.
+    assert pickle.loads(pickle.dumps(budget)) == budget
+    assert replace(budget, max_steps=10).tool_timeout_s == 5
+    assert Budget().max_steps != 7
+
+
+def test_a_whole_spec_stands_in_place_of_the_settings(model_dir: str) -> None:
+    spec = EngineSpec(kind="emulated", model=model_dir, max_model_len=64, slots=6)
+    with dask.config.set({"heddle.engines.slots": 3, "heddle.engines.kind": "vllm"}):
+        assert Engines.of(spec).spec == spec
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "make"),
+    [
+        ("heddle.budget.max_steps", 0, Budget),
+        ("heddle.budget.max_steps", "many", lambda: Budget(max_step_tokens=8)),
+        ("heddle.budget.max_stepz", 3, Budget),
+        ("heddle.budget", 3, Budget),
+        ("heddle.budgets", {"max_steps": 3}, Budget),
+        ("heddle.sampling.top_p", 2.0, Sampling),
+        ("heddle.patience.engines_s", -1, Engines),
+        ("heddle.engines.slots", 0, Engines),
+        ("heddle.engines.kind", "vlmm", Engines),
+        ("heddle.engines.spec", {}, Engines),
+        ("heddle.strategy", "hedle", lambda: strategy_of(None)),
+        ("heddle.strategy", 3, lambda: strategy_of(None)),
+    ],
+)
+def test_a_bad_setting_is_named_by_its_key(key: str, value: object, make: Callable[[], Any]) -> None:
+    with dask.config.set({key: value}), pytest.raises(BadInput) as refused:
+        make()
+    assert key in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_bad_argument_is_not_blamed_on_the_settings() -> None:
+    with dask.config.set({"heddle.budget.max_steps": 7}), pytest.raises(BadInput) as refused:
+        Budget(max_step_tokens=0)
+    assert str(refused.value).startswith("budget: max_step_tokens is 0")
+
+
+# -- the command line ------------------------------------------------------------------------------------
+
+
+def heddle(*arguments: str, home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from heddle_dask.cli.main import main; main()", "rollout", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"DASK_CONFIG": str(home)} | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_every_option_with_a_setting_is_an_option_and_a_field() -> None:
+    from heddle_dask.cli.rollout.command import rollout
+
+    kinds = {"budget": Budget, "engines": Engines, "patience": Patience, "sampling": Sampling}
+    options = {option.name for option in rollout.params}
+    for option, (section, name) in SETTINGS.items():
+        assert option in options
+        assert name in {each.name for each in fields(kinds[section])}
+
+
+def test_the_command_line_takes_settings_from_files_and_variables(tmp_path: Path) -> None:
+    file = "heddle:\n  budget:\n    max-steps: 7\n  strategy: heddle\n  engines: {slots: 3}\n"
+    (tmp_path / "heddle.yaml").write_text(file, encoding="utf-8")
+    shown = heddle("--help", home=tmp_path, DASK_HEDDLE__SAMPLING__TEMPERATURE="0.25")
+    assert shown.returncode == 0, shown.stderr
+    text = " ".join(shown.stdout.split())
+    for default in (
+        "LLM steps per trajectory. [default: 7;",
+        "Preset. [default: heddle]",
+        "[default: 3;",
+        "0.25",
+    ):
+        assert default in text, default
+
+
+def test_a_bad_setting_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    refused = heddle("--engine", "emulated", home=tmp_path, DASK_HEDDLE__BUDGET__MAX_STEPS="none")
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert "heddle.budget.max_steps" in line
