@@ -15,6 +15,7 @@ import click
 
 from heddle_dask.core.errors import BadInput
 
+EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143

@@ -12,6 +12,7 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.run_writer import journal_path
+from heddle_dask.records.causes import Ended
 from heddle_dask.records.journal import read_journal
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, TrajectoryRecord, trajectory_from_body
@@ -90,6 +91,16 @@ class StoredRun:
                 raise BadInput(f"{self.path} has no trajectory '{name}': {numbers} ({shown})")
             name = ids[int(name)]
         return self._get(name)
+
+    def ended(self) -> Iterator[Ended]:
+        """How each trajectory ended, in the order of `ids`, without its tokens."""
+        columns = [
+            self._reader.column(f"trajectories/{name}").tolist() for name in ("status", "cause", "detail")
+        ]
+        for name, *ending in zip(self._rows, *columns, strict=True):
+            yield Ended(name, *map(str, ending))
+        for name, body in self._journalled.items():
+            yield Ended(name, body["status"], body["cause"], body["detail"])
 
     def __iter__(self) -> Iterator[TrajectoryRecord]:
         return (self._get(name) for name in self.ids)

@@ -36,7 +36,7 @@ from heddle_dask.records.trajectory import (
 JSON_KEYS = [
     *("trajectories", "completed", "truncated", "aborted", "failed", "lost", "steps", "actions", "tokens"),
     *("makespan_s", "tokens_per_s", "reward_mean", "preemptions", "migrations", "bound_s", "bound_share"),
-    "out",
+    *("out", "causes"),
 ]
 
 
@@ -425,6 +425,49 @@ def test_show_without_the_model_counts_tokens():
     path = stored("x.zarr", named("a"), model="gone")
     result = invoke("show", path, "--trajectory", "a")
     assert result.exit_code == 0 and "tokens]" in result.stdout
+
+
+def test_show_counts_failures_by_cause_and_lists_them():
+    """Those that only the journal has are counted, too; messages are shown as they are, not as markup."""
+    told = 'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: [red]bad[/]\n'
+    failed = [
+        replace(named(name), status="failed", cause="agent", detail=told, reward=None) for name in ("b", "c")
+    ]
+    late = replace(named("d"), status="truncated", cause="time", detail="it took longer than 1 s")
+    path = stored("x.zarr", named("a"), *failed)
+    with Journal.create(journal_path(path)) as journal:
+        journal.append(TRAJECTORY_FINISHED, trajectory_to_body(late))
+    result = invoke("show", path, "--json")
+    assert json.loads(result.stdout.splitlines()[-1])["causes"] == [
+        {
+            **{"status": "failed", "cause": "agent", "count": 2},
+            **{"first_message": "ValueError: [red]bad[/]", "first_trajectory": "b"},
+        },
+        {
+            **{"status": "truncated", "cause": "time", "count": 1},
+            **{"first_message": "it took longer than 1 s", "first_trajectory": "d"},
+        },
+    ]
+    assert "failed by agent" in result.stderr and "2, first b: ValueError: [red]bad[/]" in result.stderr
+
+    result = invoke("show", path, "--failed", "--json")
+    rows = json.loads(result.stdout.splitlines()[-1])["failed"]
+    assert [(row["trajectory_id"], row["status"], row["cause"]) for row in rows] == [
+        ("b", "failed", "agent"),
+        ("c", "failed", "agent"),
+        ("d", "truncated", "time"),
+    ]
+    assert result.stderr.splitlines()[-1] == "d  truncated  time  it took longer than 1 s"
+    assert "exclude" in refused("show", path, "--failed", "--trajectory", "b")
+
+
+def test_a_run_is_failed_when_nothing_came_of_any_trajectory():
+    tally = Tally()
+    assert tally.failure is None
+    tally.add(replace(named("a"), status="failed", cause="agent", detail="ValueError: x", reward=None))
+    assert tally.failure == "all 1 trajectories failed; 1 failed by agent, the first a: ValueError: x"
+    tally.add(named("b"))
+    assert tally.failure is None
 
 
 def test_show_refuses_what_is_not_there():

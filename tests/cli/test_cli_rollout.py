@@ -181,6 +181,10 @@ def test_rollout_stores_and_reports_and_a_broken_agent_is_data(heddle):
     for record in broken:
         assert record.cause == "agent" and record.reward is None and len(record.steps) == 3
         assert "RuntimeError: this agent is broken" in record.detail and "agents.py" in record.detail
+    (cause,) = result["causes"]
+    assert (cause["status"], cause["cause"], cause["count"]) == ("failed", "agent", 2)
+    assert cause["first_message"] == "RuntimeError: this agent is broken"
+    assert cause["first_trajectory"] in {"t1/0", "t1/1"}
     heddle.assert_nothing_left()
 
     again = heddle.start("--tasks", 4)
@@ -192,6 +196,14 @@ def test_rollout_stores_and_reports_and_a_broken_agent_is_data(heddle):
     assert RunReader(heddle.path()).summary().trajectories == 10
     assert sessions_that_replay(heddle.path()) == [True, True]
 
+    (heddle.directory / "agents.py").write_text(AGENTS.replace('== "t1"', '!= "never"'))
+    process = heddle.start("--tasks", 1, "--samples", 2, "--overwrite")
+    out, err = process.communicate(timeout=HANG_S)
+    assert process.returncode == 1 and json.loads(out.splitlines()[-1])["failed"] == 2
+    assert "Traceback" not in err and "failed by agent" in err
+    assert "heddle: all 2 trajectories failed; " in err and "this agent is broken" in err.splitlines()[-1]
+
+    (heddle.directory / "agents.py").write_text(AGENTS)
     fresh = heddle.run("--tasks", 1, "--samples", 1, "--overwrite")
     assert fresh["trajectories"] == 1
     assert RunReader(heddle.path()).summary().trajectories == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 from dataclasses import FrozenInstanceError, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,20 @@ def test_a_rollout_refuses_a_wrong_value_in_one_line(
     with pytest.raises(BadInput, match=message) as raised:
         rollout(model_dir, **chosen)
     assert "\n" not in str(raised.value)
+
+
+def test_a_template_that_rewrites_history_is_told_and_recorded(model_dir: str, tmp_path: Path) -> None:
+    """The stored run says so too: progress lines are gone when somebody reads it."""
+    model = shutil.copytree(model_dir, tmp_path / "model")
+    template = model / "chat_template.jinja"
+    template.write_text(
+        "{% for m in messages %}{% if m.role == 'assistant' and not loop.last %}"
+        "{{ '<|im_start|>assistant\\n' + m.content.split('</think>')[-1] + '<|im_end|>\\n' }}{% else %}"
+        "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    told: list[str] = []
+    described = rollout(str(model), on_progress=told.append)._describe()
+    assert "rewrites an earlier assistant turn" in described["template_note"]
+    assert told == [f"note: {described['template_note']}"]
+    assert "template_note" not in rollout(model_dir)._describe()

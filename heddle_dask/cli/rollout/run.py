@@ -16,6 +16,7 @@ from typing import Any
 import cloudpickle
 from distributed import Client
 from rich.console import Console
+from rich.text import Text
 
 from heddle_dask.cli.cluster_choice import (
     CONNECT_TIMEOUT_S,
@@ -26,7 +27,7 @@ from heddle_dask.cli.cluster_choice import (
 )
 from heddle_dask.cli.engine_option import import_from_here
 from heddle_dask.cli.model_choice import chosen_model, context_limit
-from heddle_dask.cli.one_line import EXIT_TERMINATED
+from heddle_dask.cli.one_line import EXIT_FAILED, EXIT_TERMINATED
 from heddle_dask.cli.rollout.engine_options import check_cost, parsed_cost, parsed_degrees
 from heddle_dask.cli.rollout.interrupts import Interrupts
 from heddle_dask.cli.rollout.order import RolloutOrder
@@ -78,6 +79,10 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
             remove_if_empty(run.out)
     out = str(run.out) if run.out.exists() else None
     Console(stderr=to_stderr).print(table(run.tally, out), soft_wrap=True)
+    failure = run.tally.failure
+    if failure is not None and exit_code == 0:
+        Console(stderr=True).print(Text(f"heddle: {failure}"), soft_wrap=True)
+        exit_code = EXIT_FAILED
     return Outcome(run.tally.result(out), exit_code)
 
 

@@ -20,7 +20,9 @@ from typing import Any, get_args
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
+from heddle_dask.records.causes import CauseCounts, Ended
 from heddle_dask.records.trajectory import Status, StepRecord, TrajectoryRecord
 
 STATUSES: tuple[str, ...] = get_args(Status)
@@ -52,6 +54,7 @@ class Tally:
     tool_cpus: int = 0
     queued_inside: bool = False
     statuses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
+    causes: CauseCounts = field(default_factory=CauseCounts)
     steps: int = 0
     actions: int = 0
     tokens: int = 0
@@ -70,6 +73,7 @@ class Tally:
     def add(self, record: TrajectoryRecord, timed: bool = True) -> None:
         """Count one trajectory; its times only when `timed`: clocks of two sessions do not compare."""
         self.statuses[record.status] += 1
+        self.causes.add(Ended(record.trajectory_id, record.status, record.cause, record.detail))
         self.steps += len(record.steps)
         self.actions += len(record.actions)
         if record.reward is not None:
@@ -103,6 +107,17 @@ class Tally:
     def trajectories(self) -> int:
         """All of them, by whatever end."""
         return sum(self.statuses.values())
+
+    @property
+    def failure(self) -> str | None:
+        """One line about a run in which every trajectory failed or was lost, else None."""
+        if not self.trajectories or self.statuses["failed"] + self.statuses["lost"] < self.trajectories:
+            return None
+        most = self.causes.rows()[0]
+        return (
+            f"all {self.trajectories} trajectories failed; {most.count} {most.title}, "
+            f"the first {most.first_trajectory}: {most.first_message}"
+        )
 
     @property
     def makespan_s(self) -> float:
@@ -145,6 +160,7 @@ class Tally:
             "bound_s": _rounded(bound_s),
             "bound_share": _rounded(bound_s / makespan_s) if bound_s and makespan_s else None,
             "out": out,
+            "causes": [row.as_json() for row in self.causes.rows()],
         }
 
 
@@ -154,9 +170,9 @@ def table(tally: Tally, out: str | None) -> Table:
     shown.add_column(style="bold")
     shown.add_column()
     for name, value in _rows(tally):
-        shown.add_row(name, value)
+        shown.add_row(name, Text(value))  # no markup: messages are the user's
     if out is not None:
-        shown.add_row("stored in", out)
+        shown.add_row("stored in", Text(out))
     return shown
 
 
@@ -167,6 +183,8 @@ def _rows(tally: Tally) -> Iterable[tuple[str, str]]:
         yield "reward", "unknown"
     else:
         yield "reward", f"mean {tally.reward_mean:.3f} (known for {len(tally.rewards)})"
+    for row in tally.causes.rows():
+        yield row.title, f"{row.count}, first {row.first_trajectory}: {row.first_message}"
     yield "steps, actions", f"{tally.steps}, {tally.actions}"
     rate = f" ({tally.tokens_per_s:,.0f} per second)" if tally.tokens_per_s else ""
     yield "tokens generated", f"{tally.tokens:,}{rate}"

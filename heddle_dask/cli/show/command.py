@@ -7,20 +7,25 @@ from pathlib import Path
 import click
 
 from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.core.errors import BadInput
 
 
 @click.command("show")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--trajectory", default=None, metavar="ID|INDEX", help="Show this one in full.")
+@click.option("--failed", is_flag=True, help="List what did not complete: id, status, cause, message.")
 @shared_options
-def show(run: Path, trajectory: str | None, as_json: bool, seed: int) -> None:
-    """Show a stored run, or one trajectory of it; changes nothing."""
-    from heddle_dask.cli.show.report import show_run, show_trajectory
+def show(run: Path, trajectory: str | None, failed: bool, as_json: bool, seed: int) -> None:
+    """Show a stored run, one trajectory of it, or those that failed; changes nothing."""
+    if failed and trajectory is not None:
+        raise BadInput("--failed and --trajectory exclude each other: use one")
+    from heddle_dask.cli.show.report import show_failed, show_run, show_trajectory
 
-    result = (
-        show_run(run, to_stderr=as_json)
-        if trajectory is None
-        else show_trajectory(run, trajectory, to_stderr=as_json)
-    )
+    if failed:
+        result = show_failed(run, to_stderr=as_json)
+    elif trajectory is not None:
+        result = show_trajectory(run, trajectory, to_stderr=as_json)
+    else:
+        result = show_run(run, to_stderr=as_json)
     if as_json:
         print_json(result)

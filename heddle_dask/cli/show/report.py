@@ -14,6 +14,7 @@ from heddle_dask.cli.show.transcript import Passage, passages, trajectory_facts
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.kinds import engine_kind
+from heddle_dask.records.causes import message_of
 from heddle_dask.records.token_record import Attribution
 
 _STYLES = {
@@ -62,6 +63,29 @@ def show_run(path: Path, *, to_stderr: bool) -> dict[str, Any]:
         "dropped_bytes": run.dropped_bytes,
         "metadata": run.metadata,
     }
+
+
+def show_failed(path: Path, *, to_stderr: bool) -> dict[str, Any]:
+    """Print one line for each trajectory that did not complete and return them.
+
+    Raises
+    ------
+    BadInput
+        It is no run.
+    """
+    console = Console(stderr=to_stderr, soft_wrap=True)
+    rows = []
+    for ended in StoredRun(path).ended():
+        if not ended.succeeded:
+            row = {
+                "trajectory_id": ended.trajectory_id,
+                "status": ended.status,
+                "cause": ended.cause,
+                "message": message_of(ended.detail),
+            }
+            console.print(Text("  ".join(value for value in row.values() if value)))
+            rows.append(row)
+    return {"out": str(path), "failed": rows}
 
 
 def show_trajectory(path: Path, name: str, *, to_stderr: bool) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from heddle_dask.records.causes import CauseCount, CauseCounts, Ended
 from heddle_dask.records.trajectory import TrajectoryRecord
 
 
@@ -34,6 +35,11 @@ class Batch:
     def generated_tokens(self) -> int:
         """Tokens that were sampled."""
         return sum(int(b.loss_mask.sum()) for t in self.trajectories for b in t.branches)
+
+    @property
+    def causes(self) -> tuple[CauseCount, ...]:
+        """Trajectories that did not complete, by status and cause, with the first message of each; largest first."""
+        return CauseCounts(Ended(t.trajectory_id, t.status, t.cause, t.detail) for t in self).rows()
 
     def _repr_html_(self) -> str:
         mean = "unknown" if self.reward_mean is None else f"{self.reward_mean:.3f}"

@@ -121,7 +121,7 @@ class Rollout:
         self._sandbox: Mapping[str, str] = {}
         self.environment = environment_of(env)
         self.template = ChatTemplate.load(str(model))
-        self._check_template(on_progress)
+        self._template_note = self._check_template(on_progress)
         self.model = str(model)
         self.spec = self._engines.spec_for(self.model, self.budget.max_context_tokens, seed)
         self.samples = samples
@@ -326,12 +326,15 @@ class Rollout:
             await wait_for_capacity(self.client, engines.count, engines.patience, self._on_progress)
         return self._session
 
-    def _check_template(self, on_progress: Callable[[str], None]) -> None:
+    def _check_template(self, on_progress: Callable[[str], None]) -> str:
         """Say so when the template would rewrite history; the record keeps what was sampled all the same."""
         try:
             self.template.check_append_only()
         except BadInput as error:
-            on_progress(f"note: {error}; trajectories keep their history as it was sampled")
+            note = f"{error}; trajectories keep their history as it was sampled"
+            on_progress(f"note: {note}")
+            return note
+        return ""
 
     def _degrees_of(self, specs: TpDegreeSpecs) -> EngineDegrees:
         """What keeps the engines at the TP degrees asked for."""
@@ -366,6 +369,7 @@ class Rollout:
             "environment": self.environment.name,
             "model": self.model,
             "tokenizer": tokenizer_digest(self.model),
+            **({"template_note": self._template_note} if self._template_note else {}),
             "sampling": asdict(self.sampling),
             "limits": self.budget.replayed,
             "engine": self.spec.to_mapping(),
