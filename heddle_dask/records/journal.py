@@ -30,7 +30,7 @@ from heddle_dask.records.locks import lock_or_refuse
 
 # Version of this file format and of the events and commands in it (`core.journal_codec`); incremented when either
 # changes.
-FORMAT = 3
+FORMAT = 4
 HEADER = b'{"heddle":"journal","format":%d}\n' % FORMAT
 _ANY_HEADER = re.compile(rb'\{"heddle":"journal","(?:format|version)":(\d+)\}\n')
 
