@@ -28,6 +28,12 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.fixture(autouse=True)
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores of tests do not wait for the disk: no test crashes the machine. `tests/records/test_synced_store.py` does."""
+    monkeypatch.setattr("heddle_dask.records.synced_store.sync_path", lambda path: None)
+
+
 @pytest.fixture(scope="session")
 def model_dir() -> str:
     """The shipped model directory: its tokenizer and template are real whatever engine runs."""
