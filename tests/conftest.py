@@ -30,7 +30,7 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stores of tests do not wait for the disk: no test crashes the machine. `tests/records/test_synced_store.py` does."""
+    """Stores do not wait for the disk: no test crashes the machine, and waiting takes half a second per append."""
     monkeypatch.setattr("heddle_dask.records.synced_store.sync_path", lambda path: None)
 
 

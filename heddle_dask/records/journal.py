@@ -183,6 +183,11 @@ class Journal:
         os.close(self._descriptor)
         self._descriptor = -1
 
+    def abandon(self) -> None:
+        """Unlock and close without writing what is buffered: after a flush that failed."""
+        self._buffer.clear()
+        self.close()
+
     def __enter__(self) -> Journal:
         return self
 
@@ -224,10 +229,9 @@ class Compaction:
         with self._removed_on_failure():
             for line in self._lines:
                 self._end = line
-                if line.text.startswith(self._prefixes):
-                    if not self._is_needed(_parsed(line, self._journal.path)):
-                        continue
-                self._copy._append(line.text)
+                asked = line.text.startswith(self._prefixes)
+                if not asked or self._is_needed(_parsed(line, self._journal.path)):
+                    self._copy._append(line.text)
             self._copy.sync()
 
     def finish(self) -> None:
@@ -254,8 +258,7 @@ class Compaction:
         try:
             yield
         except BaseException:
-            self._copy._buffer.clear()
-            self._copy.close()
+            self._copy.abandon()
             self._copy.path.unlink(missing_ok=True)
             raise
 
@@ -425,4 +428,6 @@ def _parsed(line: _Line, path: Path) -> JournalRecord:
             return JournalRecord(kind, body, len(line.text) + _LINE_EXTRA)
     except (ValueError, TypeError, RecursionError):
         pass
-    raise BadInput(f"{path} has a line that heddle did not write, at byte {line.end - len(line.text)}: restore it")
+    raise BadInput(
+        f"{path} has a line that heddle did not write, at byte {line.end - len(line.text)}: restore it"
+    )

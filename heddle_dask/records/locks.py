@@ -14,6 +14,7 @@ _NO_LOCKS = frozenset(
     {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 )
 
+
 def lock_or_refuse(descriptor: int, path: Path) -> bool:
     """Lock an open file or directory for this process, until the descriptor is closed.
 

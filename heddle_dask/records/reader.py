@@ -216,7 +216,9 @@ class RunReader:
         ]
         columns = (self._window("tokens").rows(start, stop) for start, stop in spans)
         return tuple(
-            TokenRecord.from_arrays(each["ids"], each["attribution"], each["logprobs"], each["policy_version"])
+            TokenRecord.from_arrays(
+                each["ids"], each["attribution"], each["logprobs"], each["policy_version"]
+            )
             for each in columns
         )
 

@@ -121,11 +121,11 @@ class RunStore:
                 group.create_group(name)
                 for column in table.columns:
                     _make_column(group, name, column)
-            _settle(group)
+            _to_disk(group)
             _set_attributes(
                 group, {"committed": dict.fromkeys(TABLES, 0), COLUMNS_ADDED: sorted(LATER_COLUMNS)}
             )
-            _settle(group)
+            _to_disk(group)
             return cls(group, lock)
         except OSError as error:
             os.close(lock)
@@ -234,7 +234,9 @@ class RunStore:
         self._columns = {
             table: {
                 # Missing chunks are noticed because none is left out.
-                column: open_column(group, table, column, self._rows[table]).with_config({"write_empty_chunks": True})
+                column: open_column(group, table, column, self._rows[table]).with_config(
+                    {"write_empty_chunks": True}
+                )
                 for column in layout.columns
             }
             for table, layout in TABLES.items()
@@ -242,7 +244,7 @@ class RunStore:
         for table, columns in self._columns.items():
             for array in columns.values():
                 _resize(array, self._rows[table])
-        _settle(group)
+        _to_disk(group)
         ids = read_rows(self._columns["trajectories"]["id"], 0, self._rows["trajectories"])
         self._ids = set(ids.tolist())
         self._in_doubt = False
@@ -252,7 +254,7 @@ class RunStore:
         rows = dict(self._rows)
         for table, columns in tables.items():
             rows[table] += self._write(table, columns)
-        _settle(self._group)
+        _to_disk(self._group)
         self._set_attributes({"committed": rows})
         return rows
 
@@ -270,7 +272,7 @@ class RunStore:
     def _set_attributes(self, changes: Mapping[str, Any]) -> None:
         """Change attributes of the root, in one write, and wait until they are on disk."""
         _set_attributes(self._group, changes)
-        _settle(self._group)
+        _to_disk(self._group)
 
 
 def _set_attributes(group: zarr.Group, changes: Mapping[str, Any]) -> None:
@@ -278,7 +280,7 @@ def _set_attributes(group: zarr.Group, changes: Mapping[str, Any]) -> None:
     group.update_attributes({**attributes, ATTRIBUTES_CRC: attributes_crc(attributes)})
 
 
-def _settle(group: zarr.Group) -> None:
+def _to_disk(group: zarr.Group) -> None:
     """Wait until what was written is on disk; other stores than directories are as safe as they are."""
     if isinstance(group.store, SyncedStore):
         group.store.settle()
@@ -367,7 +369,7 @@ def _add_later_columns(group: zarr.Group, rows: Mapping[str, int]) -> None:
         table, _, column = name.partition("/")
         _make_column(group, table, column, rows[table])
     if missing:
-        _settle(group)
+        _to_disk(group)
         _set_attributes(group, {COLUMNS_ADDED: sorted(LATER_COLUMNS)})
 
 

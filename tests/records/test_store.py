@@ -240,11 +240,11 @@ def test_refuses_another_format_version_and_an_unfinished_or_damaged_run(tmp_pat
     refused({**ours, "metadata": {"seed": 1}}, "its checksum is wrong")
     del more[ATTRIBUTES_CRC]
     (run / "zarr.json").write_text(json.dumps({**json.loads(document), "attributes": more}))
-    with pytest.raises(BadInput, match="damaged at .*tokens/ids: it is shorter than 1000000 rows"):
+    with pytest.raises(BadInput, match=r"damaged at .*tokens/ids: it is shorter than 1000000 rows"):
         RunReader(run).trajectory(0)
     (run / "zarr.json").write_text(document)
     (run / "steps" / "branch" / "zarr.json").unlink()
-    with pytest.raises(BadInput, match="damaged at .*steps/branch"):
+    with pytest.raises(BadInput, match=r"damaged at .*steps/branch"):
         RunStore.append_to(run)
 
 
@@ -259,7 +259,11 @@ def of_earlier_version(run: Path, records: list[TrajectoryRecord]) -> None:
         if name not in LATER_COLUMNS:
             table = TABLES[name.partition("/")[0]]
             group.create_array(
-                name, data=values, chunks=(table.chunk_rows,), dimension_names=(table.dimension,), overwrite=True
+                name,
+                data=values,
+                chunks=(table.chunk_rows,),
+                dimension_names=(table.dimension,),
+                overwrite=True,
             )
     for name in LATER_COLUMNS:
         shutil.rmtree(run / name)

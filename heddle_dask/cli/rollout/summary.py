@@ -21,7 +21,7 @@ from typing import Any, get_args
 from rich import box
 from rich.table import Table
 
-from heddle_dask.records.trajectory import Status, StepRecord, TrajectoryRecord
+from heddle_dask.records.trajectory import Status, StepRecord, TrajectoryOutline, TrajectoryRecord
 
 STATUSES: tuple[str, ...] = get_args(Status)
 
@@ -67,7 +67,7 @@ class Tally:
     engine_s: float = 0.0
     tool_cpu_s: float = 0.0
 
-    def add(self, record: TrajectoryRecord, timed: bool = True) -> None:
+    def add(self, record: TrajectoryRecord | TrajectoryOutline, timed: bool = True) -> None:
         """Count one trajectory; its times only when `timed`: clocks of two sessions do not compare."""
         self.statuses[record.status] += 1
         self.steps += len(record.steps)
@@ -84,7 +84,7 @@ class Tally:
         if timed:
             self._add_times(record)
 
-    def _add_times(self, record: TrajectoryRecord) -> None:
+    def _add_times(self, record: TrajectoryRecord | TrajectoryOutline) -> None:
         self.first_start_s = min(self.first_start_s, record.started_s)
         self.last_end_s = max(self.last_end_s, record.finished_s)
         self.timed_tokens += sum(step.generated_tokens for step in record.steps)
@@ -185,7 +185,7 @@ def _rows(tally: Tally) -> Iterable[tuple[str, str]]:
 
 
 def _clipped(
-    spans: Iterable[tuple[float, float, int]], record: TrajectoryRecord
+    spans: Iterable[tuple[float, float, int]], record: TrajectoryRecord | TrajectoryOutline
 ) -> list[tuple[float, float, int]]:
     """(end, length, weight) as (start, end, weight) within the trajectory, without what is unknown."""
     kept = []
