@@ -20,6 +20,20 @@ settings.register_profile("explore", _untimed, max_examples=500, print_blob=True
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "deterministic"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The key that signs journalled results is made here and not in the home of the user who runs the tests."""
+    home = tmp_path_factory.mktemp("state")
+    os.environ["XDG_STATE_HOME"] = str(home)
+    return home
+
+
+@pytest.fixture(autouse=True)
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores do not wait for the disk: no test crashes the machine, and waiting takes half a second per append."""
+    monkeypatch.setattr("heddle_dask.records.synced_store.sync_path", lambda path: None)
+
+
 @pytest.fixture(scope="session")
 def model_dir() -> str:
     """The shipped model directory: its tokenizer and template are real whatever engine runs."""

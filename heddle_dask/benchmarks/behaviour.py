@@ -112,12 +112,13 @@ def _replayed(run: Path) -> Iterator[list[object]]:
     """For each event: its virtual time, its type, and the rows of its commands."""
     from heddle_dask.core.controller import Controller
     from heddle_dask.core.journal_codec import decode
-    from heddle_dask.live.driver.recorded_sessions import recorded_sessions
+    from heddle_dask.live.driver.recorded_sessions import control_lines
     from heddle_dask.strategies.presets import strategies_of_run
 
-    for session in recorded_sessions(run):
-        controller = Controller(strategies_of_run(session.facts))
-        for event_row, _ in session.lines:
+    for facts, lines in control_lines(run):
+        if facts is not None:
+            controller = Controller(strategies_of_run(facts))
+        for event_row, _ in lines:
             event: Any = decode(event_row)
             yield [event.at, type(event).__name__, command_rows(controller.handle(event))]
 

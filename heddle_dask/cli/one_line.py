@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import BadInput, WriteFailed
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -37,11 +37,13 @@ class OneLineGroup(click.Group):
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn bad input into one line and exit code 2, and an early Ctrl-C into exit code 130."""
+    """Turn bad input into one line and exit code 2, a full disk into exit code 1, an early Ctrl-C into 130."""
     try:
         yield
     except BadInput as error:
         refuse(str(error))
+    except WriteFailed as error:
+        refuse(str(error), EXIT_FAILED)
     except click.ClickException as error:
         refuse(_message(error))
     except (KeyboardInterrupt, click.Abort):
@@ -49,10 +51,10 @@ def one_line_errors() -> Iterator[None]:
         sys.exit(EXIT_INTERRUPTED)
 
 
-def refuse(message: str) -> None:
-    """Print one line and exit with code 2."""
+def refuse(message: str, exit_code: int = EXIT_BAD_INPUT) -> None:
+    """Print one line and exit."""
     click.echo(f"heddle: {' '.join(message.split())}", err=True)
-    sys.exit(EXIT_BAD_INPUT)
+    sys.exit(exit_code)
 
 
 def _message(error: click.ClickException) -> str:

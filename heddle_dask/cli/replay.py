@@ -17,25 +17,31 @@ from heddle_dask.cli.shared_options import print_json, shared_options
 def replay(run: Path, as_json: bool, seed: int) -> None:
     """Feed the events of a run's journal to a fresh controller and compare the commands; changes nothing.
 
-    Exit code 1 if they differ.
+    Exit code 1 if they differ, or if the journal lacks events.
     """
     from heddle_dask.live.driver.recorded_sessions import recorded_sessions
 
     sessions = recorded_sessions(run)
     rows: list[dict[str, Any]] = []
     for number, session in enumerate(sessions, start=1):
-        differs = session.first_mismatch()
-        name, events = session.facts["strategy"], len(session.lines)
+        name, differs = session.facts["strategy"], session.mismatch
         verdict = "the same commands"
         if differs is not None:
             verdict = f"other commands at event {differs.line}, {differs.event[0]}"
-        click.echo(f"session {number} of {len(sessions)}: {name}, {events:,} events: {verdict}", err=as_json)
+        elif session.missing:
+            verdict = (
+                f"the same commands up to event {session.compared:,}; {session.missing:,} events are missing there, "
+                "because the driver did not fetch them in time, and what follows cannot be compared"
+            )
+        events = f"{name}, {session.events:,} events"
+        click.echo(f"session {number} of {len(sessions)}: {events}: {verdict}", err=as_json)
         rows.append(
             {
                 "session": number,
                 "strategy": name,
-                "events": events,
-                "same": differs is None,
+                "events": session.events,
+                "missing": session.missing,
+                "same": differs is None and not session.missing,
                 "event": differs and differs.event,
                 "recorded": differs and differs.recorded,
                 "replayed": differs and differs.replayed,

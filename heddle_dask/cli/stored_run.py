@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver.run_writer import journal_path
+from heddle_dask.live.driver.run_writer import RESULTS, journal_path
 from heddle_dask.records.causes import Ended
-from heddle_dask.records.journal import read_journal
+from heddle_dask.records.journal import JournalReader
 from heddle_dask.records.reader import RunReader
-from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, TrajectoryRecord, trajectory_from_body
+from heddle_dask.records.trajectory import (
+    TRAJECTORY_FINISHED,
+    TrajectoryOutline,
+    TrajectoryRecord,
+    trajectory_from_body,
+)
 
 
 class StoredRun:
@@ -40,22 +45,23 @@ class StoredRun:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        journal = journal_path(self.path)
+        # Opened before the store is read: what a writer then brings into the store and drops from the journal is read.
+        lines = JournalReader(journal, RESULTS) if journal.exists() else None
         self._reader = RunReader(self.path)
         ids = [str(name) for name in self._reader.column("trajectories/id").tolist()]
         self._rows = {name: row for row, name in enumerate(ids)}
         self._journalled: dict[str, dict[str, Any]] = {}
         open_ids: dict[str, None] = {}
-        self.dropped_bytes = 0
-        journal = journal_path(self.path)
-        if journal.exists():
-            lines = read_journal(journal)
-            self.dropped_bytes = lines.dropped_bytes
-            for kind, body in lines:
-                if kind == TRAJECTORY_FINISHED:
-                    if body["trajectory_id"] not in self._rows:
-                        self._journalled.setdefault(body["trajectory_id"], body)
-                elif "trajectory_id" in body:
-                    open_ids[body["trajectory_id"]] = None
+        for kind, body, _ in lines or ():
+            name = body["trajectory_id"]
+            if name in self._rows:
+                continue
+            if kind == TRAJECTORY_FINISHED:
+                self._journalled.setdefault(name, body)
+            else:
+                open_ids[name] = None
+        self.dropped_bytes = 0 if lines is None else lines.dropped_bytes
         self.stored = len(self._rows)
         self.recovered = len(self._journalled)
         self.unfinished = sum(not self._is_finished(name) for name in open_ids)
@@ -104,6 +110,11 @@ class StoredRun:
 
     def __iter__(self) -> Iterator[TrajectoryRecord]:
         return (self._get(name) for name in self.ids)
+
+    def outlines(self) -> Iterator[TrajectoryOutline | TrajectoryRecord]:
+        """The trajectories in order, those in the store without their tokens."""
+        yield from map(self._reader.outline, self._rows.values())
+        yield from map(trajectory_from_body, self._journalled.values())
 
     def __len__(self) -> int:
         return self.stored + self.recovered

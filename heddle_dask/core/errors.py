@@ -1,9 +1,9 @@
 """Errors by boundary.
 
 `BadInput` is an error of the user: one line that says what is wrong, where, and what to do; the command line turns it
-into exit code 2. `InvalidTransition` and `GuardViolation` are bugs of this package: they carry the history or the
-reason, and are raised at once. Failures of agents, tools and engines are neither: they are data (a `cause` in events
-and records).
+into exit code 2. `WriteFailed` is one line too, with exit code 1. `InvalidTransition` and `GuardViolation` are bugs of
+this package: they carry the history or the reason, and are raised at once. Failures of agents, tools and engines are
+neither: they are data (a `cause` in events and records).
 """
 
 from __future__ import annotations
@@ -18,6 +18,18 @@ class HeddleError(Exception):
 
 class BadInput(HeddleError):
     """The user's input is invalid; the message is one line that says what to do."""
+
+
+class WriteFailed(HeddleError):
+    """A file of a run cannot be written (a full disk); the message is one line. What was written before is whole."""
+
+    @classmethod
+    def of(cls, path: object, error: OSError) -> WriteFailed:
+        """The failure to write one file of a run."""
+        return cls(
+            f"cannot write {path}: {error.strerror or error}: make room there, then finish the run with the same "
+            "command and --resume"
+        )
 
 
 class InvalidTransition(HeddleError):

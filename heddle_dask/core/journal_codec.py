@@ -121,6 +121,19 @@ def _foreign(row: Sequence[Any]) -> BadInput:
     )
 
 
+_MISSING = "JournalLinesMissing"
+
+
+def gap(missing: int) -> list[Any]:
+    """The journal line that stands for `missing` lines that were dropped because they were not fetched in time."""
+    return [[_MISSING, missing], []]
+
+
+def missing_lines(line: Sequence[Any]) -> int:
+    """How many lines this one stands for; 0 where it is an event with its commands."""
+    return int(line[0][1]) if line[0][0] == _MISSING else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Mismatch:
     """A difference of a replay: line number, event, recorded and replayed commands."""

@@ -13,32 +13,45 @@ Promises:
   After `sync` it survives a crash of the machine.
 - The file is made with mode 0600: it holds all prompts and outputs.
 - One writer: the file is locked (`flock`) if the file system supports locks.
+- `Compaction` replaces the file by one without records that are no longer needed. The new file is complete and on disk
+  before it takes the name: at any moment the name is that of a whole journal.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.locks import lock_or_refuse
+from heddle_dask.records.synced_store import sync_path
 
 # Version of this file format and of the events and commands in it (`core.journal_codec`); incremented when either
 # changes.
-FORMAT = 3
+FORMAT = 4
 HEADER = b'{"heddle":"journal","format":%d}\n' % FORMAT
 _ANY_HEADER = re.compile(rb'\{"heddle":"journal","(?:format|version)":(\d+)\}\n')
 
 # Above this size `append` flushes by itself, which bounds the memory of a caller that never flushes.
 _BUFFER_BYTES = 4 << 20
 _READ_BYTES = 1 << 20
+_LINE_EXTRA = len("01234567 \n")
 
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+class JournalRecord(NamedTuple):
+    """One record of a journal; `size_bytes` is the length of its line."""
+
+    kind: str
+    body: dict[str, Any]
+    size_bytes: int
 
 
 class JournalRecords(list[tuple[str, dict[str, Any]]]):
@@ -51,10 +64,16 @@ class Journal:
     """The writer of a journal. Make one with `create` or `open_append`; close it, or use it in a `with`.
 
     Not thread-safe. There is no background flush: records that were appended but not flushed are lost with the object.
+
+    Attributes
+    ----------
+    is_locked
+        False where the file system has no locks: nothing then keeps a second writer away.
     """
 
-    def __init__(self, path: Path, descriptor: int, last_crc: int) -> None:
+    def __init__(self, path: Path, descriptor: int, last_crc: int, is_locked: bool = True) -> None:
         self.path = path
+        self.is_locked = is_locked
         self._descriptor = descriptor
         self._last_crc = last_crc
         self._buffer = bytearray()
@@ -74,10 +93,10 @@ class Journal:
             if not overwrite:
                 raise BadInput(f"{path} exists: choose another path, append to it or overwrite it")
             _scan_header(path)
-        descriptor = _open_locked(path, os.O_CREAT)
+        descriptor, is_locked = _open_locked(path, os.O_CREAT)
         os.fchmod(descriptor, 0o600)  # an older journal may be readable by others
         os.ftruncate(descriptor, 0)
-        return cls._begin(path, descriptor)
+        return cls._begin(path, descriptor, is_locked)
 
     @classmethod
     def open_append(cls, path: str | Path) -> Journal:
@@ -90,39 +109,54 @@ class Journal:
             or cannot be written.
         """
         path = Path(path)
-        descriptor = _open_locked(path, 0)
+        descriptor, is_locked = _open_locked(path, 0)
         try:
             end, crc = 0, 0
             for line in _scan(path):
                 end, crc = line.end, line.crc
             os.ftruncate(descriptor, end)
+            _aside(path).unlink(missing_ok=True)  # of a compaction that was killed
         except BaseException:
             os.close(descriptor)
             raise
         if end == 0:  # the writer was killed while writing the header
-            return cls._begin(path, descriptor)
-        return cls(path, descriptor, crc)
+            return cls._begin(path, descriptor, is_locked)
+        return cls(path, descriptor, crc, is_locked)
 
     @classmethod
-    def _begin(cls, path: Path, descriptor: int) -> Journal:
-        journal = cls(path, descriptor, zlib.crc32(HEADER))
+    def _begin(cls, path: Path, descriptor: int, is_locked: bool) -> Journal:
+        journal = cls(path, descriptor, zlib.crc32(HEADER), is_locked)
         journal._buffer += HEADER
         journal.flush()
         return journal
 
-    def append(self, kind: str, body: dict[str, Any]) -> None:
+    def append(self, kind: str, body: dict[str, Any]) -> int:
         """Add one record to the buffer; it is not safe before `flush`.
+
+        Returns
+        -------
+        int
+            Length of its line in bytes.
 
         Raises
         ------
         TypeError
             If the body cannot be encoded as JSON. The journal is then unchanged.
         """
-        text = _encode([kind, body]).encode("ascii")
+        return self._append(_encode([kind, body]).encode("ascii"))
+
+    def _append(self, text: bytes) -> int:
         self._last_crc = crc = zlib.crc32(text, self._last_crc)
-        self._buffer += b"%08x %b\n" % (crc, text)
+        line = b"%08x %b\n" % (crc, text)
+        self._buffer += line
         if len(self._buffer) > _BUFFER_BYTES:
             self.flush()
+        return len(line)
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the file, what is not flushed included."""
+        return os.fstat(self._descriptor).st_size + len(self._buffer)
 
     def flush(self) -> None:
         """Hand everything appended so far to the kernel.
@@ -149,6 +183,11 @@ class Journal:
         os.close(self._descriptor)
         self._descriptor = -1
 
+    def abandon(self) -> None:
+        """Unlock and close without writing what is buffered: after a flush that failed."""
+        self._buffer.clear()
+        self.close()
+
     def __enter__(self) -> Journal:
         return self
 
@@ -156,8 +195,113 @@ class Journal:
         self.close()
 
 
+class Compaction:
+    """Replaces the file of an open journal by one without the records that are no longer needed.
+
+    `copy` may run in a thread while the journal is appended to; `finish` belongs to the thread that appends.
+
+    Parameters
+    ----------
+    is_needed
+        Asked for each record of one of `kinds`; records of other kinds are kept.
+    """
+
+    def __init__(
+        self, journal: Journal, kinds: Collection[str], is_needed: Callable[[JournalRecord], bool]
+    ) -> None:
+        journal.flush()
+        self._journal = journal
+        self._lines = _scan(journal.path)
+        self._end = next(self._lines)  # the file is open, and its length is taken
+        self._prefixes = _prefixes(kinds)
+        self._is_needed = is_needed
+        _aside(journal.path).unlink(missing_ok=True)
+        self._copy = Journal.create(_aside(journal.path))
+
+    def copy(self) -> None:
+        """Write the needed records to a file beside the journal; takes about a second for 300 MB.
+
+        Raises
+        ------
+        OSError
+            The new file cannot be written. The journal is as it was.
+        """
+        with self._removed_on_failure():
+            for line in self._lines:
+                self._end = line
+                asked = line.text.startswith(self._prefixes)
+                if not asked or self._is_needed(_parsed(line, self._journal.path)):
+                    self._copy._append(line.text)
+            self._copy.sync()
+
+    def finish(self) -> None:
+        """Add what was appended meanwhile, and give the new file the name of the journal.
+
+        Raises
+        ------
+        OSError
+            As `copy`.
+        """
+        journal, copy = self._journal, self._copy
+        with self._removed_on_failure():
+            journal.flush()
+            for line in _lines_after(journal.path, self._end):
+                copy._append(line.text)
+            copy.sync()
+            os.replace(copy.path, journal.path)
+        os.close(journal._descriptor)
+        journal._descriptor, journal._last_crc = copy._descriptor, copy._last_crc
+        sync_path(journal.path.parent)
+
+    @contextlib.contextmanager
+    def _removed_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._copy.abandon()
+            self._copy.path.unlink(missing_ok=True)
+            raise
+
+
+class JournalReader:
+    """Iterates over the complete records of a journal, one at a time, also while it is being written.
+
+    The file is opened at once: records that a compaction drops later are still read.
+
+    Parameters
+    ----------
+    kinds
+        Records of other kinds are skipped, almost without cost. None: all.
+
+    Attributes
+    ----------
+    dropped_bytes
+        Length of the torn tail, once the iteration has ended.
+
+    Raises
+    ------
+    BadInput
+        The file is missing, unreadable, no journal; while iterating: damaged before its end (names the line).
+    """
+
+    def __init__(self, path: str | Path, kinds: Collection[str] | None = None) -> None:
+        self.path = Path(path)
+        self.dropped_bytes = 0
+        self._prefixes = None if kinds is None else _prefixes(kinds)
+        self._lines = _scan(self.path)
+        self._header = next(self._lines)
+
+    def __iter__(self) -> Iterator[JournalRecord]:
+        end = self._header.end
+        for line in self._lines:
+            end = line.end
+            if self._prefixes is None or line.text.startswith(self._prefixes):
+                yield _parsed(line, self.path)
+        self.dropped_bytes = self._header.size - end
+
+
 def read_journal(path: str | Path) -> JournalRecords:
-    """All complete records of the journal at `path`, also while it is being written.
+    """All complete records of a short journal; a long one is read with `JournalReader`.
 
     Returns
     -------
@@ -167,22 +311,21 @@ def read_journal(path: str | Path) -> JournalRecords:
     Raises
     ------
     BadInput
-        If the file is missing, unreadable, no journal, or damaged before its end (names the line).
+        As `JournalReader`.
     """
-    path = Path(path)
-    records = JournalRecords()
-    end, size = 0, 0
-    for line in _scan(path):
-        end, size = line.end, line.size
-        if line.text:
-            kind, body = json.loads(line.text)
-            records.append((kind, body))
-    records.dropped_bytes = size - end
+    reader = JournalReader(path)
+    records = JournalRecords((record.kind, record.body) for record in reader)
+    records.dropped_bytes = reader.dropped_bytes
     return records
 
 
+def _prefixes(kinds: Collection[str]) -> tuple[bytes, ...]:
+    """What the JSON of a record of one of these kinds begins with."""
+    return tuple(_encode([kind])[:-1].encode("ascii") + b"," for kind in kinds)
+
+
 class _Line(NamedTuple):
-    text: bytes  # the JSON, empty for the header
+    text: bytes  # the JSON; empty for the header
     crc: int
     end: int  # bytes of the file up to and including this line
     size: int  # bytes of the file when it was opened
@@ -200,23 +343,35 @@ def _scan(path: Path) -> Iterator[_Line]:
         if header != HEADER:
             yield _Line(b"", 0, 0, size)
             return
-        file.seek(len(HEADER))
-        end, crc = len(HEADER), zlib.crc32(HEADER)
-        yield _Line(b"", crc, end, size)
-        number = 1
-        while end < size:
-            number += 1
-            line = file.readline(size - end)
-            text = _checked(line, crc)
-            if text is None:
-                if end + len(line) < size:
-                    raise BadInput(
-                        f"{path} is damaged at line {number}: restore it, or keep what is whole "
-                        f"with: head -n {number - 1}"
-                    )
-                return
-            end, crc = end + len(line), int(line[:8], 16)
-            yield _Line(text, crc, end, size)
+        begin = _Line(b"", zlib.crc32(HEADER), len(HEADER), size)
+        yield begin
+        yield from _lines_of(file, path, begin)
+
+
+def _lines_after(path: Path, last: _Line) -> Iterator[_Line]:
+    """The complete records that were appended after one."""
+    with open(path, "rb", buffering=_READ_BYTES) as file:
+        size = os.fstat(file.fileno()).st_size
+        yield from _lines_of(file, path, last._replace(size=size))
+
+
+def _lines_of(file: BinaryIO, path: Path, last: _Line) -> Iterator[_Line]:
+    file.seek(last.end)
+    number = 1
+    _, crc, end, size = last
+    while end < size:
+        number += 1
+        line = file.readline(size - end)
+        text = _checked(line, crc)
+        if text is None:
+            if end + len(line) < size:
+                raise BadInput(
+                    f"{path} is damaged at line {number}: restore it, or keep what is whole "
+                    f"with: head -n {number - 1}"
+                )
+            return
+        end, crc = end + len(line), int(line[:8], 16)
+        yield _Line(text, crc, end, size)
 
 
 def _checked(line: bytes, previous_crc: int) -> bytes | None:
@@ -245,12 +400,34 @@ def _scan_header(path: Path) -> bytes:
     )
 
 
-def _open_locked(path: Path, flags: int) -> int:
+def _open_locked(path: Path, flags: int) -> tuple[int, bool]:
+    """A descriptor for appending, and whether it holds a lock."""
     try:
         if flags & os.O_CREAT:
             path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
+            is_locked = lock_or_refuse(descriptor, path)
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor, is_locked
+            os.close(descriptor)  # a compaction has replaced the file in between
     except OSError as error:
         raise BadInput(f"cannot write the journal {path}: {error.strerror}") from None
-    lock_or_refuse(descriptor, path)
-    return descriptor
+
+
+def _aside(path: Path) -> Path:
+    """Where a compaction writes."""
+    return path.with_name(path.name + ".partial")
+
+
+def _parsed(line: _Line, path: Path) -> JournalRecord:
+    """The record of a line whose CRC is right."""
+    try:
+        kind, body = json.loads(line.text)
+        if isinstance(kind, str) and isinstance(body, dict):
+            return JournalRecord(kind, body, len(line.text) + _LINE_EXTRA)
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise BadInput(
+        f"{path} has a line that heddle did not write, at byte {line.end - len(line.text)}: restore it"
+    )

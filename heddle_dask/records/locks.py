@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
 
 from heddle_dask.core.errors import BadInput
 
+# What file systems without `flock` answer; EBADF: NFS locks no directory (the journal of a run is locked there).
+_NO_LOCKS = frozenset(
+    {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+)
 
-def lock_or_refuse(descriptor: int, path: Path) -> None:
+
+def lock_or_refuse(descriptor: int, path: Path) -> bool:
     """Lock an open file or directory for this process, until the descriptor is closed.
 
-    On file systems without locks (some cluster mounts) this does nothing, and there is no protection against a second
-    writer.
+    Returns
+    -------
+    bool
+        False on file systems without locks (some cluster mounts): then nothing keeps a second writer away.
 
     Raises
     ------
     BadInput
-        If another process holds the lock. The descriptor is then closed.
+        If another process holds the lock, or the lock cannot be asked for. The descriptor is then closed.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -27,5 +35,9 @@ def lock_or_refuse(descriptor: int, path: Path) -> None:
         raise BadInput(
             f"{path} is being written by another process: wait for it or choose another path"
         ) from None
-    except OSError:
-        return
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return False
+        os.close(descriptor)
+        raise BadInput(f"cannot lock {path}: {error.strerror}") from None
+    return True

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +15,23 @@ import zarr
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.schema import (
-    LATER_COLUMNS,
     STRING,
     TABLES,
     committed_rows,
+    damaged,
+    missing_columns,
     open_column,
     open_run,
+    read_rows,
 )
 from heddle_dask.records.token_record import Attribution, TokenRecord
-from heddle_dask.records.trajectory import ActionRecord, StepRecord, TrajectoryRecord
+from heddle_dask.records.trajectory import ActionRecord, StepRecord, TrajectoryOutline, TrajectoryRecord
+
+# Small beside the others; offsets are needed at random.
+_CACHED = ("trajectories", "branches")
+_OUTLINED = [field.name for field in fields(TrajectoryOutline) if field.name not in ("steps", "actions")]
+
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +68,10 @@ class RunSummary:
 class RunReader:
     """The committed part of a run at the time of construction; make a new reader to see later commits.
 
-    `len(reader)` is the number of trajectories; iteration is in the order of the store. Table columns are cached in
-    memory; token columns are read chunk by chunk.
+    `len(reader)` is the number of trajectories; iteration is in the order of the store. Columns of trajectories and
+    branches are cached in memory; tokens, steps and actions are read chunk by chunk.
+
+    Every method raises `BadInput` where the run is damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -76,7 +86,7 @@ class RunReader:
         self._group = open_run(self.path, "r")
         self._rows = committed_rows(self._group)
         self._cache: dict[str, npt.NDArray[Any]] = {}
-        self._tokens = _TokenWindow(self._group, self._rows["tokens"])
+        self._windows: dict[str, _TableWindow] = {}
 
     @property
     def rows(self) -> Mapping[str, int]:
@@ -103,13 +113,9 @@ class RunReader:
         if name in self._cache:
             return self._cache[name]
         rows = self._rows[table]
-        if name in LATER_COLUMNS and name not in self._group:
-            dtype = TABLES[table].columns[column]
-            values = np.zeros(rows, np.dtypes.StringDType() if dtype == STRING else dtype)
-        else:
-            values = np.asarray(open_column(self._group, table, column, rows)[:rows])
+        values = _Column(self._group, table, column, rows).read(0, rows)
         values.flags.writeable = False
-        if table != "tokens":
+        if table in _CACHED:
             self._cache[name] = values
         return values
 
@@ -121,32 +127,30 @@ class RunReader:
         IndexError
             If there is no such row.
         """
-        if not 0 <= index < len(self):
-            raise IndexError(f"no trajectory {index}: the run has {len(self)}")
+        facts = self._facts(index)
+        try:
+            return TrajectoryRecord(
+                **facts,
+                branches=self._branches(index),
+                steps=self._part("steps", index, StepRecord),
+                actions=self._part("actions", index, ActionRecord),
+            )
+        except (ValueError, TypeError) as error:
+            raise damaged(self.path, str(error)) from None
 
-        def value(column: str) -> Any:
-            return self.column(f"trajectories/{column}")[index].item()
+    def outline(self, index: int) -> TrajectoryOutline:
+        """The trajectory in row `index` without its tokens, which are not read.
 
-        reward = float(value("reward"))
-        return TrajectoryRecord(
-            trajectory_id=self._text("id", index),
-            group_id=self._text("group_id", index),
-            task_id=self._text("task_id", index),
-            environment=self._text("environment", index),
-            sample_index=value("sample_index"),
-            seed=value("seed"),
-            status=self._text("status", index),  # type: ignore[arg-type]  # checked by the record
-            cause=self._text("cause", index),  # type: ignore[arg-type]
-            detail=self._text("detail", index),
-            reward=None if math.isnan(reward) else reward,
-            branches=self._branches(index),
-            steps=tuple(StepRecord(**row) for row in self._part("steps", index, StepRecord)),
-            actions=tuple(ActionRecord(**row) for row in self._part("actions", index, ActionRecord)),
-            started_s=value("started_s"),
-            finished_s=value("finished_s"),
-            domain=self._text("domain", index),
-            message_tokens=value("message_tokens"),
-            max_steps=value("max_steps"),
+        Raises
+        ------
+        IndexError
+            If there is no such row.
+        """
+        facts = self._facts(index)
+        return TrajectoryOutline(
+            **{name: facts[name] for name in _OUTLINED},
+            steps=self._part("steps", index, StepRecord),
+            actions=self._part("actions", index, ActionRecord),
         )
 
     def summary(self) -> RunSummary:
@@ -177,52 +181,93 @@ class RunReader:
         for index in range(len(self)):
             yield self.trajectory(index)
 
-    def _text(self, column: str, index: int) -> str:
-        return str(self.column(f"trajectories/{column}")[index])
+    def _facts(self, index: int) -> dict[str, Any]:
+        """What is stored of a trajectory itself, by the names of `TrajectoryRecord`."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"no trajectory {index}: the run has {len(self)}")
+        facts: dict[str, Any] = {}
+        for column, kind in TABLES["trajectories"].columns.items():
+            if not column.endswith("_offset"):
+                value = self.column(f"trajectories/{column}")[index]
+                facts[column] = str(value) if kind == STRING else value.item()
+        facts["trajectory_id"] = facts.pop("id")
+        if math.isnan(facts["reward"]):
+            facts["reward"] = None
+        return facts
 
     def _span(self, offsets: str, index: int, total: int) -> tuple[int, int]:
         """Rows of item `index`: from its offset to the next one's, or to the end of the table."""
         column = self.column(offsets)
-        stop = int(column[index + 1]) if index + 1 < len(column) else total
-        return int(column[index]), stop
+        start, stop = int(column[index]), int(column[index + 1]) if index + 1 < len(column) else total
+        if not 0 <= start <= stop <= total:
+            raise damaged(self.path / offsets, f"rows {start} to {stop} of {total}")
+        return start, stop
+
+    def _window(self, table: str) -> _TableWindow:
+        window = self._windows.get(table)
+        if window is None:
+            window = self._windows[table] = _TableWindow(self._group, table, self._rows[table])
+        return window
 
     def _branches(self, index: int) -> tuple[TokenRecord, ...]:
         first, last = self._span("trajectories/branch_offset", index, self._rows["branches"])
         spans = [
             self._span("branches/token_offset", branch, self._rows["tokens"]) for branch in range(first, last)
         ]
-        return tuple(self._tokens.record(start, stop) for start, stop in spans)
+        columns = (self._window("tokens").rows(start, stop) for start, stop in spans)
+        return tuple(
+            TokenRecord.from_arrays(
+                each["ids"], each["attribution"], each["logprobs"], each["policy_version"]
+            )
+            for each in columns
+        )
 
-    def _part(self, table: str, index: int, kind: type[Any]) -> Iterator[dict[str, Any]]:
-        """Rows of `table` that belong to trajectory `index`, as keyword arguments of `kind`."""
-        offset = f"trajectories/{table[:-1]}_offset"
-        start, stop = self._span(offset, index, self._rows[table])
-        names = [field.name for field in fields(kind)]
-        columns = [self.column(f"{table}/{name}")[start:stop].tolist() for name in names]
-        for row in zip(*columns, strict=True):
-            yield dict(zip(names, row, strict=True))
+    def _part(self, table: str, index: int, kind: type[_Row]) -> tuple[_Row, ...]:
+        """Rows of `table` that belong to trajectory `index`."""
+        start, stop = self._span(f"trajectories/{table[:-1]}_offset", index, self._rows[table])
+        columns = self._window(table).rows(start, stop)
+        names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+        rows = zip(*(columns[name].tolist() for name in names), strict=True)
+        return tuple(kind(**dict(zip(names, row, strict=True))) for row in rows)
 
 
-class _TokenWindow:
-    """A range of whole chunks of the token columns in memory; reading in order decodes each chunk once."""
+class _Column:
+    """One column of a table; one that the run lacks, as those of earlier versions do, is empty or 0."""
 
-    def __init__(self, group: zarr.Group, rows: int) -> None:
+    def __init__(self, group: zarr.Group, table: str, column: str, rows: int) -> None:
+        kind = TABLES[table].columns[column]
+        self._dtype = np.dtypes.StringDType() if kind == STRING else np.dtype(kind)
+        lacks = f"{table}/{column}" in missing_columns(group)
+        self._array = None if lacks else open_column(group, table, column, rows)
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        if self._array is None:
+            return np.zeros(stop - start, self._dtype)
+        return read_rows(self._array, start, stop)
+
+
+class _TableWindow:
+    """A range of whole chunks of a table's columns in memory; reading in order decodes each chunk once."""
+
+    def __init__(self, group: zarr.Group, table: str, rows: int) -> None:
         self._rows = rows
-        self._columns = [open_column(group, "tokens", name, rows) for name in TABLES["tokens"].columns]
+        self._chunk_rows = TABLES[table].chunk_rows
+        self._columns = {name: _Column(group, table, name, rows) for name in TABLES[table].columns}
         self._start = self._stop = 0
-        self._arrays: list[npt.NDArray[Any]] = [np.empty(0) for _ in self._columns]
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
 
-    def record(self, start: int, stop: int) -> TokenRecord:
-        if not self._start <= start <= stop <= self._stop:
+    def rows(self, start: int, stop: int) -> dict[str, npt.NDArray[Any]]:
+        """These rows of every column."""
+        if not self._arrays or not self._start <= start <= stop <= self._stop:
             self._load(start, stop)
         part = slice(start - self._start, stop - self._start)
-        return TokenRecord.from_arrays(*(array[part] for array in self._arrays))
+        return {name: array[part] for name, array in self._arrays.items()}
 
     def _load(self, start: int, stop: int) -> None:
-        chunk = TABLES["tokens"].chunk_rows
+        chunk = self._chunk_rows
         self._start = start // chunk * chunk
         self._stop = min(-(-stop // chunk) * chunk, self._rows)
-        self._arrays = [np.asarray(column[self._start : self._stop]) for column in self._columns]
+        self._arrays = {name: column.read(self._start, self._stop) for name, column in self._columns.items()}
 
 
 def column_names() -> list[str]:

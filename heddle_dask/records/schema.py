@@ -4,6 +4,10 @@ A run is a Zarr v3 group with one subgroup per table and one array per column. R
 group's attribute `committed` has the number of valid rows; it is written last, so rows beyond it belong to an
 incomplete append and are ignored.
 
+What is read is checked. Chunks end with a CRC-32C (the last codec of every column), and every chunk of the committed
+rows is a file, also one that holds zeros only; the root's attributes have the CRC-32 `attributes_crc32`. Runs of
+earlier versions have neither checksums nor chunks of zeros; they are read as they are.
+
 Text is Zarr's variable-length `string` type. Among the text types of zarr only this one has a v3 name (fixed-width
 unicode and bytes warn that other readers may fail). It does not truncate, and zarr, dask.array and xarray all read it
 as numpy's StringDType without a warning.
@@ -12,15 +16,21 @@ as numpy's StringDType without a warning.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import zarr
+from zarr.codecs import Crc32cCodec
 from zarr.errors import BaseZarrError
+from zarr.storage import LocalStore
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.records.synced_store import SyncedStore
 
 FORMAT = "heddle-run"
 FORMAT_VERSION = 1
@@ -127,8 +137,24 @@ TABLES: Mapping[str, Table] = {
 # Columns that runs of earlier versions lack; they are read as empty or 0.
 LATER_COLUMNS = frozenset({"trajectories/domain", "trajectories/message_tokens", "trajectories/max_steps"})
 
-# Errors that zarr raises for a directory that does not match its metadata.
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, BaseZarrError)
+# Attributes of the root: which of those a run has, and the checksum of the attributes.
+COLUMNS_ADDED = "columns_added"
+ATTRIBUTES_CRC = "attributes_crc32"
+
+# What zarr, its codecs and its JSON raise for metadata and chunks that are not what was written.
+_UNREADABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    BaseZarrError,
+    LookupError,
+    MemoryError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 def is_ours(path: Path) -> bool:
@@ -136,7 +162,7 @@ def is_ours(path: Path) -> bool:
     try:
         attributes = json.loads((path / "zarr.json").read_bytes())["attributes"]
         return bool(attributes["heddle_format"] == FORMAT)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
 
@@ -153,7 +179,7 @@ def open_run(path: Path, mode: Any) -> zarr.Group:
     if not is_ours(path):
         raise BadInput(f"{path} is no run of heddle: give the path of a run (RUN.zarr)")
     try:
-        group = zarr.open_group(path, mode=mode, zarr_format=3)
+        group = zarr.open_group(SyncedStore(path), mode=mode, zarr_format=3)
         attributes = group.attrs.asdict()
     except _UNREADABLE as error:
         raise BadInput(f"cannot open the run {path}: {_one_line(error)}") from None
@@ -167,7 +193,24 @@ def open_run(path: Path, mode: Any) -> zarr.Group:
         raise BadInput(
             f"{path} was never completely made (its creation was interrupted): create it again with overwrite"
         )
+    if attributes.get(ATTRIBUTES_CRC, attributes_crc(attributes)) != attributes_crc(attributes):
+        raise damaged(path / "zarr.json", "its checksum is wrong")
+    if not _are_counts(attributes["committed"]) or not isinstance(attributes.get("metadata"), dict):
+        raise damaged(path / "zarr.json", "its attributes are not those of a run")
     return group
+
+
+def _are_counts(committed: object) -> bool:
+    """Whether this is a number of rows for each table."""
+    return isinstance(committed, dict) and all(
+        isinstance(committed.get(table), int) and committed[table] >= 0 for table in TABLES
+    )
+
+
+def attributes_crc(attributes: Mapping[str, Any]) -> int:
+    """CRC-32 of the attributes of a run's root, its own entry left out."""
+    covered = {name: value for name, value in attributes.items() if name != ATTRIBUTES_CRC}
+    return zlib.crc32(json.dumps(covered, sort_keys=True).encode())
 
 
 def committed_rows(group: zarr.Group) -> dict[str, int]:
@@ -176,22 +219,80 @@ def committed_rows(group: zarr.Group) -> dict[str, int]:
     return {table: int(committed[table]) for table in TABLES}
 
 
+def missing_columns(group: zarr.Group) -> frozenset[str]:
+    """Which of `LATER_COLUMNS` the run lacks because an earlier version made it."""
+    has: Any = group.attrs.get(COLUMNS_ADDED, ())
+    return frozenset(name for name in LATER_COLUMNS if name not in has and name not in group)
+
+
 def open_column(group: zarr.Group, table: str, column: str, rows: int) -> zarr.Array[Any]:
     """One column of a run; it has at least `rows` rows.
 
     Raises
     ------
     BadInput
-        If the column is missing, unreadable or shorter: the run was damaged.
+        If the column is missing, unreadable, shorter, or not what a run has there: the run was damaged.
     """
     name = f"{table}/{column}"
+    where = _path_of(group, name)
     try:
         array = group[name]
+        assert isinstance(array, zarr.Array), "it is no array"
+        facts = (array.ndim, array.chunks, array.dtype)
     except _UNREADABLE as error:
-        raise BadInput(f"the run is damaged: column {name}: {_one_line(error)}") from None
-    if not isinstance(array, zarr.Array) or array.ndim != 1 or array.shape[0] < rows:
-        raise BadInput(f"the run is damaged: column {name} is shorter than {rows} rows")
+        raise damaged(where, _one_line(error)) from None
+    layout = TABLES[table]
+    kind = layout.columns[column]
+    dtype = np.dtypes.StringDType() if kind == STRING else np.dtype(kind)
+    if facts != (1, (layout.chunk_rows,), dtype):
+        raise damaged(where, "its type is not that of this column")
+    if array.shape[0] < rows:
+        raise damaged(where, f"it is shorter than {rows} rows")
     return array
+
+
+def read_rows(array: zarr.Array[Any], start: int, stop: int) -> npt.NDArray[Any]:
+    """Committed rows of a column.
+
+    Raises
+    ------
+    BadInput
+        If a chunk is missing, unreadable or has a wrong checksum: the run was damaged.
+    """
+    if stop <= start:
+        return np.empty(0, array.dtype)
+    try:
+        if has_checksums(array):
+            for file in chunk_files(array, start, stop):
+                if not file.exists():
+                    raise damaged(file, "it is missing")
+        return np.asarray(array[start:stop])
+    except _UNREADABLE as error:
+        raise damaged(_path_of(array, ""), _one_line(error)) from None
+
+
+def has_checksums(array: zarr.Array[Any]) -> bool:
+    """Whether the chunks of this column end with a checksum and are all there; those of earlier versions do not."""
+    return any(isinstance(codec, Crc32cCodec) for codec in array.compressors)
+
+
+def chunk_files(array: zarr.Array[Any], start: int, stop: int) -> list[Path]:
+    """The files of the chunks that hold these rows; empty for an array that is not in a directory."""
+    if not isinstance(array.store, LocalStore):
+        return []
+    (chunk_rows,) = array.chunks
+    folder = array.store.root / array.path / "c"
+    return [folder / str(index) for index in range(start // chunk_rows, -(-stop // chunk_rows))]
+
+
+def damaged(where: str | Path, why: str) -> BadInput:
+    """The error for a part of a run that is not what was written there."""
+    return BadInput(f"the run is damaged at {where}: {why}: restore it from a copy")
+
+
+def _path_of(node: zarr.Group | zarr.Array[Any], name: str) -> Path:
+    root = node.store.root if isinstance(node.store, LocalStore) else Path(str(node.store))
+    return root / node.path / name
 
 
 def _one_line(error: BaseException) -> str:

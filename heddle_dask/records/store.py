@@ -3,7 +3,8 @@
 Crash safety without a log: rows are appended after the committed ones, zarr replaces files atomically (write, then
 rename), and the row counts in `committed` change last, in one file. A writer that is killed at any point leaves the
 committed rows unchanged; `RunStore.append_to` removes the rows after them. The lost trajectories are in the journal,
-and `recover` appends them.
+and `recover` appends them. Every file of an append is on disk before the row counts change: so this holds for a crash
+of the machine, too, and what is committed may be dropped from the journal.
 """
 
 from __future__ import annotations
@@ -20,22 +21,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import zarr
+from zarr.codecs import Crc32cCodec, ZstdCodec
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.records.journal import read_journal
+from heddle_dask.records.journal import JournalReader
 from heddle_dask.records.locks import lock_or_refuse
 from heddle_dask.records.reader import RunReader, RunSummary
 from heddle_dask.records.schema import (
+    ATTRIBUTES_CRC,
+    COLUMNS_ADDED,
     FORMAT,
     FORMAT_VERSION,
     LATER_COLUMNS,
     STRING,
     TABLES,
+    attributes_crc,
     committed_rows,
     is_ours,
+    missing_columns,
     open_column,
     open_run,
+    read_rows,
 )
+from heddle_dask.records.synced_store import SyncedStore
 from heddle_dask.records.trajectory import (
     TRAJECTORY_FINISHED,
     TrajectoryRecord,
@@ -45,6 +53,9 @@ from heddle_dask.records.trajectory import (
 __all__ = ["RunReader", "RunStore", "RunSummary", "recover"]
 
 _Rows = dict[str, npt.NDArray[Any]]
+
+# Bounds the memory of a recovery.
+_RECOVERED_AT_ONCE = 64
 
 
 class RunStore:
@@ -97,7 +108,7 @@ class RunStore:
         lock = _make_directory(path, overwrite)
         try:
             group = zarr.open_group(
-                path,
+                SyncedStore(path),
                 mode="w-",
                 zarr_format=3,
                 attributes={
@@ -110,7 +121,11 @@ class RunStore:
                 group.create_group(name)
                 for column in table.columns:
                     _make_column(group, name, column)
-            group.attrs["committed"] = dict.fromkeys(TABLES, 0)
+            _to_disk(group)
+            _set_attributes(
+                group, {"committed": dict.fromkeys(TABLES, 0), COLUMNS_ADDED: sorted(LATER_COLUMNS)}
+            )
+            _to_disk(group)
             return cls(group, lock)
         except OSError as error:
             os.close(lock)
@@ -175,7 +190,11 @@ class RunStore:
         with self._writing:
             self._settle()
             metadata: Any = self._group.attrs["metadata"]
-            self._group.attrs["metadata"] = {**metadata, **facts}
+            try:
+                self._set_attributes({"metadata": {**metadata, **facts}})
+            except BaseException:
+                self._in_doubt = True
+                raise
 
     def close(self) -> None:
         """Release the lock; everything appended is already committed. May be called twice."""
@@ -203,6 +222,8 @@ class RunStore:
         """Read the committed state from disk after a failed append, which may or may not have been committed."""
         if self._in_doubt:
             with self._writing:  # idempotent
+                if isinstance(self._group.store, SyncedStore):
+                    self._group.store.discard()
                 self._adopt(zarr.open_group(self._group.store_path, mode="r+", zarr_format=3))
 
     def _adopt(self, group: zarr.Group) -> None:
@@ -211,14 +232,21 @@ class RunStore:
         self._rows = committed_rows(group)
         _add_later_columns(group, self._rows)
         self._columns = {
-            table: {column: open_column(group, table, column, self._rows[table]) for column in layout.columns}
+            table: {
+                # Missing chunks are noticed because none is left out.
+                column: open_column(group, table, column, self._rows[table]).with_config(
+                    {"write_empty_chunks": True}
+                )
+                for column in layout.columns
+            }
             for table, layout in TABLES.items()
         }
         for table, columns in self._columns.items():
             for array in columns.values():
                 _resize(array, self._rows[table])
-        ids = self._columns["trajectories"]["id"][: self._rows["trajectories"]]
-        self._ids = set(np.asarray(ids).tolist())
+        _to_disk(group)
+        ids = read_rows(self._columns["trajectories"]["id"], 0, self._rows["trajectories"])
+        self._ids = set(ids.tolist())
         self._in_doubt = False
 
     def _commit(self, tables: Mapping[str, _Rows]) -> dict[str, int]:
@@ -226,7 +254,8 @@ class RunStore:
         rows = dict(self._rows)
         for table, columns in tables.items():
             rows[table] += self._write(table, columns)
-        self._group.attrs["committed"] = rows
+        _to_disk(self._group)
+        self._set_attributes({"committed": rows})
         return rows
 
     def _write(self, table: str, columns: _Rows) -> int:
@@ -239,6 +268,22 @@ class RunStore:
             if count:
                 array[start : start + count] = values
         return count
+
+    def _set_attributes(self, changes: Mapping[str, Any]) -> None:
+        """Change attributes of the root, in one write, and wait until they are on disk."""
+        _set_attributes(self._group, changes)
+        _to_disk(self._group)
+
+
+def _set_attributes(group: zarr.Group, changes: Mapping[str, Any]) -> None:
+    attributes = {**group.attrs.asdict(), **changes}
+    group.update_attributes({**attributes, ATTRIBUTES_CRC: attributes_crc(attributes)})
+
+
+def _to_disk(group: zarr.Group) -> None:
+    """Wait until what was written is on disk; other stores than directories are as safe as they are."""
+    if isinstance(group.store, SyncedStore):
+        group.store.settle()
 
 
 def recover(journal: str | Path, store: RunStore) -> int:
@@ -257,11 +302,17 @@ def recover(journal: str | Path, store: RunStore) -> int:
         If the journal is missing or damaged before its end.
     """
     missing: dict[str, TrajectoryRecord] = {}
-    for kind, body in read_journal(journal):
-        if kind == TRAJECTORY_FINISHED and body["trajectory_id"] not in store:
-            missing.setdefault(body["trajectory_id"], trajectory_from_body(body))
+    count = 0
+    for record in JournalReader(journal, {TRAJECTORY_FINISHED}):
+        name = record.body["trajectory_id"]
+        if name not in store:
+            missing.setdefault(name, trajectory_from_body(record.body))
+        if len(missing) == _RECOVERED_AT_ONCE:
+            store.append(list(missing.values()))
+            count += len(missing)
+            missing = {}
     store.append(list(missing.values()))
-    return len(missing)
+    return count + len(missing)
 
 
 def _make_directory(path: Path, overwrite: bool) -> int:
@@ -298,21 +349,28 @@ def _lock_directory(path: Path) -> int:
 
 def _make_column(group: zarr.Group, table: str, column: str, rows: int = 0) -> None:
     layout = TABLES[table]
-    group.create_array(
+    array = group.create_array(
         f"{table}/{column}",
         shape=(rows,),
         dtype=layout.columns[column],
         chunks=(layout.chunk_rows,),
+        compressors=(ZstdCodec(), Crc32cCodec()),
         dimension_names=(layout.dimension,),
+        config={"write_empty_chunks": True},
     )
+    if rows:
+        array[:] = array.fill_value
 
 
 def _add_later_columns(group: zarr.Group, rows: Mapping[str, int]) -> None:
     """Add the columns that a run of an earlier version lacks, empty or 0 for its existing rows."""
-    for name in sorted(LATER_COLUMNS):
+    missing = missing_columns(group)
+    for name in sorted(missing):
         table, _, column = name.partition("/")
-        if name not in group:
-            _make_column(group, table, column, rows[table])
+        _make_column(group, table, column, rows[table])
+    if missing:
+        _to_disk(group)
+        _set_attributes(group, {COLUMNS_ADDED: sorted(LATER_COLUMNS)})
 
 
 def _resize(array: zarr.Array[Any], rows: int) -> None:

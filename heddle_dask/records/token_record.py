@@ -51,10 +51,11 @@ class TokenRecord:
 
     def __init__(self) -> None:
         self._length = 0
-        self._ids = np.empty(_FIRST_CAPACITY, np.int32)
-        self._attribution = np.empty(_FIRST_CAPACITY, np.uint8)
-        self._logprobs = np.empty(_FIRST_CAPACITY, np.float32)
-        self._versions = np.empty(_FIRST_CAPACITY, np.int32)
+        # Without room: a rollout makes the records of all its trajectories before most of them begin.
+        self._ids = np.empty(0, np.int32)
+        self._attribution = np.empty(0, np.uint8)
+        self._logprobs = np.empty(0, np.float32)
+        self._versions = np.empty(0, np.int32)
 
     @classmethod
     def from_arrays(
@@ -197,7 +198,7 @@ class TokenRecord:
     def _extend(self, ids: npt.NDArray[np.int32]) -> tuple[int, int]:
         start, stop = self._length, self._length + len(ids)
         if stop > len(self._ids):
-            self._grow(max(stop, 2 * len(self._ids)))
+            self._grow(max(stop, 2 * len(self._ids), _FIRST_CAPACITY))
         self._ids[start:stop] = ids
         self._length = stop
         return start, stop

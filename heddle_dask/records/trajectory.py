@@ -162,6 +162,26 @@ class TrajectoryRecord:
         raise ValueError(f"inconsistent record of trajectory {self.trajectory_id}: {what}")
 
 
+@dataclass(frozen=True, slots=True)
+class TrajectoryOutline:
+    """A trajectory without its tokens, for figures over a whole run; the fields are those of `TrajectoryRecord`."""
+
+    trajectory_id: str
+    group_id: str
+    task_id: str
+    environment: str
+    sample_index: int
+    seed: int
+    status: Status
+    cause: Cause
+    detail: str
+    reward: float | None
+    steps: tuple[StepRecord, ...]
+    actions: tuple[ActionRecord, ...]
+    started_s: float
+    finished_s: float
+
+
 def trajectory_to_body(record: TrajectoryRecord) -> dict[str, Any]:
     """The JSON-able form of a trajectory, from which `trajectory_from_body` makes an equal one.
 

@@ -160,8 +160,8 @@ def by_id(path: Path) -> dict[str, TrajectoryRecord]:
 def sessions_that_replay(path: Path) -> list[bool]:
     """For each session of the run, whether a fresh controller commands the same."""
     sessions = recorded_sessions(path)
-    assert all(session.lines for session in sessions)
-    return [session.first_mismatch() is None for session in sessions]
+    assert all(session.events and not session.missing for session in sessions)
+    return [session.mismatch is None for session in sessions]
 
 
 def assert_equal(one: TrajectoryRecord, other: TrajectoryRecord) -> None:

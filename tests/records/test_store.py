@@ -20,8 +20,9 @@ from worlds.record_builders import assert_same, exact, few, many_trajectories, p
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.journal import Journal
 from heddle_dask.records.reader import column_names
+from heddle_dask.records.schema import ATTRIBUTES_CRC, COLUMNS_ADDED, LATER_COLUMNS, TABLES
 from heddle_dask.records.store import RunReader, RunStore, recover
-from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, trajectory_to_body
+from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, TrajectoryRecord, trajectory_to_body
 
 METADATA = {"environment": "math", "seed": 3, "versions": {"zarr": "3"}, "slots": [1, 2]}
 
@@ -234,25 +235,82 @@ def test_refuses_another_format_version_and_an_unfinished_or_damaged_run(tmp_pat
     ours = json.loads(document)["attributes"]
     refused({**ours, "heddle_format_version": 99}, "format 99, this version of heddle reads 1")
     refused({k: v for k, v in ours.items() if k != "committed"}, "never completely made")
-    refused({**ours, "committed": {**ours["committed"], "tokens": 10**6}}, "damaged: column tokens")
+    more = {**ours, "committed": {**ours["committed"], "tokens": 10**6}}
+    refused(more, r"damaged at .*zarr\.json: its checksum is wrong")
+    refused({**ours, "metadata": {"seed": 1}}, "its checksum is wrong")
+    del more[ATTRIBUTES_CRC]
+    (run / "zarr.json").write_text(json.dumps({**json.loads(document), "attributes": more}))
+    with pytest.raises(BadInput, match=r"damaged at .*tokens/ids: it is shorter than 1000000 rows"):
+        RunReader(run).trajectory(0)
     (run / "zarr.json").write_text(document)
     (run / "steps" / "branch" / "zarr.json").unlink()
-    with pytest.raises(BadInput, match="damaged: column steps/branch"):
+    with pytest.raises(BadInput, match=r"damaged at .*steps/branch"):
         RunStore.append_to(run)
 
 
-def test_run_of_an_earlier_version_lacks_columns_and_goes_on(tmp_path):
+def of_earlier_version(run: Path, records: list[TrajectoryRecord]) -> None:
+    """A run without checksums, as zarr itself makes it: chunks of zeros are left out."""
+    with RunStore.create(run, METADATA) as store:
+        store.append(records)
+    reader = RunReader(run)
+    columns = {name: reader.column(name) for name in column_names()}
+    group = zarr.open_group(run, mode="r+")
+    for name, values in columns.items():
+        if name not in LATER_COLUMNS:
+            table = TABLES[name.partition("/")[0]]
+            group.create_array(
+                name,
+                data=values,
+                chunks=(table.chunk_rows,),
+                dimension_names=(table.dimension,),
+                overwrite=True,
+            )
+    for name in LATER_COLUMNS:
+        shutil.rmtree(run / name)
+    document = json.loads((run / "zarr.json").read_text())
+    for added in (ATTRIBUTES_CRC, COLUMNS_ADDED):
+        del document["attributes"][added]
+    (run / "zarr.json").write_text(json.dumps(document))
+    assert not (run / "steps" / "migrations" / "c" / "0").exists()
+
+
+def test_a_store_has_checksums_for_every_chunk_and_none_is_left_out(tmp_path):
+    run = tmp_path / "x.zarr"
+    with RunStore.create(run, METADATA) as store:
+        store.append([plain_trajectory(0)])
+    group = zarr.open_group(run, mode="r")
+    for name in column_names():
+        assert group[name].metadata.codecs[-1].to_dict() == {"name": "crc32c"}, name
+        assert (run / name / "c" / "0").exists(), name
+
+
+@pytest.mark.parametrize("name", ["steps/migrations", "tokens/ids", "trajectories/domain"])
+def test_a_chunk_of_committed_rows_that_is_gone_is_noticed(tmp_path, name):
+    """Zarr reads a missing chunk as zeros; those of `steps/migrations` are zeros indeed."""
+    run = tmp_path / "x.zarr"
+    with RunStore.create(run, METADATA) as store:
+        store.append([plain_trajectory(0)])
+    (run / name / "c" / "0").unlink()
+    for read in (lambda reader: reader.column(name), lambda reader: reader.trajectory(0)):
+        with pytest.raises(BadInput, match=f"damaged at .*{name}/c/0: it is missing"):
+            read(RunReader(run))
+    shutil.rmtree(run / name)
+    with pytest.raises(BadInput, match=f"damaged at .*{name}"):
+        RunReader(run).trajectory(0)
+
+
+def test_run_of_an_earlier_version_has_no_checksums_lacks_columns_and_goes_on(tmp_path):
     run = tmp_path / "x.zarr"
     told = [replace(plain_trajectory(i), domain="math/sum", message_tokens=7, max_steps=9) for i in range(3)]
-    with RunStore.create(run, {}) as store:
-        store.append(told[:2])
+    of_earlier_version(run, told[:2])
     untold = [replace(one, domain="", message_tokens=0, max_steps=0) for one in told]
-    for column in ("domain", "message_tokens", "max_steps"):
-        shutil.rmtree(run / "trajectories" / column)
     assert [exact(one) for one in RunReader(run)] == [exact(one) for one in untold[:2]]
     with RunStore.append_to(run) as store:
         store.append(told[2:])
     assert [exact(one) for one in RunReader(run)] == [exact(one) for one in [*untold[:2], told[2]]]
+    (run / "trajectories" / "domain" / "c" / "0").unlink()
+    with pytest.raises(BadInput, match="trajectories/domain/c/0: it is missing"):
+        RunReader(run).trajectory(0)
 
 
 def test_second_writer_is_refused_until_the_first_closes(tmp_path):

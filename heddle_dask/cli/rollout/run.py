@@ -169,7 +169,7 @@ class _Run:
             was = before.metadata.get(name, value)
             if was != value:
                 raise BadInput(f"--resume: {self.out} was made with {name} {was}, not {value}: give the same")
-        for record in before:
+        for record in before.outlines():
             self.tally.add(record, timed=False)
         last = int(before.metadata.get("batches", 1)) - 1
         stored = sum(batch_of(trajectory_id) == last for trajectory_id in before.ids)

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heddle_dask.records.causes import CauseCounts, Ended
-from heddle_dask.records.trajectory import Status, StepRecord, TrajectoryRecord
+from heddle_dask.records.trajectory import Status, StepRecord, TrajectoryOutline, TrajectoryRecord
 
 STATUSES: tuple[str, ...] = get_args(Status)
 
@@ -70,7 +70,7 @@ class Tally:
     engine_s: float = 0.0
     tool_cpu_s: float = 0.0
 
-    def add(self, record: TrajectoryRecord, timed: bool = True) -> None:
+    def add(self, record: TrajectoryRecord | TrajectoryOutline, timed: bool = True) -> None:
         """Count one trajectory; its times only when `timed`: clocks of two sessions do not compare."""
         self.statuses[record.status] += 1
         self.causes.add(Ended(record.trajectory_id, record.status, record.cause, record.detail))
@@ -88,7 +88,7 @@ class Tally:
         if timed:
             self._add_times(record)
 
-    def _add_times(self, record: TrajectoryRecord) -> None:
+    def _add_times(self, record: TrajectoryRecord | TrajectoryOutline) -> None:
         self.first_start_s = min(self.first_start_s, record.started_s)
         self.last_end_s = max(self.last_end_s, record.finished_s)
         self.timed_tokens += sum(step.generated_tokens for step in record.steps)
@@ -203,7 +203,7 @@ def _rows(tally: Tally) -> Iterable[tuple[str, str]]:
 
 
 def _clipped(
-    spans: Iterable[tuple[float, float, int]], record: TrajectoryRecord
+    spans: Iterable[tuple[float, float, int]], record: TrajectoryRecord | TrajectoryOutline
 ) -> list[tuple[float, float, int]]:
     """(end, length, weight) as (start, end, weight) within the trajectory, without what is unknown."""
     kept = []

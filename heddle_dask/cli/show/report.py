@@ -42,7 +42,7 @@ def show_run(path: Path, *, to_stderr: bool) -> dict[str, Any]:
     )
     # Each session that writes to a run has its own clock: times of two sessions cannot be compared.
     timed = int(run.metadata.get("batches", 1)) <= 1
-    for record in run:
+    for record in run.outlines():
         tally.add(record, timed=timed)
     console = Console(stderr=to_stderr, soft_wrap=True)
     made_with = ", ".join(f"{name} {run.metadata[name]}" for name in _MADE_WITH if name in run.metadata)

@@ -4,42 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import overload
 
 from heddle_dask.records.causes import CauseCount, CauseCounts, Ended
+from heddle_dask.records.reader import RunReader
 from heddle_dask.records.trajectory import TrajectoryRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The trajectories of one `Rollout.run`, in order of completion, and where they are stored."""
+    """The trajectories of one `Rollout.run`, and where they are stored.
+
+    Attributes
+    ----------
+    trajectories
+        Where there is a store, they are read from it when they are asked for, in its order: as long as it is there.
+        Else all of them are in memory, in order of completion.
+    reward_mean
+        Mean over the trajectories whose reward is known; None when none is.
+    generated_tokens
+        Tokens that were sampled.
+    counts
+        Trajectories by status.
+    causes
+        Trajectories that did not complete, by status and cause, with the first message of each; largest first.
+    """
 
     trajectories: Sequence[TrajectoryRecord]
     makespan_s: float
+    reward_mean: float | None
+    generated_tokens: int
     out: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     moves: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    causes: tuple[CauseCount, ...] = ()
 
     def __len__(self) -> int:
         return len(self.trajectories)
 
     def __iter__(self) -> Iterator[TrajectoryRecord]:
         return iter(self.trajectories)
-
-    @property
-    def reward_mean(self) -> float | None:
-        """Mean over the trajectories whose reward is known; None when none is."""
-        rewards = [t.reward for t in self.trajectories if t.reward is not None]
-        return sum(rewards) / len(rewards) if rewards else None
-
-    @property
-    def generated_tokens(self) -> int:
-        """Tokens that were sampled."""
-        return sum(int(b.loss_mask.sum()) for t in self.trajectories for b in t.branches)
-
-    @property
-    def causes(self) -> tuple[CauseCount, ...]:
-        """Trajectories that did not complete, by status and cause, with the first message of each; largest first."""
-        return CauseCounts(Ended(t.trajectory_id, t.status, t.cause, t.detail) for t in self).rows()
 
     def _repr_html_(self) -> str:
         mean = "unknown" if self.reward_mean is None else f"{self.reward_mean:.3f}"
@@ -48,3 +53,77 @@ class Batch:
             f"<p><b>{len(self)} trajectories</b> in {self.makespan_s:.1f} s, {self.generated_tokens} tokens, "
             f"mean reward {mean}</p><table>{rows}</table>"
         )
+
+
+class BatchTally:
+    """Counts the trajectories of a batch while they finish; of those that a store has, it keeps none.
+
+    Attributes
+    ----------
+    kept
+        Trajectories that no store has.
+    causes
+        Trajectories that did not complete.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[TrajectoryRecord] = []
+        self.counts: dict[str, int] = {}
+        self.last_end_s = 0.0
+        self.generated_tokens = 0
+        self.causes = CauseCounts()
+        self._rewards = 0
+        self._reward_sum = 0.0
+
+    def add(self, record: TrajectoryRecord, *, is_stored: bool) -> None:
+        """Count one trajectory."""
+        if not is_stored:
+            self.kept.append(record)
+        self.counts[record.status] = self.counts.get(record.status, 0) + 1
+        self.causes.add(Ended(record.trajectory_id, record.status, record.cause, record.detail))
+        self.last_end_s = max(self.last_end_s, record.finished_s)
+        self.generated_tokens += sum(int(branch.loss_mask.sum()) for branch in record.branches)
+        if record.reward is not None:
+            self._rewards += 1
+            self._reward_sum += record.reward
+
+    @property
+    def reward_mean(self) -> float | None:
+        """Over the known rewards."""
+        return self._reward_sum / self._rewards if self._rewards else None
+
+
+class StoredTrajectories(Sequence[TrajectoryRecord]):
+    """Rows of a stored run, read when they are asked for, and after them trajectories that the run does not have."""
+
+    def __init__(self, path: str | Path, rows: range, kept: Sequence[TrajectoryRecord] = ()) -> None:
+        self._path = Path(path)
+        self._rows = rows
+        self._kept = kept
+        self._reader: RunReader | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows) + len(self._kept)
+
+    @overload
+    def __getitem__(self, index: int) -> TrajectoryRecord: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[TrajectoryRecord]: ...
+
+    def __getitem__(self, index: int | slice) -> TrajectoryRecord | list[TrajectoryRecord]:
+        """One trajectory, or a list of them.
+
+        Raises
+        ------
+        BadInput
+            The run is gone or damaged.
+        """
+        if isinstance(index, slice):
+            return [self[each] for each in range(len(self))[index]]
+        number = range(len(self))[index]
+        if number >= len(self._rows):
+            return self._kept[number - len(self._rows)]
+        if self._reader is None:
+            self._reader = RunReader(self._path)
+        return self._reader.trajectory(self._rows[number])

@@ -19,13 +19,20 @@ from heddle_dask.core.ids import ActionId, StepId
 from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
 from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.environments.base import ActionFailed, ActionKind, Reply, Role
+from heddle_dask.live.driver.action_results import value_body, value_from_body
 from heddle_dask.live.driver.held_context import HeldContext
 from heddle_dask.live.driver.open_step import OpenStep
 from heddle_dask.live.driver.pending_input import PendingInput
 from heddle_dask.live.driver.services import Recorded, Services
 from heddle_dask.live.driver.submission import RESULT_LOST, Interrupted
 from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult
-from heddle_dask.live.wire.result_codec import action_body, action_from_body, step_body, step_from_body
+from heddle_dask.live.wire.result_codec import (
+    action_body,
+    action_from_body,
+    context_crc,
+    step_body,
+    step_from_body,
+)
 from heddle_dask.records.token_record import TokenRecord
 from heddle_dask.records.trajectory import ActionRecord, StepRecord
 
@@ -194,23 +201,33 @@ class LiveContext:
         submitted_s = self._services.clock()
         # Its place in the list is fixed now: actions of one trajectory may run side by side.
         self.actions.append(_pending_action(index, len(self.steps) - 1, kind, name, submitted_s))
+        call = f"{self._spec.trajectory_id}/a{index}"
         body = self._recorded.actions.pop(index, None)
-        if body is not None:
-            if body["label"] != name:
-                raise ReplayDiverged(f"action {index} is {name}; the journal holds {body['label']}")
-            outcome = action_from_body(body)
-        else:
+        if body is None:
             payload = cloudpickle.dumps((function, args, kwargs))
             if timeout_s is None:
                 timeout_s = self._services.budget.tool_timeout_s
-            outcome = await self._run_action(index, payload, kind, name, (least, most), timeout_s)
-            self._journal("action", {"action_index": index, "label": name, **action_body(outcome)})
+            key = self._recorded.idempotency_keys.pop(index, f"{self._services.session}/{call}")
+            outcome = await self._run_action(call, key, payload, kind, name, (least, most), timeout_s)
+        elif body["label"] != name:
+            raise ReplayDiverged(f"action {index} is {name}; the journal holds {body['label']}")
+        else:
+            outcome = action_from_body(body)
         self._close_action(index, outcome)
+        if body is not None:
+            value = value_from_body(call, body) if outcome.status == "ok" else None
+        else:
+            body = {"action_index": index, "label": name, **action_body(outcome)}
+            value = None
+            if outcome.status == "ok":
+                value = cloudpickle.loads(outcome.value)
+                body |= value_body(call, value, outcome.value, key)
+            self._journal("action", body)
         if outcome.status != "ok":
             raise ActionFailed(
                 outcome.status, f"action {name} {outcome.status}: {outcome.message}", outcome.detail
             )
-        return cloudpickle.loads(outcome.value)
+        return value
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -223,8 +240,10 @@ class LiveContext:
                 self._replayed_cancel = True
                 await asyncio.Event().wait()
             self._held.not_sent()  # the first real step brings everything
-            if (body["step_index"], body.get("context_tokens")) != (step.index, len(self.record)):
+            asked = (step.index, len(self.record), context_crc(self.record.token_ids))
+            if (body["step_index"], body.get("context_tokens"), body.get("context_crc")) != asked:
                 held = "that was given up" if "cancelled" in body else f"over {body['context_tokens']}"
+                held += " other ones" if body.get("context_tokens") == len(self.record) else ""
                 raise ReplayDiverged(
                     f"step {step.index} over {len(self.record)} tokens; the journal holds step "
                     f"{body['step_index']} {held}"
@@ -237,7 +256,7 @@ class LiveContext:
             outside_s = max(0.0, self._services.clock() - asked_s - result.run_s)
             inside_s = 0.0 if math.isnan(result.queue_s) else result.queue_s
             result = replace(result, queue_s=outside_s + inside_s)
-            self._journal("step", step_body(step.index, len(self.record), result))
+            self._journal("step", step_body(step.index, self.record.token_ids, result))
         return result
 
     async def _ask(self, step: OpenStep) -> StepResult:
@@ -327,22 +346,23 @@ class LiveContext:
 
     async def _run_action(
         self,
-        index: int,
+        call: str,
+        idempotency_key: str,
         payload: bytes,
         kind: ActionKind,
         name: str,
         cpus: tuple[int, int],
         timeout_s: float | None,
     ) -> ActionOutcome:
-        session, name_in_session = self._services.session, f"{self._spec.trajectory_id}/a{index}"
+        session = self._services.session
         for attempt in range(self._services.retries.max_action_attempts):
             # With the same id a second attempt would find the task of the first.
-            action_id = ActionId(f"{name_in_session}~{attempt}" if attempt else name_in_session)
+            action_id = ActionId(f"{call}~{attempt}" if attempt else call)
             request = ActionRequest(action_id, self._spec.trajectory_id, kind, name, *cpus, "cpu")
             limit_s = None if timeout_s == math.inf else timeout_s
-            call = ActionCall(session, action_id, payload, limit_s, f"{session}/{name_in_session}")
+            order = ActionCall(session, action_id, payload, limit_s, idempotency_key)
             try:
-                return await self._services.submitter.action(call, request)
+                return await self._services.submitter.action(order, request)
             except Interrupted as interrupt:
                 if interrupt.kind != "result-lost":
                     return ActionOutcome("lost", message=interrupt.cause)

@@ -8,7 +8,7 @@ from typing import Any
 
 from distributed import Client
 
-from heddle_dask.core.errors import HeddleError
+from heddle_dask.core.errors import HeddleError, WriteFailed
 from heddle_dask.live.wire.driver_messages import FetchUpdates, Notice, Updates
 from heddle_dask.live.wire.transport import ask_scheduler
 
@@ -57,6 +57,9 @@ class ControlChannel:
                 return
             try:
                 self.take(updates)
+            except WriteFailed as error:
+                self.failed.set_exception(error)
+                return
             except (
                 Exception
             ) as error:  # a poll that ended without a word would leave the run waiting for ever

@@ -2,45 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.journal_codec import Mismatch, replay
+from heddle_dask.core.journal_codec import Mismatch, missing_lines, replay
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.live.driver.run_writer import journal_path
-from heddle_dask.records.journal import read_journal
+from heddle_dask.records.journal import JournalReader
 from heddle_dask.strategies.presets import strategies_of_run
 
 
-@dataclass(slots=True)
 class RecordedSession:
-    """One session that wrote to a run: the first, and one more each time that the run was resumed or appended to.
+    """One session that wrote to a run, replayed: the first, and one more each time it was resumed or appended to.
 
     Attributes
     ----------
     facts
         How it was started: strategy, overrides, seed, cost, retries and more.
-    lines
-        Every event of its controller with the commands that followed.
+    events
+        Events that the journal holds.
+    missing
+        Events that the journal lacks because the driver did not fetch them in time; what follows the first of them
+        cannot be compared.
+    compared
+        Events whose commands were compared.
+    mismatch
+        The first event after which a fresh controller of the same strategies commands something else.
     """
 
-    facts: Mapping[str, Any]
-    lines: list[Any] = field(default_factory=list)
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self.facts = facts
+        self.events = 0
+        self.missing = 0
+        self.compared = 0
+        self.mismatch: Mismatch | None = None
+        retries = RetryPolicy.from_mapping(facts.get("retries", {}))
+        self._controller = Controller(strategies_of_run(facts), retries)
 
-    def first_mismatch(self) -> Mismatch | None:
-        """The first event after which a fresh controller of the same strategies commands something else.
+    def take(self, lines: Iterable[Sequence[Any]]) -> None:
+        """Replay the next lines of its journal.
 
         Raises
         ------
         BadInput
-            Another version wrote it.
+            Another version wrote them.
         """
-        retries = RetryPolicy.from_mapping(self.facts.get("retries", {}))
-        return next(replay(Controller(strategies_of_run(self.facts), retries), self.lines), None)
+        for line in lines:
+            missing = missing_lines(line)
+            self.missing += missing
+            self.events += not missing
+            if not (self.missing or self.mismatch):
+                self.compared += 1
+                differs = next(replay(self._controller, [line]), None)
+                self.mismatch = differs and replace(differs, line=self.events)
 
 
 def recorded_sessions(run: str | Path) -> list[RecordedSession]:
@@ -49,17 +67,33 @@ def recorded_sessions(run: str | Path) -> list[RecordedSession]:
     Raises
     ------
     BadInput
-        There is no such run, or its journal is missing or damaged.
+        There is no such run, its journal is missing or damaged, or another version wrote it.
+    """
+    sessions: list[RecordedSession] = []
+    for facts, lines in control_lines(run):
+        if facts is not None:
+            sessions.append(RecordedSession(facts))
+        sessions[-1].take(lines)
+    return sessions
+
+
+def control_lines(run: str | Path) -> Iterator[tuple[Mapping[str, Any] | None, list[Any]]]:
+    """The controller's lines in the journal of a run, some at a time; with the facts of a session where one begins.
+
+    Raises
+    ------
+    BadInput
+        As `recorded_sessions`.
     """
     journal = journal_path(run)
     if not journal.exists():
         raise BadInput(f"no journal at {journal}: give the path of a run that was written with one")
-    sessions: list[RecordedSession] = []
-    for kind, body in read_journal(journal):
+    has_begun = False
+    for kind, body, _ in JournalReader(journal, {"session", "control"}):
         if kind == "session":
-            sessions.append(RecordedSession(body))
-        elif kind == "control":
-            if not sessions:
-                raise BadInput(f"{journal} does not begin with a session: another version wrote it")
-            sessions[-1].lines += body["lines"]
-    return sessions
+            has_begun = True
+            yield body, []
+        elif has_begun:
+            yield None, body["lines"]
+        else:
+            raise BadInput(f"{journal} does not begin with a session: another version wrote it")

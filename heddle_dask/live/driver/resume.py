@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from heddle_dask.live.driver.action_results import can_be_replayed, key_path
 from heddle_dask.live.driver.run_writer import RunWriter
 from heddle_dask.live.driver.runner import Attempt
 from heddle_dask.live.driver.services import Recorded
@@ -24,26 +26,53 @@ def batch_of(trajectory_id: str) -> int:
     return int(found[1]) if found else 0
 
 
-def unfinished(attempts: Sequence[Attempt], writer: RunWriter) -> list[Attempt]:
+def unfinished(attempts: Sequence[Attempt], writer: RunWriter, note: Callable[[str], None]) -> list[Attempt]:
     """Attempts that the store lacks, each with its journalled results.
 
-    A program is run again from its beginning with those results. Where they end, it uses engines and tools.
+    A program is run again from its beginning with those results. Where they end, it uses engines and tools. A call
+    whose value cannot be replayed is made again.
+
+    Parameters
+    ----------
+    note
+        Takes one line if there are such calls.
     """
-    recorded: dict[str, Recorded] = {}
-    for kind, body in writer.recorded():
-        if kind == "step":
-            recorded.setdefault(body["trajectory_id"], Recorded()).steps.append(body)
-        elif kind == "step-cancelled":
-            recorded.setdefault(body["trajectory_id"], Recorded()).cancel(body["step_index"])
-        elif kind == "action":
-            mine = recorded.setdefault(body["trajectory_id"], Recorded())
-            mine.actions[body["action_index"]] = body
     missing = [attempt for attempt in attempts if attempt.spec.trajectory_id not in writer]
-    return [_continued(attempt, recorded.get(attempt.spec.trajectory_id)) for attempt in missing]
+    recorded: dict[str, Recorded] = {attempt.spec.trajectory_id: Recorded() for attempt in missing}
+    made_again = 0
+    for kind, body, _ in writer.recorded():
+        mine = recorded.get(body["trajectory_id"])
+        if mine is None:
+            continue
+        if kind == "step":
+            mine.steps.append(body)
+        elif kind == "step-cancelled":
+            mine.cancel(body["step_index"])
+        elif kind == "action":
+            made_again += not _take_action(mine, body)
+    if made_again:
+        note(
+            f"note: {made_again} tool calls are made again: their values are neither plain data nor signed with the "
+            f"key {key_path()}"
+        )
+    return [_continued(attempt, recorded[attempt.spec.trajectory_id]) for attempt in missing]
 
 
-def _continued(attempt: Attempt, recorded: Recorded | None) -> Attempt:
-    if recorded is None:
+def _take_action(mine: Recorded, body: Mapping[str, Any]) -> bool:
+    """Take one journalled action; False if its value cannot be replayed."""
+    index = body["action_index"]
+    if can_be_replayed(f"{body['trajectory_id']}/a{index}", body):
+        mine.actions[index] = body
+        mine.idempotency_keys.pop(index, None)
+        return True
+    key = body.get("idempotency_key")
+    if isinstance(key, str):
+        mine.idempotency_keys[index] = key
+    return False
+
+
+def _continued(attempt: Attempt, recorded: Recorded) -> Attempt:
+    if not (recorded.steps or recorded.actions or recorded.idempotency_keys):
         return attempt
     spec = replace(attempt.spec, resumed_tokens=recorded.generated_tokens)
     return replace(attempt, spec=spec, recorded=recorded)

@@ -18,7 +18,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment
-from heddle_dask.live.driver.batch import Batch
+from heddle_dask.live.driver.batch import Batch, BatchTally, StoredTrajectories
 from heddle_dask.live.driver.capacity import wait_for_capacity
 from heddle_dask.live.driver.continuation import tokenizer_digest
 from heddle_dask.live.driver.degrees import EngineDegrees, degrees_to_price
@@ -137,6 +137,7 @@ class Rollout:
         self._moves: Mapping[str, Mapping[str, float]] = {}
         self._batches = 0
         self._batch_began_s = 0.0
+        self._batch_rows = range(0)
         self._started_s = 0.0
         self._entered = False
 
@@ -235,17 +236,25 @@ class Rollout:
             yield record
 
     async def _run(self, tasks: Tasks) -> Batch:
-        records: list[TrajectoryRecord] = []
+        tally = BatchTally()
         began_s = 0.0
         async for record in self._stream(tasks):
-            records.append(record)
+            assert self._driver is not None
+            tally.add(record, is_stored=self._driver.stores(record))
             began_s = self._batch_began_s
-        counts: dict[str, int] = {}
-        for record in records:
-            counts[record.status] = counts.get(record.status, 0) + 1
-        makespan_s = max((r.finished_s for r in records), default=0.0) - began_s
+        makespan_s = tally.last_end_s - began_s
         out = None if self._output is None else str(self._output.path)
-        return Batch(records, makespan_s, out, counts, self._moves)
+        kept = tally.kept
+        return Batch(
+            trajectories=kept if out is None else StoredTrajectories(out, self._batch_rows, kept),
+            makespan_s=makespan_s,
+            reward_mean=tally.reward_mean,
+            generated_tokens=tally.generated_tokens,
+            out=out,
+            counts=tally.counts,
+            moves=self._moves,
+            causes=tally.causes.rows(),
+        )
 
     async def _stream(self, tasks: Tasks) -> AsyncIterator[TrajectoryRecord]:
         chosen = tasks_of(tasks, self.environment, self.seed)
@@ -253,6 +262,7 @@ class Rollout:
             session, files = await self._open()
             services = self._services(session, files)
             number = self._next_batch(files)
+            first_row = files.stored
             prefix = batch_prefix(number)
             attempts = files.unfinished(
                 attempts_of(self.environment.name, chosen, self.samples, self.seed, prefix)
@@ -272,6 +282,7 @@ class Rollout:
             await session.channel.refresh()
             self._moves = session.channel.counts.get("moves", {})
             await files.store()
+            self._batch_rows = range(first_row, files.stored)
         finally:
             if not self._entered:
                 await self._close()
@@ -296,7 +307,7 @@ class Rollout:
         asked = check_sandbox(self.client, self.environment, policy, patience_s, self._on_progress)
         self._sandbox = await asked
         self._started_s = time.monotonic()
-        self._files = files = RunFiles(self._output, self._describe)
+        self._files = files = RunFiles(self._output, self._describe, self._on_progress)
         try:
             if not files.replaces_a_run:
                 files.open()

@@ -20,6 +20,8 @@ class RunFiles:
         None: there are no files, and every method does nothing.
     describe
         Metadata of the session, asked for when the files are opened.
+    note
+        Takes one line for each thing that the user should know.
 
     Attributes
     ----------
@@ -27,8 +29,14 @@ class RunFiles:
         None before `open`, and where there are no files.
     """
 
-    def __init__(self, output: Output | None, describe: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        output: Output | None,
+        describe: Callable[[], Mapping[str, Any]],
+        note: Callable[[str], None] = lambda line: None,
+    ) -> None:
         self.writer: RunWriter | None = None
+        self._note = note
         self._output = output
         self._describe = describe
         self._early_lines: list[Any] = []
@@ -51,6 +59,10 @@ class RunFiles:
             return
         description = {**self._describe(), **self._output.metadata}
         self.writer = RunWriter(self._output.path, self._output.mode, description)
+        if not self.writer.is_locked:
+            self._note(
+                f"note: the file system of {self.writer.out} has no locks: see to it that no other process writes there"
+            )
         self.writer.journal("session", description)
         if self._early_lines:
             self.keep_lines(self._early_lines)
@@ -85,7 +97,12 @@ class RunFiles:
         """The attempts still to make: of a resumed run those that the store lacks, else all."""
         if self.writer is None or not self._resumes:
             return attempts
-        return unfinished(attempts, self.writer)
+        return unfinished(attempts, self.writer, self._note)
+
+    @property
+    def stored(self) -> int:
+        """Trajectories in the store; 0 where there are no files."""
+        return 0 if self.writer is None else self.writer.stored
 
     async def store(self) -> None:
         """Bring everything finished into the store."""

@@ -1,18 +1,23 @@
 """Where a run's results go: the journal at once, the store in batches.
 
 `RUN.zarr` is the store; the journal lies beside it as `RUN.journal`, since a Zarr group holds Zarr files only.
+
+The journal does not keep what the store has: when half of it is results of stored trajectories, and that is worth the
+effort, it is rewritten without them. Lines of the controller stay, for ``heddle replay``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from heddle_dask.core.errors import WriteFailed
 from heddle_dask.live.driver.continuation import check_continues
-from heddle_dask.records.journal import Journal, read_journal
+from heddle_dask.records.journal import Compaction, Journal, JournalReader, JournalRecord
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.store import RunStore, recover
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, TrajectoryRecord, trajectory_to_body
@@ -21,6 +26,11 @@ WriteMode = Literal["create", "append", "overwrite", "resume"]
 # A store append costs about the same for one trajectory as for fifty.
 STORE_BATCH = 32
 STORE_INTERVAL_S = 2.0
+# Less than this is not worth a rewrite.
+COMPACTED_BYTES = 64 << 20
+
+RESULTS = frozenset({"step", "step-cancelled", "action", TRAJECTORY_FINISHED})
+"""Kinds of journal records that are of one trajectory, and needed until the store has it."""
 
 
 def journal_path(out: str | Path) -> Path:
@@ -58,6 +68,11 @@ class RunWriter:
                 self._journal.path.unlink()  # this writer has made it, and it is empty
             raise
         self._unstored: list[TrajectoryRecord] = []
+        # Bytes that the journal holds of each trajectory, and of those that the store has.
+        self._bytes_of: dict[str, int] = {}
+        self._stored_bytes: dict[str, int] = {}
+        if mode in ("append", "resume"):
+            self._count_bytes()
         self._flush_due = False
         self._failure: BaseException | None = None
         self._storing = asyncio.Lock()
@@ -89,30 +104,53 @@ class RunWriter:
         self._store.update_metadata({"batches": self.batches})
         return number
 
-    def recorded(self) -> list[tuple[str, dict[str, Any]]]:
-        """What the journal held when it was opened."""
-        return list(read_journal(self._journal.path))
+    @property
+    def is_locked(self) -> bool:
+        """False where the file system has no locks: nothing then keeps a second writer away."""
+        return self._journal.is_locked
+
+    @property
+    def stored(self) -> int:
+        """Trajectories in the store."""
+        return len(self._store)
+
+    def recorded(self) -> Iterator[JournalRecord]:
+        """The journalled results of trajectories, one at a time."""
+        return iter(JournalReader(self._journal.path, RESULTS))
 
     def journal(self, kind: str, body: dict[str, Any]) -> None:
         """Append to the journal; it is with the kernel before the event loop turns again.
 
         Raises
         ------
-        OSError
-            An earlier write failed (a full disk): the run must not go on unrecorded.
+        WriteFailed
+            This or an earlier write failed (a full disk): the run must not go on unrecorded.
         """
         self._raise_failure()
-        self._journal.append(kind, body)
+        with self._failing(self._journal.path):
+            size_bytes = self._journal.append(kind, body)
+        if kind in RESULTS:
+            self._note_bytes(body["trajectory_id"], size_bytes)
         if not self._flush_due:
             self._flush_due = True
             asyncio.get_running_loop().call_soon(self._flush)
 
+    def _note_bytes(self, trajectory_id: str, size_bytes: int) -> None:
+        self._bytes_of[trajectory_id] = self._bytes_of.get(trajectory_id, 0) + size_bytes
+
     def _flush(self) -> None:
         self._flush_due = False
-        try:
+        with contextlib.suppress(WriteFailed), self._failing(self._journal.path):
             self._journal.flush()
+
+    @contextlib.contextmanager
+    def _failing(self, path: Path) -> Iterator[None]:
+        """Turn an error of the disk into the failure of the run."""
+        try:
+            yield
         except OSError as error:
-            self._failure = error
+            self._failure = WriteFailed.of(path, error)
+            raise self._failure from None
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -123,12 +161,14 @@ class RunWriter:
 
         Raises
         ------
-        OSError
+        WriteFailed
             This or an earlier write failed.
         """
         self._raise_failure()
-        self._journal.append(TRAJECTORY_FINISHED, trajectory_to_body(record))
-        self._journal.flush()
+        with self._failing(self._journal.path):
+            size_bytes = self._journal.append(TRAJECTORY_FINISHED, trajectory_to_body(record))
+            self._note_bytes(record.trajectory_id, size_bytes)
+            self._journal.flush()
         self._unstored.append(record)
         if len(self._unstored) >= STORE_BATCH:
             self._store_in_background()
@@ -154,17 +194,51 @@ class RunWriter:
 
         Raises
         ------
-        OSError
+        WriteFailed
             The disk refuses. The journal still holds the trajectories.
         """
         async with self._storing:
             batch, self._unstored = self._unstored, []
+            if not batch:
+                return
             try:
-                if batch:
+                with self._failing(self.out):
                     await asyncio.to_thread(self._store.append, batch)
-            except OSError:
+            except WriteFailed:
                 self._unstored = [*batch, *self._unstored]
                 raise
+            for record in batch:
+                self._stored_bytes[record.trajectory_id] = self._bytes_of.pop(record.trajectory_id, 0)
+            if self._is_worth_compacting():
+                with self._failing(self._journal.path):
+                    compaction = self._compaction()
+                    await asyncio.to_thread(compaction.copy)
+                    compaction.finish()
+                self._stored_bytes.clear()
+
+    def _is_worth_compacting(self) -> bool:
+        droppable = sum(self._stored_bytes.values())
+        return droppable >= max(COMPACTED_BYTES, self._journal.size_bytes // 2)
+
+    def _compaction(self) -> Compaction:
+        return Compaction(
+            self._journal, RESULTS, lambda record: record.body["trajectory_id"] not in self._stored_bytes
+        )
+
+    def _count_bytes(self) -> None:
+        """Count what an older session left in the journal, and drop at once what is not needed."""
+        if self._journal.size_bytes < COMPACTED_BYTES:
+            return
+        for record in self.recorded():
+            name = record.body["trajectory_id"]
+            bytes_of = self._stored_bytes if name in self._store else self._bytes_of
+            bytes_of[name] = bytes_of.get(name, 0) + record.size_bytes
+        if self._is_worth_compacting():
+            with self._failing(self._journal.path):
+                compaction = self._compaction()
+                compaction.copy()
+                compaction.finish()
+            self._stored_bytes.clear()
 
     def discard(self) -> None:
         """Close and remove both files: this writer made them, and no trajectory has begun."""
@@ -174,14 +248,22 @@ class RunWriter:
         self._journal.path.unlink(missing_ok=True)
 
     async def close(self) -> None:
-        """Store the rest and close both files."""
+        """Store the rest and close both files.
+
+        Raises
+        ------
+        WriteFailed
+            This or an earlier write failed. Both files are closed.
+        """
         if self._timer is not None:
             self._timer.cancel()
         try:
-            await self.store()
+            if self._failure is None:
+                await self.store()
+            with self._failing(self._journal.path):
+                self._journal.sync()
         finally:
-            self._journal.sync()
-            self._journal.close()
+            self._journal.abandon()
             self._store.close()
         self._raise_failure()
 

@@ -237,9 +237,13 @@ class Driver:
 
     def _keep(self, record: TrajectoryRecord) -> TrajectoryRecord:
         self.finished += 1
-        if self._writer is not None and not (self._to_resume and record.status == "aborted"):
+        if self._writer is not None and self.stores(record):
             self._writer.finish(record)
         return record
+
+    def stores(self, record: TrajectoryRecord) -> bool:
+        """Whether a record of this run goes to its store, if there is one."""
+        return self._writer is not None and not (self._to_resume and record.status == "aborted")
 
     async def _run_one(self, attempt: Attempt) -> TrajectoryRecord:
         trajectory_id = attempt.spec.trajectory_id

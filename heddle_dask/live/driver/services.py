@@ -123,10 +123,17 @@ class Services:
 
 @dataclass(slots=True)
 class Recorded:
-    """Journalled results of a trajectory that is run again: steps in order, actions by their number."""
+    """Journalled results of a trajectory that is run again: steps in order, actions by their number.
+
+    Attributes
+    ----------
+    idempotency_keys
+        Of actions that are made again because their values cannot be replayed.
+    """
 
     steps: deque[Mapping[str, Any]] = field(default_factory=deque)
     actions: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    idempotency_keys: dict[int, str] = field(default_factory=dict)
 
     def cancel(self, step_index: int) -> None:
         """The program cancelled that step: its sampled parts do not count, but the cancelled request is replayed."""

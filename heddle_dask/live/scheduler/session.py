@@ -15,7 +15,7 @@ from heddle_dask.core.commands import Command
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.events import Event
 from heddle_dask.core.ids import StepId, TrajectoryId
-from heddle_dask.core.journal_codec import encode
+from heddle_dask.core.journal_codec import encode, gap
 from heddle_dask.live.scheduler.predictions import Predictions
 from heddle_dask.live.wire.driver_messages import (
     ActionResultLostNotice,
@@ -26,6 +26,7 @@ from heddle_dask.live.wire.driver_messages import (
 from heddle_dask.live.wire.messages import Key, named_by
 
 # A driver fetches the journal several times a second; a driver that has stopped must not fill the scheduler's memory.
+# One line says how many lines beyond these are missing.
 JOURNAL_LINES_KEPT = 200_000
 # Reports that are on their way when the driver ends the session arrive within milliseconds.
 LAST_REPORTS_S = 1.0
@@ -63,6 +64,7 @@ class Session:
         self._started_s = time.monotonic()
         self._now_s = 0.0
         self._journal: list[list[Any]] = []
+        self._lines_missing = 0
         self._notices: list[Notice] = []
         self._due = asyncio.Event()
 
@@ -89,6 +91,8 @@ class Session:
         commands = self.controller.handle(event)
         if len(self._journal) < JOURNAL_LINES_KEPT:
             self._journal.append([encode(event), [encode(command) for command in commands]])
+        else:
+            self._lines_missing += 1
         return commands
 
     def notify(self, notice: Notice) -> None:
@@ -111,6 +115,9 @@ class Session:
         self._due.clear()
         notices, self._notices = self._notices, []
         journal, self._journal = self._journal, []
+        if self._lines_missing:
+            journal.append(gap(self._lines_missing))
+            self._lines_missing = 0
         return Updates(tuple(notices), journal, self.counts(), self.failure)
 
     async def come_to_rest(self) -> None:

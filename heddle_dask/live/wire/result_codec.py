@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import base64
+import zlib
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.live.wire.messages import ActionOutcome, StepResult
@@ -13,10 +17,10 @@ _STEP_FIELDS = ("status", "engine_id", "finish_reason", "cached_tokens", "policy
 _STEP_TIMES = ("queue_s", "prefill_s", "decode_s", "run_s")
 
 
-def step_body(step_index: int, context_tokens: int, result: StepResult) -> dict[str, Any]:
-    """A step's result for the journal; `context_tokens` is what the engine saw."""
+def step_body(step_index: int, context: npt.NDArray[np.int32], result: StepResult) -> dict[str, Any]:
+    """A step's result for the journal; `context` is what the engine saw: its length and CRC-32 are kept."""
     body: dict[str, Any] = {name: getattr(result, name) for name in (*_STEP_FIELDS, *_STEP_TIMES)}
-    body |= {"step_index": step_index, "context_tokens": context_tokens}
+    body |= {"step_index": step_index, "context_tokens": len(context), "context_crc": context_crc(context)}
     body["version_spans"] = [[span.policy_version, span.start, span.stop] for span in result.version_spans]
     body["token_ids"] = base64.b64encode(result.token_ids).decode("ascii")
     body["logprobs"] = base64.b64encode(result.logprobs).decode("ascii")
@@ -33,16 +37,19 @@ def step_from_body(body: Mapping[str, Any]) -> StepResult:
     )
 
 
+def context_crc(context: npt.NDArray[np.int32]) -> int:
+    """CRC-32 of the little-endian token ids."""
+    return zlib.crc32(np.ascontiguousarray(context, dtype="<i4").tobytes())
+
+
 _ACTION_FIELDS = ("status", "message", "detail", "host_id", "cpus", "run_s")
 
 
 def action_body(outcome: ActionOutcome) -> dict[str, Any]:
-    """An action's outcome for the journal."""
-    body: dict[str, Any] = {name: getattr(outcome, name) for name in _ACTION_FIELDS}
-    return {**body, "value": base64.b64encode(outcome.value).decode("ascii")}
+    """An action's outcome for the journal, without its value."""
+    return {name: getattr(outcome, name) for name in _ACTION_FIELDS}
 
 
 def action_from_body(body: Mapping[str, Any]) -> ActionOutcome:
     """Read what `action_body` made."""
-    fields = {name: body[name] for name in _ACTION_FIELDS}
-    return ActionOutcome(value=base64.b64decode(body["value"]), **fields)
+    return ActionOutcome(**{name: body[name] for name in _ACTION_FIELDS})
