@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from heddle_dask.core.errors import BadInput
     from heddle_dask.core.retries import RetryPolicy
+    from heddle_dask.core.sampling import StructuredOutput
     from heddle_dask.engines.spec import EngineSpec
     from heddle_dask.environments.base import ActionFailed, Context, Environment, Reply, Task
     from heddle_dask.live.clusters.local import LocalRolloutCluster
@@ -41,6 +42,7 @@ _PLACES = {
     "RunReader": "heddle_dask.records.store",
     "Sampling": "heddle_dask.live.driver.services",
     "Strategy": "heddle_dask.strategies.presets",
+    "StructuredOutput": "heddle_dask.core.sampling",
     "Task": "heddle_dask.environments.base",
 }
 
@@ -62,6 +64,7 @@ __all__ = [
     "RunReader",
     "Sampling",
     "Strategy",
+    "StructuredOutput",
     "Task",
 ]
 

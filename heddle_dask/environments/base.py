@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from heddle_dask.core.sampling import StructuredOutput
+
 Role = Literal["system", "user", "tool"]
 ActionKind = Literal["tool", "reward"]
 FinishReason = Literal["stop", "length"]
@@ -122,11 +124,40 @@ class Context(Protocol):
         *,
         max_tokens: int | None = None,
         temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        stop: str | Sequence[str] | None = None,
+        structured: StructuredOutput | None = None,
+        seed: int | None = None,
+        n: int = 1,
         ignore_eos: bool = False,
     ) -> Reply:
         """Run one LLM step over the whole context and append the sampled tokens to the record.
 
         Steps must not overlap. A cancelled step (`asyncio.timeout`) appends no token, and another step may follow.
+
+        Parameters
+        ----------
+        max_tokens
+            Most tokens of the step; None: `Budget.max_step_tokens`.
+        temperature, top_p, top_k, min_p
+            As in `Sampling`; None: the run's default.
+        stop
+            Texts that end the step. The tokens up to the one that completes a text are kept, as they were sampled.
+        structured
+            A form that the reply must have. A preempted step of this kind begins again. The emulated engine ignores it.
+        seed
+            Of this step; None: derived from `seed` of the trajectory.
+        n
+            1: a step samples one reply. For more, `fork` the context.
+        ignore_eos
+            True: exactly `max_tokens` tokens.
+
+        Raises
+        ------
+        BadInput
+            A parameter that is not allowed; not caught, it fails the trajectory with the cause ``"agent"``.
         """
 
     async def call(

@@ -22,6 +22,8 @@ SECONDS = [0, -1.0, math.nan, math.inf, "4", None, True]
         *((Budget, n, v) for n in ("max_steps", "max_step_tokens", "max_context_tokens") for v in COUNTS),
         *((Sampling, "temperature", v) for v in SECONDS if v != 0),
         *((Sampling, "top_p", v) for v in [*SECONDS, 1.5]),
+        *((Sampling, "top_k", v) for v in [-1, 1.5, math.nan, "4", None, True, 10**20]),
+        *((Sampling, "min_p", v) for v in [-0.1, 1.5, math.nan, "4", None, True]),
         *((Patience, name, v) for name in ("workers_s", "engines_s") for v in SECONDS),
         *((Engines, "slots", v) for v in COUNTS),
         *((Engines, "count", v) for v in COUNTS if v is not None),

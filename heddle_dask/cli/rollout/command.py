@@ -76,6 +76,10 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 )
 @click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True)
 @click.option("--top-p", type=click.FloatRange(min=0, max=1, min_open=True), default=1.0, show_default=True)
+@click.option("--top-k", type=click.IntRange(min=0), default=0, show_default=True, help="0: all tokens.")
+@click.option(
+    "--min-p", type=click.FloatRange(min=0, max=1), default=0.0, show_default=True, help="0: no limit."
+)
 @click.option(
     "--retries",
     multiple=True,

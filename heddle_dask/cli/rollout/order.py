@@ -66,6 +66,8 @@ class LimitOptions:
     tool_timeout: float
     temperature: float
     top_p: float
+    top_k: int
+    min_p: float
 
 
 @dataclass(frozen=True, slots=True)

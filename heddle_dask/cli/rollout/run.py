@@ -96,7 +96,8 @@ class _Run:
             self.shape = self.shape.overlaid(where.cluster, order.given)
         predictor = order.strategy.build(seed=order.seed).predictor
         self.engines = self._engines()
-        self.sampling = Sampling(order.limits.temperature, order.limits.top_p)
+        asked = order.limits
+        self.sampling = Sampling(asked.temperature, asked.top_p, asked.top_k, asked.min_p)
         check_out(self.out, order.mode)
         self.environment = _environment(order)
         self.model = chosen_model(order.fleet.model, order.fleet.engine)

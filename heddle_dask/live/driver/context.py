@@ -17,12 +17,15 @@ import numpy as np
 
 from heddle_dask.core.ids import ActionId, StepId
 from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
+from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.environments.base import ActionFailed, ActionKind, Reply, Role
 from heddle_dask.live.driver.held_context import HeldContext
 from heddle_dask.live.driver.open_step import OpenStep
 from heddle_dask.live.driver.pending_input import PendingInput
 from heddle_dask.live.driver.services import Recorded, Services
+from heddle_dask.live.driver.step_options import StepOptions
+from heddle_dask.live.driver.stop_strings import cut_at_stop, tokens_to_stop
 from heddle_dask.live.driver.submission import RESULT_LOST, Interrupted
 from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult
 from heddle_dask.live.wire.result_codec import action_body, action_from_body, step_body, step_from_body
@@ -112,12 +115,21 @@ class LiveContext:
         *,
         max_tokens: int | None = None,
         temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        stop: str | Sequence[str] | None = None,
+        structured: StructuredOutput | None = None,
+        seed: int | None = None,
+        n: int = 1,
         ignore_eos: bool = False,
     ) -> Reply:
-        """Run one LLM step over everything appended so far.
+        """Run one LLM step over everything appended so far; the parameters are those of the protocol.
 
         Raises
         ------
+        BadInput
+            A parameter that is not allowed.
         BudgetExhausted
             No further step is allowed; `done` says so before.
         StepLost
@@ -130,6 +142,9 @@ class LiveContext:
         """
         if self._step_open:
             raise RuntimeError("generate() while the step before is awaited: await one step after the other")
+        options = StepOptions(
+            max_tokens, temperature, top_p, top_k, min_p, stop, structured, seed, n, ignore_eos
+        )
         self._render()
         if self._exhausted():
             self._told_done = True
@@ -139,9 +154,9 @@ class LiveContext:
         step = OpenStep(
             index=len(self.steps),
             start=len(self.record),
-            max_tokens=min(max_tokens or budget.max_step_tokens, room),
-            temperature=self._services.sampling.temperature if temperature is None else temperature,
-            ignore_eos=ignore_eos,
+            sampling=options.completed(
+                self._services.sampling, budget, room, self._services.template.end_token_ids
+            ),
             submitted_s=self._services.clock(),
             came_from=self.steps[-1].engine_id if self.steps else "",
             attempt=self._cancelled,
@@ -244,7 +259,7 @@ class LiveContext:
         request = StepRequest(
             StepId(self._spec.trajectory_id, step.index, step.attempt),
             len(self.record),
-            step.max_tokens - step.generated,
+            step.tokens_left,
         )
         delta = self._held.delta(self.record, step.send_all)
         call = StepCall(
@@ -253,12 +268,7 @@ class LiveContext:
             base_tokens=delta.base_tokens,
             base_crc=delta.base_crc,
             delta=delta.token_ids,
-            max_tokens=request.max_new_tokens,
-            temperature=step.temperature,
-            top_p=self._services.sampling.top_p,
-            seed=(self._seed * 1_000_003 + step.index * 1_009 + step.parts) % 2**31,
-            ignore_eos=step.ignore_eos,
-            stop_token_ids=self._services.template.end_token_ids,
+            sampling=replace(step.sampling, max_tokens=step.tokens_left, seed=self._seed_of(step)),
         )
         try:
             return await self._services.submitter.step(call, request)
@@ -266,6 +276,12 @@ class LiveContext:
             if interrupt.kind == "result-lost":
                 return StepResult(status="engine-lost", message=RESULT_LOST)
             return StepResult(status="refused", message=interrupt.cause)
+
+    def _seed_of(self, step: OpenStep) -> int | None:
+        """The seed of the next request: one that the program gave, or the trajectory's; parts draw differently."""
+        if step.sampling.seed is not None:
+            return (step.sampling.seed + step.parts) % 2**63
+        return (self._seed * 1_000_003 + step.index * 1_009 + step.parts) % 2**31
 
     def _take(self, step: OpenStep, result: StepResult) -> OpenStep:
         """Fold one answer into the record and the open step."""
@@ -278,14 +294,29 @@ class LiveContext:
                 raise StepLost(f"step {step.index} was lost {lost} times: {result.message}")
             # With the engine, the worker's copy of the context may be gone: send everything.
             return step.asked_again()
+        if result.status == "aborted" and step.sampling.structured is not None:
+            return step.begun_again(result)
+        if step.sampling.stop:
+            result = self._ended_at_stop(step, result)
         ids = np.frombuffer(result.token_ids, dtype="<i4")
         self._append_sampled(ids, result)
         self._held.answered(self.record, result.token_ids)
         self.generated_tokens += len(ids)
         step = step.with_part(result, len(ids))
-        if result.status == "aborted" and step.generated >= step.max_tokens:
+        if result.status == "aborted" and step.tokens_left <= 0:
             return replace(step, last=replace(result, status="ok", finish_reason="length"))
         return step
+
+    def _ended_at_stop(self, step: OpenStep, result: StepResult) -> StepResult:
+        """The answer up to the token that completes a stop string, if one does."""
+        new = np.frombuffer(result.token_ids, dtype="<i4").tolist()
+        whole = [*self.record.token_ids[step.start :].tolist(), *new]
+        tokens = tokens_to_stop(self._services.template.decode, whole, step.sampling.stop)
+        if tokens is None:
+            return result
+        if tokens < len(whole):
+            self._held.not_sent()  # the worker holds more than the record
+        return cut_at_stop(result, tokens - step.generated)
 
     def _append_sampled(self, ids: Any, result: StepResult) -> None:
         if not len(ids):
