@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from heddle_dask.records.schema import (
     LATER_COLUMNS,
     STRING,
     TABLES,
+    absent_value,
     committed_rows,
     open_column,
     open_run,
@@ -89,6 +91,16 @@ class RunReader:
         metadata: Any = self._group.attrs["metadata"]
         return dict(metadata)
 
+    @property
+    def batches(self) -> list[dict[str, Any]]:
+        """What each batch was made with, oldest first: model, sampling, limits, sandbox, seed and more.
+
+        An empty mapping for a batch of a version that did not record it.
+        """
+        metadata = self.metadata
+        facts: Any = metadata.get("batch_facts", [])
+        return [*facts, *({} for _ in range(int(metadata.get("batches", 0)) - len(facts)))]
+
     def column(self, name: str) -> npt.NDArray[Any]:
         """One column by its path, as ``"steps/decode_s"``; read-only.
 
@@ -105,7 +117,7 @@ class RunReader:
         rows = self._rows[table]
         if name in LATER_COLUMNS and name not in self._group:
             dtype = TABLES[table].columns[column]
-            values = np.zeros(rows, np.dtypes.StringDType() if dtype == STRING else dtype)
+            values = np.full(rows, absent_value(dtype), np.dtypes.StringDType() if dtype == STRING else dtype)
         else:
             values = np.asarray(open_column(self._group, table, column, rows)[:rows])
         values.flags.writeable = False
@@ -147,6 +159,8 @@ class RunReader:
             domain=self._text("domain", index),
             message_tokens=value("message_tokens"),
             max_steps=value("max_steps"),
+            reward_parts=self._json("reward_parts", index),
+            metadata=self._json("metadata", index),
         )
 
     def summary(self) -> RunSummary:
@@ -179,6 +193,9 @@ class RunReader:
 
     def _text(self, column: str, index: int) -> str:
         return str(self.column(f"trajectories/{column}")[index])
+
+    def _json(self, column: str, index: int) -> dict[str, Any]:
+        return dict(json.loads(self._text(column, index) or "{}"))
 
     def _span(self, offsets: str, index: int, total: int) -> tuple[int, int]:
         """Rows of item `index`: from its offset to the next one's, or to the end of the table."""

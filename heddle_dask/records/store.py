@@ -31,6 +31,7 @@ from heddle_dask.records.schema import (
     LATER_COLUMNS,
     STRING,
     TABLES,
+    absent_value,
     committed_rows,
     is_ours,
     open_column,
@@ -296,23 +297,24 @@ def _lock_directory(path: Path) -> int:
     return descriptor
 
 
-def _make_column(group: zarr.Group, table: str, column: str, rows: int = 0) -> None:
+def _make_column(group: zarr.Group, table: str, column: str, rows: int = 0, fill: Any = None) -> None:
     layout = TABLES[table]
     group.create_array(
         f"{table}/{column}",
         shape=(rows,),
         dtype=layout.columns[column],
         chunks=(layout.chunk_rows,),
+        fill_value=fill,
         dimension_names=(layout.dimension,),
     )
 
 
 def _add_later_columns(group: zarr.Group, rows: Mapping[str, int]) -> None:
-    """Add the columns that a run of an earlier version lacks, empty or 0 for its existing rows."""
+    """Add the columns that a run of an earlier version lacks, with `absent_value` in its existing rows."""
     for name in sorted(LATER_COLUMNS):
         table, _, column = name.partition("/")
         if name not in group:
-            _make_column(group, table, column, rows[table])
+            _make_column(group, table, column, rows[table], absent_value(TABLES[table].columns[column]))
 
 
 def _resize(array: zarr.Array[Any], rows: int) -> None:
@@ -364,6 +366,8 @@ def _trajectory_rows(records: Sequence[TrajectoryRecord], first: Mapping[str, in
     for part, column in (("steps", "step"), ("branches", "branch"), ("actions", "action")):
         counts = [len(getattr(record, part)) for record in records]
         columns[f"{column}_offset"] = _offsets(counts, first[part])
+    for name in ("reward_parts", "metadata"):
+        columns[name] = _column((_json(getattr(record, name)) for record in records), STRING)
     for name, dtype in TABLES["trajectories"].columns.items():
         if name not in columns:
             columns[name] = _column((getattr(record, name) for record in records), dtype)
@@ -374,6 +378,10 @@ def _column(values: Iterable[Any], dtype: str) -> npt.NDArray[Any]:
     if dtype == STRING:
         return np.array([_clean(value) for value in values], np.dtypes.StringDType())
     return np.array(list(values), dtype)
+
+
+def _json(mapping: Mapping[str, Any]) -> str:
+    return json.dumps(mapping) if mapping else ""
 
 
 def _clean(text: str) -> str:

@@ -34,6 +34,15 @@ def test_a_step_is_asked_for_with_what_the_program_says(model_dir: str) -> None:
         await ctx.generate()
 
     asyncio.run(body())
+    first, second = ctx.steps
+    assert (first.max_tokens, first.temperature, first.top_p, first.top_k, first.min_p) == (
+        9,
+        0.5,
+        0.8,
+        3,
+        0.1,
+    )
+    assert (second.max_tokens, second.temperature, second.top_k) == (512, 0.7, 40)
     asked, plain = (call.sampling for call in plane.calls)
     assert (asked.max_tokens, asked.temperature, asked.top_p, asked.top_k, asked.min_p) == (
         9,

@@ -20,6 +20,7 @@ from worlds.record_builders import assert_same, exact, few, many_trajectories, p
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.journal import Journal
 from heddle_dask.records.reader import column_names
+from heddle_dask.records.schema import LATER_COLUMNS
 from heddle_dask.records.store import RunReader, RunStore, recover
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, trajectory_to_body
 
@@ -243,12 +244,26 @@ def test_refuses_another_format_version_and_an_unfinished_or_damaged_run(tmp_pat
 
 def test_run_of_an_earlier_version_lacks_columns_and_goes_on(tmp_path):
     run = tmp_path / "x.zarr"
-    told = [replace(plain_trajectory(i), domain="math/sum", message_tokens=7, max_steps=9) for i in range(3)]
+    sampling = {"max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "min_p": 0.1}
+    told = [
+        replace(
+            plain,
+            domain="math/sum",
+            message_tokens=7,
+            max_steps=9,
+            reward_parts={"format": 1.0},
+            metadata={"turns": [1, None]},
+            steps=tuple(replace(step, **sampling) for step in plain.steps),
+        )
+        for plain in map(plain_trajectory, range(3))
+    ]
     with RunStore.create(run, {}) as store:
         store.append(told[:2])
-    untold = [replace(one, domain="", message_tokens=0, max_steps=0) for one in told]
-    for column in ("domain", "message_tokens", "max_steps"):
-        shutil.rmtree(run / "trajectories" / column)
+    untold = [
+        replace(plain, domain="", message_tokens=0, max_steps=0) for plain in map(plain_trajectory, range(3))
+    ]
+    for column in LATER_COLUMNS:
+        shutil.rmtree(run / column)
     assert [exact(one) for one in RunReader(run)] == [exact(one) for one in untold[:2]]
     with RunStore.append_to(run) as store:
         store.append(told[2:])

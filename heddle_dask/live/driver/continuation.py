@@ -39,7 +39,7 @@ def tokenizer_digest(model: str | Path) -> str:
 
 def _complete(name: str, value: Any) -> Any:
     """Metadata with the values that an earlier version did not store, since it knew no others."""
-    return {**asdict(Sampling()), **value} if name == "sampling" else value
+    return {**asdict(Sampling()), **value} if name == "sampling" and isinstance(value, Mapping) else value
 
 
 def check_continues(

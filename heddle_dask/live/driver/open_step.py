@@ -98,4 +98,9 @@ class OpenStep:
             queue_s=self.queue_s,
             prefill_s=self.prefill_s,
             decode_s=self.decode_s,
+            max_tokens=self.sampling.max_tokens,
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            top_k=self.sampling.top_k,
+            min_p=self.sampling.min_p,
         )
