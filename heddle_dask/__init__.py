@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from heddle_dask.live.driver.batch import Batch
     from heddle_dask.live.driver.capacity import Patience
     from heddle_dask.live.driver.rollout import Rollout
-    from heddle_dask.live.driver.rollout_inputs import Engines, Output
+    from heddle_dask.live.driver.rollout_inputs import ChatModel, Engines, Output
     from heddle_dask.live.driver.services import Budget, Sampling
     from heddle_dask.records.store import RunReader
     from heddle_dask.strategies.presets import Strategy
@@ -29,6 +29,7 @@ _PLACES = {
     "BadInput": "heddle_dask.core.errors",
     "Batch": "heddle_dask.live.driver.batch",
     "Budget": "heddle_dask.live.driver.services",
+    "ChatModel": "heddle_dask.live.driver.rollout_inputs",
     "Context": "heddle_dask.environments.base",
     "EngineSpec": "heddle_dask.engines.spec",
     "Engines": "heddle_dask.live.driver.rollout_inputs",
@@ -51,6 +52,7 @@ __all__ = [
     "BadInput",
     "Batch",
     "Budget",
+    "ChatModel",
     "Context",
     "EngineSpec",
     "Engines",

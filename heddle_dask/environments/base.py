@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from heddle_dask.core.sampling import StructuredOutput
 
-Role = Literal["system", "user", "tool"]
+Role = Literal["system", "user", "assistant", "tool"]
 ActionKind = Literal["tool", "reward"]
 FinishReason = Literal["stop", "length"]
 
@@ -113,8 +113,29 @@ class Context(Protocol):
     def context_tokens(self) -> int:
         """Tokens in the record now, including appended ones that wait for the next step."""
 
+    def set_template(self, **variables: Any) -> None:
+        """Set variables of the chat template for this trajectory, before anything is appended.
+
+        ``ctx.set_template(tools=[…], enable_thinking=False)``: `tools` are JSON schemas of functions, all other names
+        are those that the model's template uses. They come on top of the run's (`ChatModel`).
+
+        Raises
+        ------
+        BadInput
+            Something was appended before, a name is no variable, or the template cannot be used with these values.
+        """
+
     def append(self, role: Role, text: str) -> None:
-        """Add a message for the next step, rendered by the chat template; its tokens are masked."""
+        """Add a message for the next step, rendered by the chat template; its tokens are masked.
+
+        An assistant message is an earlier turn, such as an example. If none follows it, it is the beginning of the
+        reply, which the next step continues.
+
+        Raises
+        ------
+        BadInput
+            An unknown role, or a content that is no text (images are not supported).
+        """
 
     def append_tokens(self, token_ids: Sequence[int]) -> None:
         """Add raw token ids for the next step, masked; no template is applied."""
@@ -185,6 +206,8 @@ class Context(Protocol):
         ------
         ActionFailed
             The function raised, ran past `timeout_s`, or its worker was lost too often.
+        BadInput
+            A parameter that is not allowed.
         """
 
 

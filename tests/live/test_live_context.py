@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from worlds.scripted_plane import NEVER, ScriptedPlane, context_on, lost, sampled
 
+from heddle_dask.core.errors import BadInput
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.environments.base import ActionFailed
@@ -37,7 +38,11 @@ def test_a_step_keeps_what_was_sampled_and_masks_the_rest(model_dir: str) -> Non
     assert plane.seen[1] == record.token_ids[: ctx.steps[1].token_start].tolist()
     assert record.token_ids[record.loss_mask].tolist() == [65, 66, 67]
     order = [segment.attribution for segment in record.segments()]
-    assert order == [Attribution.PROMPT, Attribution.POLICY, Attribution.TOOL, Attribution.POLICY]
+    prompt, tool, template = Attribution.PROMPT, Attribution.TOOL, Attribution.TEMPLATE
+    assert order == [
+        *(template, prompt, template, prompt, template, Attribution.POLICY),
+        *(template, tool, template, Attribution.POLICY),
+    ]
     # The second step brings only what follows the first one's answer.
     held = ctx.steps[0].token_stop
     assert plane.calls[1].base_tokens == held
@@ -171,7 +176,7 @@ def test_actions_return_values_and_raise_what_failed(model_dir: str) -> None:
         with pytest.raises(ActionFailed, match="action max raised: ValueError: no") as failed:
             await ctx.call(max, 3, 9)
         assert (failed.value.cause, failed.value.detail) == ("raised", "Traceback…")
-        with pytest.raises(ValueError, match=r"cpus=\(3, 2\)"):
+        with pytest.raises(BadInput, match=r"call: cpus is \(3, 2\)"):
             await ctx.call(max, 1, 2, cpus=(3, 2))
 
     asyncio.run(body())

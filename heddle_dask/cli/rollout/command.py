@@ -81,6 +81,12 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     "--min-p", type=click.FloatRange(min=0, max=1), default=0.0, show_default=True, help="0: no limit."
 )
 @click.option(
+    "--chat-template-kwargs",
+    default=None,
+    metavar="JSON",
+    help="Variables of the chat template, such as '{\"enable_thinking\": false}'.",
+)
+@click.option(
     "--retries",
     multiple=True,
     help="KEY=NUMBER[,...]: max_losses, max_preemptions, max_step_attempts, max_action_attempts.",

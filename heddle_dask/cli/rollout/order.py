@@ -23,6 +23,7 @@ class WorkOptions:
     env: str
     tasks: int
     samples: int
+    chat_template_kwargs: str | None
     token_scale: float | None
     tool_scale: float | None
 

@@ -15,11 +15,13 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import ActionId, StepId
 from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.environments.base import ActionFailed, ActionKind, Reply, Role
+from heddle_dask.live.driver.action_options import check_call
 from heddle_dask.live.driver.held_context import HeldContext
 from heddle_dask.live.driver.open_step import OpenStep
 from heddle_dask.live.driver.pending_input import PendingInput
@@ -87,8 +89,7 @@ class LiveContext:
     @property
     def context_tokens(self) -> int:
         """Tokens in the record, and those that were appended and are not sent yet."""
-        self._render()
-        return len(self.record)
+        return len(self.record) + self._input.tokens(self.record)
 
     @property
     def done(self) -> bool:
@@ -102,8 +103,20 @@ class LiveContext:
         """Whether the program was told that its budget is used up."""
         return self._told_done
 
+    def set_template(self, **variables: Any) -> None:
+        """Set variables of the chat template; see the protocol.
+
+        Raises
+        ------
+        BadInput
+            Something was appended before, a name is no variable, or the template cannot be used with these values.
+        """
+        if self.context_tokens:
+            raise BadInput("set_template: set variables of the chat template before anything is appended")
+        self._input.template = self._input.template.with_variables(variables)
+
     def append(self, role: Role, text: str) -> None:
-        """Add a message for the next step."""
+        """Add a message for the next step; see the protocol."""
         self._input.append(self.record, role, text, first_step=not self.steps)
 
     def append_tokens(self, token_ids: Sequence[int]) -> None:
@@ -155,7 +168,7 @@ class LiveContext:
             index=len(self.steps),
             start=len(self.record),
             sampling=options.completed(
-                self._services.sampling, budget, room, self._services.template.end_token_ids
+                self._services.sampling, budget, room, self._input.template.end_token_ids
             ),
             submitted_s=self._services.clock(),
             came_from=self.steps[-1].engine_id if self.steps else "",
@@ -179,8 +192,6 @@ class LiveContext:
         self._cancelled = step.attempt + 1
         self.record = self.record.fork(step.start)
         self.generated_tokens -= step.generated
-        # The policy's turn has begun in the prompt, and what is appended next has to end it.
-        self._input.turn_ended = False
         if not (self.interrupted or self._replayed_cancel):
             self._journal("step-cancelled", {"step_index": step.index})
         self._replayed_cancel = False
@@ -200,10 +211,10 @@ class LiveContext:
         Raises
         ------
         ActionFailed
+        BadInput
+            A parameter that is not allowed.
         """
-        least, most = cpus
-        if not 0 <= least <= most:
-            raise ValueError(f"cpus=({least}, {most}): use (least, most) with 0 <= least <= most")
+        least, most = check_call(function, cpus, kind, label, timeout_s)
         name = str(label or getattr(function, "__name__", type(function).__name__))
         index = len(self.actions)
         submitted_s = self._services.clock()
@@ -311,7 +322,7 @@ class LiveContext:
         """The answer up to the token that completes a stop string, if one does."""
         new = np.frombuffer(result.token_ids, dtype="<i4").tolist()
         whole = [*self.record.token_ids[step.start :].tolist(), *new]
-        tokens = tokens_to_stop(self._services.template.decode, whole, step.sampling.stop)
+        tokens = tokens_to_stop(self._input.template.decode, whole, step.sampling.stop)
         if tokens is None:
             return result
         if tokens < len(whole):
@@ -331,9 +342,9 @@ class LiveContext:
         assert last is not None, step
         self.steps.append(step.as_record(len(self.record), self._services.clock()))
         ids = self.record.token_ids[step.start :]
-        self._input.turn_ended = len(ids) > 0 and int(ids[-1]) in self._services.template.end_token_ids
+        self._input.turn_ended = len(ids) > 0 and int(ids[-1]) in self._input.template.end_token_ids
         return Reply(
-            text=self._services.template.decode(ids.tolist()),
+            text=self._input.template.decode(ids.tolist()),
             token_ids=tuple(ids.tolist()),
             logprobs=tuple(self.record.logprobs[step.start :].tolist()),
             finish_reason="stop" if last.finish_reason == "stop" else "length",
@@ -348,7 +359,7 @@ class LiveContext:
         budget = self._services.budget
         if len(self.steps) >= budget.max_steps:
             return f"it used its {budget.max_steps} steps"
-        return f"its context of {len(self.record)} tokens fills the limit of {budget.max_context_tokens}"
+        return f"its context of {self.context_tokens} tokens fills the limit of {budget.max_context_tokens}"
 
     def _render(self) -> None:
         """Turn what was appended into tokens of the record."""

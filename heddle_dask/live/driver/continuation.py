@@ -11,7 +11,7 @@ from typing import Any
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.services import Sampling
 
-_COMPARED = ("environment", "model", "tokenizer", "sampling")
+_COMPARED = ("environment", "model", "tokenizer", "sampling", "chat_template_kwargs")
 # A program that runs again with other limits would ask for other steps than the journal holds.
 _COMPARED_ON_RESUME = ("limits",)
 _TOKENIZER_FILES = (

@@ -281,7 +281,9 @@ class Driver:
             case ReplayDiverged():
                 return Ending("failed", "driver", story)
             case _:
-                return Ending("failed", "agent", story)
+                # What is wrong comes first: a report may show one line.
+                (what, *_) = "".join(traceback.format_exception_only(error)).splitlines()
+                return Ending("failed", "agent", f"{what}\n{story}")
 
     def _tell_ended(self, trajectory_id: TrajectoryId, status: str) -> None:
         """Report the end to the controller, with all others of this turn of the loop."""
