@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from heddle_dask.core.retries import RetryPolicy
     from heddle_dask.core.sampling import StructuredOutput
     from heddle_dask.engines.spec import EngineSpec
-    from heddle_dask.environments.base import ActionFailed, Context, Environment, Reply, Task
+    from heddle_dask.environments.base import ActionFailed, Context, Environment, Reply, Reward, Task
     from heddle_dask.live.clusters.local import LocalRolloutCluster
     from heddle_dask.live.driver.batch import Batch
     from heddle_dask.live.driver.capacity import Patience
@@ -39,6 +39,7 @@ _PLACES = {
     "Patience": "heddle_dask.live.driver.capacity",
     "Reply": "heddle_dask.environments.base",
     "RetryPolicy": "heddle_dask.core.retries",
+    "Reward": "heddle_dask.environments.base",
     "Rollout": "heddle_dask.live.driver.rollout",
     "RunReader": "heddle_dask.records.store",
     "Sampling": "heddle_dask.live.driver.services",
@@ -62,6 +63,7 @@ __all__ = [
     "Patience",
     "Reply",
     "RetryPolicy",
+    "Reward",
     "Rollout",
     "RunReader",
     "Sampling",

@@ -2,15 +2,18 @@
 
 An environment has tasks and an agent program that solves them: `solve(task, ctx)` may have any control flow and uses
 the model and tools only through `ctx`. It runs on the driver's event loop and must not block it: CPU work belongs in
-an action (`ctx.call`). `solve` returns the reward, or None if it is unknown.
+an action (`ctx.call`). `solve` returns the reward (a number, or a `Reward` with its parts), or None if it is unknown.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, SupportsFloat
 
+from heddle_dask.core.errors import BadInput
 from heddle_dask.core.sampling import StructuredOutput
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -77,6 +80,77 @@ class Reply:
     engine_s: float = float("nan")
 
 
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """The reward of a trajectory with its parts, stored with it.
+
+    Attributes
+    ----------
+    value
+        None: unknown.
+    parts
+        Named parts, such as ``{"format": 1.0, "answer": 0.0}``: finite numbers.
+    metadata
+        JSON-able facts about the attempt, stored beside what `Context.metadata` has.
+
+    Raises
+    ------
+    BadInput
+        A value of another type.
+    """
+
+    value: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", _number(self.value))
+        if not isinstance(self.parts, Mapping):
+            raise BadInput(f"reward: parts is {self.parts!r}: use a mapping of names to numbers")
+        parts = {name: _number(part) for name, part in self.parts.items()}
+        for name, part in parts.items():
+            if not isinstance(name, str) or part is None or not math.isfinite(part):
+                raise BadInput(f"reward: the part {name!r} is {part!r}: use a name and a finite number")
+        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "metadata", stored_metadata(self.metadata))
+
+    @classmethod
+    def of(cls, value: object) -> Reward:
+        """What a program returned: a reward, a number, or None.
+
+        Raises
+        ------
+        BadInput
+            None of these.
+        """
+        return value if isinstance(value, Reward) else cls(_number(value))
+
+
+def _number(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, SupportsFloat):
+        return float(value)
+    raise BadInput(f"the reward is {value!r}: use a number, None, or Reward(…)")
+
+
+def stored_metadata(metadata: object) -> dict[str, Any]:
+    """Metadata as they are read again from a run.
+
+    Raises
+    ------
+    BadInput
+        They are no mapping of names to JSON values.
+    """
+    try:
+        if isinstance(metadata, Mapping) and all(isinstance(name, str) for name in metadata):
+            stored: dict[str, Any] = json.loads(json.dumps(dict(metadata), allow_nan=False))
+            return stored
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"metadata: not JSON-able: {error}") from None
+    raise BadInput(f"metadata is {metadata!r}: use a mapping of names to JSON values")
+
+
 class ActionFailed(Exception):
     """A function given to `Context.call` raised, timed out or was lost; the message says which and why.
 
@@ -112,6 +186,10 @@ class Context(Protocol):
     @property
     def context_tokens(self) -> int:
         """Tokens in the record now, including appended ones that wait for the next step."""
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """JSON-able facts that are stored with the trajectory; the program sets its entries."""
 
     def set_template(self, **variables: Any) -> None:
         """Set variables of the chat template for this trajectory, before anything is appended.
@@ -225,5 +303,5 @@ class Environment(Protocol):
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
         """`count` tasks, the same for the same seed."""
 
-    async def solve(self, task: Task, ctx: Context) -> float | None:
-        """Attempt the task once. Returns the reward or None (unknown)."""
+    async def solve(self, task: Task, ctx: Context) -> float | Reward | None:
+        """Attempt the task once. Returns the reward, with its parts where it has some, or None (unknown)."""

@@ -27,7 +27,7 @@ from transformers import AutoTokenizer
 
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.environments.base import ActionFailed, ActionKind, Context, Environment, Reply, Task
+from heddle_dask.environments.base import ActionFailed, ActionKind, Context, Environment, Reply, Reward, Task
 from pipelines.tiny_agent.conversations import make_environment
 from pipelines.tiny_agent.tokenizer import END_OF_TURN, render
 
@@ -158,7 +158,8 @@ async def evaluate(
     async def attempt(number: int, task: Task) -> tuple[Task, float | None, EngineContext]:
         context = EngineContext(engine, seed * 1_000_000 + number)
         async with gate:
-            return task, await environment.solve(task, cast(Context, context)), context
+            reward = Reward.of(await environment.solve(task, cast(Context, context)))
+            return task, reward.value, context
 
     tasks = environment.tasks(count, seed)
     results = await asyncio.gather(*(attempt(number, task) for number, task in enumerate(tasks)))

@@ -69,6 +69,7 @@ class LiveContext:
         self._cancelled = 0
         self._replayed_cancel = False
         self.interrupted = False
+        self.metadata: dict[str, Any] = {}
         self.record = TokenRecord()
         self.steps: list[StepRecord] = []
         self.actions: list[ActionRecord] = []
