@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from heddle_dask.core.errors import BadInput
     from heddle_dask.core.retries import RetryPolicy
+    from heddle_dask.core.sampling import StructuredOutput
     from heddle_dask.engines.spec import EngineSpec
-    from heddle_dask.environments.base import ActionFailed, Context, Environment, Reply, Task
+    from heddle_dask.environments.base import ActionFailed, Context, Environment, Reply, Reward, Task
     from heddle_dask.live.clusters.local import LocalRolloutCluster
     from heddle_dask.live.driver.batch import Batch
     from heddle_dask.live.driver.capacity import Patience
     from heddle_dask.live.driver.rollout import Rollout
-    from heddle_dask.live.driver.rollout_inputs import Engines, Output
+    from heddle_dask.live.driver.rollout_inputs import ChatModel, Engines, Output
     from heddle_dask.live.driver.services import Budget, Sampling
     from heddle_dask.records.store import RunReader
     from heddle_dask.strategies.presets import Strategy
@@ -28,6 +29,7 @@ _PLACES = {
     "BadInput": "heddle_dask.core.errors",
     "Batch": "heddle_dask.live.driver.batch",
     "Budget": "heddle_dask.live.driver.services",
+    "ChatModel": "heddle_dask.live.driver.rollout_inputs",
     "Context": "heddle_dask.environments.base",
     "EngineSpec": "heddle_dask.engines.spec",
     "Engines": "heddle_dask.live.driver.rollout_inputs",
@@ -37,10 +39,12 @@ _PLACES = {
     "Patience": "heddle_dask.live.driver.capacity",
     "Reply": "heddle_dask.environments.base",
     "RetryPolicy": "heddle_dask.core.retries",
+    "Reward": "heddle_dask.environments.base",
     "Rollout": "heddle_dask.live.driver.rollout",
     "RunReader": "heddle_dask.records.store",
     "Sampling": "heddle_dask.live.driver.services",
     "Strategy": "heddle_dask.strategies.presets",
+    "StructuredOutput": "heddle_dask.core.sampling",
     "Task": "heddle_dask.environments.base",
 }
 
@@ -49,6 +53,7 @@ __all__ = [
     "BadInput",
     "Batch",
     "Budget",
+    "ChatModel",
     "Context",
     "EngineSpec",
     "Engines",
@@ -58,10 +63,12 @@ __all__ = [
     "Patience",
     "Reply",
     "RetryPolicy",
+    "Reward",
     "Rollout",
     "RunReader",
     "Sampling",
     "Strategy",
+    "StructuredOutput",
     "Task",
 ]
 

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
 import aiohttp
@@ -22,7 +22,7 @@ import aiohttp
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.engines import wire
 from heddle_dask.engines.contract import EngineUnreachable, GenerateRequest, GenerateResult, SamplingParams
-from heddle_dask.environments.base import ActionKind, Environment, Reply, Role, Task
+from heddle_dask.environments.base import ActionKind, Context, Environment, Reply, Role, Task
 from heddle_dask.live.driver.runner import trajectory_seed
 from heddle_dask.live.driver.services import Sampling
 
@@ -231,7 +231,7 @@ async def _replay_one(
         max_context_tokens=max_context_tokens,
     )
     start_s = time.monotonic()
-    await environment.solve(task, context)
+    await environment.solve(task, cast(Context, context))
     end_s = time.monotonic()
     await client.finish_session(context.session_id)
     if context.generated_tokens != task.known_tokens:

@@ -3,21 +3,30 @@
 History is never tokenised again. The first prompt is rendered completely (`ChatTemplate.render`); after that each
 step adds only a bridge (`ChatTemplate.bridge`), taken from a dummy conversation: the text after the end token of the
 dummy's assistant turn. Every assumption about the template is checked and fails with `BadInput`.
+
+An assistant message that comes last is a prefill: the model continues it. Others are earlier turns, such as examples.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from heddle_dask.chat.rendering import Message, Rendering, content_spans, owners_of
 from heddle_dask.core.errors import BadInput
-
-Message = Mapping[str, str]
 
 _REPLY = "Zq7 reply Zq7"  # stands for the sampled turn; no template text contains it
 _THINKING_REPLY = f"<think>\nplan\n</think>\n\n{_REPLY}"
+# `ChatTemplate` sets these itself, or they would change what its methods return.
+_OWN_VARIABLES = frozenset(
+    {
+        *("conversation", "messages", "documents", "chat_template", "add_generation_prompt"),
+        *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors"),
+        *("return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+    }
+)
 _QUESTION: Message = {"role": "user", "content": "question"}
 
 
@@ -32,9 +41,17 @@ class ChatTemplate:
         Number of token ids of the tokenizer, special ones included.
     """
 
-    def __init__(self, tokenizer: Any, model_dir: str, more_end_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        model_dir: str,
+        more_end_ids: Sequence[int] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._model_dir = model_dir
+        self._more_end_ids = tuple(more_end_ids)
+        self._variables = dict(variables or {})
         added = tokenizer.added_tokens_decoder.values()
         special = {*tokenizer.all_special_tokens, *(str(t.content) for t in added if t.special)}
         self._special = sorted(special, key=lambda token: (-len(token), token))
@@ -65,9 +82,41 @@ class ChatTemplate:
             )
         return cls(tokenizer, model_dir, _generation_end_ids(folder))
 
+    def with_variables(self, variables: Mapping[str, Any]) -> ChatTemplate:
+        """The same template with these variables of it set, beside those that are set already.
+
+        Parameters
+        ----------
+        variables
+            As the template names them: ``tools`` (JSON schemas of functions), ``enable_thinking`` and others.
+
+        Raises
+        ------
+        BadInput
+            A name that is no variable, or the template cannot be used with these values.
+        """
+        for name in variables:
+            if not isinstance(name, str) or not name.isidentifier() or name in _OWN_VARIABLES:
+                raise BadInput(f"chat template: {name!r} is no variable that can be set")
+        merged = {**self._variables, **variables}
+        return ChatTemplate(self._tokenizer, self._model_dir, self._more_end_ids, merged)
+
     def render(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a whole conversation, ending with the generation prompt."""
-        return self._encode(self._text(self._clean(messages), prompt=True))
+        """Token ids of a whole conversation, ending with the generation prompt or with a prefill."""
+        return self.opening(messages).token_ids
+
+    def opening(self, messages: Sequence[Message]) -> Rendering:
+        """A whole conversation, as `render`, with the owner of each token."""
+        return self._rendering(self._opening_text, self._clean(messages))
+
+    def following(self, messages: Sequence[Message], *, ended: bool) -> Rendering:
+        """The messages after a sampled turn, as `bridge`, with the owner of each token."""
+
+        def text_of(clean: Sequence[Message]) -> str:
+            text = self._following_text(clean)
+            return text.removeprefix(self._end_text) if ended else text
+
+        return self._rendering(text_of, self._clean(messages))
 
     def bridge(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
         """Token ids that follow a sampled assistant turn, to the end of the next generation prompt.
@@ -79,8 +128,7 @@ class ChatTemplate:
         ended
             True if the sampled turn contains its end token; else the bridge starts with it.
         """
-        text = self._bridge_text(self._clean(messages))
-        return self._encode(text if not ended else text.removeprefix(self._end_text))
+        return self.following(messages, ended=ended).token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled ids, special tokens kept, without the token that ends the turn."""
@@ -103,6 +151,29 @@ class ChatTemplate:
         for role in ("user", "tool"):
             for reply in (_REPLY, _THINKING_REPLY):
                 self._check_one(role, reply)
+
+    def _rendering(
+        self, render: Callable[[Sequence[Message]], str], messages: Sequence[Message]
+    ) -> Rendering:
+        text = render(messages)
+        if not self._tokenizer.is_fast:
+            return Rendering(self._encode(text), None)
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        spans = content_spans(render, messages)
+        owners = None if spans is None else owners_of(encoded["offset_mapping"], spans, len(text))
+        return Rendering(list(encoded["input_ids"]), owners)
+
+    def _opening_text(self, messages: Sequence[Message]) -> str:
+        if messages[-1]["role"] == "assistant":
+            if len(messages) == 1:
+                raise BadInput("an assistant message needs a message before it that it answers")
+            return self._text(messages[:-1], prompt=True) + messages[-1]["content"]
+        return self._text(messages, prompt=True)
+
+    def _following_text(self, messages: Sequence[Message]) -> str:
+        if messages and messages[-1]["role"] == "assistant":
+            return self._bridge_text(messages[:-1]) + messages[-1]["content"]
+        return self._bridge_text(messages)
 
     def _check_one(self, role: str, reply: str) -> None:
         answer: Message = {"role": role, "content": "answer"}
@@ -156,10 +227,15 @@ class ChatTemplate:
                 [dict(message) for message in messages],
                 tokenize=False,
                 add_generation_prompt=prompt,
+                **self._variables,
             )
         except TemplateError as error:
-            roles = ", ".join(message["role"] for message in messages)
+            roles = ", ".join(message["role"] for message in messages) or "no message"
             raise self._bad(f"refuses a conversation of {roles}: {error}") from error
+        except (TypeError, ValueError) as error:
+            if not self._variables:
+                raise
+            raise self._bad(f"cannot be used with {', '.join(self._variables)}: {error}") from error
         return str(text)
 
     def _clean(self, messages: Sequence[Message]) -> list[Message]:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from heddle_dask.core.errors import HeddleError
+from heddle_dask.core.sampling import StructuredOutput
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -74,6 +75,15 @@ class SamplingParams:
         True: exactly `max_tokens` tokens, whatever is sampled.
     stop_token_ids
         Ids that end the step, besides the model's own end tokens.
+    top_k
+        Number of most likely tokens to draw from; 0: all.
+    min_p
+        Smallest probability of a token relative to that of the most likely one; 0: no limit.
+    stop
+        Texts that end the step; the tokens that complete one are kept, since they were sampled. An engine may ignore
+        them: the driver cuts what follows.
+    structured
+        A form that the text must have. An engine that cannot ensure it refuses the request.
     """
 
     max_tokens: int
@@ -82,6 +92,10 @@ class SamplingParams:
     seed: int | None = None
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    top_k: int = 0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    structured: StructuredOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)

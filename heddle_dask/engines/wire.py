@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.engines.contract import (
     VERSION_UNKNOWN,
     EngineInfo,
@@ -59,6 +60,15 @@ def generate_body(request: GenerateRequest) -> bytes:
     # vLLM's ignore_eos ignores only the model's own end tokens; `SamplingParams.ignore_eos` promises the full length.
     if sampling.stop_token_ids and not sampling.ignore_eos:
         params["stop_token_ids"] = sampling.stop_token_ids
+    if sampling.top_k:
+        params["top_k"] = sampling.top_k
+    if sampling.min_p:
+        params["min_p"] = sampling.min_p
+    if sampling.stop:
+        # vLLM looks for them in the text, and keeps the tokens up to the one that completes the text.
+        params |= {"stop": sampling.stop, "detokenize": True, "skip_special_tokens": False}
+    if sampling.structured is not None:
+        params["structured_outputs"] = _structured_outputs(sampling.structured)
     # The token record gives numpy arrays; JSON needs plain integers.
     to_list = getattr(request.token_ids, "tolist", None)
     body = {
@@ -70,6 +80,12 @@ def generate_body(request: GenerateRequest) -> bytes:
         "stream_options": {"include_usage": True},
     }
     return _compact(body).encode()
+
+
+def _structured_outputs(form: StructuredOutput) -> dict[str, Any]:
+    """vLLM's `structured_outputs`."""
+    named = {"json": form.json_schema, "regex": form.regex, "choice": form.choice, "grammar": form.grammar}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def one_token_body(

@@ -2,16 +2,21 @@
 
 An environment has tasks and an agent program that solves them: `solve(task, ctx)` may have any control flow and uses
 the model and tools only through `ctx`. It runs on the driver's event loop and must not block it: CPU work belongs in
-an action (`ctx.call`). `solve` returns the reward, or None if it is unknown.
+an action (`ctx.call`). `solve` returns the reward (a number, or a `Reward` with its parts), or None if it is unknown.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, SupportsFloat
 
-Role = Literal["system", "user", "tool"]
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.sampling import StructuredOutput
+
+Role = Literal["system", "user", "assistant", "tool"]
 ActionKind = Literal["tool", "reward"]
 FinishReason = Literal["stop", "length"]
 
@@ -75,6 +80,77 @@ class Reply:
     engine_s: float = float("nan")
 
 
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """The reward of a trajectory with its parts, stored with it.
+
+    Attributes
+    ----------
+    value
+        None: unknown.
+    parts
+        Named parts, such as ``{"format": 1.0, "answer": 0.0}``: finite numbers.
+    metadata
+        JSON-able facts about the attempt, stored beside what `Context.metadata` has.
+
+    Raises
+    ------
+    BadInput
+        A value of another type.
+    """
+
+    value: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", _number(self.value))
+        if not isinstance(self.parts, Mapping):
+            raise BadInput(f"reward: parts is {self.parts!r}: use a mapping of names to numbers")
+        parts = {name: _number(part) for name, part in self.parts.items()}
+        for name, part in parts.items():
+            if not isinstance(name, str) or part is None or not math.isfinite(part):
+                raise BadInput(f"reward: the part {name!r} is {part!r}: use a name and a finite number")
+        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "metadata", stored_metadata(self.metadata))
+
+    @classmethod
+    def of(cls, value: object) -> Reward:
+        """What a program returned: a reward, a number, or None.
+
+        Raises
+        ------
+        BadInput
+            None of these.
+        """
+        return value if isinstance(value, Reward) else cls(_number(value))
+
+
+def _number(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, SupportsFloat):
+        return float(value)
+    raise BadInput(f"the reward is {value!r}: use a number, None, or Reward(…)")
+
+
+def stored_metadata(metadata: object) -> dict[str, Any]:
+    """Metadata as they are read again from a run.
+
+    Raises
+    ------
+    BadInput
+        They are no mapping of names to JSON values.
+    """
+    try:
+        if isinstance(metadata, Mapping) and all(isinstance(name, str) for name in metadata):
+            stored: dict[str, Any] = json.loads(json.dumps(dict(metadata), allow_nan=False))
+            return stored
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"metadata: not JSON-able: {error}") from None
+    raise BadInput(f"metadata is {metadata!r}: use a mapping of names to JSON values")
+
+
 class ActionFailed(Exception):
     """A function given to `Context.call` raised, timed out or was lost; the message says which and why.
 
@@ -111,8 +187,33 @@ class Context(Protocol):
     def context_tokens(self) -> int:
         """Tokens in the record now, including appended ones that wait for the next step."""
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """JSON-able facts that are stored with the trajectory; the program sets its entries."""
+
+    def set_template(self, **variables: Any) -> None:
+        """Set variables of the chat template for this trajectory, before anything is appended.
+
+        ``ctx.set_template(tools=[…], enable_thinking=False)``: `tools` are JSON schemas of functions, all other names
+        are those that the model's template uses. They come on top of the run's (`ChatModel`).
+
+        Raises
+        ------
+        BadInput
+            Something was appended before, a name is no variable, or the template cannot be used with these values.
+        """
+
     def append(self, role: Role, text: str) -> None:
-        """Add a message for the next step, rendered by the chat template; its tokens are masked."""
+        """Add a message for the next step, rendered by the chat template; its tokens are masked.
+
+        An assistant message is an earlier turn, such as an example. If none follows it, it is the beginning of the
+        reply, which the next step continues.
+
+        Raises
+        ------
+        BadInput
+            An unknown role, or a content that is no text (images are not supported).
+        """
 
     def append_tokens(self, token_ids: Sequence[int]) -> None:
         """Add raw token ids for the next step, masked; no template is applied."""
@@ -122,11 +223,40 @@ class Context(Protocol):
         *,
         max_tokens: int | None = None,
         temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        stop: str | Sequence[str] | None = None,
+        structured: StructuredOutput | None = None,
+        seed: int | None = None,
+        n: int = 1,
         ignore_eos: bool = False,
     ) -> Reply:
         """Run one LLM step over the whole context and append the sampled tokens to the record.
 
         Steps must not overlap. A cancelled step (`asyncio.timeout`) appends no token, and another step may follow.
+
+        Parameters
+        ----------
+        max_tokens
+            Most tokens of the step; None: `Budget.max_step_tokens`.
+        temperature, top_p, top_k, min_p
+            As in `Sampling`; None: the run's default.
+        stop
+            Texts that end the step. The tokens up to the one that completes a text are kept, as they were sampled.
+        structured
+            A form that the reply must have. A preempted step of this kind begins again. The emulated engine ignores it.
+        seed
+            Of this step; None: derived from `seed` of the trajectory.
+        n
+            1: a step samples one reply. For more, `fork` the context.
+        ignore_eos
+            True: exactly `max_tokens` tokens.
+
+        Raises
+        ------
+        BadInput
+            A parameter that is not allowed; not caught, it fails the trajectory with the cause ``"agent"``.
         """
 
     async def call(
@@ -154,6 +284,8 @@ class Context(Protocol):
         ------
         ActionFailed
             The function raised, ran past `timeout_s`, or its worker was lost too often.
+        BadInput
+            A parameter that is not allowed.
         """
 
 
@@ -171,5 +303,5 @@ class Environment(Protocol):
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
         """`count` tasks, the same for the same seed."""
 
-    async def solve(self, task: Task, ctx: Context) -> float | None:
-        """Attempt the task once. Returns the reward or None (unknown)."""
+    async def solve(self, task: Task, ctx: Context) -> float | Reward | None:
+        """Attempt the task once. Returns the reward, with its parts where it has some, or None (unknown)."""

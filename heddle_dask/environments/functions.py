@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.environments.base import Context, Environment, Task
+from heddle_dask.environments.base import Context, Environment, Reward, Task
 
-Solve = Callable[[Task, Context], Awaitable[float | None]]
+Solve = Callable[[Task, Context], Awaitable[float | Reward | None]]
 
 
 class FunctionEnvironment:
@@ -47,7 +47,7 @@ class FunctionEnvironment:
             return self._tasks(count, seed)
         return [Task(f"{self._name}-{seed}-{i}", "") for i in range(count)]
 
-    async def solve(self, task: Task, ctx: Context) -> float | None:
+    async def solve(self, task: Task, ctx: Context) -> float | Reward | None:
         """See `Environment.solve`."""
         return await self._solve(task, ctx)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ _TRAJECTORY_COLUMNS = {
     "started_s": "float64",
     "finished_s": "float64",
 }
+_JSON_COLUMNS = {"reward_parts": "string", "metadata": "string"}
 _BRANCH_COLUMNS = {"branch": "int32", "branches": "int32"}
 _TOKEN_COLUMNS = {
     "token_ids": "int32",
@@ -40,9 +42,9 @@ _TOKEN_COLUMNS = {
 def export_parquet(run: RunReader, path: str | Path) -> int:
     """Write a run to one Parquet file, one row per branch.
 
-    Columns: those of the trajectory (reward null if unknown), `branch` and `branches` (the index of the branch, and
-    the number of branches that share the reward), and lists over its tokens: `token_ids`, `loss_mask`, `logprobs`
-    (nan if not sampled), `policy_version` (-1 if not sampled).
+    Columns: those of the trajectory (reward null if unknown; `reward_parts` and `metadata` as JSON text), `branch` and
+    `branches` (the index of the branch, and the number of branches that share the reward), and lists over its tokens:
+    `token_ids`, `loss_mask`, `logprobs` (nan if not sampled), `policy_version` (-1 if not sampled).
 
     Returns
     -------
@@ -76,7 +78,7 @@ def export_parquet(run: RunReader, path: str | Path) -> int:
 
 
 def _schema(arrow: Any) -> Any:
-    flat = {**_TRAJECTORY_COLUMNS, **_BRANCH_COLUMNS}
+    flat = {**_TRAJECTORY_COLUMNS, **_JSON_COLUMNS, **_BRANCH_COLUMNS}
     fields = [(name, getattr(arrow, kind)()) for name, kind in flat.items()]
     lists = [(name, arrow.list_(getattr(arrow, kind)())) for name, kind in _TOKEN_COLUMNS.items()]
     return arrow.schema(fields + lists)
@@ -95,6 +97,7 @@ def _batches(run: RunReader) -> Iterator[list[dict[str, Any]]]:
 
 def _branch_rows(record: TrajectoryRecord) -> Iterator[dict[str, Any]]:
     shared = {name: getattr(record, name) for name in _TRAJECTORY_COLUMNS}
+    shared |= {name: json.dumps(dict(getattr(record, name))) for name in _JSON_COLUMNS}
     for index, branch in enumerate(record.branches):
         tokens = {name: getattr(branch, name) for name in _TOKEN_COLUMNS}
         yield {**shared, "branch": index, "branches": len(record.branches), **tokens}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.records.schema import (
     STRING,
     TABLES,
+    absent_value,
     committed_rows,
     damaged,
     missing_columns,
@@ -29,6 +31,7 @@ from heddle_dask.records.trajectory import ActionRecord, StepRecord, TrajectoryO
 
 # Small beside the others; offsets are needed at random.
 _CACHED = ("trajectories", "branches")
+_JSON_COLUMNS = ("reward_parts", "metadata")
 _OUTLINED = [field.name for field in fields(TrajectoryOutline) if field.name not in ("steps", "actions")]
 
 _Row = TypeVar("_Row")
@@ -98,6 +101,16 @@ class RunReader:
         """Metadata of the run: environment, model, strategy, seed, versions, …"""
         metadata: Any = self._group.attrs["metadata"]
         return dict(metadata)
+
+    @property
+    def batches(self) -> list[dict[str, Any]]:
+        """What each batch was made with, oldest first: model, sampling, limits, sandbox, seed and more.
+
+        An empty mapping for a batch of a version that did not record it.
+        """
+        metadata = self.metadata
+        facts: Any = metadata.get("batch_facts", [])
+        return [*facts, *({} for _ in range(int(metadata.get("batches", 0)) - len(facts)))]
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """One column by its path, as ``"steps/decode_s"``; read-only.
@@ -190,6 +203,8 @@ class RunReader:
             if not column.endswith("_offset"):
                 value = self.column(f"trajectories/{column}")[index]
                 facts[column] = str(value) if kind == STRING else value.item()
+        for column in _JSON_COLUMNS:
+            facts[column] = dict(json.loads(facts[column] or "{}"))
         facts["trajectory_id"] = facts.pop("id")
         if math.isnan(facts["reward"]):
             facts["reward"] = None
@@ -232,17 +247,18 @@ class RunReader:
 
 
 class _Column:
-    """One column of a table; one that the run lacks, as those of earlier versions do, is empty or 0."""
+    """One column of a table; one that the run lacks, as those of earlier versions do, has `absent_value`."""
 
     def __init__(self, group: zarr.Group, table: str, column: str, rows: int) -> None:
         kind = TABLES[table].columns[column]
         self._dtype = np.dtypes.StringDType() if kind == STRING else np.dtype(kind)
+        self._absent = absent_value(kind)
         lacks = f"{table}/{column}" in missing_columns(group)
         self._array = None if lacks else open_column(group, table, column, rows)
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         if self._array is None:
-            return np.zeros(stop - start, self._dtype)
+            return np.full(stop - start, self._absent, self._dtype)
         return read_rows(self._array, start, stop)
 
 

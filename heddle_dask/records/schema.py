@@ -16,6 +16,7 @@ as numpy's StringDType without a warning.
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -89,6 +90,11 @@ TABLES: Mapping[str, Table] = {
             "queue_s": "float64",
             "prefill_s": "float64",
             "decode_s": "float64",
+            "max_tokens": "int32",
+            "temperature": "float64",
+            "top_p": "float64",
+            "top_k": "int32",
+            "min_p": "float64",
         },
     ),
     "actions": Table(
@@ -106,6 +112,7 @@ TABLES: Mapping[str, Table] = {
             "finished_s": "float64",
             "queue_s": "float64",
             "run_s": "float64",
+            "branch": "int32",
         },
     ),
     "trajectories": Table(
@@ -130,12 +137,27 @@ TABLES: Mapping[str, Table] = {
             "domain": STRING,
             "message_tokens": "int64",
             "max_steps": "int64",
+            "reward_parts": STRING,
+            "metadata": STRING,
         },
     ),
 }
 
-# Columns that runs of earlier versions lack; they are read as empty or 0.
-LATER_COLUMNS = frozenset({"trajectories/domain", "trajectories/message_tokens", "trajectories/max_steps"})
+# Columns that runs of earlier versions lack.
+LATER_COLUMNS = frozenset(
+    {
+        *(f"steps/{name}" for name in ("max_tokens", "temperature", "top_p", "top_k", "min_p")),
+        "actions/branch",
+        *(f"trajectories/{name}" for name in ("domain", "message_tokens", "max_steps")),
+        *(f"trajectories/{name}" for name in ("reward_parts", "metadata")),
+    }
+)
+
+
+def absent_value(dtype: str) -> str | int | float:
+    """What a column of this type reads as in rows of a version that did not have it: empty, 0, or nan."""
+    return "" if dtype == STRING else math.nan if dtype.startswith("float") else 0
+
 
 # Attributes of the root: which of those a run has, and the checksum of the attributes.
 COLUMNS_ADDED = "columns_added"

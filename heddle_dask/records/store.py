@@ -35,6 +35,7 @@ from heddle_dask.records.schema import (
     LATER_COLUMNS,
     STRING,
     TABLES,
+    absent_value,
     attributes_crc,
     committed_rows,
     is_ours,
@@ -347,7 +348,7 @@ def _lock_directory(path: Path) -> int:
     return descriptor
 
 
-def _make_column(group: zarr.Group, table: str, column: str, rows: int = 0) -> None:
+def _make_column(group: zarr.Group, table: str, column: str, rows: int = 0, fill: Any = None) -> None:
     layout = TABLES[table]
     array = group.create_array(
         f"{table}/{column}",
@@ -355,6 +356,7 @@ def _make_column(group: zarr.Group, table: str, column: str, rows: int = 0) -> N
         dtype=layout.columns[column],
         chunks=(layout.chunk_rows,),
         compressors=(ZstdCodec(), Crc32cCodec()),
+        fill_value=fill,
         dimension_names=(layout.dimension,),
         config={"write_empty_chunks": True},
     )
@@ -363,11 +365,11 @@ def _make_column(group: zarr.Group, table: str, column: str, rows: int = 0) -> N
 
 
 def _add_later_columns(group: zarr.Group, rows: Mapping[str, int]) -> None:
-    """Add the columns that a run of an earlier version lacks, empty or 0 for its existing rows."""
+    """Add the columns that a run of an earlier version lacks, with `absent_value` in its existing rows."""
     missing = missing_columns(group)
     for name in sorted(missing):
         table, _, column = name.partition("/")
-        _make_column(group, table, column, rows[table])
+        _make_column(group, table, column, rows[table], absent_value(TABLES[table].columns[column]))
     if missing:
         _to_disk(group)
         _set_attributes(group, {COLUMNS_ADDED: sorted(LATER_COLUMNS)})
@@ -422,6 +424,8 @@ def _trajectory_rows(records: Sequence[TrajectoryRecord], first: Mapping[str, in
     for part, column in (("steps", "step"), ("branches", "branch"), ("actions", "action")):
         counts = [len(getattr(record, part)) for record in records]
         columns[f"{column}_offset"] = _offsets(counts, first[part])
+    for name in ("reward_parts", "metadata"):
+        columns[name] = _column((_json(getattr(record, name)) for record in records), STRING)
     for name, dtype in TABLES["trajectories"].columns.items():
         if name not in columns:
             columns[name] = _column((getattr(record, name) for record in records), dtype)
@@ -432,6 +436,10 @@ def _column(values: Iterable[Any], dtype: str) -> npt.NDArray[Any]:
     if dtype == STRING:
         return np.array([_clean(value) for value in values], np.dtypes.StringDType())
     return np.array(list(values), dtype)
+
+
+def _json(mapping: Mapping[str, Any]) -> str:
+    return json.dumps(mapping) if mapping else ""
 
 
 def _clean(text: str) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -45,6 +45,8 @@ class StepRecord:
         Seconds of waiting for an engine and a slot, of the control plane, and of the engine's own queue if reported.
     prefill_s, decode_s
         nan if the engine does not report them.
+    max_tokens, temperature, top_p, top_k, min_p
+        As the step was asked for; 0 and nan in records of versions that did not keep them.
     """
 
     step_index: int
@@ -63,6 +65,11 @@ class StepRecord:
     queue_s: float
     prefill_s: float
     decode_s: float
+    max_tokens: int = 0
+    temperature: float = math.nan
+    top_p: float = math.nan
+    top_k: int = 0
+    min_p: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,8 @@ class ActionRecord:
         Index of the last step before it; -1 before the first.
     cpus
         CPUs granted to it.
+    branch
+        Index into `TrajectoryRecord.branches`; `action_index` counts those of its branch.
     """
 
     action_index: int
@@ -87,6 +96,7 @@ class ActionRecord:
     finished_s: float
     queue_s: float
     run_s: float
+    branch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +118,10 @@ class TrajectoryRecord:
     domain, message_tokens, max_steps
         Facts about the task for predictors: environment and kind, length of the task itself, limit of steps; empty or
         0 when unknown.
+    reward_parts
+        Named parts of the reward.
+    metadata
+        JSON-able facts that the agent program has set.
 
     Raises
     ------
@@ -133,6 +147,8 @@ class TrajectoryRecord:
     domain: str = ""
     message_tokens: int = 0
     max_steps: int = 0
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.status not in get_args(Status) or self.cause not in get_args(Cause):
@@ -187,7 +203,7 @@ def trajectory_to_body(record: TrajectoryRecord) -> dict[str, Any]:
 
     Steps and actions are stored as columns, so that names are written once.
     """
-    body: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(TrajectoryRecord)}
+    body: dict[str, Any] = {each.name: getattr(record, each.name) for each in fields(TrajectoryRecord)}
     body["branches"] = [token_record_to_body(branch) for branch in record.branches]
     body["steps"] = _columns(record.steps, StepRecord)
     body["actions"] = _columns(record.actions, ActionRecord)
@@ -256,7 +272,7 @@ def _from_runs(runs: Sequence[Sequence[int]], dtype: npt.DTypeLike) -> npt.NDArr
 
 
 def _columns(rows: Sequence[Any], kind: type[Any]) -> dict[str, list[Any]]:
-    return {field.name: [getattr(row, field.name) for row in rows] for field in fields(kind)}
+    return {each.name: [getattr(row, each.name) for row in rows] for each in fields(kind)}
 
 
 def _rows(columns: Mapping[str, Sequence[Any]], kind: type[_Row]) -> tuple[_Row, ...]:

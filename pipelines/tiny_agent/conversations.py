@@ -6,11 +6,11 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from heddle_dask.environments.base import Environment, Task
+from heddle_dask.environments.base import Context, Environment, Task
 from heddle_dask.environments.code_env import CodeEnvironment
 from heddle_dask.environments.math_env import MathEnvironment
 from heddle_dask.environments.search_env import SearchEnvironment
@@ -86,7 +86,7 @@ async def converse(
         A careful expert failed: environment and expert do not fit.
     """
     context = ScriptedContext(make_expert(task, rng, carelessness))
-    reward = await environment.solve(task, context)
+    reward = await environment.solve(task, cast(Context, context))
     if not carelessness and reward != 1.0:
         raise AssertionError(f"the expert failed {task.task_id}: {context.messages}")
     return context

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import numpy as np
@@ -27,7 +27,7 @@ from transformers import AutoTokenizer
 
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.environments.base import ActionFailed, ActionKind, Environment, Reply, Task
+from heddle_dask.environments.base import ActionFailed, ActionKind, Context, Environment, Reply, Reward, Task
 from pipelines.tiny_agent.conversations import make_environment
 from pipelines.tiny_agent.tokenizer import END_OF_TURN, render
 
@@ -71,7 +71,7 @@ class Engine:
 
 @dataclass(slots=True)
 class EngineContext:
-    """Implements the `Context` protocol directly over an engine, without Dask."""
+    """The part of the `Context` protocol that chat programs need, directly over an engine, without Dask."""
 
     engine: Engine
     seed: int
@@ -158,7 +158,8 @@ async def evaluate(
     async def attempt(number: int, task: Task) -> tuple[Task, float | None, EngineContext]:
         context = EngineContext(engine, seed * 1_000_000 + number)
         async with gate:
-            return task, await environment.solve(task, context), context
+            reward = Reward.of(await environment.solve(task, cast(Context, context)))
+            return task, reward.value, context
 
     tasks = environment.tasks(count, seed)
     results = await asyncio.gather(*(attempt(number, task) for number, task in enumerate(tasks)))

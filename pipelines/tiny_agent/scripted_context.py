@@ -32,7 +32,7 @@ Expert = Generator[Turn, str, None]
 
 @dataclass(slots=True)
 class ScriptedContext:
-    """Implements the `Context` protocol over an expert.
+    """The part of the `Context` protocol that chat programs need, over an expert.
 
     Attributes
     ----------

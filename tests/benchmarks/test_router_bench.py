@@ -32,7 +32,7 @@ from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.engines import wire
-from heddle_dask.engines.contract import GenerateRequest, GenerateResult, SamplingParams
+from heddle_dask.engines.contract import GenerateRequest, GenerateResult
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.replay import ReplayEnvironment
@@ -94,15 +94,7 @@ class RecordingPlane:
 
     async def step(self, call: StepCall, _fields: Sequence[Any]) -> StepResult:
         self._context = self._context[: call.base_tokens] + np.frombuffer(call.delta, dtype="<i4").tolist()
-        sampling = SamplingParams(
-            max_tokens=call.max_tokens,
-            temperature=call.temperature,
-            top_p=call.top_p,
-            seed=call.seed,
-            ignore_eos=call.ignore_eos,
-            stop_token_ids=call.stop_token_ids,
-        )
-        self.requests.append(GenerateRequest("ours", list(self._context), sampling))
+        self.requests.append(GenerateRequest("ours", list(self._context), call.sampling))
         ids = draws(self.requests[-1])
         self._context += ids
         return StepResult(

@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from heddle_dask.chat.rendering import TEMPLATE_TEXT, Rendering
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput
 
@@ -175,3 +177,154 @@ def test_loading_does_not_import_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+# -- who wrote which token -------------------------------------------------------------------------
+
+LLAMA = """\
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n\\n' + m.content | trim + '<|im_end|>' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n\\n' }}{% endif %}"""
+
+TOOLS = """\
+{%- if tools %}{{ '<|im_start|>system\\n' + (tools | tojson) + '<|im_end|>\\n' }}{% endif %}""" + CHATML.replace(
+    "<|im_start|>assistant\\n' }}{% endif %}",
+    "<|im_start|>assistant\\n' }}{% if enable_thinking is defined and not enable_thinking %}"
+    "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}",
+)
+
+TEMPLATES = {"chatml": CHATML, "trimming": LLAMA, "tools": TOOLS, "strips thinking": STRIPS_THINKING}
+
+
+@pytest.fixture(scope="module", params=list(TEMPLATES))
+def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    return ChatTemplate.load(model_dir(tmp_path_factory.mktemp("one"), TEMPLATES[request.param]))
+
+
+texts_of_messages = st.text() | st.sampled_from(
+    ["user", "assistant\n", "\n", "<tool_response>", "é\u200d\U0001f600 ", " x "]
+)
+conversation = st.lists(
+    st.tuples(st.sampled_from(["user", "tool", "assistant"]), texts_of_messages), min_size=1, max_size=4
+)
+
+
+def check_owners(chat: ChatTemplate, rendering: Rendering, messages: list[dict[str, str]]) -> None:
+    """Each token has an owner, and those of a message are its content: whole, or trimmed by the template."""
+    assert rendering.owners is not None
+    assert len(rendering.owners) == len(rendering.token_ids)
+    for number, message in enumerate(messages):
+        mine = [t for t, owner in zip(rendering.token_ids, rendering.owners, strict=True) if owner == number]
+        content = chat._defuse(message["content"])
+        trimmed = (content, content.strip(), content.lstrip())
+        assert mine in [chat._encode(text) for text in trimmed]
+    own = [
+        t for t, owner in zip(rendering.token_ids, rendering.owners, strict=True) if owner == TEMPLATE_TEXT
+    ]
+    assert [t for t in rendering.token_ids if t > 255] == [t for t in own if t > 255], (
+        "special tokens are the template's"
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(said=conversation)
+def test_content_belongs_to_its_message_and_the_rest_to_the_template(
+    template: ChatTemplate, said: list[tuple[str, str]]
+) -> None:
+    messages = [{"role": role, "content": content} for role, content in said]
+    for ended in (True, False):
+        delta = template.following(messages, ended=ended)
+        assert delta.token_ids == template.bridge(messages, ended=ended)
+        check_owners(template, delta, messages)
+    opening = [QUESTION, *messages]
+    whole = template.opening(opening)
+    assert whole.token_ids == template.render(opening)
+    check_owners(template, whole, opening)
+
+
+@pytest.mark.parametrize(
+    "template_text",
+    [
+        CHATML.replace("m.content + '<|im_end|>", "m.content | upper + '<|im_end|>"),
+        CHATML.replace("m.content + '<|im_end|>", "m.content + m.content + '<|im_end|>"),
+    ],
+)
+def test_contents_that_the_template_changes_have_no_owner(tmp_path: Path, template_text: str) -> None:
+    chat = ChatTemplate.load(model_dir(tmp_path, CHATML))
+    chat._tokenizer.chat_template = template_text
+    rendering = chat.opening([QUESTION])
+    if "upper" in template_text:
+        # "1+1?" has no letters: the template changes nothing of it, but the marker shows that it may.
+        rendering = chat.opening([{"role": "user", "content": "one"}])
+    assert rendering.owners is None
+    assert rendering.token_ids == chat.render([QUESTION]) or "upper" in template_text
+
+
+def test_a_tokenizer_without_offsets_gives_tokens_without_owners(chatml: ChatTemplate) -> None:
+    class Slow:
+        is_fast = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(chatml._tokenizer, name)
+
+        def __len__(self) -> int:
+            return len(chatml._tokenizer)
+
+    slow = ChatTemplate(Slow(), "slow")
+    assert slow.opening([QUESTION]) == Rendering(chatml.render([QUESTION]), None)
+
+
+# -- assistant messages, tools and variables -------------------------------------------------------
+
+
+def test_an_assistant_message_that_comes_last_is_continued(chatml: ChatTemplate) -> None:
+    begun = {"role": "assistant", "content": "It is"}
+    assert text_of(chatml, chatml.render([QUESTION, begun])) == (
+        "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\nIt is"
+    )
+    assert text_of(chatml, chatml.bridge([QUESTION, begun], ended=True)) == (
+        "\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\nIt is"
+    )
+    with pytest.raises(BadInput, match="needs a message before it"):
+        chatml.render([begun])
+
+
+def test_examples_are_earlier_turns(chatml: ChatTemplate) -> None:
+    shown = [QUESTION, {"role": "assistant", "content": "2"}, QUESTION]
+    assert text_of(chatml, chatml.render(shown)) == (
+        "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
+        "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def test_tools_and_variables_reach_the_template(tmp_path: Path) -> None:
+    plain = ChatTemplate.load(model_dir(tmp_path, TOOLS))
+    chat = plain.with_variables({"enable_thinking": False}).with_variables({"tools": [WEATHER]})
+    text = text_of(chat, chat.render([QUESTION]))
+    assert '"weather"' in text and text.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert '"weather"' not in text_of(plain, plain.render([QUESTION])), "the first template is as it was"
+    assert chat.bridge([QUESTION], ended=True) == plain.with_variables({"enable_thinking": False}).bridge(
+        [QUESTION], ended=True
+    )
+    plain.check_append_only()
+    plain.with_variables({"tools": [WEATHER]}).check_append_only()
+    # The empty thinking of this turn is not in the turns before it.
+    with pytest.raises(BadInput, match="rewrites an earlier assistant turn"):
+        chat.check_append_only()
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenize", "add_generation_prompt", "continue_final_message", "a b", "messages"]
+)
+def test_what_is_no_variable_is_refused(name: str, chatml: ChatTemplate) -> None:
+    with pytest.raises(BadInput, match="is no variable that can be set"):
+        chatml.with_variables({name: True})
+
+
+def test_tools_that_the_tokenizer_refuses_are_bad_input(tmp_path: Path) -> None:
+    chat = ChatTemplate.load(model_dir(tmp_path, TOOLS))
+    with pytest.raises(BadInput, match="cannot be used with tools: ") as refused:
+        chat.with_variables({"tools": ["weather"]})
+    assert "\n" not in str(refused.value)

@@ -409,7 +409,7 @@ def test_replay_without_a_journal_is_refused():
 
 
 def test_show_of_one_trajectory_is_a_transcript(model_dir):
-    record = named("a/0")
+    record = replace(named("a/0"), reward_parts={"format": 0.25}, metadata={"turns": 3})
     path = stored("x.zarr", record, model=model_dir)
     by_id = invoke("show", path, "--trajectory", "a/0", "--json")
     by_index = invoke("show", path, "--trajectory", "0", "--json")
@@ -419,6 +419,8 @@ def test_show_of_one_trajectory_is_a_transcript(model_dir):
     authors = [passage["author"] for passage in shown["passages"] if passage["author"]]
     assert "policy" in authors and sum(p["tokens"] for p in shown["passages"]) == len(record.branches[0])
     assert "step 0" in by_id.stderr
+    assert (shown["reward_parts"], shown["metadata"]) == ({"format": 0.25}, {"turns": 3})
+    assert "{'format': 0.25}" in by_id.stderr and "{'turns': 3}" in by_id.stderr
 
 
 def test_show_without_the_model_counts_tokens():

@@ -8,6 +8,8 @@ import math
 import numpy as np
 import pytest
 
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.engines import wire
 from heddle_dask.engines.contract import (
     VERSION_UNKNOWN,
@@ -119,6 +121,45 @@ def test_a_request_asks_for_what_the_contract_promises():
     assert params["stop_token_ids"] == [7]
     plain = json.loads(wire.generate_body(GenerateRequest("x", [1], SamplingParams(9))))
     assert "seed" not in plain["sampling_params"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "params"),
+    [
+        ({"top_k": 5, "min_p": 0.1}, {"top_k": 5, "min_p": 0.1, "detokenize": False}),
+        ({"stop": ("a", "b")}, {"stop": ["a", "b"], "detokenize": True, "skip_special_tokens": False}),
+        (
+            {"structured": StructuredOutput(json_schema={"type": "object"})},
+            {"structured_outputs": {"json": '{"type": "object"}'}},
+        ),
+        ({"structured": StructuredOutput(regex="[0-9]+")}, {"structured_outputs": {"regex": "[0-9]+"}}),
+        ({"structured": StructuredOutput(choice=["a", "b"])}, {"structured_outputs": {"choice": ["a", "b"]}}),
+    ],
+)
+def test_what_a_program_may_ask_for_reaches_vllm_under_its_names(asked, params):
+    body = json.loads(wire.generate_body(GenerateRequest("x", [1], SamplingParams(9, **asked))))
+    assert {name: body["sampling_params"].get(name) for name in params} == params
+    plain = json.loads(wire.generate_body(GenerateRequest("x", [1], SamplingParams(9))))["sampling_params"]
+    assert not {"top_k", "min_p", "stop", "structured_outputs"} & set(plain)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {},
+        {"regex": "a", "choice": ["b"]},
+        {"choice": []},
+        {"choice": "yes"},
+        {"choice": [1]},
+        {"regex": 3},
+        {"json_schema": "{"},
+        {"json_schema": [1]},
+    ],
+)
+def test_a_form_that_no_engine_knows_is_refused(form):
+    with pytest.raises(BadInput, match="structured: ") as refused:
+        StructuredOutput(**form)
+    assert "\n" not in str(refused.value)
 
 
 def test_an_abort_uses_the_engines_form_of_the_id():

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from heddle_dask import BadInput, Budget, Engines, Patience, Sampling
+from heddle_dask import BadInput, Budget, ChatModel, Engines, Patience, Sampling
+from heddle_dask.cli.rollout.engine_options import parsed_template_kwargs
 from heddle_dask.cli.rollout.out_path import check_out
 from heddle_dask.records.journal import Journal
 from heddle_dask.records.store import RunStore
@@ -22,6 +23,8 @@ SECONDS = [0, -1.0, math.nan, math.inf, "4", None, True]
         *((Budget, n, v) for n in ("max_steps", "max_step_tokens", "max_context_tokens") for v in COUNTS),
         *((Sampling, "temperature", v) for v in SECONDS if v != 0),
         *((Sampling, "top_p", v) for v in [*SECONDS, 1.5]),
+        *((Sampling, "top_k", v) for v in [-1, 1.5, math.nan, "4", None, True, 10**20]),
+        *((Sampling, "min_p", v) for v in [-0.1, 1.5, math.nan, "4", None, True]),
         *((Patience, name, v) for name in ("workers_s", "engines_s") for v in SECONDS),
         *((Engines, "slots", v) for v in COUNTS),
         *((Engines, "count", v) for v in COUNTS if v is not None),
@@ -31,6 +34,21 @@ def test_a_bad_value_is_refused_at_construction(kind, name, value):
     with pytest.raises(BadInput, match=name) as refused:
         kind(**{name: value})
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [None, 5, "{}", ["a"], {"a": {1}}, {"a": float("nan")}])
+def test_template_variables_that_cannot_be_stored_are_refused(value):
+    with pytest.raises(BadInput, match="chat_template_kwargs is") as refused:
+        ChatModel("path", value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "5", ""])
+def test_template_variables_that_are_no_json_object_are_refused(text):
+    with pytest.raises(BadInput, match="--chat-template-kwargs"):
+        parsed_template_kwargs(text)
+    assert parsed_template_kwargs('{"enable_thinking": false}') == {"enable_thinking": False}
+    assert parsed_template_kwargs(None) == {}
 
 
 @pytest.mark.parametrize("out", ["", "/", ".zarr", "x" * 300])

@@ -3,106 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
-import numpy as np
 import pytest
+from worlds.scripted_plane import NEVER, ScriptedPlane, context_on, lost, sampled
 
-from heddle_dask.chat.template import ChatTemplate
-from heddle_dask.core.ids import GroupId, TrajectoryId
-from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
+from heddle_dask.core.errors import BadInput
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.environments.base import ActionFailed
 from heddle_dask.live.driver.context import BudgetExhausted, LiveContext, ReplayDiverged, StepLost
-from heddle_dask.live.driver.services import Budget, Recorded, Sampling, Services
+from heddle_dask.live.driver.services import Budget, Recorded
 from heddle_dask.live.driver.submission import Interrupted
-from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult
+from heddle_dask.live.wire.messages import ActionOutcome, StepResult
 from heddle_dask.records.token_record import Attribution
-
-NEVER: Any = object()
-"""The answer that does not come."""
-
-
-class ScriptedPlane:
-    """Answers steps by a script, and holds the context that a worker would have rebuilt."""
-
-    def __init__(self, *script: Callable[[StepCall, list[int]], StepResult] | Exception) -> None:
-        self.script = list(script)
-        self.calls: list[StepCall] = []
-        self.seen: list[list[int]] = []
-        self.held: list[int] = []
-        self.outcomes: list[ActionOutcome | Exception] = []
-        self.action_ids: list[str] = []
-        self.idempotency_keys: list[str] = []
-
-    async def step(self, call: StepCall, request: StepRequest) -> StepResult:
-        delta = np.frombuffer(call.delta, dtype="<i4").tolist()
-        base = self.held[: call.base_tokens]
-        assert call.base_crc == (zlib.crc32(np.array(base, dtype="<i4").tobytes()) if base else 0)
-        context = base + delta
-        assert request.context_tokens == len(context)
-        self.calls.append(call)
-        self.seen.append(context)
-        answer = self.script.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        if answer is NEVER:
-            await asyncio.Event().wait()
-        result = answer(call, context)
-        self.held = context + np.frombuffer(result.token_ids, dtype="<i4").tolist()
-        return result
-
-    async def action(self, call: ActionCall, request: ActionRequest) -> ActionOutcome:
-        self.action_ids.append(call.action_id)
-        self.idempotency_keys.append(call.idempotency_key)
-        if self.outcomes:
-            outcome = self.outcomes.pop(0)
-            if isinstance(outcome, Exception):
-                raise outcome
-            return outcome
-        function, args, kwargs = cloudpickle.loads(call.payload)
-        return ActionOutcome("ok", cloudpickle.dumps(function(*args, **kwargs)), cpus=1, run_s=0.0)
-
-
-def sampled(*ids: int, status: Any = "ok", reason: str = "length", **facts: Any) -> Callable[..., StepResult]:
-    values = np.array(ids, dtype="<i4").tobytes()
-    logprobs = np.full(len(ids), -0.5, dtype="<f4").tobytes()
-    known = {"queue_s": 0.0, "prefill_s": 0.1, "decode_s": 0.2, "engine_id": "e1"}
-    return lambda call, context: StepResult(
-        status=status, token_ids=values, logprobs=logprobs, finish_reason=reason, **{**known, **facts}
-    )
-
-
-def lost(status: Any) -> Callable[..., StepResult]:
-    return lambda call, context: StepResult(status=status, message="gone")
-
-
-def context_on(
-    plane: ScriptedPlane,
-    model_dir: str,
-    *,
-    budget: Budget | None = None,
-    recorded: Recorded | None = None,
-    journal: list[Any] | None = None,
-    retries: RetryPolicy | None = None,
-) -> LiveContext:
-    lines = journal if journal is not None else []
-    services = Services(
-        session="s",
-        submitter=plane,  # type: ignore[arg-type]
-        template=ChatTemplate.load(model_dir),
-        budget=budget or Budget(),
-        sampling=Sampling(),
-        clock=lambda: 0.0,
-        journal=lambda kind, body: lines.append((kind, body)),
-        retries=retries or RetryPolicy(),
-    )
-    return LiveContext(services, TrajectorySpec(TrajectoryId("t"), GroupId("g")), 7, recorded)
 
 
 def test_a_step_keeps_what_was_sampled_and_masks_the_rest(model_dir: str) -> None:
@@ -123,7 +38,11 @@ def test_a_step_keeps_what_was_sampled_and_masks_the_rest(model_dir: str) -> Non
     assert plane.seen[1] == record.token_ids[: ctx.steps[1].token_start].tolist()
     assert record.token_ids[record.loss_mask].tolist() == [65, 66, 67]
     order = [segment.attribution for segment in record.segments()]
-    assert order == [Attribution.PROMPT, Attribution.POLICY, Attribution.TOOL, Attribution.POLICY]
+    prompt, tool, template = Attribution.PROMPT, Attribution.TOOL, Attribution.TEMPLATE
+    assert order == [
+        *(template, prompt, template, prompt, template, Attribution.POLICY),
+        *(template, tool, template, Attribution.POLICY),
+    ]
     # The second step brings only what follows the first one's answer.
     held = ctx.steps[0].token_stop
     assert plane.calls[1].base_tokens == held
@@ -145,9 +64,11 @@ def test_a_preempted_step_goes_on_from_its_tokens_as_one_step(model_dir: str) ->
     reply = asyncio.run(body())
     assert reply.token_ids == (65, 66, 67, 68, 69)
     assert reply.finish_reason == "stop"
-    assert [call.max_tokens for call in plane.calls] == [10, 8, 7]
+    assert [call.sampling.max_tokens for call in plane.calls] == [10, 8, 7]
     assert [call.step_id.attempt for call in plane.calls] == [0, 1, 2]
-    assert len({call.seed for call in plane.calls}) == 3, "a part must not repeat the draws of the one before"
+    assert len({call.sampling.seed for call in plane.calls}) == 3, (
+        "a part must not repeat the draws of the one before"
+    )
     (step,) = ctx.steps
     assert (step.preemptions, step.migrations, step.generated_tokens) == (2, 1, 5)
     assert step.cached_tokens == 3
@@ -230,7 +151,7 @@ def test_the_context_limit_bounds_the_step_and_then_the_program(model_dir: str) 
     async def body() -> None:
         ctx.append_tokens(range(65, 77))
         await ctx.generate()
-        assert plane.calls[0].max_tokens == 8
+        assert plane.calls[0].sampling.max_tokens == 8
         with pytest.raises(BudgetExhausted, match="20 tokens fills the limit of 20"):
             await ctx.generate()
 
@@ -255,7 +176,7 @@ def test_actions_return_values_and_raise_what_failed(model_dir: str) -> None:
         with pytest.raises(ActionFailed, match="action max raised: ValueError: no") as failed:
             await ctx.call(max, 3, 9)
         assert (failed.value.cause, failed.value.detail) == ("raised", "Traceback…")
-        with pytest.raises(ValueError, match=r"cpus=\(3, 2\)"):
+        with pytest.raises(BadInput, match=r"call: cpus is \(3, 2\)"):
             await ctx.call(max, 1, 2, cpus=(3, 2))
 
     asyncio.run(body())

@@ -17,6 +17,7 @@ from worlds.live_world import emulated
 import heddle_dask
 from heddle_dask import (
     Budget,
+    ChatModel,
     Engines,
     EngineSpec,
     Output,
@@ -43,14 +44,15 @@ def test_the_constructor_takes_at_most_twelve_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [Budget, Engines, EngineSpec, Output, Patience, RetryPolicy, Sampling, Strategy]
+    "value", [Budget, ChatModel, Engines, EngineSpec, Output, Patience, RetryPolicy, Sampling, Strategy]
 )
 def test_the_values_are_public_frozen_and_documented(value: type) -> None:
     assert value.__name__ in heddle_dask.__all__
     assert is_dataclass(value)
     assert value.__doc__ is not None and not value.__doc__.startswith(f"{value.__name__}(")
     made = Output("runs/x.zarr") if value is Output else EngineSpec("emulated", "m", 4, 64)
-    made = made if value in (Output, EngineSpec) else value()
+    made = ChatModel("m") if value is ChatModel else made
+    made = made if value in (Output, EngineSpec, ChatModel) else value()
     with pytest.raises((FrozenInstanceError, AttributeError, TypeError)):
         made.seed = 1
 
@@ -74,6 +76,16 @@ def test_shorthand_is_the_full_form(model_dir: str, tmp_path: Path) -> None:
     assert short.spec == full.spec
     assert rollout(model_dir, engines=spec).spec is spec
     assert rollout(model_dir, engines=Engines(spec=spec, count=2)).spec is spec
+
+
+def test_variables_of_the_template_are_those_of_every_trajectory(model_dir: str) -> None:
+    assert ChatModel.of(model_dir) == ChatModel(model_dir) == ChatModel.of(ChatModel(model_dir, {}))
+    made = rollout(ChatModel(model_dir, {"enable_thinking": False}))  # type: ignore[arg-type]
+    assert made.model == model_dir
+    assert made.template._variables == {"enable_thinking": False} == made.chat_template_kwargs
+    assert made._describe()["chat_template_kwargs"] == {"enable_thinking": False}
+    with pytest.raises(BadInput, match="'tokenize' is no variable"):
+        rollout(ChatModel(model_dir, {"tokenize": True}))  # type: ignore[arg-type]
 
 
 def test_the_rollout_gives_its_engines_its_context_and_seed(model_dir: str) -> None:

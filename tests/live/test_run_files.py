@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +15,9 @@ from heddle_dask.live.driver.resume import batch_of, batch_prefix
 from heddle_dask.live.driver.rollout_inputs import Output
 from heddle_dask.live.driver.run_files import RunFiles
 from heddle_dask.live.driver.run_writer import RunWriter, journal_path
-from heddle_dask.records.journal import read_journal
-from heddle_dask.records.store import RunReader
+from heddle_dask.live.driver.services import Sampling
+from heddle_dask.records.journal import Journal, read_journal
+from heddle_dask.records.store import RunReader, RunStore
 
 
 def facts() -> dict[str, Any]:
@@ -95,6 +97,60 @@ def test_a_resumed_run_continues_its_last_batch(tmp_path: Path) -> None:
     assert [asyncio.run(begun(mode)) for mode in ("create", "append", "resume")] == [[0], [1], [1, 2]]
 
 
+def test_a_batch_has_the_facts_of_the_session_that_made_it(tmp_path: Path) -> None:
+    out = tmp_path / "run.zarr"
+
+    async def begun(mode: Literal["create", "append"], most: int) -> None:
+        described = {
+            "model": "m",
+            "sampling": {"temperature": 0.5},
+            "limits": {"max_steps": most},
+            "sandbox": {1: "bubblewrap", 2: "namespace"}[most],
+        }
+        files = RunFiles(Output(out, mode), lambda: described)
+        files.open()
+        files.begin_batch()
+        await files.close()
+
+    asyncio.run(begun("create", 1))
+    asyncio.run(begun("append", 2))
+    batches = RunReader(out).batches
+    assert [(batch["limits"]["max_steps"], batch["sandbox"]) for batch in batches] == [
+        (1, "bubblewrap"),
+        (2, "namespace"),
+    ]
+    assert [(batch["model"], batch["sampling"]) for batch in batches] == [("m", {"temperature": 0.5})] * 2
+
+
+def test_batches_of_a_run_that_stored_no_facts_have_none(tmp_path: Path) -> None:
+    out = tmp_path / "run.zarr"
+    with RunStore.create(out, {"model": "m", "batches": 2}) as store:
+        assert RunReader(out).batches == [{}, {}]
+        store.close()
+    Journal.create(journal_path(out)).close()
+
+    async def body() -> None:
+        writer = RunWriter(out, "append", {"model": "m"})
+        assert writer.begin_batch({"model": "m"}) == 2
+        await writer.close()
+
+    asyncio.run(body())
+    assert RunReader(out).batches == [{}, {}, {"model": "m"}]
+
+
+def test_a_run_of_fewer_sampling_parameters_is_continued_with_their_defaults(tmp_path: Path) -> None:
+    out = tmp_path / "run.zarr"
+    before = {"sampling": {"temperature": 1.0, "top_p": 0.9}}
+
+    async def body() -> None:
+        await RunWriter(out, "create", before).close()
+        await RunWriter(out, "append", {"sampling": asdict(Sampling(1.0, 0.9))}).close()
+        with pytest.raises(BadInput, match="made with sampling"):
+            RunWriter(out, "append", {"sampling": asdict(Sampling(1.0, 0.9, 5))})
+
+    asyncio.run(body())
+
+
 def test_the_batch_of_an_id_is_that_of_its_prefix() -> None:
     ids = {f"{batch_prefix(batch)}task-1/0": batch for batch in (0, 1, 12)}
     assert {name: batch_of(name) for name in ids} == ids
@@ -110,7 +166,7 @@ def test_a_run_is_not_continued_with_another_model_or_sampling(
 
     async def body() -> None:
         first = RunWriter(out, "create", made)
-        first.begin_batch()
+        first.begin_batch({})
         await first.close()
         with pytest.raises(BadInput, match=f"made with {name} .*, not other"):
             RunWriter(out, mode, {**made, name: "other"})

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from worlds.record_builders import plain_trajectory
 
-from heddle_dask.live.driver.batch import Batch
+from heddle_dask.live.driver.batch import BatchTally
 from heddle_dask.records.causes import MESSAGE_CHARS, CauseCounts, Ended, message_of
 
 
@@ -72,6 +72,9 @@ def test_counts_are_by_status_and_cause_with_the_first_message_of_each():
 def test_a_batch_offers_the_same_counts():
     good = plain_trajectory(0)
     bad = replace(plain_trajectory(1), status="failed", cause="agent", detail="broken", reward=None)
-    (row,) = Batch([good, bad], makespan_s=1.0).causes
+    tally = BatchTally()
+    for record in (good, bad):
+        tally.add(record, is_stored=False)
+    (row,) = tally.causes.rows()
     assert (row.status, row.cause, row.count, row.first_message) == ("failed", "agent", 1, "broken")
     assert row.first_trajectory == bad.trajectory_id

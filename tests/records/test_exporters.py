@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from heddle_dask.records.store import RunReader, RunStore
 
 @pytest.fixture
 def run(tmp_path) -> RunReader:
-    forked = plain_trajectory(0)
+    forked = replace(plain_trajectory(0), reward_parts={"format": 0.5}, metadata={"turns": [1]})
     forked = replace(forked, branches=(*forked.branches, forked.branches[0].fork(7)), reward=None)
     with RunStore.create(tmp_path / "x.zarr", {}) as store:
         store.append([forked, plain_trajectory(1)])
@@ -32,6 +33,8 @@ def test_parquet_has_one_row_per_branch(run, tmp_path):
         ("t1", 0, 1),
     ]
     assert [r["reward"] for r in rows] == [None, None, 1.0]
+    assert [json.loads(r["reward_parts"]) for r in rows] == [{"format": 0.5}, {"format": 0.5}, {}]
+    assert [json.loads(r["metadata"]) for r in rows] == [{"turns": [1]}, {"turns": [1]}, {}]
     for row in rows:
         branch = run.trajectory(0 if row["trajectory_id"] == "t0" else 1).branches[row["branch"]]
         assert row["token_ids"] == branch.token_ids.tolist()

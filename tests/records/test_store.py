@@ -301,9 +301,23 @@ def test_a_chunk_of_committed_rows_that_is_gone_is_noticed(tmp_path, name):
 
 def test_run_of_an_earlier_version_has_no_checksums_lacks_columns_and_goes_on(tmp_path):
     run = tmp_path / "x.zarr"
-    told = [replace(plain_trajectory(i), domain="math/sum", message_tokens=7, max_steps=9) for i in range(3)]
+    sampling = {"max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "min_p": 0.1}
+    told = [
+        replace(
+            plain,
+            domain="math/sum",
+            message_tokens=7,
+            max_steps=9,
+            reward_parts={"format": 1.0},
+            metadata={"turns": [1, None]},
+            steps=tuple(replace(step, **sampling) for step in plain.steps),
+        )
+        for plain in map(plain_trajectory, range(3))
+    ]
     of_earlier_version(run, told[:2])
-    untold = [replace(one, domain="", message_tokens=0, max_steps=0) for one in told]
+    untold = [
+        replace(plain, domain="", message_tokens=0, max_steps=0) for plain in map(plain_trajectory, range(3))
+    ]
     assert [exact(one) for one in RunReader(run)] == [exact(one) for one in untold[:2]]
     with RunStore.append_to(run) as store:
         store.append(told[2:])

@@ -107,6 +107,8 @@ def agent_runs(draw: Any) -> tuple[tuple[TokenRecord, ...], tuple[StepRecord, ..
                     make_step(len(steps), len(branches) - 1, start, len(current)),
                     engine_id=draw(texts),
                     decode_s=draw(seconds),
+                    temperature=draw(seconds),
+                    top_k=draw(st.integers(0, 2**31 - 1)),
                 )
             )
         elif move == "fork":
@@ -142,6 +144,10 @@ def trajectories(draw: Any, trajectory_id: str = "t") -> tuple[TrajectoryRecord,
         domain=draw(texts),
         message_tokens=draw(st.integers(0, 2**40)),
         max_steps=draw(st.integers(0, 2**31)),
+        reward_parts=draw(
+            st.dictionaries(texts, st.floats(allow_nan=False, allow_infinity=False), max_size=2)
+        ),
+        metadata=draw(st.dictionaries(texts, st.none() | st.integers() | texts, max_size=2)),
     )
     return record, contexts
 

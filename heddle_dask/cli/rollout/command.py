@@ -77,6 +77,16 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 )
 @click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True)
 @click.option("--top-p", type=click.FloatRange(min=0, max=1, min_open=True), default=1.0, show_default=True)
+@click.option("--top-k", type=click.IntRange(min=0), default=0, show_default=True, help="0: all tokens.")
+@click.option(
+    "--min-p", type=click.FloatRange(min=0, max=1), default=0.0, show_default=True, help="0: no limit."
+)
+@click.option(
+    "--chat-template-kwargs",
+    default=None,
+    metavar="JSON",
+    help="Variables of the chat template, such as '{\"enable_thinking\": false}'.",
+)
 @click.option(
     "--retries",
     multiple=True,

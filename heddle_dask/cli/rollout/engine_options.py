@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -42,6 +43,25 @@ def parsed_degrees(text: str | None) -> Literal["auto"] | tuple[int, ...] | None
     if text is None:
         return None
     return "auto" if text == "auto" else tuple(whole_numbers("--tp", text, "2,1,1, or use auto"))
+
+
+def parsed_template_kwargs(text: str | None) -> dict[str, Any]:
+    """Variables of the chat template from a JSON object.
+
+    Raises
+    ------
+    BadInput
+        It is none.
+    """
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise BadInput(f"--chat-template-kwargs {text!r} is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise BadInput(f"--chat-template-kwargs {text!r}: give a JSON object of names and values")
+    return value
 
 
 def parsed_cost(text: str | None) -> dict[str, Any] | None:

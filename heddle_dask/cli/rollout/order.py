@@ -23,6 +23,7 @@ class WorkOptions:
     env: str
     tasks: int
     samples: int
+    chat_template_kwargs: str | None
     token_scale: float | None
     tool_scale: float | None
 
@@ -66,6 +67,8 @@ class LimitOptions:
     tool_timeout: float
     temperature: float
     top_p: float
+    top_k: int
+    min_p: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,12 @@ from heddle_dask.cli.cluster_choice import (
 from heddle_dask.cli.engine_option import import_from_here
 from heddle_dask.cli.model_choice import chosen_model, context_limit
 from heddle_dask.cli.one_line import EXIT_FAILED, EXIT_TERMINATED
-from heddle_dask.cli.rollout.engine_options import check_cost, parsed_cost, parsed_degrees
+from heddle_dask.cli.rollout.engine_options import (
+    check_cost,
+    parsed_cost,
+    parsed_degrees,
+    parsed_template_kwargs,
+)
 from heddle_dask.cli.rollout.interrupts import Interrupts
 from heddle_dask.cli.rollout.order import RolloutOrder
 from heddle_dask.cli.rollout.out_path import check_out, default_out, remove_if_empty
@@ -43,7 +48,7 @@ from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.driver.capacity import Patience
 from heddle_dask.live.driver.resume import batch_of
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines, Output
+from heddle_dask.live.driver.rollout_inputs import ChatModel, Engines, Output
 from heddle_dask.live.driver.services import Budget, Sampling
 from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
 from heddle_dask.live.scheduler.warm_start import check_warm
@@ -101,7 +106,9 @@ class _Run:
             self.shape = self.shape.overlaid(where.cluster, order.given)
         predictor = order.strategy.build(seed=order.seed).predictor
         self.engines = self._engines()
-        self.sampling = Sampling(order.limits.temperature, order.limits.top_p)
+        asked = order.limits
+        self.sampling = Sampling(asked.temperature, asked.top_p, asked.top_k, asked.min_p)
+        self.chat_template_kwargs = parsed_template_kwargs(order.work.chat_template_kwargs)
         check_out(self.out, order.mode)
         self.environment = _environment(order)
         self.model = chosen_model(order.fleet.model, order.fleet.engine)
@@ -217,7 +224,7 @@ class _Run:
         return Rollout(
             client,
             env=self.environment,
-            model=self.model,
+            model=ChatModel(self.model, self.chat_template_kwargs),
             engines=self.engines,
             strategy=order.strategy,
             samples=order.work.samples,

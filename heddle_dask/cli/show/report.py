@@ -103,7 +103,7 @@ def show_trajectory(path: Path, name: str, *, to_stderr: bool) -> dict[str, Any]
     console = Console(stderr=to_stderr, soft_wrap=True)
     facts = trajectory_facts(record)
     for key, value in facts.items():
-        if value not in ("", None):
+        if value not in ("", None, {}):
             console.print(Text(f"{key:>14}  ", "bold").append(str(value), "default"))
     for passage in shown:
         _print_passage(console, passage)

@@ -51,6 +51,8 @@ def trajectory_facts(record: TrajectoryRecord) -> dict[str, Any]:
         "status": record.status,
         "cause": record.cause,
         "reward": record.reward,
+        "reward_parts": dict(record.reward_parts),
+        "metadata": dict(record.metadata),
         "branches": len(record.branches),
         "steps": len(record.steps),
         "actions": len(record.actions),

@@ -15,15 +15,20 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import ActionId, StepId
 from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
+from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.environments.base import ActionFailed, ActionKind, Reply, Role
+from heddle_dask.live.driver.action_options import check_call
 from heddle_dask.live.driver.action_results import value_body, value_from_body
 from heddle_dask.live.driver.held_context import HeldContext
 from heddle_dask.live.driver.open_step import OpenStep
 from heddle_dask.live.driver.pending_input import PendingInput
 from heddle_dask.live.driver.services import Recorded, Services
+from heddle_dask.live.driver.step_options import StepOptions
+from heddle_dask.live.driver.stop_strings import cut_at_stop, tokens_to_stop
 from heddle_dask.live.driver.submission import RESULT_LOST, Interrupted
 from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult
 from heddle_dask.live.wire.result_codec import (
@@ -71,6 +76,7 @@ class LiveContext:
         self._cancelled = 0
         self._replayed_cancel = False
         self.interrupted = False
+        self.metadata: dict[str, Any] = {}
         self.record = TokenRecord()
         self.steps: list[StepRecord] = []
         self.actions: list[ActionRecord] = []
@@ -91,8 +97,7 @@ class LiveContext:
     @property
     def context_tokens(self) -> int:
         """Tokens in the record, and those that were appended and are not sent yet."""
-        self._render()
-        return len(self.record)
+        return len(self.record) + self._input.tokens(self.record)
 
     @property
     def done(self) -> bool:
@@ -106,8 +111,20 @@ class LiveContext:
         """Whether the program was told that its budget is used up."""
         return self._told_done
 
+    def set_template(self, **variables: Any) -> None:
+        """Set variables of the chat template; see the protocol.
+
+        Raises
+        ------
+        BadInput
+            Something was appended before, a name is no variable, or the template cannot be used with these values.
+        """
+        if self.context_tokens:
+            raise BadInput("set_template: set variables of the chat template before anything is appended")
+        self._input.template = self._input.template.with_variables(variables)
+
     def append(self, role: Role, text: str) -> None:
-        """Add a message for the next step."""
+        """Add a message for the next step; see the protocol."""
         self._input.append(self.record, role, text, first_step=not self.steps)
 
     def append_tokens(self, token_ids: Sequence[int]) -> None:
@@ -119,12 +136,21 @@ class LiveContext:
         *,
         max_tokens: int | None = None,
         temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        stop: str | Sequence[str] | None = None,
+        structured: StructuredOutput | None = None,
+        seed: int | None = None,
+        n: int = 1,
         ignore_eos: bool = False,
     ) -> Reply:
-        """Run one LLM step over everything appended so far.
+        """Run one LLM step over everything appended so far; the parameters are those of the protocol.
 
         Raises
         ------
+        BadInput
+            A parameter that is not allowed.
         BudgetExhausted
             No further step is allowed; `done` says so before.
         StepLost
@@ -137,6 +163,9 @@ class LiveContext:
         """
         if self._step_open:
             raise RuntimeError("generate() while the step before is awaited: await one step after the other")
+        options = StepOptions(
+            max_tokens, temperature, top_p, top_k, min_p, stop, structured, seed, n, ignore_eos
+        )
         self._render()
         if self._exhausted():
             self._told_done = True
@@ -146,9 +175,9 @@ class LiveContext:
         step = OpenStep(
             index=len(self.steps),
             start=len(self.record),
-            max_tokens=min(max_tokens or budget.max_step_tokens, room),
-            temperature=self._services.sampling.temperature if temperature is None else temperature,
-            ignore_eos=ignore_eos,
+            sampling=options.completed(
+                self._services.sampling, budget, room, self._input.template.end_token_ids
+            ),
             submitted_s=self._services.clock(),
             came_from=self.steps[-1].engine_id if self.steps else "",
             attempt=self._cancelled,
@@ -171,8 +200,6 @@ class LiveContext:
         self._cancelled = step.attempt + 1
         self.record = self.record.fork(step.start)
         self.generated_tokens -= step.generated
-        # The policy's turn has begun in the prompt, and what is appended next has to end it.
-        self._input.turn_ended = False
         if not (self.interrupted or self._replayed_cancel):
             self._journal("step-cancelled", {"step_index": step.index})
         self._replayed_cancel = False
@@ -192,10 +219,10 @@ class LiveContext:
         Raises
         ------
         ActionFailed
+        BadInput
+            A parameter that is not allowed.
         """
-        least, most = cpus
-        if not 0 <= least <= most:
-            raise ValueError(f"cpus=({least}, {most}): use (least, most) with 0 <= least <= most")
+        least, most = check_call(function, cpus, kind, label, timeout_s)
         name = str(label or getattr(function, "__name__", type(function).__name__))
         index = len(self.actions)
         submitted_s = self._services.clock()
@@ -263,7 +290,7 @@ class LiveContext:
         request = StepRequest(
             StepId(self._spec.trajectory_id, step.index, step.attempt),
             len(self.record),
-            step.max_tokens - step.generated,
+            step.tokens_left,
         )
         delta = self._held.delta(self.record, step.send_all)
         call = StepCall(
@@ -272,12 +299,7 @@ class LiveContext:
             base_tokens=delta.base_tokens,
             base_crc=delta.base_crc,
             delta=delta.token_ids,
-            max_tokens=request.max_new_tokens,
-            temperature=step.temperature,
-            top_p=self._services.sampling.top_p,
-            seed=(self._seed * 1_000_003 + step.index * 1_009 + step.parts) % 2**31,
-            ignore_eos=step.ignore_eos,
-            stop_token_ids=self._services.template.end_token_ids,
+            sampling=replace(step.sampling, max_tokens=step.tokens_left, seed=self._seed_of(step)),
         )
         try:
             return await self._services.submitter.step(call, request)
@@ -285,6 +307,12 @@ class LiveContext:
             if interrupt.kind == "result-lost":
                 return StepResult(status="engine-lost", message=RESULT_LOST)
             return StepResult(status="refused", message=interrupt.cause)
+
+    def _seed_of(self, step: OpenStep) -> int | None:
+        """The seed of the next request: one that the program gave, or the trajectory's; parts draw differently."""
+        if step.sampling.seed is not None:
+            return (step.sampling.seed + step.parts) % 2**63
+        return (self._seed * 1_000_003 + step.index * 1_009 + step.parts) % 2**31
 
     def _take(self, step: OpenStep, result: StepResult) -> OpenStep:
         """Fold one answer into the record and the open step."""
@@ -297,14 +325,29 @@ class LiveContext:
                 raise StepLost(f"step {step.index} was lost {lost} times: {result.message}")
             # With the engine, the worker's copy of the context may be gone: send everything.
             return step.asked_again()
+        if result.status == "aborted" and step.sampling.structured is not None:
+            return step.begun_again(result)
+        if step.sampling.stop:
+            result = self._ended_at_stop(step, result)
         ids = np.frombuffer(result.token_ids, dtype="<i4")
         self._append_sampled(ids, result)
         self._held.answered(self.record, result.token_ids)
         self.generated_tokens += len(ids)
         step = step.with_part(result, len(ids))
-        if result.status == "aborted" and step.generated >= step.max_tokens:
+        if result.status == "aborted" and step.tokens_left <= 0:
             return replace(step, last=replace(result, status="ok", finish_reason="length"))
         return step
+
+    def _ended_at_stop(self, step: OpenStep, result: StepResult) -> StepResult:
+        """The answer up to the token that completes a stop string, if one does."""
+        new = np.frombuffer(result.token_ids, dtype="<i4").tolist()
+        whole = [*self.record.token_ids[step.start :].tolist(), *new]
+        tokens = tokens_to_stop(self._input.template.decode, whole, step.sampling.stop)
+        if tokens is None:
+            return result
+        if tokens < len(whole):
+            self._held.not_sent()  # the worker holds more than the record
+        return cut_at_stop(result, tokens - step.generated)
 
     def _append_sampled(self, ids: Any, result: StepResult) -> None:
         if not len(ids):
@@ -319,9 +362,9 @@ class LiveContext:
         assert last is not None, step
         self.steps.append(step.as_record(len(self.record), self._services.clock()))
         ids = self.record.token_ids[step.start :]
-        self._input.turn_ended = len(ids) > 0 and int(ids[-1]) in self._services.template.end_token_ids
+        self._input.turn_ended = len(ids) > 0 and int(ids[-1]) in self._input.template.end_token_ids
         return Reply(
-            text=self._services.template.decode(ids.tolist()),
+            text=self._input.template.decode(ids.tolist()),
             token_ids=tuple(ids.tolist()),
             logprobs=tuple(self.record.logprobs[step.start :].tolist()),
             finish_reason="stop" if last.finish_reason == "stop" else "length",
@@ -336,7 +379,7 @@ class LiveContext:
         budget = self._services.budget
         if len(self.steps) >= budget.max_steps:
             return f"it used its {budget.max_steps} steps"
-        return f"its context of {len(self.record)} tokens fills the limit of {budget.max_context_tokens}"
+        return f"its context of {self.context_tokens} tokens fills the limit of {budget.max_context_tokens}"
 
     def _render(self) -> None:
         """Turn what was appended into tokens of the record."""

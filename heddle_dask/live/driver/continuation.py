@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.live.driver.services import Sampling
 
-_COMPARED = ("environment", "model", "tokenizer", "sampling")
+_COMPARED = ("environment", "model", "tokenizer", "sampling", "chat_template_kwargs")
 # A program that runs again with other limits would ask for other steps than the journal holds.
 _COMPARED_ON_RESUME = ("limits",)
 _TOKENIZER_FILES = (
@@ -35,6 +37,11 @@ def tokenizer_digest(model: str | Path) -> str:
     return digest.hexdigest()[:16]
 
 
+def _complete(name: str, value: Any) -> Any:
+    """Metadata with the values that an earlier version did not store, since it knew no others."""
+    return {**asdict(Sampling()), **value} if name == "sampling" and isinstance(value, Mapping) else value
+
+
 def check_continues(
     out: Path, recorded: Mapping[str, Any], described: Mapping[str, Any], *, resumes: bool
 ) -> None:
@@ -52,7 +59,9 @@ def check_continues(
     """
     compared = (*_COMPARED, *_COMPARED_ON_RESUME) if resumes else _COMPARED
     for name in compared:
-        if name not in recorded or name not in described or recorded[name] == described[name]:
+        if name not in recorded or name not in described:
+            continue
+        if _complete(name, recorded[name]) == _complete(name, described[name]):
             continue
         verb = "resumed" if resumes else "appended to"
         raise BadInput(

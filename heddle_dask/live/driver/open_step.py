@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from heddle_dask.engines.contract import SamplingParams
 from heddle_dask.live.wire.messages import StepResult
 from heddle_dask.records.trajectory import StepRecord
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStep:
-    """A step that is not finished, with the sums over its preempted parts."""
+    """A step that is not finished, with the sums over its preempted parts.
+
+    Attributes
+    ----------
+    sampling
+        As the program asked for it; each request has a part of its tokens, and a seed of its own.
+    """
 
     index: int
     start: int
-    max_tokens: int
-    temperature: float
-    ignore_eos: bool
+    sampling: SamplingParams
     submitted_s: float
     attempt: int = 0
     parts: int = 0
@@ -36,6 +41,11 @@ class OpenStep:
     def finished(self) -> bool:
         """Whether an answer has ended it."""
         return self.last is not None and self.last.status == "ok"
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that it may still generate."""
+        return self.sampling.max_tokens - self.generated
 
     def asked_again(self) -> OpenStep:
         """The step after an attempt without an answer; the worker's copy of the context may be gone with its engine."""
@@ -64,6 +74,10 @@ class OpenStep:
             last=result,
         )
 
+    def begun_again(self, result: StepResult) -> OpenStep:
+        """The step after a preempted part that cannot be continued: an engine applies a form from the first token."""
+        return replace(self.with_part(result, 0), send_all=True)
+
     def as_record(self, token_stop: int, finished_s: float) -> StepRecord:
         """The record of the step, once it is finished."""
         assert self.last is not None, self
@@ -84,4 +98,9 @@ class OpenStep:
             queue_s=self.queue_s,
             prefill_s=self.prefill_s,
             decode_s=self.decode_s,
+            max_tokens=self.sampling.max_tokens,
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            top_k=self.sampling.top_k,
+            min_p=self.sampling.min_p,
         )

@@ -25,6 +25,7 @@ from heddle_dask.live.driver.degrees import EngineDegrees, degrees_to_price
 from heddle_dask.live.driver.open_session import OpenSession
 from heddle_dask.live.driver.resume import batch_prefix
 from heddle_dask.live.driver.rollout_inputs import (
+    ChatModel,
     Engines,
     Output,
     Tasks,
@@ -55,7 +56,7 @@ class Rollout:
         Name (``"math"``), ``"replay:TRACE"``, ``"package.module:function"``, an `Environment`, or a coroutine
         function ``solve(task, ctx)``.
     model
-        Model directory; its chat template renders the prompts.
+        Model directory; its chat template renders the prompts. Or a `ChatModel`, with variables of the template.
     engines
         The kind of the engines, an `EngineSpec`, or `Engines` with count, slots, TP degrees, cost. None: `Engines()`.
     strategy
@@ -70,7 +71,7 @@ class Rollout:
     budget
         Limits of each trajectory in steps and tokens, and the sandbox of its tools.
     sampling
-        Temperature and top-p.
+        Temperature, top-p, top-k and min-p.
     retries
         How often a step or an action is tried again.
     on_progress
@@ -97,7 +98,7 @@ class Rollout:
         client: Client,
         *,
         env: str | Environment | Callable[..., Any],
-        model: str | Path,
+        model: str | Path | ChatModel,
         engines: str | EngineSpec | Engines | None = None,
         strategy: str | Strategy | None = None,
         samples: int = 1,
@@ -120,9 +121,11 @@ class Rollout:
         checked_policy(self.budget.sandbox)
         self._sandbox: Mapping[str, str] = {}
         self.environment = environment_of(env)
-        self.template = ChatTemplate.load(str(model))
+        chosen = ChatModel.of(model)
+        self.model = str(chosen.path)
+        self.chat_template_kwargs = chosen.chat_template_kwargs
+        self.template = ChatTemplate.load(self.model).with_variables(self.chat_template_kwargs)
         self._template_note = self._check_template(on_progress)
-        self.model = str(model)
         self.spec = self._engines.spec_for(self.model, self.budget.max_context_tokens, seed)
         self.samples = samples
         self.seed = seed
@@ -382,6 +385,7 @@ class Rollout:
             "tokenizer": tokenizer_digest(self.model),
             **({"template_note": self._template_note} if self._template_note else {}),
             "sampling": asdict(self.sampling),
+            "chat_template_kwargs": dict(self.chat_template_kwargs),
             "limits": self.budget.replayed,
             "engine": self.spec.to_mapping(),
             "strategy": self._strategy.preset,

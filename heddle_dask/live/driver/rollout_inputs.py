@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -132,6 +134,53 @@ class Engines:
             seed=seed,
             options=engine_kind(self.kind).options_for(self.cost),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ChatModel:
+    """The model of a rollout.
+
+    Attributes
+    ----------
+    path
+        Model directory.
+    chat_template_kwargs
+        JSON-able variables of its chat template, such as ``{"enable_thinking": False}``. A program may set more
+        (`Context.set_template`).
+
+    Raises
+    ------
+    BadInput
+        No path, or variables that are no mapping or not JSON-able.
+    """
+
+    path: str | Path
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | Path):
+            raise BadInput(f"model is {self.path!r}: use the path of a model directory")
+        stored = None
+        if isinstance(self.chat_template_kwargs, Mapping):
+            with suppress(TypeError, ValueError):
+                # As they are read again from a stored run.
+                stored = json.loads(json.dumps(dict(self.chat_template_kwargs), allow_nan=False))
+        if stored is None:
+            raise BadInput(
+                f"model: chat_template_kwargs is {self.chat_template_kwargs!r}: use a mapping of names to JSON values"
+            )
+        object.__setattr__(self, "chat_template_kwargs", stored)
+
+    @classmethod
+    def of(cls, model: str | Path | ChatModel) -> ChatModel:
+        """A model directory without variables, or what was given in full.
+
+        Raises
+        ------
+        BadInput
+            As the constructor.
+        """
+        return model if isinstance(model, ChatModel) else cls(model)
 
 
 @dataclass(frozen=True, slots=True)

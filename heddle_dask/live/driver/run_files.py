@@ -10,6 +10,13 @@ from heddle_dask.live.driver.rollout_inputs import Output
 from heddle_dask.live.driver.run_writer import RunWriter
 from heddle_dask.live.driver.runner import Attempt
 
+BATCH_FACTS = (
+    *("environment", "model", "tokenizer", "sampling", "limits", "chat_template_kwargs"),
+    *("engine", "strategy", "overrides", "samples", "seed"),
+    *("sandbox", "heddle_dask"),
+)
+"""What of a session's metadata is stored for each of its batches: another session may append with other values."""
+
 
 class RunFiles:
     """Opens, fills and closes the files of one session.
@@ -91,7 +98,10 @@ class RunFiles:
             self._continued = True
             return self.writer.batches - 1
         self._continued = True
-        return self.writer.begin_batch()
+        description = {**self._describe(), **(self._output.metadata if self._output is not None else {})}
+        return self.writer.begin_batch(
+            {name: description[name] for name in BATCH_FACTS if name in description}
+        )
 
     def unfinished(self, attempts: Sequence[Attempt]) -> Sequence[Attempt]:
         """The attempts still to make: of a resumed run those that the store lacks, else all."""

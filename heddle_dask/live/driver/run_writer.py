@@ -58,6 +58,7 @@ class RunWriter:
     def __init__(self, out: str | Path, mode: WriteMode, metadata: Mapping[str, Any]) -> None:
         self.out = Path(out)
         self.batches = 0
+        self._facts: list[Mapping[str, Any]] = []
         # The journal first: if it is locked or foreign, nothing of an older run is touched.
         self._journal = _open_journal(journal_path(out), mode)
         try:
@@ -91,17 +92,27 @@ class RunWriter:
             store.close()
             raise
         self.batches = int(recorded.get("batches", 0))
+        self._facts = list(recorded.get("batch_facts", []))
         return store
 
     def __contains__(self, trajectory_id: str) -> bool:
         """Whether the store holds this trajectory."""
         return trajectory_id in self._store
 
-    def begin_batch(self) -> int:
-        """Number of the batch that begins now, from 0, counted over all sessions that wrote here."""
+    def begin_batch(self, facts: Mapping[str, Any]) -> int:
+        """Number of the batch that begins now, from 0, counted over all sessions that wrote here.
+
+        Parameters
+        ----------
+        facts
+            JSON-able: what the batch is made with.
+        """
         number = self.batches
         self.batches += 1
-        self._store.update_metadata({"batches": self.batches})
+        # Batches of versions that stored no facts have none.
+        self._facts += [{}] * (number - len(self._facts))
+        self._facts.append(facts)
+        self._store.update_metadata({"batches": self.batches, "batch_facts": self._facts})
         return number
 
     @property

@@ -7,18 +7,20 @@ run. Only a failure of the control plane, the journal or the store does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import traceback
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, assert_never
 
 from distributed import Client
 
+from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec, joined_domain
-from heddle_dask.environments.base import ActionFailed, Environment, Task
+from heddle_dask.environments.base import ActionFailed, Environment, Reward, Task, stored_metadata
 from heddle_dask.live.driver.context import BudgetExhausted, LiveContext, ReplayDiverged, StepLost
 from heddle_dask.live.driver.control_channel import ControlPlaneFailed
 from heddle_dask.live.driver.run_writer import RunWriter
@@ -64,7 +66,7 @@ class Ending:
     status: Status
     cause: Cause = ""
     detail: str = ""
-    reward: float | None = None
+    reward: Reward = field(default_factory=lambda: Reward(None))
 
 
 def trajectory_seed(run_seed: int, task_id: str, sample_index: int) -> int:
@@ -257,14 +259,17 @@ class Driver:
             started_s = self._services.clock()
             self._contexts[trajectory_id] = context
             async with asyncio.timeout(self._services.budget.max_trajectory_s) as limit:
-                reward = await self._environment.solve(attempt.task, context)
-            ending = Ending("truncated" if context.was_stopped else "completed", reward=_number(reward))
+                returned = await self._environment.solve(attempt.task, context)
+            reward = Reward.of(returned)
+            reward = replace(reward, metadata={**stored_metadata(context.metadata), **reward.metadata})
+            ending = Ending("truncated" if context.was_stopped else "completed", reward=reward)
         except (Exception, asyncio.CancelledError) as error:
             ending = self._ending_of(error)
             if limit is not None and limit.expired() and isinstance(error, TimeoutError):
                 ending = Ending(
                     "truncated", "time", f"it took longer than {self._services.budget.max_trajectory_s:g} s"
                 )
+            ending = replace(ending, reward=_unfinished(context.metadata))
         self._contexts.pop(trajectory_id, None)
         self._admitted.pop(trajectory_id, None)
         self.generated_tokens += context.generated_tokens
@@ -285,7 +290,9 @@ class Driver:
             case ReplayDiverged():
                 return Ending("failed", "driver", story)
             case _:
-                return Ending("failed", "agent", story)
+                # What is wrong comes first: a report may show one line.
+                (what, *_) = "".join(traceback.format_exception_only(error)).splitlines()
+                return Ending("failed", "agent", f"{what}\n{story}")
 
     def _tell_ended(self, trajectory_id: TrajectoryId, status: str) -> None:
         """Report the end to the controller, with all others of this turn of the loop."""
@@ -312,7 +319,9 @@ class Driver:
             status=ending.status,
             cause=ending.cause,
             detail=ending.detail,
-            reward=ending.reward,
+            reward=ending.reward.value,
+            reward_parts=ending.reward.parts,
+            metadata=ending.reward.metadata,
             branches=(context.record,),
             steps=tuple(context.steps),
             actions=tuple(context.actions),
@@ -324,6 +333,13 @@ class Driver:
         )
 
 
+def _unfinished(metadata: Mapping[str, Any]) -> Reward:
+    """No reward, with what the program had set before it ended early; where that cannot be stored, nothing."""
+    with contextlib.suppress(BadInput):
+        return Reward(None, metadata=metadata)
+    return Reward(None)
+
+
 def _submitted(attempt: Attempt) -> SubmittedTrajectory:
     """The trajectory with the work that is left to this session, where its task knows the whole."""
     task, done = attempt.task, attempt.recorded or Recorded()
@@ -333,8 +349,3 @@ def _submitted(attempt: Attempt) -> SubmittedTrajectory:
         known_tools_s=max(task.known_tools_s - done.tools_s, 0),
         known_observed_tokens=max(task.known_observed_tokens - done.observed_tokens, 0),
     )
-
-
-def _number(reward: Any) -> float | None:
-    """The reward as a float; raises where it is neither a number nor None, as an error of the program."""
-    return None if reward is None else float(reward)

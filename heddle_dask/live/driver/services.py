@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput, check_count, is_finite
 from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.sampling import check_sampling
 from heddle_dask.live.driver.settings import configured
 from heddle_dask.live.driver.submission import Submitter
 from heddle_dask.live.wire.result_codec import step_from_body
@@ -77,22 +78,29 @@ class Budget:
 class Sampling:
     """How steps sample, unless the program says otherwise; settings: ``heddle.sampling``.
 
+    Attributes
+    ----------
+    temperature
+        0: greedy.
+    top_k
+        Number of most likely tokens to draw from; 0: all.
+    min_p
+        Smallest probability of a token relative to that of the most likely one; 0: no limit.
+
     Raises
     ------
     BadInput
-        The temperature is not finite or negative, or top-p is not above 0 and at most 1.
+        The temperature is not finite or negative, top-p is not above 0 and at most 1, top-k is no whole number of at
+        least 0, or min-p is not from 0 to 1.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        if not is_finite(self.temperature) or self.temperature < 0:
-            raise BadInput(
-                f"sampling: temperature is {self.temperature!r}: use a finite number of at least 0"
-            )
-        if not is_finite(self.top_p) or not 0 < self.top_p <= 1:
-            raise BadInput(f"sampling: top_p is {self.top_p!r}: use a number above 0 and at most 1")
+        check_sampling("sampling", self.temperature, self.top_p, self.top_k, self.min_p)
 
 
 class Clock(Protocol):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from heddle_dask.core.ids import ActionId, EngineId, HostId, StepId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, StepRequest
-from heddle_dask.engines.contract import VersionSpan
+from heddle_dask.engines.contract import SamplingParams, VersionSpan
 from heddle_dask.live.wire.codec import WireValue
 
 # Dask requires a tuple: kind of the task, session, trajectory or action, step index, attempt.
@@ -73,12 +73,7 @@ class StepCall:
     base_tokens: int
     base_crc: int
     delta: bytes
-    max_tokens: int
-    temperature: float
-    top_p: float
-    seed: int | None
-    ignore_eos: bool
-    stop_token_ids: tuple[int, ...] = ()
+    sampling: SamplingParams
 
     @property
     def body_bytes(self) -> int:

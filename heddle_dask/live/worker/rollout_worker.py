@@ -34,7 +34,6 @@ from heddle_dask.engines.contract import (
     EngineUnreachable,
     GenerateRequest,
     GenerateResult,
-    SamplingParams,
 )
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.priority import engine_priority
@@ -296,14 +295,7 @@ class RolloutWorker(WorkerPlugin):
         request = GenerateRequest(
             request_id=f"{call.session}-{name}-{step_index}.{attempt}",
             token_ids=context.token_ids.tolist(),
-            sampling=SamplingParams(
-                max_tokens=call.max_tokens,
-                temperature=call.temperature,
-                top_p=call.top_p,
-                seed=call.seed,
-                ignore_eos=call.ignore_eos,
-                stop_token_ids=call.stop_token_ids,
-            ),
+            sampling=call.sampling,
             priority=engine_priority(priority),
         )
         self._running[call.key] = request.request_id

@@ -1,0 +1,47 @@
+"""What a program may return as its reward, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.environments.base import Reward
+
+
+@pytest.mark.parametrize("value", [1, 0.5, True, np.float32(0.5), np.int64(3), Fraction(1, 2), math.nan])
+def test_any_number_is_a_reward(value: Any) -> None:
+    made = Reward.of(value)
+    assert made == Reward(float(value)) or math.isnan(value)
+    assert (made.parts, made.metadata) == ({}, {})
+    assert Reward.of(None) == Reward(None)
+
+
+@pytest.mark.parametrize("value", ["1.0", [1.0], {"value": 1.0}, object(), 1j])
+def test_what_is_no_number_is_refused(value: Any) -> None:
+    with pytest.raises(BadInput, match=r"the reward is .*: use a number, None, or Reward"):
+        Reward.of(value)
+
+
+def test_parts_and_metadata_are_kept_as_they_are_stored() -> None:
+    made = Reward(1, parts={"format": np.float32(0.5)}, metadata={"seen": (1, 2), "why": None})
+    assert (made.value, made.parts, made.metadata) == (1.0, {"format": 0.5}, {"seen": [1, 2], "why": None})
+    assert Reward.of(made) is made
+
+
+@pytest.mark.parametrize(
+    "parts", [[1.0], {"a": math.nan}, {"a": math.inf}, {"a": None}, {"a": "1"}, {1: 1.0}, 5]
+)
+def test_bad_parts_are_refused(parts: Any) -> None:
+    with pytest.raises(BadInput, match="reward"):
+        Reward(1.0, parts=parts)
+
+
+@pytest.mark.parametrize("metadata", [[1], {"a": object()}, {"a": math.nan}, {1: 2}, {"a": {1, 2}}, 5])
+def test_metadata_that_cannot_be_stored_are_refused(metadata: Any) -> None:
+    with pytest.raises(BadInput, match="metadata"):
+        Reward(1.0, metadata=metadata)
