@@ -12,8 +12,8 @@ refuse() { say "$*"; exit 2; }
 pip() { "$VENV/bin/python" -m pip "$@"; }
 pip_install() { pip install -q --disable-pip-version-check --no-input --no-deps "$@"; }
 
-"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-    refuse "$PYTHON is older than 3.11: set PYTHON to a newer one"
+"$PYTHON" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null ||
+    refuse "$PYTHON is not Python 3.11 to 3.13, which the locked packages are for: set PYTHON to one of these"
 
 # -- the virtual environment: one without a working pip was left half made, and is made again --
 

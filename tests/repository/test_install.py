@@ -82,6 +82,7 @@ class Site:
         code = f"import {module}; print({module}.ORIGIN)"
         done = subprocess.run(
             [self.venv / "bin/python", "-c", code],
+            cwd=self.folder,
             env=self.environment,
             capture_output=True,
             text=True,
@@ -195,6 +196,14 @@ def test_without_ensurepip_one_line_says_what_to_install_and_nothing_is_left(
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "python3-venv" in line
+    assert not site.venv.exists()
+
+
+def test_a_python_that_the_lock_does_not_serve_is_refused(site: Site) -> None:
+    done = site.install(PYTHON="false")  # what the check of a Python 3.14 says
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "3.11 to 3.13" in line
     assert not site.venv.exists()
 
 

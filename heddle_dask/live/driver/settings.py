@@ -37,7 +37,7 @@ def configured(
     """
 
     def decorate(kind: type[Value]) -> type[Value]:
-        construct = kind.__init__
+        construct: Callable[..., None] = kind.__init__
         names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
         allowed = [name for name in names if name not in leave_out]
 
@@ -54,7 +54,7 @@ def configured(
                 _blame(kind, construct, section, used)
                 raise
 
-        kind.__init__ = construct_with_settings  # type: ignore[misc]
+        kind.__init__ = construct_with_settings  # type: ignore[assignment, method-assign]
         return kind
 
     return decorate
