@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, fields
@@ -15,16 +14,13 @@ from typing import Any
 from distributed import Client
 from distributed.comm import parse_address, parse_host_port
 
+from heddle_dask.cli.rollout.run_logs import log_tail
 from heddle_dask.cli.shared_options import read_toml, unknown_key
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.clusters.local import LocalRolloutCluster
+from heddle_dask.live.clusters.local import ClusterProcessFailed, LocalRolloutCluster
 
 CONNECT_TIMEOUT_S = 10.0
 JOIN_TIMEOUT_S = 60.0
-_LOG_PATH = re.compile(r" \(log: [^)]*\)")  # the file is deleted before the message is read
-_LOG_LINES = 4
-_LOG_LINE_CHARS = 300
-_LOG_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +59,14 @@ class LocalShape:
 
 
 @contextlib.asynccontextmanager
-async def local_client(shape: LocalShape, dashboard: bool) -> AsyncIterator[Client]:
-    """A client of a new cluster on this machine; the cluster ends with it.
+async def local_client(shape: LocalShape, dashboard: bool, logs: Path) -> AsyncIterator[Client]:
+    """A client of a new cluster on this machine, which writes its logs to `logs`; the cluster ends with it.
 
-    A `BadInput` raised inside gets the last lines of an engine's log: the logs are deleted with the cluster.
+    Raises
+    ------
+    BadInput
+        A process of the cluster does not start. One raised inside that is about an engine gets the last lines of its
+        log.
     """
     with tempfile.TemporaryDirectory(prefix="heddle-cluster-", ignore_cleanup_errors=True) as directory:
         cluster = LocalRolloutCluster(
@@ -75,6 +75,7 @@ async def local_client(shape: LocalShape, dashboard: bool) -> AsyncIterator[Clie
             tool_cpus=shape.tool_cpus,
             dashboard=dashboard,
             directory=directory,
+            logs=logs,
             asynchronous=True,
         )
         # A cancelled start would leave a scheduler behind, and a start takes half a second: wait for it.
@@ -84,8 +85,14 @@ async def local_client(shape: LocalShape, dashboard: bool) -> AsyncIterator[Clie
             async with Client(cluster, asynchronous=True) as client:
                 yield client
         except BadInput as error:
-            message = _LOG_PATH.sub("", str(error))
-            raise BadInput(f"{message}{_engine_log_tail(Path(directory))}") from None
+            if "engine" not in str(error):
+                raise
+            where = "" if "(log: " in str(error) else f" (logs: {logs})"
+            raise BadInput(f"{error}{where}{_engine_log_tail(logs)}") from None
+        except RuntimeError as error:
+            if not isinstance(error.__cause__, ClusterProcessFailed):
+                raise
+            raise BadInput(f"{error} (logs: {logs})") from None
         finally:
             await asyncio.wait([starting])
             closing: Any = cluster.close()
@@ -140,10 +147,5 @@ async def remote_client(address: str, timeout_s: float) -> AsyncIterator[Client]
 def _engine_log_tail(directory: Path) -> str:
     """The last lines of the engine log that was written last, as the end of a one-line message."""
     logs = sorted(directory.rglob("engine.log"), key=lambda path: path.stat().st_mtime)
-    if not logs:
-        return ""
-    with logs[-1].open("rb") as file:
-        file.seek(max(0, logs[-1].stat().st_size - _LOG_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
-    tail = [line.strip()[:_LOG_LINE_CHARS] for line in lines if line.strip()][-_LOG_LINES:]
-    return f"; last lines of its log: {' | '.join(tail)}" if tail else ""
+    tail = log_tail(logs[-1]) if logs else ""
+    return f"; last lines of its log: {tail}" if tail else ""

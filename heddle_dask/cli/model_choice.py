@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
+import heddle_dask
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.kinds import engine_kind
 
@@ -21,11 +21,10 @@ def shipped_model() -> Path:
     BadInput
         The package or the checkpoint is absent.
     """
-    spec = importlib.util.find_spec("pipelines")
-    for root in (spec.submodule_search_locations or []) if spec is not None else []:
-        path = Path(root) / "tiny_agent" / "checkpoint"
-        if (path / "config.json").is_file():
-            return path
+    # By its file beside this package: a project may have a package `pipelines` of its own.
+    path = Path(heddle_dask.__file__).parents[1] / "pipelines" / "tiny_agent" / "checkpoint"
+    if (path / "config.json").is_file():
+        return path
     raise BadInput(
         "the tiny-agent checkpoint is not installed: give --model DIR, or make one with "
         "`python -m pipelines.tiny_agent.make --out DIR`"

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from heddle_dask.cli.engine_option import engine_option
+from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE, POSITIVE, TOKENS
 from heddle_dask.cli.shared_options import F, in_order
 
-COUNT = click.IntRange(min=1)
 DEFAULT_CONTEXT_TOKENS = 40_960
 
 
@@ -33,18 +33,31 @@ def measured_live(*, token_scale: float, engine: str) -> Callable[[F], F]:
             ),
             click.option("--tasks", type=COUNT, default=64, show_default=True, help="Trajectories."),
             click.option(
-                "--token-scale", default=token_scale, show_default=True, help="Factor on all token counts."
+                "--token-scale",
+                type=POSITIVE,
+                default=token_scale,
+                show_default=True,
+                help="Factor on all token counts.",
             ),
-            click.option("--tool-scale", default=0.02, show_default=True, help="Factor on all tool seconds."),
+            click.option(
+                "--tool-scale",
+                type=NOT_NEGATIVE,
+                default=0.02,
+                show_default=True,
+                help="Factor on all tool seconds.",
+            ),
             engine_option(engine),
             click.option("--engines", type=COUNT, default=2, show_default=True, help="How many."),
             click.option("--slots", type=COUNT, default=6, show_default=True, help="Of each engine."),
             click.option(
                 "--profile", default="tiny-cpu", show_default=True, help="Cost profile of the engines."
             ),
-            click.option("--time-scale", default=1.0, show_default=True, help="Of emulated engines."),
+            click.option(
+                "--time-scale", type=POSITIVE, default=1.0, show_default=True, help="Of emulated engines."
+            ),
             click.option(
                 "--max-context",
+                type=TOKENS,
                 default=4096,
                 show_default=True,
                 help="Longest context; traces are clipped to it.",
@@ -58,7 +71,7 @@ SEEDS = click.option("--seeds", type=COUNT, default=3, show_default=True, help="
 SAMPLES = click.option("--samples", type=COUNT, default=16, show_default=True, help="Trajectories a prompt.")
 MAX_CONTEXT_TOKENS = click.option(
     "--max-context-tokens",
-    type=click.IntRange(min=2),
+    type=TOKENS,
     default=DEFAULT_CONTEXT_TOKENS,
     show_default=True,
     help="Longest context of an engine.",
@@ -90,14 +103,14 @@ def simulated(function: F) -> F:
             MAX_CONTEXT_TOKENS,
             click.option(
                 "--token-scale",
-                type=click.FloatRange(min=0, min_open=True),
+                type=POSITIVE,
                 default=1.0,
                 show_default=True,
                 help="Factor on all token counts.",
             ),
             click.option(
                 "--tool-scale",
-                type=click.FloatRange(min=0),
+                type=NOT_NEGATIVE,
                 default=1.0,
                 show_default=True,
                 help="Factor on all tool seconds.",

@@ -10,6 +10,7 @@ import click
 import uvloop
 
 from heddle_dask.cli.engine_option import engine_option
+from heddle_dask.cli.number_types import COUNT, TOKENS
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
 
@@ -27,28 +28,22 @@ if TYPE_CHECKING:
 @engine_option("vllm", "operators")
 @click.option(
     "--engines",
-    type=click.IntRange(1),
+    type=COUNT,
     default=1,
     show_default=True,
     help="Engines measured at once, for engines that share cores.",
 )
-@click.option(
-    "--slots", type=click.IntRange(1), default=None, help="Largest batch [default: 8, of operators 256]."
-)
-@click.option("--tp-degree", type=click.IntRange(1), default=1, show_default=True, help="GPUs of the engine.")
+@click.option("--slots", type=COUNT, default=None, help="Largest batch [default: 8, of operators 256].")
+@click.option("--tp-degree", type=COUNT, default=1, show_default=True, help="GPUs of the engine.")
 @click.option("--dtype", default="auto", show_default=True, help="Type of the weights, for vLLM.")
 @click.option(
     "--max-context-tokens",
-    type=click.IntRange(2),
+    type=TOKENS,
     default=None,
     help="Longest context measured [default: the model's, at most 4096; of operators 32768].",
 )
-@click.option(
-    "--tokens", type=click.IntRange(2), default=128, show_default=True, help="Decoded per sequence and point."
-)
-@click.option(
-    "--repeats", type=click.IntRange(1), default=None, help="Of each point [default: 5, of operators 20]."
-)
+@click.option("--tokens", type=TOKENS, default=128, show_default=True, help="Decoded per sequence and point.")
+@click.option("--repeats", type=COUNT, default=None, help="Of each point [default: 5, of operators 20].")
 @click.option("--profile", default="tiny-cpu", show_default=True, help="Cost of the emulated engine.")
 @click.option("--kv-transfer", is_flag=True, help="Also move contexts between two such engines.")
 @click.option("--torch-device", default="cuda", show_default=True, help="operators: where torch runs.")

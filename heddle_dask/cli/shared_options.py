@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from heddle_dask.cli.number_types import MOST, SEED
 from heddle_dask.core.errors import BadInput
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,7 +39,7 @@ def shared_options(function: F) -> F:
         ),
         click.option(
             "--seed",
-            type=click.IntRange(min=0),
+            type=SEED,
             default=0,
             show_default=True,
             help="Seed of all random draws.",
@@ -74,12 +75,14 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     Raises
     ------
     BadInput
-        The file is missing, unreadable or no TOML; `what` names the option.
+        The file is missing, unreadable, no plain file or no TOML; `what` names the option.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise BadInput(f"{what} {str(path)!r} is no file")
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BadInput(f"{what} {path}: {error.strerror}") from None
+        raise BadInput(f"{what} {str(path)!r}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{what} {path} is no TOML: {error}") from None
 
@@ -90,14 +93,14 @@ def whole_numbers(option: str, text: str, example: str) -> list[int]:
     Raises
     ------
     BadInput
-        A part of `text` is no whole number, or below 1; the message names the option and gives `example`.
+        A part of `text` is no whole number, below 1 or above `MOST`; the message names the option and gives `example`.
     """
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < 1:
-        raise BadInput(f"{option} {text!r}: use whole numbers of at least 1, for example {example}")
+    if not numbers or min(numbers) < 1 or max(numbers) > MOST:
+        raise BadInput(f"{option} {text!r}: use whole numbers from 1 to {MOST}, for example {example}")
     return numbers
 
 

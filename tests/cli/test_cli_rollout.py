@@ -113,6 +113,14 @@ class Heddle:
                 found.append(int(entry.name))
         return found
 
+    def pid_of(self, word: str) -> int:
+        """The program with this word in its command line, and not a guard that starts it."""
+        lines = {pid: (Path("/proc") / str(pid) / "cmdline").read_text() for pid in self.processes()}
+        for pid, line in lines.items():
+            if word in line and "--owner" not in line:
+                return pid
+        raise AssertionError(f"no process of {word}: {lines}")
+
     def assert_nothing_left(self) -> None:
         until(lambda: not self.processes(), "processes are left")
 
@@ -130,10 +138,13 @@ def heddle(tmp_path: Path, model_dir: str) -> Iterator[Heddle]:
         os.kill(pid, signal.SIGKILL)
 
 
-def result_of(process: subprocess.Popen[str], code: int) -> dict[str, Any]:
+def result_of(process: subprocess.Popen[str], code: int, lines: list[str] | None = None) -> dict[str, Any]:
+    """The JSON object of the last line of stdout; `lines` receives those of stderr."""
     out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == code, err
     assert "Traceback" not in err, err
+    if lines is not None:
+        lines += err.splitlines()
     result: dict[str, Any] = json.loads(out.splitlines()[-1])
     return result
 
@@ -168,7 +179,16 @@ def assert_equal(one: TrajectoryRecord, other: TrajectoryRecord) -> None:
     assert one.branches == other.branches and one.status == other.status and one.reward == other.reward
 
 
+def logs_of(heddle: Heddle) -> list[str]:
+    root = heddle.directory / "run.logs"
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*.log"))
+
+
 def test_rollout_stores_and_reports_and_a_broken_agent_is_data(heddle):
+    # Packages of the user with the names of ours: nothing of ours is looked for by these names.
+    for name in ("workers", "pipelines"):
+        (heddle.directory / name).mkdir()
+        (heddle.directory / name / "__init__.py").write_text("")
     result = heddle.run("--tasks", 4, "--samples", 2, "--engines", 2)
     assert (result["trajectories"], result["completed"], result["failed"]) == (8, 6, 2)
     assert result["steps"] == 24 and result["actions"] == 24 and result["tokens"] == 24 * 16
@@ -185,6 +205,10 @@ def test_rollout_stores_and_reports_and_a_broken_agent_is_data(heddle):
     assert (cause["status"], cause["cause"], cause["count"]) == ("failed", "agent", 2)
     assert cause["first_message"] == "RuntimeError: this agent is broken"
     assert cause["first_trajectory"] in {"t1/0", "t1/1"}
+    assert set(logs_of(heddle)) == {
+        *(f"session-1/rollout-{i}/host-1/engine-1/engine.log" for i in range(2)),
+        *(f"session-1/{name}.log" for name in ("rollout-0", "rollout-1", "scheduler", "tool-0")),
+    }
     heddle.assert_nothing_left()
 
     again = heddle.start("--tasks", 4)
@@ -195,6 +219,7 @@ def test_rollout_stores_and_reports_and_a_broken_agent_is_data(heddle):
     assert more["trajectories"] == 2
     assert RunReader(heddle.path()).summary().trajectories == 10
     assert sessions_that_replay(heddle.path()) == [True, True]
+    assert {name.partition("/")[0] for name in logs_of(heddle)} == {"session-1", "session-2"}
 
     (heddle.directory / "agents.py").write_text(AGENTS.replace('== "t1"', '!= "never"'))
     process = heddle.start("--tasks", 1, "--samples", 2, "--overwrite")
@@ -206,6 +231,7 @@ def test_rollout_stores_and_reports_and_a_broken_agent_is_data(heddle):
     (heddle.directory / "agents.py").write_text(AGENTS)
     fresh = heddle.run("--tasks", 1, "--samples", 1, "--overwrite")
     assert fresh["trajectories"] == 1
+    assert {name.partition("/")[0] for name in logs_of(heddle)} == {"session-4"}
     assert RunReader(heddle.path()).summary().trajectories == 1
 
 
@@ -262,6 +288,7 @@ def test_killed_rollout_leaves_no_process_and_resumes(heddle):
     heddle.assert_nothing_left()
     before = by_id(heddle.path())
     assert 2 <= len(before) < 6
+    assert "session-1/scheduler.log" in logs_of(heddle)
     result = heddle.run(*arguments, "--resume", env="agents:slow")
     assert (result["trajectories"], result["completed"]) == (6, 6)
     after = by_id(heddle.path())
@@ -286,8 +313,26 @@ def test_engine_that_does_not_start_is_one_line_with_the_end_of_its_log(heddle):
     assert process.returncode == 2 and out == ""
     last = err.splitlines()[-1]
     assert "engine" in last and "max_model_len" in last
+    assert "(logs: run.logs/session-1)" in last and "session-1/scheduler.log" in logs_of(heddle)
     assert not heddle.path().exists()
     heddle.assert_nothing_left()
+
+
+def test_a_scheduler_that_dies_is_one_line_with_its_log_and_the_run_resumes(heddle):
+    """What is finished is kept; before the death, a killed engine is told with the place of the logs."""
+    process = heddle.start("--tasks", 6, "--samples", 1, env="agents:slow")
+    until(lambda: finished(heddle.path()) >= 2, "nothing finishes")
+    os.kill(heddle.pid_of("heddle_dask.engines.emulated"), signal.SIGKILL)
+    assert process.stderr is not None
+    lost = next(line for line in process.stderr if "is lost" in line)
+    assert "(logs: run.logs/session-1)" in lost
+    os.kill(heddle.pid_of("scheduler.json"), signal.SIGKILL)
+    result = result_of(process, 1, err := [])
+    assert result["completed"] >= 2
+    assert "the scheduler does not answer" in err[-1] and "(log: run.logs/session-1/scheduler.log" in err[-1]
+    heddle.assert_nothing_left()
+    (heddle.directory / "agents.py").write_text(AGENTS.replace("STEPS = 60", "STEPS = 3"))
+    assert heddle.run("--tasks", 6, "--samples", 1, "--resume", env="agents:slow")["trajectories"] == 6
 
 
 @pytest.mark.vllm

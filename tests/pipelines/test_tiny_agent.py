@@ -7,6 +7,7 @@ import json
 import math
 import random
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle_dask.environments.splits import split_of
+from heddle_dask.environments.base import Task
+from heddle_dask.environments.code_env import rules_of
+from heddle_dask.environments.splits import problem_key, split_of
 from pipelines.tiny_agent.conversations import encode, make_conversations, make_environment
+from pipelines.tiny_agent.evaluate import held_out, trained_rules
 from pipelines.tiny_agent.experts import make_expert
 from pipelines.tiny_agent.scripted_context import ScriptedContext
 from pipelines.tiny_agent.tokenizer import (
@@ -41,6 +45,30 @@ def shipped() -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(CHECKPOINT)
+
+
+# Held-out tasks.
+
+
+def test_the_shipped_agent_is_evaluated_on_rules_that_it_was_not_trained_on() -> None:
+    """Its training set was split by whole prompts: rules of the test split were in it."""
+    trained = trained_rules(CHECKPOINT)
+    assert len(trained) == 1344 + 720
+
+    def keys(tasks: Sequence[Task]) -> list[int]:
+        return [problem_key(rules_of(task)) for task in tasks]
+
+    code = make_environment("code", "test")
+    assert sum(key in trained for key in keys(code.tasks(100, 1))) == 40
+    for name in ("code", "code:hard"):
+        tasks = held_out(make_environment(name, "test"), 100, 1, trained)
+        assert len(tasks) == 100 and not trained.intersection(keys(tasks))
+    math_tasks = make_environment("math", "test")
+    assert held_out(math_tasks, 20, 1, trained) == list(math_tasks.tasks(20, 1))
+
+
+def test_an_agent_without_a_list_of_rules_was_trained_on_the_train_split_alone(tmp_path: Path) -> None:
+    assert trained_rules(tmp_path) == frozenset()
 
 
 # Tokenizer.

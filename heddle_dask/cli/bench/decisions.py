@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from heddle_dask.cli.number_types import COUNT, WholeNumber
 from heddle_dask.cli.shared_options import print_measured, shared_options, whole_numbers
 
 
@@ -17,13 +18,13 @@ from heddle_dask.cli.shared_options import print_measured, shared_options, whole
 @click.option("--engines", default="16,64", show_default=True, help="Counts, comma-separated.")
 @click.option(
     "--trajectories",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=6400,
     show_default=True,
     help="In the controller at any time.",
 )
 @click.option(
-    "--events", type=click.IntRange(min=100), default=60_000, show_default=True, help="Measured, per preset."
+    "--events", type=WholeNumber(100), default=60_000, show_default=True, help="Measured, per preset."
 )
 @shared_options
 def decisions(presets: str, engines: str, trajectories: int, events: int, as_json: bool, seed: int) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import uvloop
 
+from heddle_dask.cli.number_types import COUNT
 from heddle_dask.cli.option_groups import measured_live
 from heddle_dask.cli.shared_options import print_measured, shared_options
 from heddle_dask.engines.collector import collect_seldom
@@ -38,9 +39,7 @@ DEFAULT_ARMS = ("heddle", "verl", "slime", "verl-hybrid")
     multiple=True,
     help="preset:part=name,option=value:… [default: heddle, verl, slime, verl-hybrid].",
 )
-@click.option(
-    "--repeats", type=click.IntRange(1), default=5, show_default=True, help="Live runs of each arm."
-)
+@click.option("--repeats", type=COUNT, default=5, show_default=True, help="Live runs of each arm.")
 @click.option(
     "--live",
     type=Path,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import uvloop
 
+from heddle_dask.cli.number_types import COUNT, WholeNumber
 from heddle_dask.cli.option_groups import measured_live
 from heddle_dask.cli.shared_options import print_measured, shared_options
 from heddle_dask.engines.collector import collect_seldom
@@ -33,7 +34,7 @@ ROUTER_ARMS = (
 )
 @click.option(
     "--kv-capacity",
-    type=click.IntRange(0),
+    type=WholeNumber(0, 2**31 - 1),
     default=0,
     help="Tokens of KV of an emulated engine, in place of the profile's.",
 )
@@ -46,7 +47,7 @@ ROUTER_ARMS = (
     multiple=True,
     help="preset:part=name,option=value:…, or vllm-router/policy [default: all presets, and the router's policies].",
 )
-@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs of each arm.")
+@click.option("--repeats", type=COUNT, default=3, show_default=True, help="Runs of each arm.")
 @shared_options
 def live(
     trace: tuple[Path, ...],

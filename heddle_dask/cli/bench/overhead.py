@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 import uvloop
 
+from heddle_dask.cli.number_types import COUNT
 from heddle_dask.cli.shared_options import print_measured, shared_options, whole_numbers
 
 
@@ -13,9 +14,7 @@ from heddle_dask.cli.shared_options import print_measured, shared_options, whole
     "--trajectories", default="50,200,400", show_default=True, help="Counts to measure, comma-separated."
 )
 @click.option("--model", default=None, help="Directory with a tokenizer [default: the shipped tiny-agent].")
-@click.option(
-    "--repeats", default=1, show_default=True, type=click.IntRange(1), help="Runs; medians are shown."
-)
+@click.option("--repeats", default=1, show_default=True, type=COUNT, help="Runs; medians are shown.")
 @shared_options
 def overhead(trajectories: str, model: str | None, repeats: int, as_json: bool, seed: int) -> None:
     """Latency added to each LLM step and tool call, and the ceiling in steps per second."""

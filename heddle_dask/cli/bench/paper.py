@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from heddle_dask.cli.option_groups import COUNT, MAX_CONTEXT_TOKENS, SAMPLES, SEEDS
+from heddle_dask.cli.number_types import COUNT
+from heddle_dask.cli.option_groups import MAX_CONTEXT_TOKENS, SAMPLES, SEEDS
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from heddle_dask.cli.number_types import WholeNumber
 from heddle_dask.cli.shared_options import print_measured, shared_options
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--folds",
-    type=click.IntRange(min=2),
+    type=WholeNumber(2),
     default=5,
     show_default=True,
     help="Parts of the groups; each is predicted by a model trained without it.",

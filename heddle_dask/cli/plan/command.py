@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from heddle_dask.cli.option_groups import COUNT, simulated
+from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE
+from heddle_dask.cli.option_groups import simulated
 from heddle_dask.cli.shared_options import print_json, shared_options, whole_numbers
 from heddle_dask.core.errors import BadInput
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--price-per-gpu-hour",
-    type=click.FloatRange(min=0),
+    type=NOT_NEGATIVE,
     default=None,
     help="Also print the cost in money.",
 )
@@ -70,8 +70,6 @@ def plan(
     from heddle_dask.sim.plan import jobs_of, played_of
     from heddle_dask.sim.sweep import SimulatedWorkload
 
-    if price_per_gpu_hour is not None and not math.isfinite(price_per_gpu_hour):
-        raise BadInput(f"--price-per-gpu-hour {price_per_gpu_hour}: use a number from 0 up")
     arm = _one_arm(strategy, overrides)
     described = with_choices(cluster_of(cluster), tp=None, slots=slots, tables=tables)
     given = [described.gpus] if gpus is None else whole_numbers("--gpus", gpus, "8 or 8,16,32")

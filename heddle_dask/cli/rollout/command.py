@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from heddle_dask.cli.engine_option import engine_option
-from heddle_dask.cli.option_groups import COUNT
+from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE, POSITIVE, TOKENS, FiniteNumber, WholeNumber
 from heddle_dask.cli.rollout.settings import ConfiguredCommand
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from heddle_dask.live.driver.run_writer import WriteMode
 
 
-_POSITIVE = click.FloatRange(min=0, min_open=True)
 _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 
 
@@ -63,24 +62,20 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     default=None,
     help="TOML file with engines, slots, tool-workers, tool-cpus of a local cluster.",
 )
-@click.option("--token-scale", type=_POSITIVE, default=None, help="replay: scales lengths [default: 1].")
-@click.option(
-    "--tool-scale", type=click.FloatRange(min=0), default=None, help="replay: scales tool time [default: 1]."
-)
+@click.option("--token-scale", type=POSITIVE, default=None, help="replay: scales lengths [default: 1].")
+@click.option("--tool-scale", type=NOT_NEGATIVE, default=None, help="replay: scales tool time [default: 1].")
 @click.option("--max-steps", type=COUNT, default=64, show_default=True, help="LLM steps per trajectory.")
 @click.option("--max-step-tokens", type=COUNT, default=512, show_default=True, help="Tokens per step.")
 @click.option(
     "--max-context-tokens",
-    type=click.IntRange(min=2),
+    type=TOKENS,
     default=None,
     help="Prompt and generated tokens together [default: the model's limit, at most 4096].",
 )
-@click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True)
-@click.option("--top-p", type=click.FloatRange(min=0, max=1, min_open=True), default=1.0, show_default=True)
-@click.option("--top-k", type=click.IntRange(min=0), default=0, show_default=True, help="0: all tokens.")
-@click.option(
-    "--min-p", type=click.FloatRange(min=0, max=1), default=0.0, show_default=True, help="0: no limit."
-)
+@click.option("--temperature", type=NOT_NEGATIVE, default=1.0, show_default=True)
+@click.option("--top-p", type=FiniteNumber(min=0, max=1, min_open=True), default=1.0, show_default=True)
+@click.option("--top-k", type=WholeNumber(0), default=0, show_default=True, help="0: all tokens.")
+@click.option("--min-p", type=FiniteNumber(min=0, max=1), default=0.0, show_default=True, help="0: no limit.")
 @click.option(
     "--chat-template-kwargs",
     default=None,
@@ -94,11 +89,9 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 )
 @click.option("--tool-workers", type=COUNT, default=1, show_default=True, help="Of the local cluster.")
 @click.option("--tool-cpus", type=COUNT, default=None, help="For tools [default: those of the machine].")
-@click.option(
-    "--trajectory-timeout", type=_POSITIVE, default=None, help="Seconds; a longer one is truncated."
-)
-@click.option("--run-timeout", type=_POSITIVE, default=None, help="Seconds; the run ends and can be resumed.")
-@click.option("--tool-timeout", type=_POSITIVE, default=600.0, show_default=True, help="Seconds of one call.")
+@click.option("--trajectory-timeout", type=POSITIVE, default=None, help="Seconds; a longer one is truncated.")
+@click.option("--run-timeout", type=POSITIVE, default=None, help="Seconds; the run ends and can be resumed.")
+@click.option("--tool-timeout", type=POSITIVE, default=600.0, show_default=True, help="Seconds of one call.")
 @click.option(
     "--sandbox",
     type=click.Choice(["strong", "weak"]),
@@ -106,8 +99,8 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     show_default=True,
     help="weak: also accept a weak sandbox for tools.",
 )
-@click.option("--worker-timeout", type=_POSITIVE, default=30.0, show_default=True, help="Seconds.")
-@click.option("--engine-timeout", type=_POSITIVE, default=600.0, show_default=True, help="Seconds.")
+@click.option("--worker-timeout", type=POSITIVE, default=30.0, show_default=True, help="Seconds.")
+@click.option("--engine-timeout", type=POSITIVE, default=600.0, show_default=True, help="Seconds.")
 @click.option("--dashboard/--no-dashboard", default=None, help="[default: where bokeh is installed]")
 @shared_options
 @click.pass_context

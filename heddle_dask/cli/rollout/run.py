@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import signal
 import sys
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
@@ -38,6 +40,7 @@ from heddle_dask.cli.rollout.interrupts import Interrupts
 from heddle_dask.cli.rollout.order import RolloutOrder
 from heddle_dask.cli.rollout.out_path import check_out, default_out, remove_if_empty
 from heddle_dask.cli.rollout.progress import Meter, ProgressDisplay
+from heddle_dask.cli.rollout.run_logs import RunLogs
 from heddle_dask.cli.rollout.summary import Tally, table
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
@@ -46,6 +49,7 @@ from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.driver.capacity import Patience
+from heddle_dask.live.driver.control_channel import ControlPlaneFailed
 from heddle_dask.live.driver.resume import batch_of
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.rollout_inputs import ChatModel, Engines, Output
@@ -53,6 +57,8 @@ from heddle_dask.live.driver.services import Budget, Sampling
 from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
 from heddle_dask.live.scheduler.warm_start import check_warm
 from heddle_dask.records.trajectory import TrajectoryRecord
+
+_LOST = re.compile(r"engine \S+ is lost: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +83,23 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
     # Dask reports every connection and worker that ends; this process ends them on purpose.
     logging.getLogger("distributed").setLevel(logging.ERROR)
     collect_seldom()
+    broken = ""
     try:
         exit_code = asyncio.run(run.run())
+    except ControlPlaneFailed as error:
+        broken = str(error)
+        if "\n" in broken:
+            raise  # our own bug, with its traceback
+        exit_code = EXIT_FAILED
     finally:
         if order.mode == "create":
             remove_if_empty(run.out)
     out = str(run.out) if run.out.exists() else None
     Console(stderr=to_stderr).print(table(run.tally, out), soft_wrap=True)
-    failure = run.tally.failure
-    if failure is not None and exit_code == 0:
+    failure = run.tally.failure or ""
+    if broken:
+        failure = f"{broken}{run.logs.tail('scheduler')}; finished trajectories are kept, --resume goes on with the run"
+    if failure and exit_code in (0, EXIT_FAILED):
         Console(stderr=True).print(Text(f"heddle: {failure}"), soft_wrap=True)
         exit_code = EXIT_FAILED
     return Outcome(run.tally.result(out), exit_code)
@@ -110,6 +124,7 @@ class _Run:
         self.sampling = Sampling(asked.temperature, asked.top_p, asked.top_k, asked.min_p)
         self.chat_template_kwargs = parsed_template_kwargs(order.work.chat_template_kwargs)
         check_out(self.out, order.mode)
+        self.logs = RunLogs(self.out, order.mode)
         self.environment = _environment(order)
         self.model = chosen_model(order.fleet.model, order.fleet.engine)
         check_cost(self.engines.cost, self.model, order.fleet.engine)
@@ -194,11 +209,18 @@ class _Run:
                 raise
         return self._interrupts.exit_code
 
-    def _client(self) -> AbstractAsyncContextManager[Client]:
+    @asynccontextmanager
+    async def _client(self) -> AsyncIterator[Client]:
         if self.order.where.scheduler is not None:
-            return remote_client(self.order.where.scheduler, CONNECT_TIMEOUT_S)
-        self.progress.message(f"starting a local cluster for {self.shape.engines} engine(s)")
-        return local_client(self.shape, self.dashboard)
+            async with remote_client(self.order.where.scheduler, CONNECT_TIMEOUT_S) as client:
+                yield client
+            return
+        async with self.logs.kept() as logs:
+            self.progress.message(
+                f"starting a local cluster for {self.shape.engines} engine(s); logs: {logs}"
+            )
+            async with local_client(self.shape, self.dashboard, logs) as client:
+                yield client
 
     async def _roll_out(self, client: Client) -> None:
         # The template's imports block this loop for seconds; the workers of a local cluster start meanwhile.
@@ -233,8 +255,13 @@ class _Run:
             budget=self.budget,
             sampling=self.sampling,
             retries=order.retries,
-            on_progress=self.progress.message,
+            on_progress=self._told,
         )
+
+    def _told(self, message: str) -> None:
+        """Print a line of the rollout; one about a lost engine names the logs."""
+        about_logs = f" (logs: {self.logs.path})" if _LOST.match(message) and self.logs.path.exists() else ""
+        self.progress.message(f"{message}{about_logs}")
 
     def _count(self, record: TrajectoryRecord) -> None:
         self.tally.add(record)

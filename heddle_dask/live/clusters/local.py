@@ -20,13 +20,15 @@ from typing import Any
 from distributed.core import rpc
 from distributed.deploy.spec import ProcessInterface, SpecCluster
 
+import heddle_dask
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.engines.supervised_process import SupervisedProcess
-from heddle_dask.live.wire.messages import ENGINE_RESOURCE, TOOL_RESOURCE
+from heddle_dask.live.wire.messages import ENGINE_LOGS_VARIABLE, ENGINE_RESOURCE, TOOL_RESOURCE
 
 # A coroutine task takes a slot and no thread: slots must never be the limit.
 WORKER_SLOTS = 4096
 START_TIMEOUT_S = 60.0
+_INSTALLATION = Path(heddle_dask.__file__).parents[1]
 
 # uvloop takes a quarter off the latency of a message. Dask's profiler samples threads, in which none of our tasks run,
 # 100 times a second in every process.
@@ -43,6 +45,11 @@ _SCHEDULER_ENV = {
 }
 
 
+def preload_file(name: str) -> str:
+    """The preload `name` of this installation: by its file, since a user's package may also be called `workers`."""
+    return str(_INSTALLATION / "workers" / f"{name}.py")
+
+
 class ClusterProcessFailed(HeddleError):
     """A scheduler or worker process of the local cluster ended while it was starting."""
 
@@ -50,9 +57,13 @@ class ClusterProcessFailed(HeddleError):
 class SupervisedDask(ProcessInterface):
     """A Dask command-line program under a watchdog."""
 
-    def __init__(self, arguments: Sequence[str], directory: str, name: str, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, arguments: Sequence[str], directory: str, name: str, env: Mapping[str, str], logs: str
+    ) -> None:
         argv = [sys.executable, "-m", "dask", *arguments]
-        self._process = SupervisedProcess(argv, Path(directory), name, env=env, grace_s=8.0)
+        self._process = SupervisedProcess(
+            argv, Path(logs), name, env=env, records=Path(directory), grace_s=8.0
+        )
         super().__init__()
 
     async def start(self) -> None:
@@ -80,7 +91,7 @@ class SupervisedDask(ProcessInterface):
 class LocalScheduler(SupervisedDask):
     """The scheduler, alone in its process: nothing else delays its loop."""
 
-    def __init__(self, directory: str, dashboard: bool) -> None:
+    def __init__(self, directory: str, dashboard: bool, logs: str) -> None:
         self._file = Path(directory) / "scheduler.json"
         # Without a dashboard there still is an HTTP server, which would listen on Dask's fixed port.
         shown = ["--dashboard-address", "127.0.0.1:0", "--dashboard" if dashboard else "--no-dashboard"]
@@ -95,11 +106,12 @@ class LocalScheduler(SupervisedDask):
                 "--scheduler-file",
                 str(self._file),
                 "--preload",
-                "workers.scheduler",
+                preload_file("scheduler"),
             ],
             directory,
             "scheduler",
             _SCHEDULER_ENV,
+            logs,
         )
 
     async def wait_until_up(self) -> None:
@@ -121,7 +133,13 @@ class LocalWorker(SupervisedDask):
     """A worker with resource tags; with a nanny, which restarts it when it dies."""
 
     def __init__(
-        self, scheduler: str, name: str, resources: Mapping[str, float], directory: str, preload: str
+        self,
+        scheduler: str,
+        name: str,
+        resources: Mapping[str, float],
+        directory: str,
+        preload: str,
+        logs: str,
     ) -> None:
         tags = ",".join(f"{key}={value:g}" for key, value in resources.items())
         super().__init__(
@@ -146,7 +164,8 @@ class LocalWorker(SupervisedDask):
             ],
             directory,
             name,
-            _QUICK_LOOP,
+            {**_QUICK_LOOP, ENGINE_LOGS_VARIABLE: str(Path(logs) / name)},
+            logs,
         )
         self._scheduler_address = scheduler
         self._name = name
@@ -179,6 +198,8 @@ class LocalRolloutCluster(SpecCluster):
         Serve the Dask dashboard on a free loopback port.
     directory
         For logs and scratch; None: a temporary one that goes with the cluster.
+    logs
+        For logs alone, those of engines too; None: with the scratch.
 
     Examples
     --------
@@ -194,12 +215,14 @@ class LocalRolloutCluster(SpecCluster):
         tool_cpus: int | None = None,
         dashboard: bool = True,
         directory: str | Path | None = None,
+        logs: str | Path | None = None,
         asynchronous: bool = False,
         **kwargs: Any,
     ) -> None:
         self._temporary = directory is None
         self.directory = Path(directory or tempfile.mkdtemp(prefix="heddle-cluster-"))
         self.directory.mkdir(parents=True, exist_ok=True)
+        self.logs = self.directory if logs is None else Path(logs).absolute()
         cpus = tool_cpus or os.cpu_count() or 1
         share = max(1, cpus // max(1, tool_workers))
         workers = {
@@ -208,7 +231,7 @@ class LocalRolloutCluster(SpecCluster):
         }
         scheduler = {
             "cls": LocalScheduler,
-            "options": {"directory": str(self.directory), "dashboard": dashboard},
+            "options": {"directory": str(self.directory), "dashboard": dashboard, "logs": str(self.logs)},
         }
         super().__init__(
             workers=workers,
@@ -219,12 +242,13 @@ class LocalRolloutCluster(SpecCluster):
         )
 
     def _spec(self, name: str, resources: Mapping[str, float]) -> dict[str, Any]:
-        kind = "workers.rollout_worker" if ENGINE_RESOURCE in resources else "workers.tool_worker"
+        kind = "rollout_worker" if ENGINE_RESOURCE in resources else "tool_worker"
         options = {
             "name": name,
             "resources": dict(resources),
             "directory": str(self.directory),
-            "preload": kind,
+            "preload": preload_file(kind),
+            "logs": str(self.logs),
         }
         return {"cls": LocalWorker, "options": options}
 

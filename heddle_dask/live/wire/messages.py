@@ -24,6 +24,8 @@ ACTION_PREFIX = "tool"
 ENGINE_RESOURCE = "ENGINE"  # on a worker that may host an engine
 SLOT_RESOURCE = "LLM"  # published when its engine answers: one per slot, and for each step ahead
 TOOL_RESOURCE = "TOOL"  # on a worker for actions: one per CPU
+# Environment variable of a worker: the directory for the logs of its engines, in place of the worker's scratch.
+ENGINE_LOGS_VARIABLE = "HEDDLE_ENGINE_LOGS"
 
 TOKEN_BYTES = 4
 """Token ids are little-endian int32 on the wire."""

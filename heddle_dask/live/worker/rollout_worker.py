@@ -41,6 +41,7 @@ from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.messages import (
+    ENGINE_LOGS_VARIABLE,
     ENGINE_RESOURCE,
     SLOT_RESOURCE,
     STREAM_INTERVAL_S,
@@ -182,9 +183,10 @@ class RolloutWorker(WorkerPlugin):
         assert self.worker is not None
         self.spec = spec
         self._hosts += 1
+        logs = os.environ.get(ENGINE_LOGS_VARIABLE) or Path(self.worker.local_directory) / "heddle"
         self._host = EngineHost(
             spec,
-            Path(self.worker.local_directory) / "heddle" / f"host-{self._hosts}",
+            Path(logs) / f"host-{self._hosts}",
             on_ready=self._on_ready,
             on_lost=self._on_lost,
             on_start_failed=self._on_start_failed,
