@@ -127,7 +127,11 @@ class Journal:
     def _begin(cls, path: Path, descriptor: int, is_locked: bool) -> Journal:
         journal = cls(path, descriptor, zlib.crc32(HEADER), is_locked)
         journal._buffer += HEADER
-        journal.flush()
+        try:
+            journal.flush()
+        except BaseException:
+            journal.abandon()
+            raise
         return journal
 
     def append(self, kind: str, body: dict[str, Any]) -> int:
@@ -215,8 +219,13 @@ class Compaction:
         self._end = next(self._lines)  # the file is open, and its length is taken
         self._prefixes = _prefixes(kinds)
         self._is_needed = is_needed
-        _aside(journal.path).unlink(missing_ok=True)
-        self._copy = Journal.create(_aside(journal.path))
+        aside = _aside(journal.path)
+        aside.unlink(missing_ok=True)
+        try:
+            self._copy = Journal.create(aside)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
 
     def copy(self) -> None:
         """Write the needed records to a file beside the journal; takes about a second for 300 MB.

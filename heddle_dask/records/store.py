@@ -244,7 +244,10 @@ class RunStore:
         }
         for table, columns in self._columns.items():
             for array in columns.values():
-                _resize(array, self._rows[table])
+                rows = self._rows[table]
+                # An append completes the last chunk: what it holds must be right.
+                read_rows(array, rows // TABLES[table].chunk_rows * TABLES[table].chunk_rows, rows)
+                _resize(array, rows)
         _to_disk(group)
         ids = read_rows(self._columns["trajectories"]["id"], 0, self._rows["trajectories"])
         self._ids = set(ids.tolist())

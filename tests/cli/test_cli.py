@@ -22,6 +22,7 @@ from heddle_dask.cli.rollout.summary import Tally
 from heddle_dask.cli.shared_options import whole_numbers
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.journal_codec import gap
 from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.live.driver.run_writer import journal_path
 from heddle_dask.records.journal import Journal
@@ -400,6 +401,25 @@ def test_replay_compares_session_by_session():
     assert result.stdout.splitlines()[-1].endswith(
         f"other commands at event {len(stages[1].journal)}, {event[0]}"
     )
+
+
+def test_replay_of_a_journal_that_lacks_events_says_so_and_does_not_diverge():
+    stage = Stage("round-robin")
+    stage.join("E1")
+    stage.submit("a")
+    stage.finish(stage.placed("a"))
+    path = Path("run.zarr")
+    with Journal.create(journal_path(path)) as journal:
+        journal.append("session", {"strategy": "round-robin", "overrides": [], "seed": 0, "cost": None})
+        journal.append("control", {"lines": [*stage.journal[:2], gap(1_200)]})
+        journal.append("control", {"lines": stage.journal[3:]})
+    result = invoke("replay", path, "--json")
+    (row,) = json.loads(result.stdout.splitlines()[-1])["sessions"]
+    assert result.exit_code == 1
+    assert (row["same"], row["missing"], row["event"]) == (False, 1_200, None)
+    assert row["events"] == len(stage.journal) - 1
+    assert len(result.stderr.splitlines()) == 1
+    assert "the same commands up to event 2; 1,200 events are missing there" in result.stderr
 
 
 def test_replay_without_a_journal_is_refused():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.driver.recorded_sessions import recorded_sessions
+from heddle_dask.live.driver.recorded_sessions import control_lines, recorded_sessions
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.trajectory import TrajectoryRecord
 
@@ -297,13 +298,35 @@ def test_killed_rollout_leaves_no_process_and_resumes(heddle):
         assert_equal(record, after[name])
     assert all(len(after[f"t{i}/0"].steps) == 12 for i in range(2, 6))
     assert sessions_that_replay(heddle.path()) == [True, True], "that of the killed driver, too"
-    first, second = (
-        [event[2] for event, _ in session.lines if event[0] == "TrajectorySubmitted"]
-        for session in recorded_sessions(heddle.path())
-    )
+    sessions: list[list[Any]] = []
+    for facts, lines in control_lines(heddle.path()):
+        if facts is not None:
+            sessions.append([])
+        sessions[-1] += [event[2] for event, _ in lines if event[0] == "TrajectorySubmitted"]
+    first, second = sessions
     assert {spec[7] for spec in first} == {0}
     assert {spec[0] for spec in second} == set(after) - set(before)
     assert any(spec[7] > 0 for spec in second), "what the journal held of those that had begun"
+
+
+def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(heddle):
+    """The journal may not grow beyond a limit."""
+    arguments = ("--tasks", 200, "--samples", 1)
+    process = heddle.start(*arguments)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (150_000, 150_000))
+    out, err = process.communicate(timeout=HANG_S)
+    assert process.returncode == 1 and out == ""
+    assert "Traceback" not in err, err
+    last = err.splitlines()[-1]
+    assert last.startswith("heddle: cannot write run.journal: File too large: ") and "--resume" in last
+    heddle.assert_nothing_left()
+    before = by_id(heddle.path())
+    assert 0 < len(before) < 200
+    result = heddle.run(*arguments, "--resume")
+    assert (result["trajectories"], result["completed"], result["failed"]) == (200, 199, 1)
+    for name, record in by_id(heddle.path()).items():
+        if name in before:
+            assert_equal(before[name], record)
 
 
 def test_engine_that_does_not_start_is_one_line_with_the_end_of_its_log(heddle):

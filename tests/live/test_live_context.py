@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -326,6 +328,54 @@ def test_a_resumed_program_that_asks_for_something_else_is_told(model_dir: str) 
     other.append("user", "something longer")
     with pytest.raises(ReplayDiverged, match="the journal holds step 0 over"):
         asyncio.run(other.generate())
+
+
+def test_a_resumed_program_whose_context_has_other_tokens_of_the_same_number_is_told(model_dir: str) -> None:
+    journal: list[Any] = []
+    ctx = context_on(ScriptedPlane(sampled(65)), model_dir, journal=journal)
+    ctx.append_tokens([1, 2, 3])
+    asyncio.run(ctx.generate())
+    recorded = Recorded()
+    recorded.steps.extend(body for _, body in journal)
+    other = context_on(ScriptedPlane(), model_dir, recorded=recorded)
+    other.append_tokens([1, 2, 4])
+    with pytest.raises(ReplayDiverged, match="over 3 tokens; the journal holds step 0 over 3 other ones"):
+        asyncio.run(other.generate())
+
+
+@dataclass(frozen=True)
+class Found:
+    """A value of a tool that is no plain data."""
+
+    rows: tuple[int, ...]
+
+
+def test_a_resumed_program_gets_equal_values_and_makes_a_call_again_that_cannot_be_replayed(
+    model_dir: str,
+) -> None:
+    async def body(ctx: LiveContext) -> list[Any]:
+        return [await ctx.call(Found, (1, 2)), await ctx.call(dict, a=(1, {2}), label="plain")]
+
+    journal: list[Any] = []
+    plane = ScriptedPlane()
+    expected = asyncio.run(body(context_on(plane, model_dir, journal=journal)))
+    assert expected == [Found((1, 2)), {"a": (1, {2})}]
+    first_key = plane.idempotency_keys[0]
+    lines = [json.loads(json.dumps(line)) for _, line in journal]
+    assert "pickled" in lines[0] and "pickled" not in lines[1]
+
+    plane = ScriptedPlane()
+    recorded = Recorded(actions={line["action_index"]: line for line in lines})
+    assert asyncio.run(body(context_on(plane, model_dir, recorded=recorded))) == expected
+    assert plane.action_ids == []
+
+    again: list[Any] = []
+    recorded = Recorded(actions={1: lines[1]}, idempotency_keys={0: "of the first session"})
+    ctx = context_on(plane, model_dir, recorded=recorded, journal=again)
+    assert asyncio.run(body(ctx)) == expected
+    assert plane.idempotency_keys == ["of the first session"] != [first_key]
+    assert [line["action_index"] for _, line in again] == [0]
+    assert [action.status for action in ctx.actions] == ["ok", "ok"]
 
 
 def test_a_step_is_asked_for_as_often_as_the_retry_policy_says(model_dir: str) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -16,7 +17,14 @@ from hypothesis import strategies as st
 from worlds.record_builders import steady
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.records.journal import FORMAT, HEADER, Journal, read_journal
+from heddle_dask.records.journal import (
+    FORMAT,
+    HEADER,
+    Compaction,
+    Journal,
+    JournalReader,
+    read_journal,
+)
 
 RECORDS = [
     ("step", {"trajectory": "t0", "tokens": [1, 2, 3]}),
@@ -258,3 +266,118 @@ def test_format_is_what_the_docstring_says(tmp_path):
     assert first[9:] == b'["a",{"b":1}]'
     assert int(first[:8], 16) == zlib.crc32(first[9:], zlib.crc32(HEADER))
     assert int(second[:8], 16) == zlib.crc32(second[9:], int(first[:8], 16))
+
+
+# -- compaction ------------------------------------------------------------------------------------
+
+LINES = [
+    ("control", {"lines": [1, 2]}),
+    ("step", {"trajectory_id": "a", "n": 0}),
+    ("step", {"trajectory_id": "b", "n": 1}),
+    ("finished", {"trajectory_id": "a"}),
+    ("control", {"lines": [3]}),
+]
+KEPT = [line for line in LINES if line[1].get("trajectory_id") != "a"]
+MEANWHILE = [("step", {"trajectory_id": "a", "n": 2}), ("step", {"trajectory_id": "b", "n": 3})]
+
+
+def without_a(journal: Journal) -> Compaction:
+    return Compaction(journal, {"step", "finished"}, lambda record: record.body["trajectory_id"] != "a")
+
+
+def test_a_compacted_journal_keeps_what_is_needed_and_what_came_meanwhile(tmp_path):
+    path = tmp_path / "j"
+    write(path, LINES)
+    path.chmod(0o600)
+    reader = JournalReader(path)
+    with Journal.open_append(path) as journal:
+        compaction = without_a(journal)
+        journal.append(*MEANWHILE[0])
+        journal.flush()
+        compaction.copy()
+        journal.append(*MEANWHILE[1])
+        compaction.finish()
+        assert journal.size_bytes == path.stat().st_size
+        with pytest.raises(BadInput, match="another process"):
+            Journal.open_append(path)
+        journal.append("after", {})
+    assert read_journal(path) == [*KEPT, *MEANWHILE, ("after", {})]
+    assert [(kind, body) for kind, body, _ in reader] == LINES, (
+        "a reader that was there before reads the old file"
+    )
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_reader_of_some_kinds_and_the_length_of_their_lines(tmp_path):
+    path = tmp_path / "j"
+    write(path, [*LINES, ("stepping", {}), ('st"ep', {})])
+    records = list(JournalReader(path, {"step", 'st"ep'}))
+    assert [record[:2] for record in records] == [LINES[1], LINES[2], ('st"ep', {})]
+    whole = JournalReader(path)
+    assert sum(record.size_bytes for record in whole) + len(HEADER) == path.stat().st_size
+    assert whole.dropped_bytes == 0
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_compaction_that_fails_leaves_the_journal_as_it_was(tmp_path, monkeypatch, call, number):
+    path = tmp_path / "j"
+    write(path, LINES)
+    with Journal.open_append(path) as journal:
+        done = 0
+        real = getattr(os, call)
+
+        def failing(*arguments):
+            nonlocal done
+            done += 1
+            if done > number:
+                raise OSError(28, "No space left on device")
+            return real(*arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, call, failing)
+            try:
+                compaction = without_a(journal)
+                compaction.copy()
+                compaction.finish()
+            except OSError:
+                assert done > number
+        journal.append(*MEANWHILE[0])
+    expected = LINES if done > number and not (call == "fsync" and number == 2) else KEPT
+    assert read_journal(path) == [*expected, MEANWHILE[0]]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_rest_of_a_compaction_that_was_killed_is_removed(tmp_path):
+    path = tmp_path / "j"
+    write(path, LINES)
+    (tmp_path / "j.partial").write_bytes(HEADER + b"half")
+    with Journal.open_append(path) as journal:
+        compaction = without_a(journal)
+        compaction.copy()
+        compaction.finish()
+    assert read_journal(path) == KEPT and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_line_with_a_right_checksum_that_is_no_record_is_refused(tmp_path):
+    for text in (b"7", b'["a"]', b'["a",[]]', b"[1,{}]", b"{", b"[" * 100_000):
+        path = tmp_path / "j"
+        path.write_bytes(HEADER + b"%08x %b\n" % (zlib.crc32(text, zlib.crc32(HEADER)), text))
+        with pytest.raises(BadInput, match="a line that heddle did not write"):
+            read_journal(path)
+
+
+def test_a_file_system_without_locks_is_told_apart_from_one_that_refuses(tmp_path, monkeypatch):
+    def flock(descriptor, how):
+        raise OSError(answer, os.strerror(answer))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    answer = errno.EOPNOTSUPP
+    with Journal.create(tmp_path / "j") as journal:
+        assert not journal.is_locked
+    with Journal.open_append(tmp_path / "j") as journal:
+        assert not journal.is_locked
+    answer = errno.EIO
+    with pytest.raises(BadInput, match=r"cannot lock .*: Input/output error"):
+        Journal.open_append(tmp_path / "j")

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.action_results import can_be_replayed, key_path
-from heddle_dask.live.driver.run_writer import RunWriter
+from heddle_dask.live.driver.run_writer import RunWriter, journal_path
 from heddle_dask.live.driver.runner import Attempt
 from heddle_dask.live.driver.services import Recorded
 
@@ -55,7 +56,7 @@ def unfinished(attempts: Sequence[Attempt], writer: RunWriter, note: Callable[[s
             f"note: {made_again} tool calls are made again: their values are neither plain data nor signed with the "
             f"key {key_path()}"
         )
-    return [_continued(attempt, recorded[attempt.spec.trajectory_id]) for attempt in missing]
+    return [_continued(attempt, recorded[attempt.spec.trajectory_id], writer) for attempt in missing]
 
 
 def _take_action(mine: Recorded, body: Mapping[str, Any]) -> bool:
@@ -71,8 +72,14 @@ def _take_action(mine: Recorded, body: Mapping[str, Any]) -> bool:
     return False
 
 
-def _continued(attempt: Attempt, recorded: Recorded) -> Attempt:
+def _continued(attempt: Attempt, recorded: Recorded, writer: RunWriter) -> Attempt:
     if not (recorded.steps or recorded.actions or recorded.idempotency_keys):
         return attempt
-    spec = replace(attempt.spec, resumed_tokens=recorded.generated_tokens)
+    name = attempt.spec.trajectory_id
+    try:
+        spec = replace(attempt.spec, resumed_tokens=recorded.generated_tokens)
+    except (KeyError, TypeError, ValueError):
+        raise BadInput(
+            f"{journal_path(writer.out)} has results of {name} that heddle did not write: it cannot be resumed"
+        ) from None
     return replace(attempt, spec=spec, recorded=recorded)
