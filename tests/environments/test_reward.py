@@ -23,7 +23,7 @@ def test_any_number_is_a_reward(value: Any) -> None:
 
 @pytest.mark.parametrize("value", ["1.0", [1.0], {"value": 1.0}, object(), 1j])
 def test_what_is_no_number_is_refused(value: Any) -> None:
-    with pytest.raises(BadInput, match="the reward is .*: use a number, None, or Reward"):
+    with pytest.raises(BadInput, match=r"the reward is .*: use a number, None, or Reward"):
         Reward.of(value)
 
 

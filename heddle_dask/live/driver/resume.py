@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from heddle_dask.live.driver.run_writer import RunWriter
 from heddle_dask.live.driver.runner import Attempt
@@ -29,17 +30,25 @@ def unfinished(attempts: Sequence[Attempt], writer: RunWriter) -> list[Attempt]:
 
     A program is run again from its beginning with those results. Where they end, it uses engines and tools.
     """
-    recorded: dict[str, Recorded] = {}
-    for kind, body in writer.recorded():
-        if kind == "step":
-            recorded.setdefault(body["trajectory_id"], Recorded()).steps.append(body)
-        elif kind == "step-cancelled":
-            recorded.setdefault(body["trajectory_id"], Recorded()).cancel(body["step_index"])
-        elif kind == "action":
-            mine = recorded.setdefault(body["trajectory_id"], Recorded())
-            mine.actions[body["action_index"]] = body
+    recorded = recorded_results(writer.recorded())
     missing = [attempt for attempt in attempts if attempt.spec.trajectory_id not in writer]
     return [_continued(attempt, recorded.get(attempt.spec.trajectory_id)) for attempt in missing]
+
+
+def recorded_results(journal: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Recorded]:
+    """The results of steps and actions in a journal, by trajectory."""
+    recorded: dict[str, Recorded] = {}
+    for kind, body in journal:
+        if kind not in ("step", "step-cancelled", "action"):
+            continue
+        mine = recorded.setdefault(body["trajectory_id"], Recorded()).branch(body.get("branch", ""))
+        if kind == "step":
+            mine.steps.append(body)
+        elif kind == "step-cancelled":
+            mine.cancel(body["step_index"])
+        else:
+            mine.actions[body["action_index"]] = body
+    return recorded
 
 
 def _continued(attempt: Attempt, recorded: Recorded | None) -> Attempt:

@@ -128,10 +128,21 @@ class Services:
 
 @dataclass(slots=True)
 class Recorded:
-    """Journalled results of a trajectory that is run again: steps in order, actions by their number."""
+    """Journalled results of a trajectory that is run again: steps in order, actions by their number.
+
+    Attributes
+    ----------
+    branches
+        The same of its forked branches, by path.
+    """
 
     steps: deque[Mapping[str, Any]] = field(default_factory=deque)
     actions: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    branches: dict[str, Recorded] = field(default_factory=dict)
+
+    def branch(self, path: str) -> Recorded:
+        """The results of the forked branch of that path; of the first one, whose path is empty, these."""
+        return self.branches.setdefault(path, Recorded()) if path else self
 
     def cancel(self, step_index: int) -> None:
         """The program cancelled that step: its sampled parts do not count, but the cancelled request is replayed."""
