@@ -628,7 +628,7 @@ WEIGHTS: Final[dict[str, float]] = {
     "join_host": 4,
     "lose_host": 2,
     "submit": 8,
-    "fork": 1,
+    "fork": 0.5,
     "end": 3,
     "request": 14,
     "start": 14,

@@ -101,7 +101,7 @@ def _past_of_record(record: TrajectoryRecord) -> PastTrajectory:
     for action in record.actions:
         if action.branch:
             continue
-        done = (action.label, action.run_s, action.status == "completed")
+        done = (action.label, action.run_s, action.status == "ok")
         tools.setdefault(action.after_step, []).append(done)
     own = _first_branch(record)
     starts = [step.token_start for step in own[1:]] + [own[-1].token_stop]
