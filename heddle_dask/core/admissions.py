@@ -32,13 +32,17 @@ class Admissions:
         self.state.freed.clear()
         return commands
 
+    def enter(self, trajectory: Trajectory, at: float) -> None:
+        """Count the trajectory as alive from now on."""
+        trajectory.advance(TrajectoryEvent.ADMITTED, at)
+        trajectory.admitted_at = at
+        self.state.count_alive(trajectory)
+
     def _start(self, proposal: Admit, at: float) -> Command:
         trajectory = proposal.trajectory
         guards.check_admission(self.state, proposal)
         del self.state.unadmitted[trajectory.trajectory_id]
-        trajectory.advance(TrajectoryEvent.ADMITTED, at)
-        trajectory.admitted_at = at
-        self.state.count_alive(trajectory)
+        self.enter(trajectory, at)
         if proposal.engine_id is not None:
             engine = self.state.engines[proposal.engine_id]
             self.state.reserve(trajectory, engine, proposal.reserved_tokens)

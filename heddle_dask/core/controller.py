@@ -28,6 +28,7 @@ from heddle_dask.core.engines import EngineMembership
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import ActionId, StepId
 from heddle_dask.core.migrations import Migrations
+from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.core.placements import Placements
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.snapshot import ClusterSnapshot, snapshot_of
@@ -59,6 +60,7 @@ class Controller:
         self.deployments = Deployments(self.state)
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             ev.TrajectorySubmitted: self._trajectory_submitted,
+            ev.TrajectoryForked: self._trajectory_forked,
             ev.TrajectoryEnded: self._trajectory_ended,
             ev.StepRequested: self._step_requested,
             ev.StepStarted: self._step_started,
@@ -110,19 +112,31 @@ class Controller:
     # -- trajectories ------------------------------------------------------------------------------
 
     def _trajectory_submitted(self, event: ev.TrajectorySubmitted) -> list[Command]:
-        spec = event.trajectory
+        trajectory = self._enter(event.trajectory)
+        self.state.unadmitted[trajectory.trajectory_id] = None
+        if self.strategies.predictor is None:
+            self.admissions.rank(trajectory)
+        return [*self._predict(trajectory), *self.admissions.admit(event.at)]
+
+    def _trajectory_forked(self, event: ev.TrajectoryForked) -> list[Command]:
+        parent = self.state.trajectories.get(event.parent)
+        if parent is None or parent.state is TrajectoryState.ENDED:
+            return self.state.count_stale()
+        trajectory = self._enter(event.trajectory)
+        self.admissions.enter(trajectory, event.at)
+        return self._predict(trajectory)
+
+    def _enter(self, spec: TrajectorySpec) -> Trajectory:
+        """A new trajectory, which is neither waiting for admission nor admitted."""
         if spec.trajectory_id in self.state.trajectories:
             raise KeyError(f"trajectory {spec.trajectory_id} was submitted before")
         trajectory = Trajectory(spec=spec, number=self.state.next_number())
         trajectory.context_tokens = spec.prompt_tokens
         trajectory.policy_version = self.state.policy_version
         self.state.trajectories[spec.trajectory_id] = trajectory
-        self.state.unadmitted[spec.trajectory_id] = None
         self.placements.submitted(trajectory)
         self.state.join_group(spec.group_id)
-        if self.strategies.predictor is None:
-            self.admissions.rank(trajectory)
-        return [*self._predict(trajectory), *self.admissions.admit(event.at)]
+        return trajectory
 
     def _trajectory_ended(self, event: ev.TrajectoryEnded) -> list[Command]:
         trajectory = self.state.trajectories.get(event.trajectory_id)

@@ -28,6 +28,18 @@ class TrajectorySubmitted:
 
 
 @dataclass(frozen=True, slots=True)
+class TrajectoryForked:
+    """The program of `parent` went on in a second context, which is a trajectory of its own from here on.
+
+    It does not wait for admission: its parent is admitted, and may wait for it.
+    """
+
+    at: float
+    trajectory: TrajectorySpec
+    parent: TrajectoryId
+
+
+@dataclass(frozen=True, slots=True)
 class TrajectoryEnded:
     """The program of a trajectory returned or failed, or the driver gave it up."""
 
@@ -219,6 +231,7 @@ class DegreesPlanned:
 
 Event = (
     TrajectorySubmitted
+    | TrajectoryForked
     | TrajectoryEnded
     | StepRequested
     | StepStarted

@@ -79,7 +79,6 @@ class EngineState(Enum):
     """Whether an engine takes steps. An engine joins when it is ready, so there is no STARTING."""
 
     READY = "ready"
-    UPDATING = "updating"  # weights: running steps are frozen, new ones wait
     DRAINING = "draining"
     LOST = "lost"
 
@@ -87,8 +86,6 @@ class EngineState(Enum):
 class EngineEvent(Enum):
     """Events of the engine machine."""
 
-    UPDATE_STARTED = "update started"
-    UPDATE_ENDED = "update ended"
     DRAIN_ORDERED = "drain ordered"
     LOST = "lost"
 
@@ -283,20 +280,10 @@ ENGINE: Final[Machine[EngineState, EngineEvent]] = Machine(
     EngineEvent,
     {
         G.READY: {
-            GE.UPDATE_STARTED: G.UPDATING,
-            GE.UPDATE_ENDED: LATE,
-            GE.DRAIN_ORDERED: G.DRAINING,
-            GE.LOST: G.LOST,
-        },
-        G.UPDATING: {
-            GE.UPDATE_STARTED: NEVER,
-            GE.UPDATE_ENDED: G.READY,
             GE.DRAIN_ORDERED: G.DRAINING,
             GE.LOST: G.LOST,
         },
         G.DRAINING: {
-            GE.UPDATE_STARTED: NEVER,
-            GE.UPDATE_ENDED: LATE,
             GE.DRAIN_ORDERED: LATE,
             GE.LOST: G.LOST,
         },

@@ -169,7 +169,7 @@ class ActionFailed(Exception):
 
 
 class Context(Protocol):
-    """The agent program's interface to the model and to tools. One per trajectory."""
+    """The agent program's interface to the model and to tools. One per trajectory, and one more for each fork."""
 
     @property
     def seed(self) -> int:
@@ -190,6 +190,23 @@ class Context(Protocol):
     @property
     def metadata(self) -> dict[str, Any]:
         """JSON-able facts that are stored with the trajectory; the program sets its entries."""
+
+    def fork(self) -> Context:
+        """A second context with the same history, which goes on by itself: own messages, steps, tools and record.
+
+        Branches may run side by side (`asyncio.gather`). They share the trajectory's reward, its limit of time and its
+        `metadata`; `max_steps` and `max_context_tokens` bound each branch with what it has in common with others. A
+        branch is stored with the trajectory: the common tokens come first, masked. Several replies to one prompt::
+
+            forks = [ctx.fork() for _ in range(4)]
+            replies = await asyncio.gather(*(fork.generate() for fork in forks))
+            ctx = forks[best_of(replies)]
+
+        Raises
+        ------
+        RuntimeError
+            A step is awaited.
+        """
 
     def set_template(self, **variables: Any) -> None:
         """Set variables of the chat template for this trajectory, before anything is appended.

@@ -43,10 +43,12 @@ class RunSummary:
 
     Attributes
     ----------
-    stored_tokens, sampled_tokens
-        Sums over all branches: a forked prefix counts once per branch.
+    stored_tokens
+        Sum over all branches: what branches share counts once per branch.
+    sampled_tokens
+        Those in the loss mask: each counts once.
     generated_tokens
-        Sum over all steps: each sampled token counts once.
+        Sum over all steps.
     rewards_known, reward_mean
         Unknown rewards are left out, not counted as 0; the mean is None if no reward is known.
     makespan_s

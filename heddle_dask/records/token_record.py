@@ -2,7 +2,8 @@
 
 A record is append-only. Sampled tokens are kept as sampled (ids, logprobs, policy version); all other tokens are
 appended with their author. No method changes an existing token, and nothing is tokenised again: if an agent rewrites
-its history, that is a *fork*, a new record with a common prefix. So the context of any earlier step is a prefix of
+its history, that is a *fork*, a new record with a common prefix. Sampled tokens are in the loss mask of the first
+record only. So the context of any earlier step is a prefix of
 its branch.
 """
 
@@ -23,12 +24,16 @@ _FIRST_CAPACITY = 256
 
 
 class Attribution(IntEnum):
-    """Author of a token. The loss mask selects `POLICY`; the numbers are those in the store."""
+    """Author of a token. The loss mask selects `POLICY`; the numbers are those in the store.
+
+    `SHARED` tokens begin a forked branch: they repeat, masked, what the branch has in common with the one that it left.
+    """
 
     PROMPT = 0
     POLICY = 1
     TOOL = 2
     TEMPLATE = 3
+    SHARED = 4
 
 
 class Segment(NamedTuple):
@@ -141,6 +146,12 @@ class TokenRecord:
             self._logprobs[:length],
             self._versions[:length],
         )
+
+    def shared(self) -> TokenRecord:
+        """A new record for a branch that begins with the tokens of this one, all of them masked."""
+        record = TokenRecord()
+        record.append(self.token_ids, Attribution.SHARED)
+        return record
 
     def segments(self) -> Iterator[Segment]:
         """Maximal ranges of equal attribution, in order; together they cover the record."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from heddle_dask.records.token_record import Attribution, TokenRecord
 
-Status = Literal["completed", "truncated", "aborted", "failed", "lost"]
+Status = Literal["completed", "truncated", "aborted", "failed"]
 Cause = Literal["", "agent", "action", "engine", "context", "user", "driver", "time"]
 
 TRAJECTORY_FINISHED = "trajectory_finished"

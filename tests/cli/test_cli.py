@@ -35,7 +35,7 @@ from heddle_dask.records.trajectory import (
 )
 
 JSON_KEYS = [
-    *("trajectories", "completed", "truncated", "aborted", "failed", "lost", "steps", "actions", "tokens"),
+    *("trajectories", "completed", "truncated", "aborted", "failed", "steps", "actions", "tokens"),
     *("makespan_s", "tokens_per_s", "reward_mean", "preemptions", "migrations", "bound_s", "bound_share"),
     *("out", "causes"),
 ]

@@ -28,7 +28,7 @@ from heddle_dask.core.journal_codec import replay
 GROUPS: dict[str, tuple[str, ...]] = {
     "engines": ("join_engine", "drain_engine", "lose_engine", "engine_dies"),
     "hosts": ("join_host", "lose_host"),
-    "trajectories": ("submit", "end"),
+    "trajectories": ("submit", "fork", "end"),
     "steps": ("start", "finish", "abort", "stopped", "deliver", "deliver_crossed", "fail", "cancel"),
     "predictions": ("predict",),
     "moves": ("move_ends",),

@@ -10,15 +10,19 @@ import asyncio
 import json
 import math
 import os
+import re
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from heddle_dask.chat.template import ChatTemplate
+from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import (
     EngineRefused,
@@ -32,6 +36,7 @@ from heddle_dask.engines.contract import (
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.live.driver.stop_strings import tokens_to_stop
 
 MAX_MODEL_LEN = 2048
 SLOTS = 8
@@ -201,6 +206,81 @@ def test_a_seed_decides_the_tokens(engine):
         assert one != other
         free = [(await client.generate(step(None))).token_ids for _ in range(2)]
         assert free[0] != free[1]
+
+    engine.tell(scenario)
+
+
+def _asked(max_tokens: int, **sampling: Any) -> GenerateRequest:
+    request = _step(_prompt(40, 2), max_tokens)
+    return replace(request, sampling=SamplingParams(max_tokens, **sampling))
+
+
+def test_a_step_takes_every_parameter_of_a_program(engine):
+    """What an engine may ignore, it ignores; what it obeys shows in the tokens."""
+
+    async def scenario(client: EngineClient) -> None:
+        one = await client.generate(_asked(20, temperature=1.5, top_k=1, ignore_eos=True, seed=1))
+        greedy = await client.generate(_asked(20, temperature=0.0, ignore_eos=True))
+        _check(one)
+        if not engine.emulated:
+            assert one.token_ids == greedy.token_ids, "one token to draw from is greedy"
+            sure = await client.generate(_asked(20, temperature=1.5, min_p=1.0, ignore_eos=True, seed=1))
+            assert sure.token_ids == greedy.token_ids
+        stopped = await client.generate(_asked(20, temperature=0.0, stop=("\x00 never",)))
+        _check(stopped)
+
+    engine.tell(scenario)
+
+
+def test_a_stop_string_ends_the_step_and_its_tokens_are_kept(engine):
+    if engine.emulated:
+        pytest.skip("its tokens have no text: the driver cuts")
+    template = ChatTemplate.load(engine.spec.model)
+
+    async def scenario(client: EngineClient) -> None:
+        greedy = (await client.generate(_asked(60, temperature=0.0))).token_ids
+        middle = len(greedy) // 2
+        stop = template.decode(list(greedy[middle : middle + 2]))
+        result = await client.generate(_asked(60, temperature=0.0, stop=(stop,)))
+        _check(result)
+        assert result.finish_reason == "stop"
+        count = len(result.token_ids)
+        assert result.token_ids == greedy[:count]
+        text = template.decode(list(result.token_ids))
+        assert stop in text and stop not in template.decode(list(result.token_ids[:-1]))
+        assert tokens_to_stop(template.decode, list(greedy), [stop]) == count, (
+            "the driver cuts where vLLM does"
+        )
+
+    engine.tell(scenario)
+
+
+@pytest.mark.parametrize(
+    ("form", "fits"),
+    [
+        (StructuredOutput(regex="[0-9]{3}"), r"[0-9]{3}"),
+        (StructuredOutput(choice=["yes", "no"]), r"yes|no"),
+        (
+            StructuredOutput(
+                json_schema={
+                    "type": "object",
+                    "properties": {"a": {"enum": [1, 2]}},
+                    "required": ["a"],
+                    "additionalProperties": False,
+                }
+            ),
+            r'\{\s*"a"\s*:\s*[12]\s*\}',
+        ),
+    ],
+)
+def test_structured_output_has_its_form(engine, form, fits):
+    async def scenario(client: EngineClient) -> None:
+        result = await client.generate(_asked(60, temperature=1.0, seed=4, structured=form))
+        _check(result)
+        if not engine.emulated:
+            text = ChatTemplate.load(engine.spec.model).decode(list(result.token_ids))
+            assert result.finish_reason == "stop"
+            assert re.fullmatch(fits, text), text
 
     engine.tell(scenario)
 

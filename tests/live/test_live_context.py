@@ -249,7 +249,7 @@ def test_a_step_whose_run_is_interrupted_was_not_given_up(model_dir: str) -> Non
         ctx.append("user", "hello")
         step = asyncio.ensure_future(ctx.generate())
         await asyncio.sleep(0)
-        ctx.interrupted = True
+        ctx.interrupt()
         step.cancel()
         with pytest.raises(asyncio.CancelledError):
             await step

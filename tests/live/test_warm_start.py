@@ -104,7 +104,19 @@ def test_a_store_is_learnt_from_as_it_was(tmp_path: Path) -> None:
     store = RunStore.create(path, {})
     records = [plain_trajectory(number, steps=2 + number % 3) for number in range(20)]
     records[1] = replace(records[1], domain="math/sum", message_tokens=3, max_steps=8)
-    store.append(records)
+    failed, *others = records[5].actions
+    records[5] = replace(records[5], actions=(replace(failed, status="raised"), *others))
+    # A fork is another trajectory to the controller: nothing of it is learnt from the first branch.
+    forked = records[4]
+    (branch,) = forked.branches
+    extra = replace(forked.steps[0], branch=1, generated_tokens=0, token_stop=forked.steps[0].token_start)
+    forked = replace(
+        forked,
+        branches=(branch, branch.shared()),
+        steps=(*forked.steps, extra),
+        actions=(*forked.actions, replace(forked.actions[0], branch=1)),
+    )
+    store.append([*records[:4], forked, *records[5:]])
     store.close()
     finished, told, _ = warm_predictor(str(path), UNSCALED).learnt()
     assert told == 20
@@ -112,6 +124,7 @@ def test_a_store_is_learnt_from_as_it_was(tmp_path: Path) -> None:
         assert one.generated_tokens == sum(step.generated_tokens for step in record.steps)
         assert one.censored == (record.status != "completed")
         assert [point.steps_finished for point in one.points] == list(range(len(record.steps)))
+        assert one.points[-1].tool_errors == (one is finished[5])
         assert one.points[-1].context_tokens <= record.steps[-1].token_start
     assert [(one.domain, one.message_tokens, one.max_steps) for one in finished[:2]] == [
         ("math", 0, 0),

@@ -11,7 +11,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from worlds.core_builders import (
@@ -30,7 +30,7 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.nouns import ActionRequest, EngineDescription, HostDescription, StepRequest
 from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.transitions import KvState
+from heddle_dask.core.transitions import KvState, TrajectoryState
 from heddle_dask.core.view import StrategySet
 from heddle_dask.strategies.presets import PRESETS, build_strategies
 
@@ -305,6 +305,7 @@ class World:
             "join_host": [(p, c) for p in POOLS for c in (1, 2, 4)] if len(self.hosts) < 4 else [],
             "lose_host": list(self.hosts),
             "submit": [0, 50] if len(self.programs) < 12 else [],
+            "fork": list(alive) if len(self.programs) < 12 else [],
             "end": list(self.programs),
             "request": [n for n, p in alive.items() if p.step is None],
             "start": [s for s in held if not s.started],
@@ -402,6 +403,17 @@ class World:
         self.programs[name] = Program()
         group = self.pick(("g1", "g2", "g3"))
         self.tell(ev.TrajectorySubmitted, trajectory_spec(name, prompt_tokens, group))
+
+    def _do_fork(self, parent: str) -> None:
+        name = self.fresh(f"{parent}#")
+        self.programs[name] = Program(admitted=True)
+        record = self.stage.trajectory(parent)
+        spec = trajectory_spec(name, record.context_tokens, record.spec.group_id)
+        self.stale.append(
+            (ev.TrajectoryForked, replace(spec, trajectory_id=f"{name}-late"), "ended long ago")
+        )
+        self.tell(ev.TrajectoryForked, spec, parent)
+        assert self.stage.trajectory(name).state is TrajectoryState.THINKING
 
     def _do_end(self, name: str) -> None:
         del self.programs[name]
@@ -616,6 +628,7 @@ WEIGHTS: Final[dict[str, float]] = {
     "join_host": 4,
     "lose_host": 2,
     "submit": 8,
+    "fork": 0.5,
     "end": 3,
     "request": 14,
     "start": 14,

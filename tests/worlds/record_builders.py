@@ -84,7 +84,7 @@ def make_step(index: int, branch: int, start: int, stop: int) -> StepRecord:
 
 
 def make_action(index: int) -> ActionRecord:
-    return ActionRecord(index, index, "tool", "python", 1, "done", 1.0, 2.0, 0.25, 0.75)
+    return ActionRecord(index, index, "tool", "python", 1, "ok", 1.0, 2.0, 0.25, 0.75)
 
 
 @st.composite

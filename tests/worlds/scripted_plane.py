@@ -29,14 +29,15 @@ class ScriptedPlane:
         self.script = list(script)
         self.calls: list[StepCall] = []
         self.seen: list[list[int]] = []
-        self.held: list[int] = []
+        self.held: dict[str, list[int]] = {}
+        self.forked: list[tuple[str, str]] = []
         self.outcomes: list[ActionOutcome | Exception] = []
         self.action_ids: list[str] = []
         self.idempotency_keys: list[str] = []
 
     async def step(self, call: StepCall, request: StepRequest) -> StepResult:
         delta = np.frombuffer(call.delta, dtype="<i4").tolist()
-        base = self.held[: call.base_tokens]
+        base = self.held.get(call.step_id.trajectory_id, [])[: call.base_tokens]
         assert call.base_crc == (zlib.crc32(np.array(base, dtype="<i4").tobytes()) if base else 0)
         context = base + delta
         assert request.context_tokens == len(context)
@@ -48,8 +49,13 @@ class ScriptedPlane:
         if answer is NEVER:
             await asyncio.Event().wait()
         result = answer(call, context)
-        self.held = context + np.frombuffer(result.token_ids, dtype="<i4").tolist()
+        self.held[call.step_id.trajectory_id] = (
+            context + np.frombuffer(result.token_ids, dtype="<i4").tolist()
+        )
         return result
+
+    def fork(self, spec: TrajectorySpec, parent: str) -> None:
+        self.forked.append((spec.trajectory_id, parent))
 
     async def action(self, call: ActionCall, request: ActionRequest) -> ActionOutcome:
         self.action_ids.append(call.action_id)

@@ -104,7 +104,7 @@ class Meter:
             generating=int(counts.get("generating", 0)),
             queued=int(counts.get("queued", 0)),
             in_tools=int(counts.get("acting", 0)) + int(counts.get("actions_waiting", 0)),
-            failed=self._tally.statuses["failed"] + self._tally.statuses["lost"],
+            failed=self._tally.statuses["failed"],
             tokens_per_s=self._rate(now_s, int(counts.get("tokens", 0))),
             left_s=left_s,
         )

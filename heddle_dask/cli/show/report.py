@@ -22,6 +22,7 @@ _STYLES = {
     Attribution.POLICY: "green",
     Attribution.TOOL: "yellow",
     Attribution.TEMPLATE: "dim",
+    Attribution.SHARED: "dim",
 }
 _MADE_WITH = ("environment", "model", "strategy", "samples", "seed")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,16 +66,20 @@ def passages(record: TrajectoryRecord, template: ChatTemplate | None) -> Iterato
 
     Without a template the text says only how many tokens there are.
     """
-    yield from _actions_after(record, -1)
     for number, branch in enumerate(record.branches):
         if number:
-            yield Passage(f"branch {number}: the agent rewrote its history", None, "", 0, {})
+            yield Passage(f"branch {number}", None, "", 0, {})
         steps = {step.token_start: step for step in record.steps if step.branch == number}
+        after_none = {action.after_step for action in record.actions} - {s.step_index for s in steps.values()}
+        yield from _actions(record, number, after_none)
         for segment in branch.segments():
-            if segment.attribution is not Attribution.POLICY:
+            if segment.attribution is Attribution.SHARED:
+                # Its text is that of an earlier branch.
+                yield _passage("shared with an earlier branch", segment, None, {})
+            elif segment.attribution is not Attribution.POLICY:
                 yield _passage(segment.attribution.name.lower(), segment, template, {})
-                continue
-            yield from _sampled(record, segment, steps, template)
+            else:
+                yield from _sampled(record, segment, steps, template)
 
 
 def _sampled(
@@ -97,7 +101,7 @@ def _sampled(
         times = _known(queue=step.queue_s, prefill=step.prefill_s, decode=step.decode_s)
         title = f"step {step.step_index} on {step.engine_id}, {step.finish_reason}{_shown(times)}"
         yield _passage(title, part, template, times)
-        yield from _actions_after(record, step.step_index)
+        yield from _actions(record, step.branch, {step.step_index})
 
 
 def _passage(title: str, segment: Segment, template: ChatTemplate | None, times: dict[str, float]) -> Passage:
@@ -106,9 +110,10 @@ def _passage(title: str, segment: Segment, template: ChatTemplate | None, times:
     return Passage(f"{title} · {count} tokens", segment.attribution, text, count, times)
 
 
-def _actions_after(record: TrajectoryRecord, step_index: int) -> Iterator[Passage]:
+def _actions(record: TrajectoryRecord, branch: int, after: Set[int]) -> Iterator[Passage]:
+    """The actions of a branch that came after one of these steps."""
     for action in record.actions:
-        if action.after_step == step_index:
+        if action.branch == branch and action.after_step in after:
             yield Passage(_action_title(action), None, "", 0, _action_times(action))
 
 

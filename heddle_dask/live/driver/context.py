@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +16,14 @@ import cloudpickle
 import numpy as np
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.ids import ActionId, StepId
+from heddle_dask.core.ids import ActionId, StepId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.environments.base import ActionFailed, ActionKind, Reply, Role
 from heddle_dask.live.driver.action_options import check_call
 from heddle_dask.live.driver.action_results import value_body, value_from_body
+from heddle_dask.live.driver.branch import Branch, BranchTree, fork_seed
 from heddle_dask.live.driver.held_context import HeldContext
 from heddle_dask.live.driver.open_step import OpenStep
 from heddle_dask.live.driver.pending_input import PendingInput
@@ -63,24 +64,28 @@ class LiveContext:
         spec: TrajectorySpec,
         seed: int,
         recorded: Recorded | None = None,
+        branch: Branch | None = None,
     ) -> None:
         self._services = services
         self._spec = spec
         self._seed = seed
         self._recorded = recorded or Recorded()
+        self._branch = branch or Branch(BranchTree(spec.trajectory_id, self._recorded.branches))
+        self._forks: list[LiveContext] = []
+        # The first context is announced before its program begins, a fork with its first request.
+        self._announced = branch is None
         self._input = PendingInput(services.template)
         self._held = HeldContext()
         self._told_done = False
-        self._step_open = False
+        # Where the step that is awaited began.
+        self._open_at: int | None = None
         # Attempts at the next step that the program has cancelled.
         self._cancelled = 0
         self._replayed_cancel = False
-        self.interrupted = False
-        self.metadata: dict[str, Any] = {}
         self.record = TokenRecord()
         self.steps: list[StepRecord] = []
         self.actions: list[ActionRecord] = []
-        self.generated_tokens = 0
+        self._generated = 0
 
     # -- what the program may ask ------------------------------------------------------------------
 
@@ -109,7 +114,36 @@ class LiveContext:
     @property
     def was_stopped(self) -> bool:
         """Whether the program was told that its budget is used up."""
-        return self._told_done
+        return self._told_done or any(fork.was_stopped for fork in self._forks)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Facts that are stored with the trajectory; all its branches share them."""
+        return self._branch.tree.metadata
+
+    def fork(self) -> LiveContext:
+        """A second context with the same history, which goes on by itself; see the protocol.
+
+        Raises
+        ------
+        RuntimeError
+            A step is awaited, or the program has ended.
+        """
+        self._check_rests("fork()")
+        number = len(self._forks) + 1
+        branch = self._branch.forked(number, self._next_step)
+        recorded = branch.recorded
+        spec = replace(
+            self._spec,
+            trajectory_id=TrajectoryId(f"{self._spec.trajectory_id}#{number}"),
+            prompt_tokens=self.context_tokens,
+            resumed_tokens=recorded.generated_tokens,
+        )
+        fork = LiveContext(self._services, spec, fork_seed(self._seed, number), recorded, branch)
+        fork.record = self.record.shared()
+        fork._input = self._input.copy()
+        self._forks.append(fork)
+        return fork
 
     def set_template(self, **variables: Any) -> None:
         """Set variables of the chat template; see the protocol.
@@ -125,11 +159,11 @@ class LiveContext:
 
     def append(self, role: Role, text: str) -> None:
         """Add a message for the next step; see the protocol."""
-        self._input.append(self.record, role, text, first_step=not self.steps)
+        self._input.append(self.record, role, text, first_step=self._next_step == 0)
 
     def append_tokens(self, token_ids: Sequence[int]) -> None:
         """Add raw token ids for the next step, masked."""
-        self._input.append_tokens(self.record, token_ids, first_step=not self.steps)
+        self._input.append_tokens(self.record, token_ids, first_step=self._next_step == 0)
 
     async def generate(
         self,
@@ -161,8 +195,7 @@ class LiveContext:
         A step that is cancelled (by ``asyncio.timeout``, for instance) leaves no token behind: the engine stops, and
         the next step starts from the same messages. Messages that are appended in between follow an empty answer.
         """
-        if self._step_open:
-            raise RuntimeError("generate() while the step before is awaited: await one step after the other")
+        self._check_rests("generate()")
         options = StepOptions(
             max_tokens, temperature, top_p, top_k, min_p, stop, structured, seed, n, ignore_eos
         )
@@ -173,7 +206,7 @@ class LiveContext:
         budget = self._services.budget
         room = budget.max_context_tokens - len(self.record)
         step = OpenStep(
-            index=len(self.steps),
+            index=self._next_step,
             start=len(self.record),
             sampling=options.completed(
                 self._services.sampling, budget, room, self._input.template.end_token_ids
@@ -183,7 +216,7 @@ class LiveContext:
             attempt=self._cancelled,
             send_all=self._cancelled > 0,
         )
-        self._step_open = True
+        self._open_at = step.start
         try:
             while not step.finished:
                 step = self._take(step, await self._operation(step))
@@ -191,7 +224,7 @@ class LiveContext:
             self._give_up(step)
             raise
         finally:
-            self._step_open = False
+            self._open_at = None
         self._cancelled = 0
         return self._close(step)
 
@@ -199,8 +232,8 @@ class LiveContext:
         """The program has cancelled the step, or the run is interrupted: tokens that it sampled are dropped."""
         self._cancelled = step.attempt + 1
         self.record = self.record.fork(step.start)
-        self.generated_tokens -= step.generated
-        if not (self.interrupted or self._replayed_cancel):
+        self._generated -= step.generated
+        if not (self._branch.tree.interrupted or self._replayed_cancel):
             self._journal("step-cancelled", {"step_index": step.index})
         self._replayed_cancel = False
 
@@ -224,10 +257,11 @@ class LiveContext:
         """
         least, most = check_call(function, cpus, kind, label, timeout_s)
         name = str(label or getattr(function, "__name__", type(function).__name__))
+        self._check_goes_on("call()")
         index = len(self.actions)
         submitted_s = self._services.clock()
         # Its place in the list is fixed now: actions of one trajectory may run side by side.
-        self.actions.append(_pending_action(index, len(self.steps) - 1, kind, name, submitted_s))
+        self.actions.append(_pending_action(index, self._next_step - 1, kind, name, submitted_s))
         call = f"{self._spec.trajectory_id}/a{index}"
         body = self._recorded.actions.pop(index, None)
         if body is None:
@@ -292,6 +326,7 @@ class LiveContext:
             len(self.record),
             step.tokens_left,
         )
+        self._announce()
         delta = self._held.delta(self.record, step.send_all)
         call = StepCall(
             session=self._services.session,
@@ -332,7 +367,7 @@ class LiveContext:
         ids = np.frombuffer(result.token_ids, dtype="<i4")
         self._append_sampled(ids, result)
         self._held.answered(self.record, result.token_ids)
-        self.generated_tokens += len(ids)
+        self._generated += len(ids)
         step = step.with_part(result, len(ids))
         if result.status == "aborted" and step.tokens_left <= 0:
             return replace(step, last=replace(result, status="ok", finish_reason="length"))
@@ -373,17 +408,68 @@ class LiveContext:
 
     def _exhausted(self) -> bool:
         budget = self._services.budget
-        return len(self.steps) >= budget.max_steps or self.context_tokens >= budget.max_context_tokens
+        return self._next_step >= budget.max_steps or self.context_tokens >= budget.max_context_tokens
 
     def _why_exhausted(self) -> str:
         budget = self._services.budget
-        if len(self.steps) >= budget.max_steps:
+        if self._next_step >= budget.max_steps:
             return f"it used its {budget.max_steps} steps"
         return f"its context of {self.context_tokens} tokens fills the limit of {budget.max_context_tokens}"
 
     def _render(self) -> None:
         """Turn what was appended into tokens of the record."""
-        self._input.render(self.record, first_step=not self.steps)
+        self._input.render(self.record, first_step=self._next_step == 0)
+
+    @property
+    def _next_step(self) -> int:
+        """Number of the next step: of all steps that led here, those before a fork included."""
+        return self._branch.steps + len(self.steps)
+
+    def _check_rests(self, what: str) -> None:
+        self._check_goes_on(what)
+        if self._open_at is not None:
+            raise RuntimeError(f"{what} while the step before is awaited: await one step after the other")
+
+    def _check_goes_on(self, what: str) -> None:
+        if self._branch.tree.ended:
+            raise RuntimeError(f"{what} after the program has ended: await everything before it returns")
+
+    def _announce(self) -> None:
+        """The scheduler must know a branch before its first step or action."""
+        if not self._announced:
+            self._announced = True
+            self._services.submitter.fork(self._spec, self._branch.tree.trajectory_id)
+
+    # -- of the driver -----------------------------------------------------------------------------
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that all branches have sampled."""
+        return self._generated + sum(fork.generated_tokens for fork in self._forks)
+
+    def interrupt(self) -> None:
+        """The run is ending: steps that are cancelled from now on are not the program's doing."""
+        self._branch.tree.interrupted = True
+
+    def end(self) -> None:
+        """The program has ended: what it has left running changes nothing any more."""
+        self._branch.tree.ended = True
+
+    def branches(self) -> Iterator[LiveContext]:
+        """This context and all that were forked from it, each before its own forks."""
+        yield self
+        for fork in self._forks:
+            yield from fork.branches()
+
+    @property
+    def announced(self) -> TrajectoryId | None:
+        """The name by which the scheduler knows this branch; None before its first request."""
+        return self._spec.trajectory_id if self._announced else None
+
+    @property
+    def finished_record(self) -> TokenRecord:
+        """The record without the tokens of a step that has not ended."""
+        return self.record if self._open_at is None else self.record.fork(self._open_at)
 
     # -- actions -----------------------------------------------------------------------------------
 
@@ -397,6 +483,7 @@ class LiveContext:
         cpus: tuple[int, int],
         timeout_s: float | None,
     ) -> ActionOutcome:
+        self._announce()
         session = self._services.session
         for attempt in range(self._services.retries.max_action_attempts):
             # With the same id a second attempt would find the task of the first.
@@ -426,7 +513,10 @@ class LiveContext:
     # -- the journal -------------------------------------------------------------------------------
 
     def _journal(self, kind: str, body: dict[str, Any]) -> None:
-        self._services.journal(kind, {"trajectory_id": self._spec.trajectory_id, **body})
+        at: dict[str, Any] = {"trajectory_id": self._branch.tree.trajectory_id}
+        if self._branch.path:
+            at["branch"] = self._branch.path
+        self._services.journal(kind, {**at, **body})
 
 
 def _pending_action(index: int, after: int, kind: str, label: str, at: float) -> ActionRecord:

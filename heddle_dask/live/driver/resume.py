@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,41 +39,50 @@ def unfinished(attempts: Sequence[Attempt], writer: RunWriter, note: Callable[[s
         Takes one line if there are such calls.
     """
     missing = [attempt for attempt in attempts if attempt.spec.trajectory_id not in writer]
-    recorded: dict[str, Recorded] = {attempt.spec.trajectory_id: Recorded() for attempt in missing}
-    made_again = 0
-    for kind, body, _ in writer.recorded():
-        mine = recorded.get(body["trajectory_id"])
-        if mine is None:
-            continue
-        if kind == "step":
-            mine.steps.append(body)
-        elif kind == "step-cancelled":
-            mine.cancel(body["step_index"])
-        elif kind == "action":
-            made_again += not _take_action(mine, body)
+    wanted = {attempt.spec.trajectory_id for attempt in missing}
+    recorded = recorded_results(((kind, body) for kind, body, _ in writer.recorded()), wanted)
+    made_again = sum(results.calls_made_again for results in recorded.values())
     if made_again:
         note(
             f"note: {made_again} tool calls are made again: their values are neither plain data nor signed with the "
             f"key {key_path()}"
         )
-    return [_continued(attempt, recorded[attempt.spec.trajectory_id], writer) for attempt in missing]
+    return [_continued(attempt, recorded.get(attempt.spec.trajectory_id), writer) for attempt in missing]
 
 
-def _take_action(mine: Recorded, body: Mapping[str, Any]) -> bool:
-    """Take one journalled action; False if its value cannot be replayed."""
+def recorded_results(
+    journal: Iterable[tuple[str, Mapping[str, Any]]], wanted: Container[str] | None = None
+) -> dict[str, Recorded]:
+    """The results of steps and actions in a journal, by trajectory; of those `wanted`, if given."""
+    recorded: dict[str, Recorded] = {}
+    for kind, body in journal:
+        name = body["trajectory_id"]
+        if kind not in ("step", "step-cancelled", "action") or (wanted is not None and name not in wanted):
+            continue
+        mine = recorded.setdefault(name, Recorded()).branch(body.get("branch", ""))
+        if kind == "step":
+            mine.steps.append(body)
+        elif kind == "step-cancelled":
+            mine.cancel(body["step_index"])
+        else:
+            _take_action(mine, body)
+    return recorded
+
+
+def _take_action(mine: Recorded, body: Mapping[str, Any]) -> None:
+    """Take one journalled action; of one whose value cannot be replayed, its idempotency key."""
     index = body["action_index"]
-    if can_be_replayed(f"{body['trajectory_id']}/a{index}", body):
+    call = f"{body['trajectory_id']}{body.get('branch', '')}/a{index}"
+    key = body.get("idempotency_key")
+    if can_be_replayed(call, body):
         mine.actions[index] = body
         mine.idempotency_keys.pop(index, None)
-        return True
-    key = body.get("idempotency_key")
-    if isinstance(key, str):
+    elif isinstance(key, str):
         mine.idempotency_keys[index] = key
-    return False
 
 
-def _continued(attempt: Attempt, recorded: Recorded, writer: RunWriter) -> Attempt:
-    if not (recorded.steps or recorded.actions or recorded.idempotency_keys):
+def _continued(attempt: Attempt, recorded: Recorded | None, writer: RunWriter) -> Attempt:
+    if recorded is None:
         return attempt
     name = attempt.spec.trajectory_id
     try:

@@ -225,7 +225,7 @@ class Driver:
 
     def _cancel_running(self) -> None:
         for context in self._contexts.values():
-            context.interrupted = True  # its program does not give the step up
+            context.interrupt()
         for task in self._running:
             task.cancel()
 
@@ -270,10 +270,13 @@ class Driver:
                     "truncated", "time", f"it took longer than {self._services.budget.max_trajectory_s:g} s"
                 )
             ending = replace(ending, reward=_unfinished(context.metadata))
+        context.end()
         self._contexts.pop(trajectory_id, None)
         self._admitted.pop(trajectory_id, None)
         self.generated_tokens += context.generated_tokens
-        self._tell_ended(trajectory_id, ending.status)
+        for branch in context.branches():
+            if branch.announced is not None:
+                self._tell_ended(branch.announced, ending.status)
         return self._record(attempt, context, ending, started_s)
 
     def _ending_of(self, error: BaseException) -> Ending:
@@ -309,6 +312,7 @@ class Driver:
     def _record(
         self, attempt: Attempt, context: LiveContext, ending: Ending, started_s: float
     ) -> TrajectoryRecord:
+        branches = list(context.branches())
         return TrajectoryRecord(
             trajectory_id=attempt.spec.trajectory_id,
             group_id=attempt.spec.group_id,
@@ -322,9 +326,17 @@ class Driver:
             reward=ending.reward.value,
             reward_parts=ending.reward.parts,
             metadata=ending.reward.metadata,
-            branches=(context.record,),
-            steps=tuple(context.steps),
-            actions=tuple(context.actions),
+            branches=tuple(branch.finished_record for branch in branches),
+            steps=tuple(
+                replace(step, branch=number)
+                for number, branch in enumerate(branches)
+                for step in branch.steps
+            ),
+            actions=tuple(
+                replace(action, branch=number)
+                for number, branch in enumerate(branches)
+                for action in branch.actions
+            ),
             started_s=started_s,
             finished_s=self._services.clock(),
             domain=attempt.spec.domain,

@@ -137,11 +137,18 @@ class Recorded:
     ----------
     idempotency_keys
         Of actions that are made again because their values cannot be replayed.
+    branches
+        The same of its forked branches, by path.
     """
 
     steps: deque[Mapping[str, Any]] = field(default_factory=deque)
     actions: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     idempotency_keys: dict[int, str] = field(default_factory=dict)
+    branches: dict[str, Recorded] = field(default_factory=dict)
+
+    def branch(self, path: str) -> Recorded:
+        """The results of the forked branch of that path; of the first one, whose path is empty, these."""
+        return self.branches.setdefault(path, Recorded()) if path else self
 
     def cancel(self, step_index: int) -> None:
         """The program cancelled that step: its sampled parts do not count, but the cancelled request is replayed."""
@@ -160,6 +167,11 @@ class Recorded:
         ends = [body["context_tokens"] + _sampled(body) for body in self._whole]
         begins = [body["context_tokens"] for body in self._whole]
         return sum(begin - end for end, begin in zip(ends, begins[1:], strict=False))
+
+    @property
+    def calls_made_again(self) -> int:
+        """Number of calls, in all branches, whose values cannot be replayed."""
+        return len(self.idempotency_keys) + sum(b.calls_made_again for b in self.branches.values())
 
     @property
     def _whole(self) -> list[Mapping[str, Any]]:

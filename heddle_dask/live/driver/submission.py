@@ -17,10 +17,10 @@ import dask
 from distributed import Client, Future
 from distributed.client import FutureCancelledError
 
-from heddle_dask.core.ids import StepId
-from heddle_dask.core.nouns import ActionRequest, StepRequest
+from heddle_dask.core.ids import StepId, TrajectoryId
+from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
 from heddle_dask.live.wire._dask_internals import ANNOTATION, HOLD_RESOURCE, settled
-from heddle_dask.live.wire.driver_messages import StepCancelledReport
+from heddle_dask.live.wire.driver_messages import StepCancelledReport, TrajectoryForkedReport
 from heddle_dask.live.wire.messages import (
     ActionCall,
     ActionOutcome,
@@ -80,6 +80,7 @@ class Submitter:
 
     def __init__(self, client: Client, session: str) -> None:
         self._client = client
+        self._session = session
         self._inbox = Inbox(client, session)
         self._pending: dict[StepTask | ActionTask, list[_Row]] = {}
         self._submitted: dict[Key, asyncio.Future[Future]] = {}
@@ -90,6 +91,11 @@ class Submitter:
         # By trajectory, the end of a step that the scheduler may not know of yet.
         self._piggybacked_ends: dict[str, StepEnd] = {}
         self._settling: set[asyncio.Task[None]] = set()
+
+    def fork(self, spec: TrajectorySpec, parent: TrajectoryId) -> None:
+        """Announce a branch, before its first step or action is submitted: messages keep their order."""
+        if self._client.status == "running":
+            send(self._client, TrajectoryForkedReport(self._session, spec, parent))
 
     async def step(self, call: StepCall, request: StepRequest) -> StepResult:
         """Run a step, placed as its request says.

@@ -78,6 +78,7 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.take(workers.HostLostReport, self.host_lost)
         take = self._take_of_session
         take(handlers, driver.TrajectoriesEndedReport, SessionEvents.trajectories_ended)
+        take(handlers, driver.TrajectoryForkedReport, SessionEvents.trajectory_forked)
         take(handlers, driver.StepCancelledReport, SessionEvents.step_cancelled)
         take(handlers, workers.StepStartedReport, SessionEvents.step_started)
         take(handlers, workers.StepEndedReport, SessionEvents.step_ended)

@@ -29,6 +29,7 @@ from heddle_dask.live.wire.driver_messages import (
     StepCancelledReport,
     SubmittedTrajectory,
     TrajectoriesEndedReport,
+    TrajectoryForkedReport,
 )
 from heddle_dask.live.wire.messages import Key, StepEnd, Submission, is_key_of, step_key
 from heddle_dask.live.wire.worker_messages import (
@@ -136,6 +137,11 @@ class SessionEvents:
                 policy_version=end.policy_version,
             )
         )
+
+    @guarded
+    def trajectory_forked(self, report: TrajectoryForkedReport) -> None:
+        """A trajectory has a further branch."""
+        self._feed(ev.TrajectoryForked(self.session.now(), report.spec, report.parent))
 
     @guarded
     def step_cancelled(self, report: StepCancelledReport) -> None:

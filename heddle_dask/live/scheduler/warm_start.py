@@ -11,7 +11,7 @@ from heddle_dask.predictors.from_steps import PastStep, PastTrajectory, finished
 from heddle_dask.predictors.learned import LearnedPredictor
 from heddle_dask.predictors.stored import load_predictor
 from heddle_dask.records.reader import RunReader
-from heddle_dask.records.trajectory import TrajectoryRecord
+from heddle_dask.records.trajectory import StepRecord, TrajectoryRecord
 from heddle_dask.workloads.planned import is_replayable, planned_trace
 from heddle_dask.workloads.recorded import trace_file
 from heddle_dask.workloads.traces import read_traces
@@ -88,15 +88,23 @@ def past_of_trace(path: Path, token_scale: float, tool_scale: float) -> Iterator
 
 
 def _of_store(path: Path) -> Iterator[PastTrajectory]:
-    return (_past_of_record(record) for record in RunReader(path) if record.steps)
+    return (_past_of_record(record) for record in RunReader(path) if _first_branch(record))
+
+
+def _first_branch(record: TrajectoryRecord) -> list[StepRecord]:
+    """The steps of the trajectory itself: a fork is another one to the controller, and so to the predictor."""
+    return [step for step in record.steps if step.branch == 0]
 
 
 def _past_of_record(record: TrajectoryRecord) -> PastTrajectory:
     tools: dict[int, list[tuple[str, float, bool]]] = {}
     for action in record.actions:
-        done = (action.label, action.run_s, action.status == "completed")
+        if action.branch:
+            continue
+        done = (action.label, action.run_s, action.status == "ok")
         tools.setdefault(action.after_step, []).append(done)
-    starts = [step.token_start for step in record.steps[1:]] + [record.steps[-1].token_stop]
+    own = _first_branch(record)
+    starts = [step.token_start for step in own[1:]] + [own[-1].token_stop]
     steps = [
         PastStep(
             step.generated_tokens,
@@ -104,7 +112,7 @@ def _past_of_record(record: TrajectoryRecord) -> PastTrajectory:
             llm_s=step.finished_s - step.submitted_s,
             tools=tuple(tools.get(step.step_index, ())),
         )
-        for step, start in zip(record.steps, starts, strict=True)
+        for step, start in zip(own, starts, strict=True)
     ]
     version = int(record.branches[0].policy_version.max(initial=0))
     return PastTrajectory(
@@ -112,7 +120,7 @@ def _past_of_record(record: TrajectoryRecord) -> PastTrajectory:
         group_id=record.group_id,
         domain=record.domain or record.environment,
         policy_version=max(0, version),
-        prompt_tokens=record.steps[0].token_start,
+        prompt_tokens=own[0].token_start,
         censored=record.status != "completed",
         steps=steps,
         message_tokens=record.message_tokens,

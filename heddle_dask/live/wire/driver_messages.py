@@ -203,6 +203,17 @@ class TrajectoriesEndedReport(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class TrajectoryForkedReport(Message):
+    """The program of a trajectory went on in a second context."""
+
+    op: ClassVar[str] = "heddle-trajectory-forked"
+
+    session: str
+    spec: TrajectorySpec
+    parent: TrajectoryId
+
+
+@dataclass(frozen=True, slots=True)
 class StepCancelledReport(Message):
     """The program of a trajectory does not wait for this step any more."""
 

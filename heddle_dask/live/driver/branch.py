@@ -1,0 +1,68 @@
+"""The branches of one trajectory: the context that its program was given, and those that it forked from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from heddle_dask.core.ids import TrajectoryId
+from heddle_dask.live.driver.services import Recorded
+
+
+@dataclass(slots=True)
+class BranchTree:
+    """What the contexts of one trajectory share.
+
+    Attributes
+    ----------
+    trajectory_id
+        Of the trajectory, under which its results are journalled.
+    recorded
+        Journalled results of forked branches, by path.
+    metadata
+        Facts that the program has set.
+    interrupted
+        Whether the run is ending: a step that is cancelled now is not the program's doing.
+    ended
+        Whether the program has ended.
+    """
+
+    trajectory_id: TrajectoryId
+    recorded: Mapping[str, Recorded]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    interrupted: bool = False
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """The place of a context in the tree.
+
+    Attributes
+    ----------
+    path
+        ``""`` for the first context; ``"#2#1"`` is the first fork of its second fork.
+    steps
+        Number of steps before the branch began.
+    """
+
+    tree: BranchTree
+    path: str = ""
+    steps: int = 0
+
+    def forked(self, number: int, steps: int) -> Branch:
+        """The place of the fork of that number, from 1, after `steps` steps."""
+        return Branch(self.tree, f"{self.path}#{number}", steps)
+
+    @property
+    def recorded(self) -> Recorded:
+        """What the journal holds of this fork."""
+        return self.tree.recorded.get(self.path) or Recorded()
+
+
+def fork_seed(seed: int, number: int) -> int:
+    """The seed of a fork: branches must not sample the same tokens."""
+    digest = blake2b(f"{seed}#{number}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1
