@@ -68,7 +68,7 @@ class StepOptions:
             for name in ("temperature", "top_p", "top_k", "min_p")
         }
         check_sampling(_WHERE, **chosen)
-        asked = budget.max_step_tokens if self.max_tokens is None else self.max_tokens
+        asked = self.max_tokens or budget.max_step_tokens or room
         return SamplingParams(
             max_tokens=min(asked, room),
             seed=self.seed,
