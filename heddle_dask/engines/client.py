@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 
 from heddle_dask.engines import wire
+from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.contract import (
     EngineInfo,
     EngineRefused,
@@ -43,8 +44,8 @@ class EngineClient:
 
     Parameters
     ----------
-    base_url
-        ``http://host:port``.
+    address
+        Where the engine listens.
     dialect
         That of the engine's kind.
     connect_timeout_s
@@ -55,15 +56,15 @@ class EngineClient:
 
     def __init__(
         self,
-        base_url: str,
+        address: EngineAddress,
         dialect: Dialect = wire,
         *,
         connect_timeout_s: float = 10.0,
         question_timeout_s: float = 10.0,
     ) -> None:
-        self._base_url = base_url.rstrip("/")
+        self._address = address
         self._dialect = dialect
-        self._generate_url = self._base_url + dialect.GENERATE_PATH
+        self._generate_url = address.url + dialect.GENERATE_PATH
         self._step_timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
         self._question_timeout = aiohttp.ClientTimeout(
             total=question_timeout_s, sock_connect=connect_timeout_s
@@ -73,9 +74,9 @@ class EngineClient:
         self._transfers = KvTransferClient(self, dialect)
 
     @property
-    def base_url(self) -> str:
+    def address(self) -> EngineAddress:
         """Where the engine listens."""
-        return self._base_url
+        return self._address
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Run one LLM step and wait for its end, however long it takes.
@@ -240,7 +241,7 @@ class EngineClient:
         await self.close()
 
     async def _question(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        return await self._answered(method, self._base_url + path, body, self._question_timeout)
+        return await self._answered(method, self._address.url + path, body, self._question_timeout)
 
     async def _answered(
         self, method: str, url: str, body: bytes | None, timeout: aiohttp.ClientTimeout
@@ -259,7 +260,7 @@ class EngineClient:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+                connector=connector_to(self._address, limit=0, keepalive_timeout=_KEEPALIVE_S),
                 read_bufsize=1 << 20,
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -268,7 +269,14 @@ class EngineClient:
 
     def _unreachable(self, error: BaseException) -> EngineUnreachable:
         cause = str(error) or type(error).__name__
-        return EngineUnreachable(f"engine at {self._base_url} is unreachable: {cause}")
+        return EngineUnreachable(f"engine at {self._address} is unreachable: {cause}")
+
+
+def connector_to(address: EngineAddress, **options: Any) -> aiohttp.BaseConnector:
+    """A connector of aiohttp to an engine, with options that all connectors take."""
+    if address.socket:
+        return aiohttp.UnixConnector(address.socket, **options)
+    return aiohttp.TCPConnector(**options)
 
 
 def _payload(body: bytes | None) -> bytes | io.BytesIO | None:

@@ -11,6 +11,7 @@ from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
     from heddle_dask.cost.engine_cost import EngineCost
+    from heddle_dask.engines.address import EngineAddress
     from heddle_dask.engines.contract import (
         EngineInfo,
         EngineRefused,
@@ -187,8 +188,8 @@ class EngineKind(Protocol):
 
     # ------------------------------------------------------------------ the process
 
-    def command(self, spec: EngineSpec, port: int) -> EngineCommand:
-        """The command that serves `spec` on a loopback port."""
+    def command(self, spec: EngineSpec, address: EngineAddress) -> EngineCommand:
+        """The command that serves `spec` at an address, and only there."""
         ...
 
     def uses_gpus(self) -> bool:

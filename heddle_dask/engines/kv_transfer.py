@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.contract import (
     EngineUnreachable,
     KvFacts,
@@ -35,7 +36,7 @@ class TransferEngine(Protocol):
     """The methods of `EngineClient` that transfers use."""
 
     @property
-    def base_url(self) -> str:
+    def address(self) -> EngineAddress:
         """Where the engine listens."""
         ...
 
@@ -108,7 +109,7 @@ class KvTransferClient:
         except TimeoutError:
             await self._give_up(request_id, step)
             raise KvTransferFailed(
-                f"KV of {handle.tokens} tokens did not reach {self._engine.base_url} within its lease",
+                f"KV of {handle.tokens} tokens did not reach {self._engine.address} within its lease",
                 "expired",
             ) from None
         except EngineUnreachable as error:
@@ -145,10 +146,10 @@ class KvTransferClient:
                 "mismatch",
             )
         if handle.block_tokens != facts.block_tokens:
-            sizes = f"{handle.block_tokens} tokens, those of {self._engine.base_url} {facts.block_tokens}"
+            sizes = f"{handle.block_tokens} tokens, those of {self._engine.address} {facts.block_tokens}"
             raise KvTransferFailed(f"KV blocks of {handle.source_engine_id} hold {sizes}", "mismatch")
         if handle.tp_degree != facts.tp_degree:
-            degrees = f"degree {handle.tp_degree}, {self._engine.base_url} at {facts.tp_degree}"
+            degrees = f"degree {handle.tp_degree}, {self._engine.address} at {facts.tp_degree}"
             raise KvTransferFailed(f"{handle.source_engine_id} runs at TP {degrees}", "mismatch")
         now_s = time.time()
         name = (handle.source_engine_id, str(handle.params.get("remote_request_id")))
@@ -178,5 +179,5 @@ class KvTransferClient:
 
     def _unsupported(self) -> KvTransferFailed:
         return KvTransferFailed(
-            f"engine at {self._engine.base_url} transfers no KV: start it with kv_transfer", "unsupported"
+            f"engine at {self._engine.address} transfers no KV: start it with kv_transfer", "unsupported"
         )

@@ -27,10 +27,12 @@ import json
 import os
 import select
 import signal
+import stat
 import sys
 import time
 
 MARK = "HEDDLE_ENGINE_MARK"
+_RECORD_SUFFIX = ".watchdog.json"
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -153,6 +155,23 @@ def _boot_id() -> str:
         return ""
 
 
+def record_name(mark: str) -> str:
+    """Name of the record of a running engine."""
+    return f"engine-{mark}{_RECORD_SUFFIX}"
+
+
+def socket_name(mark: str) -> str:
+    """Name of the socket, beside the record, on which an engine may listen."""
+    return f"engine-{mark}.sock"
+
+
+def remove_files(records: str, mark: str) -> None:
+    """Remove the record and the socket of an engine that has ended."""
+    for name in (record_name(mark), socket_name(mark)):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(records, name))
+
+
 def write_record(path: str, *, engine: int, mark: str, owner: int, owner_started: int) -> None:
     """Record a running engine, so that a later start can find it when its owner has died."""
     record = {
@@ -171,10 +190,13 @@ def write_record(path: str, *, engine: int, mark: str, owner: int, owner_started
 def kill_stale(records: str) -> list[int]:
     """Kill the processes left by engines of dead owners; returns the pids of those engines.
 
+    A record is believed only as far as it can do no harm: it must be a file of this user, and a process is killed only
+    if it carries the record's mark, or is in the session of a leader that does.
+
     Parameters
     ----------
     records
-        Directory of the records. Those of living owners are left alone; spent ones are removed.
+        Directory of the records. Those of living owners are left alone; spent ones are removed, with their sockets.
     """
     killed: list[int] = []
     try:
@@ -182,30 +204,65 @@ def kill_stale(records: str) -> list[int]:
     except FileNotFoundError:
         return killed
     for name in names:
-        if not (name.startswith("engine-") and name.endswith(".watchdog.json")):
+        if not (name.startswith("engine-") and name.endswith(_RECORD_SUFFIX)):
             continue
         path = os.path.join(records, name)
+        mark = name.removeprefix("engine-").removesuffix(_RECORD_SUFFIX)
         try:
-            with open(path, encoding="utf-8") as file:
-                record = json.load(file)
-            engine, mark = int(record["engine"]), str(record["mark"])
+            record = _own_record(path)
+            if record is None:
+                continue
+            engine, engine_started = int(record["engine"]), int(record["engine_started"])
             owner, owner_started = int(record["owner"]), int(record["owner_started"])
-            engine_started, boot_id = int(record["engine_started"]), record["boot_id"]
-        except FileNotFoundError:
-            continue
+            boot_id = record["boot_id"]
+            broken = not mark or record["mark"] != mark
         except (ValueError, KeyError, TypeError):
-            os.unlink(path)  # half-written when the machine went down: names no process
-            continue
-        if boot_id == _boot_id():
+            broken = True  # half-written when the machine went down: names no process
+        if not broken and boot_id == _boot_id():
             if start_time(owner) == owner_started:
                 continue
-            # Pids are reused; the session counts only if its leader is still the recorded engine.
-            session = engine if start_time(engine) == engine_started else 0
-            if kill_tree(session, mark):
+            # Pids are reused: the session counts only if its leader is the recorded engine, and carries the mark.
+            leads = start_time(engine) == engine_started and _marked(engine, mark)
+            if kill_tree(engine if leads else 0, mark):
                 killed.append(engine)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+            if _answers(os.path.join(records, socket_name(mark))):
+                continue  # an engine in another PID namespace, where its owner may live
+        remove_files(records, mark)
     return killed
+
+
+def _answers(path: str) -> bool:
+    """Whether a process listens on the socket."""
+    import socket  # only this needs it, and the watchdog starts with every engine
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:
+            return True  # its queue is full
+        except OSError:
+            return False
+        return True
+
+
+def _own_record(path: str) -> dict[str, int | str] | None:
+    """The content of a record; None when it is gone, is a link, or belongs to another user.
+
+    Raises
+    ------
+    ValueError, TypeError
+        It is no JSON object.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(handle, encoding="utf-8") as file:
+        status = os.fstat(handle)
+        if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
+            return None
+        return dict(json.load(file))
 
 
 # ------------------------------------------------------------------------------ guard and watchdog
@@ -322,7 +379,7 @@ def _run_watchdog(options: argparse.Namespace, engine_argv: list[str], guard: in
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     alarm = _Alarm()
     engine = _fork_engine(options, engine_argv)
-    path = os.path.join(options.records, f"engine-{options.mark}.watchdog.json")
+    path = os.path.join(options.records, record_name(options.mark))
     write_record(
         path,
         engine=engine,
@@ -356,8 +413,7 @@ def main(argv: list[str]) -> int:
         os._exit(_run_watchdog(options, argv[split + 1 :], guard))
     alarm = _Alarm()
     code = _watch(options, alarm, watchdog, 0, options.owner)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(os.path.join(options.records, f"engine-{options.mark}.watchdog.json"))
+    remove_files(options.records, options.mark)
     return code
 
 

@@ -229,11 +229,11 @@ class Forwarder:
 @asynccontextmanager
 async def forwarding_client(tmp_path: Path) -> AsyncIterator[tuple[Forwarder, RouterClient]]:
     async with AsyncExitStack() as stack:
-        spec = emulated("emulated-model", seconds_per_token=0.0005)
+        spec = emulated("emulated-model", seconds_per_token=0.0005, tcp=True)
         engines = [EngineProcess(spec, tmp_path / f"engine-{index}") for index in range(2)]
         for engine in engines:
             stack.push_async_callback(engine.stop)
-        forwarder = Forwarder([await engine.start(60.0) for engine in engines])
+        forwarder = Forwarder([(await engine.start(60.0)).url for engine in engines])
         url = await stack.enter_async_context(forwarder.serving())
         yield forwarder, await stack.enter_async_context(RouterClient(url))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import GenerateRequest, SamplingParams
 
@@ -37,11 +39,11 @@ async def _engine_that_knows_a_step_late() -> AsyncIterator[EngineClient]:
     runner = web.AppRunner(app)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
-        async with EngineClient(f"http://127.0.0.1:{port}") as client:
-            yield client
+        with tempfile.TemporaryDirectory() as directory:
+            address = EngineAddress(f"{directory}/engine.sock")
+            await web.UnixSite(runner, address.socket).start()
+            async with EngineClient(address) as client:
+                yield client
     finally:
         await runner.cleanup()
 
@@ -62,7 +64,7 @@ def test_an_abort_is_repeated_until_the_step_has_ended() -> None:
 
 def test_an_abort_of_nobody_asks_nothing() -> None:
     async def scenario() -> None:
-        async with EngineClient("http://127.0.0.1:9") as client:
+        async with EngineClient(EngineAddress("/no/such.sock")) as client:
             await client.abort([])
 
     asyncio.run(scenario())

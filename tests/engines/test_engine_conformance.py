@@ -106,7 +106,7 @@ class Running:
         """Run one test's scenario against the engine, bounded, with a client of its own."""
 
         async def bounded() -> None:
-            async with EngineClient(self.process.base_url) as client:
+            async with EngineClient(self.process.address) as client:
                 await asyncio.wait_for(scenario(client), CEILING_S)
 
         asyncio.run(bounded())

@@ -20,7 +20,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.client import EngineClient, connector_to
 from heddle_dask.engines.contract import (
     EngineRefused,
     GenerateRequest,
@@ -79,8 +79,8 @@ class Pair:
 
         async def bounded() -> None:
             async with (
-                EngineClient(self.source.base_url) as source,
-                EngineClient(self.target.base_url) as target,
+                EngineClient(self.source.address) as source,
+                EngineClient(self.target.address) as target,
             ):
                 await asyncio.wait_for(scenario(source, target), CEILING_S)
 
@@ -367,8 +367,8 @@ def emulated(tmp_path: Path) -> Iterator[Pair]:
 
 async def set_faults(engine: EngineProcess, **faults: object) -> None:
     async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"{engine.base_url}/faults", json=faults) as response,
+        aiohttp.ClientSession(connector=connector_to(engine.address)) as session,
+        session.post(f"{engine.address.url}/faults", json=faults) as response,
     ):
         assert response.status == 200
 
@@ -425,7 +425,7 @@ def test_blocks_are_let_go_when_the_lease_ends_and_an_import_waits_no_longer(tmp
             # With blocks still pinned there would be no room for this.
             await greedy(source, context(1900), 2)
             stale = replace(handle, expires_s=time.time() + 60, digest=handle.digest)
-            async with EngineClient(pair.target.base_url) as fresh:
+            async with EngineClient(pair.target.address) as fresh:
                 assert await failure(fresh, tokens, stale) == "source"
 
         pair.tell(scenario)
@@ -440,12 +440,16 @@ def test_vllm_lets_blocks_go_when_nobody_reads_them_and_they_are_not_asked_for_t
         (process,) = start(stack, tmp_path, spec_of("vllm"))
 
         async def kv_use() -> float:
-            async with aiohttp.ClientSession() as session, session.get(f"{process.base_url}/metrics") as said:
+            connector = connector_to(process.address)
+            async with (
+                aiohttp.ClientSession(connector=connector) as session,
+                session.get(f"{process.address.url}/metrics") as said,
+            ):
                 lines = (await said.text()).splitlines()
             return float(next(line for line in lines if line.startswith(METRIC)).split()[-1])
 
         async def scenario() -> None:
-            async with EngineClient(process.base_url) as engine:
+            async with EngineClient(process.address) as engine:
                 tokens = context(1500)
                 expected, _ = await greedy(engine, tokens)
                 handle = await export(engine, tokens)
@@ -467,10 +471,12 @@ def test_an_engine_that_was_started_again_does_not_know_old_handles(emulated, tm
         handle = await export(source, tokens)
         os.kill(emulated.source.engine_pid, signal.SIGKILL)
         await emulated.source.wait()
-        again = EngineProcess(EMULATED, tmp_path / "again", emulated.source.port)
+        again = EngineProcess(EMULATED, tmp_path / "again")
         await again.start(60.0)
         try:
-            assert await failure(target, tokens, handle) == "source"
+            moved = replace(handle, params={**handle.params, "remote_host": again.address.socket})
+            assert await failure(target, tokens, moved) == "source"
+            assert "this engine is emulated-" in again.log_tail()[-1]
         finally:
             await again.stop()
 

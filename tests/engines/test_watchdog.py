@@ -238,3 +238,49 @@ def test_the_watchdog_imports_only_the_standard_library():
     tops = {name.partition(".")[0] for name in loaded}
     assert tops <= set(sys.stdlib_module_names) | {"__main__", "__mp_main__"}
     assert not {"asyncio", "subprocess", "multiprocessing"} & tops
+
+
+def _planted(directory: Path, victim: int, mark: str) -> Path:
+    """A record of a dead owner that names a living process."""
+    record = {"engine": victim, "engine_started": watchdog.start_time(victim), "mark": mark}
+    path = directory / watchdog.record_name(mark)
+    path.write_text(json.dumps({**record, "owner": 1, "owner_started": -1, "boot_id": watchdog._boot_id()}))
+    return path
+
+
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    """An innocent process that leads a session of its own."""
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_planted_record_kills_no_process_without_the_mark(tmp_path, victim):
+    path = _planted(tmp_path, victim.pid, "planted")
+    assert watchdog.kill_stale(str(tmp_path)) == []
+    assert victim.poll() is None
+    assert not path.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_record_of_another_user_or_behind_a_link_is_ignored(tmp_path):
+    mark = f"foreign-{os.getpid()}"
+    marked = subprocess.Popen(["sleep", "600"], env={watchdog.MARK: mark})
+    try:
+        path = _planted(tmp_path, marked.pid, mark)
+        os.chown(path, 12345, 12345)
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        (tmp_path / watchdog.record_name("link")).symlink_to(_planted(elsewhere, marked.pid, mark))
+        assert watchdog.kill_stale(str(tmp_path)) == []
+        assert marked.poll() is None
+        os.chown(path, os.geteuid(), os.getegid())
+        assert watchdog.kill_stale(str(tmp_path)) == [marked.pid]
+        assert marked.wait(CEILING_S) == -signal.SIGKILL
+    finally:
+        marked.kill()
+        marked.wait()

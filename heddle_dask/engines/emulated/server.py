@@ -17,6 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.contract import WARM_UP_REQUEST_ID
 from heddle_dask.engines.emulated.kv_transfer import READ_PATH, EmulatedKvTransfers, TransferFailed
 from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine
@@ -31,13 +32,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class EmulatedServer:
     """HTTP handlers of one `EmulatedEngine`; faults apply before they run."""
 
-    def __init__(self, spec: EngineSpec, port: int) -> None:
+    def __init__(self, spec: EngineSpec, address: EngineAddress) -> None:
         traits = traits_of(spec)
         self._spec = spec
         self._engine = EmulatedEngine(spec, traits)
         self._cost = traits.cost
         self._kv_blocks = traits.kv_capacity_tokens // traits.cost.block_tokens
-        self._transfers = EmulatedKvTransfers(spec, traits, self._engine, port)
+        self._transfers = EmulatedKvTransfers(spec, traits, self._engine, address)
         self._faults = traits.faults
         self._received = 0
         self._hangs = False
@@ -164,23 +165,28 @@ def _error(status: int, message: str) -> web.Response:
     return web.json_response({"error": error}, status=status)
 
 
-async def serve(spec: EngineSpec, port: int) -> None:
-    """Serve on a loopback port until cancelled.
+async def serve(spec: EngineSpec, address: EngineAddress) -> None:
+    """Serve at an address until cancelled.
 
     Raises
     ------
     BadInput
         The spec is impossible.
     OSError
-        The port cannot be had.
+        The socket or the port cannot be had.
     """
-    server = EmulatedServer(spec, port)
+    server = EmulatedServer(spec, address)
     # Without cancellation a step would run to its end after its caller has disconnected.
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", port, shutdown_timeout=0.2, backlog=1024).start()
-        print(f"emulated engine for {spec.model} on port {port}", file=sys.stderr, flush=True)
+        site = (
+            web.UnixSite(runner, address.socket, shutdown_timeout=0.2, backlog=1024)
+            if address.socket
+            else web.TCPSite(runner, "127.0.0.1", address.port, shutdown_timeout=0.2, backlog=1024)
+        )
+        await site.start()
+        print(f"emulated engine for {spec.model} at {address}", file=sys.stderr, flush=True)
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()

@@ -58,7 +58,7 @@ class EngineHost:
     on_lost
         Called with a reason when an incarnation that was ready is gone.
     records
-        Directory that all owners on this machine share, to find the engines that a dead owner has left.
+        See `EngineProcess`.
     on_start_failed
         Called with one line when a start failed; the host tries again after its back-off.
 
@@ -76,7 +76,7 @@ class EngineHost:
         on_ready: Callable[[EngineClient, EngineInfo], None],
         on_lost: Callable[[str], None],
         on_start_failed: Callable[[str], None],
-        records: Path,
+        records: Path | None = None,
         watch: Watch | None = None,
     ) -> None:
         self.spec = spec
@@ -143,9 +143,9 @@ class EngineHost:
     async def _live_once(self, process: EngineProcess) -> str:
         """Run one incarnation to its end; returns why it ended."""
         began_s = time.monotonic()
-        url = await process.start(self.watch.start_timeout_s)
+        address = await process.start(self.watch.start_timeout_s)
         self.start_s = time.monotonic() - began_s
-        client = EngineClient(url, engine_kind(self.spec.kind).dialect)
+        client = EngineClient(address, engine_kind(self.spec.kind).dialect)
         try:
             info = await client.describe()
             self._is_ready = True

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -189,7 +188,6 @@ class RolloutWorker(WorkerPlugin):
             on_ready=self._on_ready,
             on_lost=self._on_lost,
             on_start_failed=self._on_start_failed,
-            records=Path(tempfile.gettempdir()) / f"heddle-engines-{os.getuid()}",
             watch=self.watch,
         )
         self._host.start()
