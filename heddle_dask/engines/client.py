@@ -19,6 +19,7 @@ import aiohttp
 from heddle_dask.engines import wire
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.contract import (
+    CANARY_REQUEST_ID,
     EngineInfo,
     EngineRefused,
     EngineUnreachable,
@@ -29,6 +30,7 @@ from heddle_dask.engines.contract import (
 )
 from heddle_dask.engines.engine_kind import Dialect
 from heddle_dask.engines.kv_transfer import KvTransferClient
+from heddle_dask.engines.priority import FIRST
 
 _JSON_HEADERS = {"Content-Type": "application/json"}
 # vLLM closes idle connections after 5 s. The client must close them earlier: a request written to a connection that the
@@ -71,12 +73,23 @@ class EngineClient:
         )
         self._session: aiohttp.ClientSession | None = None
         self._in_flight: dict[str, asyncio.Future[None]] = {}
+        self._steps_ended = 0
         self._transfers = KvTransferClient(self, dialect)
 
     @property
     def address(self) -> EngineAddress:
         """Where the engine listens."""
         return self._address
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Requests for steps that have no answer yet, without a canary."""
+        return len(self._in_flight) - (CANARY_REQUEST_ID in self._in_flight)
+
+    @property
+    def steps_ended(self) -> int:
+        """Steps that the engine ran to their end. An abort is none: a front end answers it without the engine."""
+        return self._steps_ended
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Run one LLM step and wait for its end, however long it takes.
@@ -91,7 +104,9 @@ class EngineClient:
             The engine declined the request; carries its message.
         """
         with self._flying(request.request_id):
-            return await self._generate(self._dialect.generate_body(request))
+            result = await self._generate(self._dialect.generate_body(request))
+        self._steps_ended += result.finish_reason != "abort"
+        return result
 
     async def export_kv(self, request_id: str, token_ids: Sequence[int]) -> KvHandle:
         """Have this engine keep the KV of a context for another engine to fetch.
@@ -142,6 +157,28 @@ class EngineClient:
         """
         with self._flying(request_id):
             return await self._answered("POST", self._generate_url, body, self._step_timeout)
+
+    async def canary(self) -> None:
+        """Run a step of one token, before all steps that wait; waits as long as it takes.
+
+        Raises
+        ------
+        EngineUnreachable, EngineRefused
+            As `generate`.
+        """
+        body = self._dialect.one_token_body(CANARY_REQUEST_ID, [1], FIRST, None)
+        await self.one_token_step(CANARY_REQUEST_ID, body)
+
+    async def progress(self) -> tuple[float, ...]:
+        """Numbers of which one changes when the engine works on steps; see `Dialect.progress_of_answer`.
+
+        Raises
+        ------
+        EngineUnreachable, EngineRefused
+            As `describe`.
+        """
+        answer = await self._question("GET", self._dialect.COUNTERS_PATH)
+        return self._dialect.progress_of_answer(answer)
 
     async def configuration(self) -> Mapping[str, Any]:
         """The engine's whole configuration, in its own words.

@@ -20,6 +20,9 @@ FinishReason = Literal["stop", "length", "abort"]
 WARM_UP_REQUEST_ID = "warm-up"
 """Id of the first step of every engine; it belongs to no trajectory."""
 
+CANARY_REQUEST_ID = "canary"
+"""Id of the one-token request that asks whether an engine still works; it belongs to no trajectory."""
+
 VERSION_UNKNOWN = -1
 """Policy version of a result that holds no token, or for which the engine reported none."""
 

@@ -32,6 +32,9 @@ from heddle_dask.engines.supervised_process import SupervisedProcess
 _LOG_NAME = "engine"
 _POLL_S = 0.05
 _TAIL_LINES = 20
+# A cause may stand far before the end of a log: other processes of the engine end after it, each with a traceback.
+_CAUSE_LINES = 400
+_QUOTED_LINES, _QUOTED_CHARACTERS = 3, 200
 _LOG_PREFIX = re.compile(r"^(\([^)]*pid=\d+\)\s*)?((ERROR|CRITICAL)\s+[\d:. -]+\[[^]]*\]\s*)?")
 _CAUSE = re.compile(r"^([A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b|watchdog: |error: )")
 _NOT_THE_CAUSE = ("See root cause above", "Engine core initialization failed", "SystemExit")
@@ -169,6 +172,13 @@ class EngineProcess:
         """The last lines that the engine printed since its start."""
         return self._supervised.log_tail(lines) if self._supervised is not None else ()
 
+    def last_words(self) -> str:
+        """The cause that the engine's log names, the log's path and its last lines, in one line of bounded length."""
+        cause = _named_cause(self.log_tail(_CAUSE_LINES))
+        said = " | ".join(line.strip()[:_QUOTED_CHARACTERS] for line in self.log_tail(_QUOTED_LINES))
+        quoted = f"; its last lines: {said}" if said else ", which is empty"
+        return (f": {cause}" if cause else "") + f" (log: {self.log_path}{quoted})"
+
     # ------------------------------------------------------------------ inside
 
     async def _until_ready(self, client: EngineClient, deadline: float, timeout_s: float) -> None:
@@ -216,7 +226,7 @@ class EngineProcess:
 
     def _start_error(self, what: str) -> EngineStartError:
         tail = self.log_tail()
-        cause = likely_cause(self.log_tail(400))
+        cause = likely_cause(self.log_tail(_CAUSE_LINES))
         message = f"{self.spec.kind} engine for {self.spec.model} {what}"
         message += f": {cause}" if cause else ""
         return EngineStartError(f"{message} (log: {self.log_path})", tail)
@@ -224,6 +234,10 @@ class EngineProcess:
 
 def likely_cause(lines: tuple[str, ...]) -> str:
     """The line of an engine's log that names the cause of its end; the last line when no line does."""
+    return _named_cause(lines) or (_LOG_PREFIX.sub("", lines[-1], count=1).strip()[:300] if lines else "")
+
+
+def _named_cause(lines: tuple[str, ...]) -> str:
     texts = [_LOG_PREFIX.sub("", line, count=1) for line in lines]
     for index in range(len(texts) - 1, -1, -1):
         text = texts[index].strip()
@@ -232,4 +246,4 @@ def likely_cause(lines: tuple[str, ...]) -> str:
             if "validation error" in text and index + 1 < len(texts):
                 text = texts[index + 1].strip()
             return text[:300]
-    return texts[-1].strip()[:300] if texts else ""
+    return ""

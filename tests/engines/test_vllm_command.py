@@ -109,7 +109,7 @@ def test_extra_arguments_come_last_and_kv_space_is_whole_gib(spec):
 
 
 def test_a_model_by_name_may_be_downloaded(spec):
-    command = vllm_command(replace(spec, model="Qwen/Qwen3-8B"), 1, "gpu")
+    command = vllm_command(replace(spec, model="Qwen/Qwen3-8B"), SOCKET, "gpu")
     assert "HF_HUB_OFFLINE" not in command.env
 
 

@@ -35,7 +35,7 @@ class EchoDialect:
     GENERATE_PATH = "/echo"
     ABORT_PATH = "/stop"
     HEALTH_PATH = "/alive"
-    MODELS_PATH = CONFIGURATION_PATH = "/about"
+    MODELS_PATH = CONFIGURATION_PATH = COUNTERS_PATH = "/about"
 
     def generate_body(self, request: GenerateRequest) -> bytes:
         return json.dumps({"last": int(request.token_ids[-1]), "count": request.sampling.max_tokens}).encode()
@@ -60,6 +60,9 @@ class EchoDialect:
     def info_of_answers(self, models: bytes, configuration: Mapping[str, Any]) -> EngineInfo:
         about = json.loads(models)
         return EngineInfo("echo", about["max_model_len"], about["slots"], 1, 1 << 20)
+
+    def progress_of_answer(self, body: bytes) -> tuple[float, ...]:
+        return ()
 
     def kv_facts(self, configuration: Mapping[str, Any]) -> KvFacts | None:
         return None
