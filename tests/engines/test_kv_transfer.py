@@ -217,7 +217,7 @@ def test_a_handle_travels_as_json(pair):
     async def scenario(source: EngineClient, target: EngineClient) -> None:
         tokens = context(300)
         handle = await export(source, tokens)
-        again = KvHandle.from_mapping(json.loads(json.dumps(handle.to_mapping())))
+        again = KvHandle.from_mapping(json.loads(json.dumps(handle.to_mapping())), handle.asked_s)
         assert again == handle
         await target.import_kv(name(), tokens, again)
 
@@ -234,7 +234,7 @@ def test_misuse_is_refused_before_it_can_do_harm(pair):
         assert await failure(target, tokens, other_blocks) == "mismatch"
         other_degree = replace(handle, tp_degree=handle.tp_degree + 1)
         assert await failure(target, tokens, other_degree) == "mismatch"
-        late = replace(handle, expires_s=time.time() - 1)
+        late = replace(handle, asked_s=handle.asked_s - handle.valid_s - 1)
         assert await failure(target, tokens, late) == "expired"
         await target.import_kv(name(), tokens, handle)
         assert await failure(target, tokens, handle) == "used"
@@ -417,14 +417,14 @@ def test_blocks_are_let_go_when_the_lease_ends_and_an_import_waits_no_longer(tmp
         async def scenario(source: EngineClient, target: EngineClient) -> None:
             tokens = context(1500)
             handle = await export(source, tokens)
-            assert handle.expires_s - time.time() < 0.6
+            assert handle.expires_s - time.monotonic() < 0.6
             # The transfer would take 150 s.
             assert await failure(target, tokens, handle) == "expired"
             assert (await target.warm(tokens, name())).cached_tokens == 0
             await asyncio.sleep(0.7)
             # With blocks still pinned there would be no room for this.
             await greedy(source, context(1900), 2)
-            stale = replace(handle, expires_s=time.time() + 60, digest=handle.digest)
+            stale = replace(handle, asked_s=time.monotonic(), valid_s=60.0)
             async with EngineClient(pair.target.address) as fresh:
                 assert await failure(fresh, tokens, stale) == "source"
 
@@ -455,7 +455,7 @@ def test_vllm_lets_blocks_go_when_nobody_reads_them_and_they_are_not_asked_for_t
                 handle = await export(engine, tokens)
                 await greedy(engine, context(20), 2)  # counts are written with each iteration
                 assert await kv_use() > 0
-                await asyncio.sleep(max(0.0, handle.expires_s - time.time()))
+                await asyncio.sleep(max(0.0, handle.expires_s - time.monotonic()))
                 assert await failure(engine, tokens, handle) == "expired"
                 while await kv_use() > 0:
                     await asyncio.sleep(0.5)
@@ -463,6 +463,34 @@ def test_vllm_lets_blocks_go_when_nobody_reads_them_and_they_are_not_asked_for_t
                 assert (await greedy(engine, tokens))[0] == expected
 
         asyncio.run(asyncio.wait_for(scenario(), CEILING_S))
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
+def test_a_jump_of_the_wall_clock_changes_no_lease(tmp_path, monkeypatch, jump_s):
+    """Set back, an expired handle would seem good, and its blocks, used for others by then, would be read."""
+    spec = emulating({"kv_lease_s": 3.0})
+    now = time.time
+    with ExitStack() as stack:
+        pair = Pair(*start(stack, tmp_path, spec, spec))
+
+        async def scenario(source: EngineClient, target: EngineClient) -> None:
+            tokens, other = context(300), context(310)
+            handle, late = await export(source, tokens), await export(source, other)
+            monkeypatch.setattr(time, "time", lambda: now() + jump_s)
+            travelled = KvHandle.from_mapping(json.loads(json.dumps(handle.to_mapping())), handle.asked_s)
+            await target.import_kv(name(), tokens, travelled)
+            await asyncio.sleep(max(0.0, late.asked_s + 2.0 - time.monotonic()))
+            assert await failure(target, other, late) == "expired"
+
+        pair.tell(scenario)
+
+
+def test_the_way_of_a_handle_counts_against_its_lease():
+    """A target counts from when it asked: a handle that took longer than its lease is not good on arrival."""
+    handle = KvHandle("e", 1, "d", 16, 1, {}, valid_s=2.0, asked_s=50.0)
+    told = handle.to_mapping()
+    assert "asked_s" not in told, "another process has another clock"
+    assert KvHandle.from_mapping(told, asked_s=900.0).expires_s == 902.0
 
 
 def test_an_engine_that_was_started_again_does_not_know_old_handles(emulated, tmp_path):

@@ -8,9 +8,10 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import pytest
 
-from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.client import EngineClient, connector_to
 from heddle_dask.engines.contract import EngineInfo, EngineUnreachable, GenerateRequest, SamplingParams
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.process import EngineProcess
@@ -178,6 +179,47 @@ def test_a_long_step_that_takes_all_slots_is_not_stuck(tmp_path: Path, cost, wor
             await host.stop()
 
     asyncio.run(asyncio.wait_for(main(), CEILING_S))
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_paused_vllm_is_healthy_and_counts_as_lost(tmp_path: Path, model_dir: str) -> None:
+    """Paused, it freezes running steps and goes on answering its health checks, as when a GPU hangs."""
+
+    async def main() -> None:
+        told = Told()
+        spec = EngineSpec("vllm", model_dir, slots=2, max_model_len=2048, dtype="float32")
+        watch = Watch(health_interval_s=0.5, stall_s=4.0, canary_s=4.0, backoff_s=600.0)
+        host = EngineHost(
+            spec,
+            tmp_path,
+            on_ready=told.ready,
+            on_lost=told.lost,
+            on_start_failed=told.start_failed,
+            watch=watch,
+        )
+        host.start()
+        try:
+            assert await told.until(1) == ["ready"]
+            client = told.client
+            steps = [asyncio.ensure_future(client.generate(step(name, 1900))) for name in "abcd"]
+            while (await client.progress())[0] == 0:
+                await asyncio.sleep(0.1)
+            async with (
+                aiohttp.ClientSession(connector=connector_to(client.address)) as session,
+                session.post(f"{client.address.url}/pause?mode=keep") as answer,
+            ):
+                assert answer.status == 200
+            assert await client.healthy()
+            lost = (await told.until(2))[1]
+            assert lost.startswith("lost: it made no progress for 4 s with ")
+            results = await asyncio.gather(*steps, return_exceptions=True)
+            assert any(isinstance(result, EngineUnreachable) for result in results)
+        finally:
+            await host.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 500.0))
 
 
 def test_a_crash_is_told_with_its_cause_and_the_end_of_the_log(tmp_path: Path) -> None:
