@@ -18,6 +18,7 @@ from pathlib import Path
 
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.engines import watchdog
+from heddle_dask.engines.stale_engines import kill_stale
 
 _POLL_S = 0.05
 _TAIL_BYTES = 64 * 1024
@@ -89,7 +90,7 @@ class SupervisedProcess:
     async def clear_stale(self) -> None:
         """End the processes of dead owners that `records` names."""
         self.records.mkdir(parents=True, exist_ok=True)
-        await asyncio.to_thread(watchdog.kill_stale, str(self.records))
+        await asyncio.to_thread(kill_stale, str(self.records))
 
     def launch(self) -> None:
         """Start the program without waiting for it.

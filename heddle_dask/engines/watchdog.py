@@ -10,7 +10,7 @@ in milliseconds and stays small. The chain of processes is::
   kills the engine's whole tree. So SIGKILL of the owner, of the guard, of the watchdog, or of the owner and one of the
   two leaves no process behind.
 - The engine itself has PDEATHSIG, for the case that all three are killed at once. Its children may then survive
-  (vLLM's engine core does): a record in `records` lets `kill_stale` find and end them before the next engine starts.
+  (vLLM's engine core does): a record in `records` lets `stale_engines.py` end them before the next engine starts.
 - The tree is found by session, by descent (guard and watchdog are subreapers, so orphans stay below them) and by a
   mark in the environment, which a process keeps even if it leaves both.
 
@@ -27,12 +27,11 @@ import json
 import os
 import select
 import signal
-import stat
 import sys
 import time
 
 MARK = "HEDDLE_ENGINE_MARK"
-_RECORD_SUFFIX = ".watchdog.json"
+RECORD_SUFFIX = ".watchdog.json"
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -72,7 +71,8 @@ def any_stopped(pid: int) -> bool:
     return any(state == "T" and sid == session for state, _, sid, _ in _living().values())
 
 
-def _marked(pid: int, mark: str) -> bool:
+def carries_mark(pid: int, mark: str) -> bool:
+    """Whether a process has the mark in its environment, as all processes of that engine have."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return f"{MARK}={mark}".encode() in file.read().split(b"\0")
@@ -105,7 +105,7 @@ def _tree(session: int, mark: str, root: int, spared: set[int]) -> list[int]:
         pid
         for pid, (_, _, sid, _) in sorted(living.items())
         if pid not in spared
-        and ((session and sid == session) or (pid in below and pid != root) or _marked(pid, mark))
+        and ((session and sid == session) or (pid in below and pid != root) or carries_mark(pid, mark))
     ]
 
 
@@ -144,10 +144,11 @@ def _reap() -> dict[int, int]:
         ended[pid] = status
 
 
-# ------------------------------------------------------------------------------ stale records
+# ------------------------------------------------------------------------------ records
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """The id of this boot of the machine; empty where the kernel tells none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -157,7 +158,7 @@ def _boot_id() -> str:
 
 def record_name(mark: str) -> str:
     """Name of the record of a running engine."""
-    return f"engine-{mark}{_RECORD_SUFFIX}"
+    return f"engine-{mark}{RECORD_SUFFIX}"
 
 
 def socket_name(mark: str) -> str:
@@ -180,89 +181,12 @@ def write_record(path: str, *, engine: int, mark: str, owner: int, owner_started
         "mark": mark,
         "owner": owner,
         "owner_started": owner_started,
-        "boot_id": _boot_id(),
+        "boot_id": boot_id(),
+        "host": os.uname().nodename,
     }
     with open(path + ".part", "w", encoding="utf-8") as file:
         json.dump(record, file)
     os.replace(path + ".part", path)
-
-
-def kill_stale(records: str) -> list[int]:
-    """Kill the processes left by engines of dead owners; returns the pids of those engines.
-
-    A record is believed only as far as it can do no harm: it must be a file of this user, and a process is killed only
-    if it carries the record's mark, or is in the session of a leader that does.
-
-    Parameters
-    ----------
-    records
-        Directory of the records. Those of living owners are left alone; spent ones are removed, with their sockets.
-    """
-    killed: list[int] = []
-    try:
-        names = sorted(os.listdir(records))
-    except FileNotFoundError:
-        return killed
-    for name in names:
-        if not (name.startswith("engine-") and name.endswith(_RECORD_SUFFIX)):
-            continue
-        path = os.path.join(records, name)
-        mark = name.removeprefix("engine-").removesuffix(_RECORD_SUFFIX)
-        try:
-            record = _own_record(path)
-            if record is None:
-                continue
-            engine, engine_started = int(record["engine"]), int(record["engine_started"])
-            owner, owner_started = int(record["owner"]), int(record["owner_started"])
-            boot_id = record["boot_id"]
-            broken = not mark or record["mark"] != mark
-        except (ValueError, KeyError, TypeError):
-            broken = True  # half-written when the machine went down: names no process
-        if not broken and boot_id == _boot_id():
-            if start_time(owner) == owner_started:
-                continue
-            # Pids are reused: the session counts only if its leader is the recorded engine, and carries the mark.
-            leads = start_time(engine) == engine_started and _marked(engine, mark)
-            if kill_tree(engine if leads else 0, mark):
-                killed.append(engine)
-            if _answers(os.path.join(records, socket_name(mark))):
-                continue  # an engine in another PID namespace, where its owner may live
-        remove_files(records, mark)
-    return killed
-
-
-def _answers(path: str) -> bool:
-    """Whether a process listens on the socket."""
-    import socket  # only this needs it, and the watchdog starts with every engine
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(path)
-        except BlockingIOError:
-            return True  # its queue is full
-        except OSError:
-            return False
-        return True
-
-
-def _own_record(path: str) -> dict[str, int | str] | None:
-    """The content of a record; None when it is gone, is a link, or belongs to another user.
-
-    Raises
-    ------
-    ValueError, TypeError
-        It is no JSON object.
-    """
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with open(handle, encoding="utf-8") as file:
-        status = os.fstat(handle)
-        if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
-            return None
-        return dict(json.load(file))
 
 
 # ------------------------------------------------------------------------------ guard and watchdog

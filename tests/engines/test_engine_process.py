@@ -183,7 +183,7 @@ def test_the_socket_of_a_dead_owner_is_removed_at_the_next_start(tmp_path):
         listener.bind(str(stale))
     record = {"engine": 1, "engine_started": -1, "mark": "dead", "owner": 1, "owner_started": -1}
     path = records / watchdog.record_name("dead")
-    path.write_text(json.dumps({**record, "boot_id": watchdog._boot_id()}))
+    path.write_text(json.dumps({**record, "boot_id": watchdog.boot_id(), "host": os.uname().nodename}))
 
     async def main() -> None:
         process = EngineProcess(_spec(), tmp_path, records=records)
