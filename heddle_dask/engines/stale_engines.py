@@ -9,6 +9,8 @@ import stat
 
 from heddle_dask.engines import watchdog
 
+_HOST = os.uname().nodename
+
 
 def kill_stale(records: str) -> list[int]:
     """Kill the processes left by engines of dead owners; returns the pids of those engines.
@@ -38,7 +40,7 @@ def kill_stale(records: str) -> list[int]:
             engine, engine_started = int(record["engine"]), int(record["engine_started"])
             owner, owner_started = int(record["owner"]), int(record["owner_started"])
             boot_id = record["boot_id"]
-            if record["host"] != os.uname().nodename:
+            if record.get("host", _HOST) != _HOST:
                 continue  # the directory is shared with another machine or a container
             broken = not mark or record["mark"] != mark
         except (ValueError, OverflowError, KeyError, TypeError):
