@@ -52,6 +52,7 @@ def supervised(
     directory: Path,
     told: Told,
     *,
+    records: Path | None = None,
     watch: Watch = WATCH,
     slots: int = 4,
     cost: dict[str, float] | None = None,
@@ -65,7 +66,7 @@ def supervised(
         on_ready=told.ready,
         on_lost=told.lost,
         on_start_failed=told.start_failed,
-        records=directory,
+        records=records or directory,
         watch=watch,
     )
 
@@ -241,6 +242,29 @@ def test_a_crash_is_told_with_its_cause_and_the_end_of_the_log(tmp_path: Path) -
         assert f"(log: {log}; its last lines: emulated engine for none at unix:" in lost
         assert lost.endswith(" | RuntimeError: crashed as asked (fault))")
         assert "\n" not in lost and len(lost) < 1500
+
+    asyncio.run(asyncio.wait_for(main(), CEILING_S))
+
+
+def test_a_directory_that_is_not_ours_alone_is_told_and_tried_again(tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    records.mkdir()
+    records.chmod(0o777)
+
+    async def main() -> None:
+        told = Told()
+        host = supervised(tmp_path, told, records=records)
+        host.start()
+        try:
+            (failed,) = await told.until(1)
+            assert failed == (
+                f"failed: directory {records} may be written by other users: remove it and what is in it"
+            )
+            records.chmod(0o700)
+            while told.lines[-1] != "ready":
+                await asyncio.sleep(0.02)
+        finally:
+            await host.stop()
 
     asyncio.run(asyncio.wait_for(main(), CEILING_S))
 
