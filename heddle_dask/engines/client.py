@@ -74,6 +74,7 @@ class EngineClient:
         self._session: aiohttp.ClientSession | None = None
         self._in_flight: dict[str, asyncio.Future[None]] = {}
         self._steps_ended = 0
+        self._streams: set[aiohttp.ClientResponse] = set()
         self._transfers = KvTransferClient(self, dialect)
 
     @property
@@ -203,6 +204,14 @@ class EngineClient:
             if not ended.done():
                 ended.set_result(None)
 
+    @contextlib.contextmanager
+    def _streaming(self, response: aiohttp.ClientResponse) -> Iterator[None]:
+        self._streams.add(response)
+        try:
+            yield
+        finally:
+            self._streams.discard(response)
+
     async def _generate(self, body: bytes) -> GenerateResult:
         submitted = time.monotonic()
         try:
@@ -216,9 +225,10 @@ class EngineClient:
                     raise self._dialect.error_of_answer(response.status, await response.read())
                 if response.content_type != "text/event-stream":
                     return self._dialect.result_of_json(await response.read())
-                first = await response.content.readany()
-                first_at = time.monotonic()
-                answer = first + await response.content.read()
+                with self._streaming(response):
+                    first = await response.content.readany()
+                    first_at = time.monotonic()
+                    answer = first + await response.content.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._unreachable(error) from error
         return self._dialect.result_of_stream(answer, first_at - submitted, time.monotonic() - first_at)
@@ -267,6 +277,9 @@ class EngineClient:
 
     async def close(self) -> None:
         """Close all connections; steps in flight end with `EngineUnreachable`."""
+        # aiohttp closes their connections with the session, and lets their readers wait for ever.
+        for response in list(self._streams):
+            response.close()
         session, self._session = self._session, None
         if session is not None:
             await session.close()
