@@ -11,7 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -54,6 +54,9 @@ async def measure_live(
     BadInput
         A trace lacks a required field, or a preset or part is unknown.
     """
+    if any(arm.preset.startswith(ARM_PREFIX) for arm in arms):
+        # The router speaks TCP only, and all arms share the engines.
+        fleet = replace(fleet, spec=replace(fleet.spec, tcp=True))
     rows = []
     for workload in workloads:
         planned, others = workload.planned(fleet.spec.max_model_len)
@@ -138,7 +141,7 @@ async def _run(
 def _engine_url(dask_worker: Any) -> str:
     """Runs on a worker: the URL of its engine; empty without an engine."""
     plugin = dask_worker.plugins.get(ENGINE_PLUGIN)
-    return "" if plugin is None or plugin.client is None else str(plugin.client.base_url)
+    return "" if plugin is None or plugin.client is None else str(plugin.client.address.url)
 
 
 def _overrides(arm: Arm, learnt: Path | None) -> tuple[str, ...]:

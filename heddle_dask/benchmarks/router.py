@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from importlib import util
 from pathlib import Path
 
@@ -99,10 +100,12 @@ async def run_router(
     check_router(policy, options)
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heddle-router-")))
-        engines = [EngineProcess(fleet.spec, directory / f"engine-{n}") for n in range(fleet.engines)]
+        spec = replace(fleet.spec, tcp=True)  # the router speaks no Unix sockets
+        engines = [EngineProcess(spec, directory / f"engine-{n}") for n in range(fleet.engines)]
         for engine in engines:
             stack.push_async_callback(engine.stop)
-        urls = await together([engine.start(ENGINES_START_S) for engine in engines])
+        addresses = await together([engine.start(ENGINES_START_S) for engine in engines])
+        urls = [address.url for address in addresses]
         return await route(workload, fleet, urls, policy, repeat, bound_s, options)
 
 

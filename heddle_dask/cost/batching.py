@@ -130,6 +130,15 @@ class ContinuousBatch(Generic[J]):
         """Jobs in the queue."""
         return len(self._waiting)
 
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the jobs in the batch that have KV."""
+        return self._context_tokens
+
+    def sampled_tokens(self, job: J) -> int:
+        """Tokens of the job sampled by `clock_s`."""
+        return job.generated + (self._iteration - job.since_iteration if job.state == "decoding" else 0)
+
     def submit(self, job: J, now_s: float) -> list[J]:
         """Add a job; returns the jobs that have ended by now."""
         ended = self.advance(now_s)

@@ -17,7 +17,9 @@ from typing import Any
 import aiohttp
 
 from heddle_dask.engines import wire
+from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.contract import (
+    CANARY_REQUEST_ID,
     EngineInfo,
     EngineRefused,
     EngineUnreachable,
@@ -28,6 +30,7 @@ from heddle_dask.engines.contract import (
 )
 from heddle_dask.engines.engine_kind import Dialect
 from heddle_dask.engines.kv_transfer import KvTransferClient
+from heddle_dask.engines.priority import FIRST
 
 _JSON_HEADERS = {"Content-Type": "application/json"}
 # vLLM closes idle connections after 5 s. The client must close them earlier: a request written to a connection that the
@@ -43,8 +46,8 @@ class EngineClient:
 
     Parameters
     ----------
-    base_url
-        ``http://host:port``.
+    address
+        Where the engine listens.
     dialect
         That of the engine's kind.
     connect_timeout_s
@@ -55,27 +58,39 @@ class EngineClient:
 
     def __init__(
         self,
-        base_url: str,
+        address: EngineAddress,
         dialect: Dialect = wire,
         *,
         connect_timeout_s: float = 10.0,
         question_timeout_s: float = 10.0,
     ) -> None:
-        self._base_url = base_url.rstrip("/")
+        self._address = address
         self._dialect = dialect
-        self._generate_url = self._base_url + dialect.GENERATE_PATH
+        self._generate_url = address.url + dialect.GENERATE_PATH
         self._step_timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
         self._question_timeout = aiohttp.ClientTimeout(
             total=question_timeout_s, sock_connect=connect_timeout_s
         )
         self._session: aiohttp.ClientSession | None = None
         self._in_flight: dict[str, asyncio.Future[None]] = {}
+        self._steps_ended = 0
+        self._streams: set[aiohttp.ClientResponse] = set()
         self._transfers = KvTransferClient(self, dialect)
 
     @property
-    def base_url(self) -> str:
+    def address(self) -> EngineAddress:
         """Where the engine listens."""
-        return self._base_url
+        return self._address
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Requests for steps that have no answer yet, without a canary."""
+        return len(self._in_flight) - (CANARY_REQUEST_ID in self._in_flight)
+
+    @property
+    def steps_ended(self) -> int:
+        """Steps that the engine ran to their end. An abort is none: a front end answers it without the engine."""
+        return self._steps_ended
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Run one LLM step and wait for its end, however long it takes.
@@ -90,7 +105,9 @@ class EngineClient:
             The engine declined the request; carries its message.
         """
         with self._flying(request.request_id):
-            return await self._generate(self._dialect.generate_body(request))
+            result = await self._generate(self._dialect.generate_body(request))
+        self._steps_ended += result.finish_reason != "abort"
+        return result
 
     async def export_kv(self, request_id: str, token_ids: Sequence[int]) -> KvHandle:
         """Have this engine keep the KV of a context for another engine to fetch.
@@ -142,6 +159,28 @@ class EngineClient:
         with self._flying(request_id):
             return await self._answered("POST", self._generate_url, body, self._step_timeout)
 
+    async def canary(self) -> None:
+        """Run a step of one token, before all steps that wait; waits as long as it takes.
+
+        Raises
+        ------
+        EngineUnreachable, EngineRefused
+            As `generate`.
+        """
+        body = self._dialect.one_token_body(CANARY_REQUEST_ID, [1], FIRST, None)
+        await self.one_token_step(CANARY_REQUEST_ID, body)
+
+    async def progress(self) -> tuple[float, ...]:
+        """Numbers of which one changes when the engine works on steps; see `Dialect.progress_of_answer`.
+
+        Raises
+        ------
+        EngineUnreachable, EngineRefused
+            As `describe`.
+        """
+        answer = await self._question("GET", self._dialect.COUNTERS_PATH)
+        return self._dialect.progress_of_answer(answer)
+
     async def configuration(self) -> Mapping[str, Any]:
         """The engine's whole configuration, in its own words.
 
@@ -165,6 +204,14 @@ class EngineClient:
             if not ended.done():
                 ended.set_result(None)
 
+    @contextlib.contextmanager
+    def _streaming(self, response: aiohttp.ClientResponse) -> Iterator[None]:
+        self._streams.add(response)
+        try:
+            yield
+        finally:
+            self._streams.discard(response)
+
     async def _generate(self, body: bytes) -> GenerateResult:
         submitted = time.monotonic()
         try:
@@ -178,9 +225,10 @@ class EngineClient:
                     raise self._dialect.error_of_answer(response.status, await response.read())
                 if response.content_type != "text/event-stream":
                     return self._dialect.result_of_json(await response.read())
-                first = await response.content.readany()
-                first_at = time.monotonic()
-                answer = first + await response.content.read()
+                with self._streaming(response):
+                    first = await response.content.readany()
+                    first_at = time.monotonic()
+                    answer = first + await response.content.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._unreachable(error) from error
         return self._dialect.result_of_stream(answer, first_at - submitted, time.monotonic() - first_at)
@@ -229,6 +277,9 @@ class EngineClient:
 
     async def close(self) -> None:
         """Close all connections; steps in flight end with `EngineUnreachable`."""
+        # aiohttp closes their connections with the session, and lets their readers wait for ever.
+        for response in list(self._streams):
+            response.close()
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -240,7 +291,7 @@ class EngineClient:
         await self.close()
 
     async def _question(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        return await self._answered(method, self._base_url + path, body, self._question_timeout)
+        return await self._answered(method, self._address.url + path, body, self._question_timeout)
 
     async def _answered(
         self, method: str, url: str, body: bytes | None, timeout: aiohttp.ClientTimeout
@@ -259,7 +310,7 @@ class EngineClient:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+                connector=connector_to(self._address, limit=0, keepalive_timeout=_KEEPALIVE_S),
                 read_bufsize=1 << 20,
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -268,7 +319,14 @@ class EngineClient:
 
     def _unreachable(self, error: BaseException) -> EngineUnreachable:
         cause = str(error) or type(error).__name__
-        return EngineUnreachable(f"engine at {self._base_url} is unreachable: {cause}")
+        return EngineUnreachable(f"engine at {self._address} is unreachable: {cause}")
+
+
+def connector_to(address: EngineAddress, **options: Any) -> aiohttp.BaseConnector:
+    """A connector of aiohttp to an engine, with options that all connectors take."""
+    if address.socket:
+        return aiohttp.UnixConnector(address.socket, **options)
+    return aiohttp.TCPConnector(**options)
 
 
 def _payload(body: bytes | None) -> bytes | io.BytesIO | None:

@@ -21,6 +21,9 @@ FinishReason = Literal["stop", "length", "abort"]
 WARM_UP_REQUEST_ID = "warm-up"
 """Id of the first step of every engine; it belongs to no trajectory."""
 
+CANARY_REQUEST_ID = "canary"
+"""Id of the one-token request that asks whether an engine still works; it belongs to no trajectory."""
+
 VERSION_UNKNOWN = -1
 """Policy version of a result that holds no token, or for which the engine reported none."""
 
@@ -218,10 +221,13 @@ class KvHandle:
         Size of the source's KV blocks; an engine with another size would misread them.
     tp_degree
         TP degree of the source: each GPU of an engine holds its share of the heads.
-    expires_s
-        Unix time after which the handle must not be used. The source pins the blocks slightly longer.
     params
         The engine's own parameters, passed on unchanged.
+    valid_s
+        Seconds after the export was asked for during which the handle may be used. The source pins the blocks longer.
+    asked_s
+        `time.monotonic` of this process when the export was asked for, or earlier. It does not travel: each process
+        has its own.
     """
 
     source_engine_id: str
@@ -229,17 +235,32 @@ class KvHandle:
     digest: str
     block_tokens: int
     tp_degree: int
-    expires_s: float
     params: Mapping[str, Any]
+    valid_s: float
+    asked_s: float
+
+    @property
+    def expires_s(self) -> float:
+        """`time.monotonic` of this process after which the handle must not be used."""
+        return self.asked_s + self.valid_s
 
     def to_mapping(self) -> dict[str, Any]:
-        """A JSON-able mapping from which `from_mapping` makes an equal handle."""
-        return asdict(self)
+        """A JSON-able mapping for `from_mapping`, in another process or on another machine."""
+        mapping = asdict(self)
+        del mapping["asked_s"]
+        return mapping
 
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> KvHandle:
-        """Read a handle from parsed JSON."""
-        return cls(**mapping)
+    def from_mapping(cls, mapping: Mapping[str, Any], asked_s: float) -> KvHandle:
+        """Read a handle from parsed JSON.
+
+        Parameters
+        ----------
+        asked_s
+            `time.monotonic` of this process before it asked for the handle. All the time under way then counts against
+            the lease, on one clock.
+        """
+        return cls(**mapping, asked_s=asked_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
     from heddle_dask.cost.engine_cost import EngineCost
+    from heddle_dask.engines.address import EngineAddress
     from heddle_dask.engines.contract import (
         EngineInfo,
         EngineRefused,
@@ -76,6 +77,7 @@ class Dialect(Protocol):
     HEALTH_PATH: str
     MODELS_PATH: str
     CONFIGURATION_PATH: str
+    COUNTERS_PATH: str
 
     def generate_body(self, request: GenerateRequest, /) -> bytes:
         """The body of a request for one LLM step."""
@@ -103,6 +105,13 @@ class Dialect(Protocol):
 
     def info_of_answers(self, models: bytes, configuration: Mapping[str, Any], /) -> EngineInfo:
         """The engine's description, from its list of models and its configuration."""
+        ...
+
+    def progress_of_answer(self, body: bytes, /) -> tuple[float, ...]:
+        """Numbers of which one changes with every iteration on steps, from the answer to `COUNTERS_PATH`.
+
+        Empty for an engine that has no such numbers: then only a one-token request shows that it works.
+        """
         ...
 
     def kv_facts(self, configuration: Mapping[str, Any], /) -> KvFacts | None:
@@ -187,8 +196,8 @@ class EngineKind(Protocol):
 
     # ------------------------------------------------------------------ the process
 
-    def command(self, spec: EngineSpec, port: int) -> EngineCommand:
-        """The command that serves `spec` on a loopback port."""
+    def command(self, spec: EngineSpec, address: EngineAddress) -> EngineCommand:
+        """The command that serves `spec` at an address, and only there."""
         ...
 
     def uses_gpus(self) -> bool:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.contract import (
     EngineUnreachable,
     KvFacts,
@@ -25,7 +26,7 @@ from heddle_dask.engines.contract import (
 from heddle_dask.engines.engine_kind import Dialect
 from heddle_dask.engines.priority import FIRST
 
-# A third of the lease is reserved for the abort to arrive and for the clocks of two machines to differ.
+# A third of the lease is reserved for the abort of an overdue import to arrive.
 _USABLE_SHARE = 2 / 3
 # Timeout of the abort of an overdue import, after which the target counts as dead.
 _ABORT_ANSWER_S = 5.0
@@ -35,7 +36,7 @@ class TransferEngine(Protocol):
     """The methods of `EngineClient` that transfers use."""
 
     @property
-    def base_url(self) -> str:
+    def address(self) -> EngineAddress:
         """Where the engine listens."""
         ...
 
@@ -63,7 +64,7 @@ class KvTransferClient:
         self._engine = engine
         self._dialect = dialect
         self._facts: KvFacts | None = None
-        # Handles imported here, by the source's name for them, and the Unix time until which they are valid.
+        # Handles imported here, by the source's name for them, and the monotonic time until which they are valid.
         self._used: dict[tuple[str, str], float] = {}
 
     async def export_kv(self, request_id: str, token_ids: Sequence[int]) -> KvHandle:
@@ -71,7 +72,7 @@ class KvTransferClient:
         try:
             facts = await self._ask()
             # Read before the step: the lease begins at the step's end and so outlasts the handle.
-            asked_s = time.time()
+            asked_s = time.monotonic()
             body = self._dialect.one_token_body(request_id, token_ids, FIRST, self._dialect.export_params())
             result, params = self._dialect.transfer_of_json(
                 await self._engine.one_token_step(request_id, body)
@@ -88,8 +89,9 @@ class KvTransferClient:
             digest=context_digest(token_ids),
             block_tokens=facts.block_tokens,
             tp_degree=facts.tp_degree,
-            expires_s=asked_s + facts.lease_s * _USABLE_SHARE,
             params=dict(params),
+            valid_s=facts.lease_s * _USABLE_SHARE,
+            asked_s=asked_s,
         )
 
     async def import_kv(self, request_id: str, token_ids: Sequence[int], handle: KvHandle) -> KvImport:
@@ -103,12 +105,12 @@ class KvTransferClient:
         body = self._dialect.one_token_body(request_id, token_ids, FIRST, handle.params)
         step = asyncio.ensure_future(self._engine.one_token_step(request_id, body))
         try:
-            async with asyncio.timeout(handle.expires_s - time.time()):
+            async with asyncio.timeout(handle.expires_s - time.monotonic()):
                 result, _ = self._dialect.transfer_of_json(await asyncio.shield(step))
         except TimeoutError:
             await self._give_up(request_id, step)
             raise KvTransferFailed(
-                f"KV of {handle.tokens} tokens did not reach {self._engine.base_url} within its lease",
+                f"KV of {handle.tokens} tokens did not reach {self._engine.address} within its lease",
                 "expired",
             ) from None
         except EngineUnreachable as error:
@@ -145,12 +147,12 @@ class KvTransferClient:
                 "mismatch",
             )
         if handle.block_tokens != facts.block_tokens:
-            sizes = f"{handle.block_tokens} tokens, those of {self._engine.base_url} {facts.block_tokens}"
+            sizes = f"{handle.block_tokens} tokens, those of {self._engine.address} {facts.block_tokens}"
             raise KvTransferFailed(f"KV blocks of {handle.source_engine_id} hold {sizes}", "mismatch")
         if handle.tp_degree != facts.tp_degree:
-            degrees = f"degree {handle.tp_degree}, {self._engine.base_url} at {facts.tp_degree}"
+            degrees = f"degree {handle.tp_degree}, {self._engine.address} at {facts.tp_degree}"
             raise KvTransferFailed(f"{handle.source_engine_id} runs at TP {degrees}", "mismatch")
-        now_s = time.time()
+        now_s = time.monotonic()
         name = (handle.source_engine_id, str(handle.params.get("remote_request_id")))
         self._used = {used: until_s for used, until_s in self._used.items() if until_s > now_s}
         if name in self._used:
@@ -178,5 +180,5 @@ class KvTransferClient:
 
     def _unsupported(self) -> KvTransferFailed:
         return KvTransferFailed(
-            f"engine at {self._engine.base_url} transfers no KV: start it with kv_transfer", "unsupported"
+            f"engine at {self._engine.address} transfers no KV: start it with kv_transfer", "unsupported"
         )

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 import time
 from pathlib import Path
 
 from heddle_dask.core.errors import HeddleError
+from heddle_dask.engines import watchdog
+from heddle_dask.engines.address import EngineAddress, socket_address
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import (
     WARM_UP_REQUEST_ID,
@@ -21,13 +24,17 @@ from heddle_dask.engines.contract import (
     SamplingParams,
 )
 from heddle_dask.engines.kinds import engine_kind
-from heddle_dask.engines.ports import check_port, free_port
+from heddle_dask.engines.ports import free_port
+from heddle_dask.engines.private_directory import engines_directory, private_directory
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.supervised_process import SupervisedProcess
 
 _LOG_NAME = "engine"
 _POLL_S = 0.05
 _TAIL_LINES = 20
+# A cause may stand far before the end of a log: other processes of the engine end after it, each with a traceback.
+_CAUSE_LINES = 400
+_QUOTED_LINES, _QUOTED_CHARACTERS = 3, 200
 _LOG_PREFIX = re.compile(r"^(\([^)]*pid=\d+\)\s*)?((ERROR|CRITICAL)\s+[\d:. -]+\[[^]]*\]\s*)?")
 _CAUSE = re.compile(r"^([A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b|watchdog: |error: )")
 _NOT_THE_CAUSE = ("See root cause above", "Engine core initialization failed", "SystemExit")
@@ -52,48 +59,45 @@ class EngineProcess:
     directory
         Made when absent; receives `engine.log`.
     records
-        Directory of the records by which a later start finds the processes that a dead owner has left behind; None:
-        `directory`. Give every owner on a machine the same one: `start` ends what is stale there.
-    port
-        None: a free loopback port.
+        Directory of the engine's socket, and of the record by which a later start finds the processes that a dead owner
+        has left behind; None: the directory of all of this user's engines. Made with mode 0700 when absent. Give every
+        owner on a machine the same one: `start` ends what is stale there.
     grace_s
         Seconds between the SIGTERM and the SIGKILL of `stop`.
 
     Raises
     ------
     BadInput
-        The engine's kind refuses the spec (not installed, no such model), or the port is in use.
+        The engine's kind refuses the spec (not installed, no such model), or `records` is not this user's alone or too
+        long a path for a socket.
     """
 
     def __init__(
         self,
         spec: EngineSpec,
         directory: Path,
-        port: int | None = None,
         *,
         records: Path | None = None,
         grace_s: float = 5.0,
     ) -> None:
         self.spec = spec
-        if port is not None:
-            check_port(port)
-        self._port = port if port is not None else 0
         self._kind = engine_kind(spec.kind)
         self._kind.check(spec)
         self._directory = Path(directory)
-        self._records = Path(records) if records is not None else self._directory
+        self._records = engines_directory() if records is None else private_directory(Path(records))
+        self._mark = secrets.token_hex(8)
+        self._address = (
+            EngineAddress(port=free_port())
+            if spec.tcp
+            else socket_address(self._records, watchdog.socket_name(self._mark))
+        )
         self._grace_s = grace_s
         self._supervised: SupervisedProcess | None = None
 
     @property
-    def base_url(self) -> str:
-        """Where the engine listens, once `start` was called."""
-        return f"http://127.0.0.1:{self._port}"
-
-    @property
-    def port(self) -> int:
-        """The engine's port, once `start` was called."""
-        return self._port
+    def address(self) -> EngineAddress:
+        """Where the engine listens after `start`."""
+        return self._address
 
     @property
     def log_path(self) -> Path:
@@ -115,8 +119,8 @@ class EngineProcess:
         """Exit code, None while the engine runs (and before `start`)."""
         return self._supervised.returncode if self._supervised is not None else None
 
-    async def start(self, timeout_s: float) -> str:
-        """Start the engine; returns its base URL once it is healthy and has run a first step.
+    async def start(self, timeout_s: float) -> EngineAddress:
+        """Start the engine; returns its address once it is healthy and has run a first step.
 
         On failure and on cancellation every process of the engine is ended.
 
@@ -127,29 +131,28 @@ class EngineProcess:
         """
         if self._supervised is not None:
             raise HeddleError("this engine was started before: make a new EngineProcess")
-        if not self._port:
-            self._port = free_port()
-        command = self._kind.command(self.spec, self._port)
+        command = self._kind.command(self.spec, self._address)
         self._supervised = SupervisedProcess(
             command.argv,
             self._directory,
             _LOG_NAME,
             env=command.env,
             records=self._records,
+            mark=self._mark,
             grace_s=self._grace_s,
         )
         await self._supervised.clear_stale()
         self._supervised.launch()
         deadline = time.monotonic() + timeout_s
         try:
-            async with EngineClient(self.base_url, self._kind.dialect, question_timeout_s=2.0) as client:
+            async with EngineClient(self._address, self._kind.dialect, question_timeout_s=2.0) as client:
                 await self._until_ready(client, deadline, timeout_s)
             if self.spec.kv_transfer:
                 await self._until_described(deadline, timeout_s)
         except BaseException:
             await self.stop(grace_s=0.0)
             raise
-        return self.base_url
+        return self._address
 
     def is_stopped(self) -> bool:
         """Whether one of its processes is stopped (SIGSTOP)."""
@@ -168,6 +171,13 @@ class EngineProcess:
     def log_tail(self, lines: int = _TAIL_LINES) -> tuple[str, ...]:
         """The last lines that the engine printed since its start."""
         return self._supervised.log_tail(lines) if self._supervised is not None else ()
+
+    def last_words(self) -> str:
+        """The cause that the engine's log names, the log's path and its last lines, in one line of bounded length."""
+        cause = _named_cause(self.log_tail(_CAUSE_LINES))
+        said = " | ".join(line.strip()[:_QUOTED_CHARACTERS] for line in self.log_tail(_QUOTED_LINES))
+        quoted = f"; its last lines: {said}" if said else ", which is empty"
+        return (f": {cause}" if cause else "") + f" (log: {self.log_path}{quoted})"
 
     # ------------------------------------------------------------------ inside
 
@@ -203,7 +213,7 @@ class EngineProcess:
         # vLLM inspects the whole machine before its first answer to this, about 10 s; no transfer should wait for that.
         left_s = max(1.0, deadline - time.monotonic())
         try:
-            async with EngineClient(self.base_url, self._kind.dialect, question_timeout_s=left_s) as client:
+            async with EngineClient(self._address, self._kind.dialect, question_timeout_s=left_s) as client:
                 await client.configuration()
         except (EngineUnreachable, EngineRefused) as error:
             self._raise_if_ended()
@@ -216,7 +226,7 @@ class EngineProcess:
 
     def _start_error(self, what: str) -> EngineStartError:
         tail = self.log_tail()
-        cause = likely_cause(self.log_tail(400))
+        cause = likely_cause(self.log_tail(_CAUSE_LINES))
         message = f"{self.spec.kind} engine for {self.spec.model} {what}"
         message += f": {cause}" if cause else ""
         return EngineStartError(f"{message} (log: {self.log_path})", tail)
@@ -224,6 +234,10 @@ class EngineProcess:
 
 def likely_cause(lines: tuple[str, ...]) -> str:
     """The line of an engine's log that names the cause of its end; the last line when no line does."""
+    return _named_cause(lines) or (_LOG_PREFIX.sub("", lines[-1], count=1).strip()[:300] if lines else "")
+
+
+def _named_cause(lines: tuple[str, ...]) -> str:
     texts = [_LOG_PREFIX.sub("", line, count=1) for line in lines]
     for index in range(len(texts) - 1, -1, -1):
         text = texts[index].strip()
@@ -232,4 +246,4 @@ def likely_cause(lines: tuple[str, ...]) -> str:
             if "validation error" in text and index + 1 < len(texts):
                 text = texts[index + 1].strip()
             return text[:300]
-    return texts[-1].strip()[:300] if texts else ""
+    return ""

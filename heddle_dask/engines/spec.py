@@ -39,6 +39,9 @@ class EngineSpec:
     steps_ahead
         How many steps beyond `slots` may wait in the engine's own queue. The next iteration then fills a slot that a
         step leaves; otherwise it would stay empty until the step's end is known here and another step has been sent.
+    tcp
+        True: the engine listens on a loopback port, which every user of the machine reaches, and not on a Unix socket.
+        Only for routers that speak no Unix sockets (``heddle bench live``).
     options
         The kind's own options (`VllmOptions`, `EmulatedOptions`); not given: their defaults.
 
@@ -58,6 +61,7 @@ class EngineSpec:
     kv_transfer: bool = False
     devices: tuple[str, ...] = ()
     steps_ahead: int = 6
+    tcp: bool = False
     options: EngineOptions = _DEFAULT_OPTIONS
 
     def __post_init__(self) -> None:
@@ -80,8 +84,9 @@ class EngineSpec:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise BadInput(f"engine {name} is {value!r}: use a whole number of at least {least}")
-        if not isinstance(self.kv_transfer, bool):
-            raise BadInput(f"engine kv_transfer is {self.kv_transfer!r}: use true or false")
+        for name in ("kv_transfer", "tcp"):
+            if not isinstance(getattr(self, name), bool):
+                raise BadInput(f"engine {name} is {getattr(self, name)!r}: use true or false")
         if self.devices and len(self.devices) != self.tp_degree:
             named = ", ".join(self.devices)
             raise BadInput(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.engines import watchdog
+from heddle_dask.engines.stale_engines import kill_stale
 
 _POLL_S = 0.05
 _TAIL_BYTES = 64 * 1024
@@ -34,6 +35,8 @@ class SupervisedProcess:
         Made when absent; receives ``NAME.log``.
     records
         Directory of the records by which `clear_stale` finds the processes of dead owners; None: `directory`.
+    mark
+        The word in the environment by which its processes are recognised; None: a random one.
     grace_s
         Seconds between the SIGTERM and the SIGKILL of `stop`.
     """
@@ -46,6 +49,7 @@ class SupervisedProcess:
         *,
         env: Mapping[str, str] | None = None,
         records: Path | None = None,
+        mark: str | None = None,
         grace_s: float = 5.0,
     ) -> None:
         self.argv = tuple(argv)
@@ -55,7 +59,7 @@ class SupervisedProcess:
         self.log_path = self.directory / f"{name}.log"
         self._env = dict(env or {})
         self._grace_s = grace_s
-        self._mark = secrets.token_hex(8)
+        self._mark = mark or secrets.token_hex(8)
         self._popen: subprocess.Popen[bytes] | None = None
         self._pipe = -1
         self._log_start_bytes = 0
@@ -68,7 +72,7 @@ class SupervisedProcess:
     @property
     def program_pid(self) -> int:
         """Pid of the program itself; 0 when it is not running."""
-        path = self.records / f"engine-{self._mark}.watchdog.json"
+        path = self.records / watchdog.record_name(self._mark)
         try:
             return int(json.loads(path.read_text(encoding="utf-8"))["engine"])
         except FileNotFoundError:
@@ -86,7 +90,7 @@ class SupervisedProcess:
     async def clear_stale(self) -> None:
         """End the processes of dead owners that `records` names."""
         self.records.mkdir(parents=True, exist_ok=True)
-        await asyncio.to_thread(watchdog.kill_stale, str(self.records))
+        await asyncio.to_thread(kill_stale, str(self.records))
 
     def launch(self) -> None:
         """Start the program without waiting for it.
@@ -153,7 +157,7 @@ class SupervisedProcess:
         # Ends the rest when guard and watchdog were killed themselves.
         await asyncio.to_thread(watchdog.kill_tree, 0, self._mark)
         await asyncio.to_thread(popen.wait)
-        (self.records / f"engine-{self._mark}.watchdog.json").unlink(missing_ok=True)
+        watchdog.remove_files(str(self.records), self._mark)
 
     async def ended_within(self, seconds: float) -> bool:
         """Whether the program ends within so many seconds."""

@@ -18,6 +18,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.engine_kind import EngineCommand, EngineOptions
 
 if TYPE_CHECKING:
+    from heddle_dask.engines.address import EngineAddress
     from heddle_dask.engines.spec import EngineSpec
 
 VllmBuild = Literal["cpu", "gpu"]
@@ -133,9 +134,9 @@ def check_model(model: str) -> None:
 
 
 def vllm_command(
-    spec: EngineSpec, port: int, build: VllmBuild, side_channel_port: int | None = None
+    spec: EngineSpec, address: EngineAddress, build: VllmBuild, side_channel_port: int | None = None
 ) -> EngineCommand:
-    """The command that serves `spec` on a loopback port with the given build.
+    """The command that serves `spec` at an address with the given build.
 
     Parameters
     ----------
@@ -158,8 +159,11 @@ def vllm_command(
         "--enable-prefix-caching",
         "--enable-prompt-tokens-details",
         "--disable-uvicorn-access-log",
-        *("--host", "127.0.0.1"),
-        *("--port", str(port)),
+        *(
+            ("--uds", address.socket)
+            if address.socket
+            else ("--host", "127.0.0.1", "--port", str(address.port))
+        ),
     ]
     env = {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
     if Path(spec.model).is_dir():

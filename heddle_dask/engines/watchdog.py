@@ -10,7 +10,7 @@ in milliseconds and stays small. The chain of processes is::
   kills the engine's whole tree. So SIGKILL of the owner, of the guard, of the watchdog, or of the owner and one of the
   two leaves no process behind.
 - The engine itself has PDEATHSIG, for the case that all three are killed at once. Its children may then survive
-  (vLLM's engine core does): a record in `records` lets `kill_stale` find and end them before the next engine starts.
+  (vLLM's engine core does): a record in `records` lets `stale_engines.py` end them before the next engine starts.
 - The tree is found by session, by descent (guard and watchdog are subreapers, so orphans stay below them) and by a
   mark in the environment, which a process keeps even if it leaves both.
 
@@ -31,6 +31,7 @@ import sys
 import time
 
 MARK = "HEDDLE_ENGINE_MARK"
+RECORD_SUFFIX = ".watchdog.json"
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -70,7 +71,8 @@ def any_stopped(pid: int) -> bool:
     return any(state == "T" and sid == session for state, _, sid, _ in _living().values())
 
 
-def _marked(pid: int, mark: str) -> bool:
+def carries_mark(pid: int, mark: str) -> bool:
+    """Whether a process has the mark in its environment, as all processes of that engine have."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return f"{MARK}={mark}".encode() in file.read().split(b"\0")
@@ -103,7 +105,7 @@ def _tree(session: int, mark: str, root: int, spared: set[int]) -> list[int]:
         pid
         for pid, (_, _, sid, _) in sorted(living.items())
         if pid not in spared
-        and ((session and sid == session) or (pid in below and pid != root) or _marked(pid, mark))
+        and ((session and sid == session) or (pid in below and pid != root) or carries_mark(pid, mark))
     ]
 
 
@@ -142,15 +144,33 @@ def _reap() -> dict[int, int]:
         ended[pid] = status
 
 
-# ------------------------------------------------------------------------------ stale records
+# ------------------------------------------------------------------------------ records
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """The id of this boot of the machine; empty where the kernel tells none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
     except OSError:
         return ""
+
+
+def record_name(mark: str) -> str:
+    """Name of the record of a running engine."""
+    return f"engine-{mark}{RECORD_SUFFIX}"
+
+
+def socket_name(mark: str) -> str:
+    """Name of the socket, beside the record, on which an engine may listen."""
+    return f"engine-{mark}.sock"
+
+
+def remove_files(records: str, mark: str) -> None:
+    """Remove the record and the socket of an engine that has ended."""
+    for name in (record_name(mark), socket_name(mark)):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(records, name))
 
 
 def write_record(path: str, *, engine: int, mark: str, owner: int, owner_started: int) -> None:
@@ -161,51 +181,12 @@ def write_record(path: str, *, engine: int, mark: str, owner: int, owner_started
         "mark": mark,
         "owner": owner,
         "owner_started": owner_started,
-        "boot_id": _boot_id(),
+        "boot_id": boot_id(),
+        "host": os.uname().nodename,
     }
     with open(path + ".part", "w", encoding="utf-8") as file:
         json.dump(record, file)
     os.replace(path + ".part", path)
-
-
-def kill_stale(records: str) -> list[int]:
-    """Kill the processes left by engines of dead owners; returns the pids of those engines.
-
-    Parameters
-    ----------
-    records
-        Directory of the records. Those of living owners are left alone; spent ones are removed.
-    """
-    killed: list[int] = []
-    try:
-        names = sorted(os.listdir(records))
-    except FileNotFoundError:
-        return killed
-    for name in names:
-        if not (name.startswith("engine-") and name.endswith(".watchdog.json")):
-            continue
-        path = os.path.join(records, name)
-        try:
-            with open(path, encoding="utf-8") as file:
-                record = json.load(file)
-            engine, mark = int(record["engine"]), str(record["mark"])
-            owner, owner_started = int(record["owner"]), int(record["owner_started"])
-            engine_started, boot_id = int(record["engine_started"]), record["boot_id"]
-        except FileNotFoundError:
-            continue
-        except (ValueError, KeyError, TypeError):
-            os.unlink(path)  # half-written when the machine went down: names no process
-            continue
-        if boot_id == _boot_id():
-            if start_time(owner) == owner_started:
-                continue
-            # Pids are reused; the session counts only if its leader is still the recorded engine.
-            session = engine if start_time(engine) == engine_started else 0
-            if kill_tree(session, mark):
-                killed.append(engine)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-    return killed
 
 
 # ------------------------------------------------------------------------------ guard and watchdog
@@ -322,7 +303,7 @@ def _run_watchdog(options: argparse.Namespace, engine_argv: list[str], guard: in
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     alarm = _Alarm()
     engine = _fork_engine(options, engine_argv)
-    path = os.path.join(options.records, f"engine-{options.mark}.watchdog.json")
+    path = os.path.join(options.records, record_name(options.mark))
     write_record(
         path,
         engine=engine,
@@ -356,8 +337,7 @@ def main(argv: list[str]) -> int:
         os._exit(_run_watchdog(options, argv[split + 1 :], guard))
     alarm = _Alarm()
     code = _watch(options, alarm, watchdog, 0, options.owner)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(os.path.join(options.records, f"engine-{options.mark}.watchdog.json"))
+    remove_files(options.records, options.mark)
     return code
 
 

@@ -34,6 +34,10 @@ ABORT_PATH = "/abort_requests"
 HEALTH_PATH = "/health"
 MODELS_PATH = "/v1/models"
 CONFIGURATION_PATH = "/server_info?config_format=json"
+COUNTERS_PATH = "/metrics"
+
+GENERATED_TOKENS = "vllm:generation_tokens_total"
+KV_USE = "vllm:kv_cache_usage_perc"
 
 # Of vLLM, where its command line names none.
 _DEFAULT_LEASE_S = 30
@@ -136,6 +140,14 @@ def info_of_answers(models: bytes, configuration: Mapping[str, Any]) -> EngineIn
         slots=int(configuration["scheduler_config"]["max_num_seqs"]),
         tp_degree=int(configuration["parallel_config"]["tensor_parallel_size"]),
         kv_capacity_tokens=int(blocks) * int(block_tokens) if blocks and block_tokens else 0,
+    )
+
+
+def progress_of_answer(body: bytes) -> tuple[float, ...]:
+    """Generated tokens and use of the KV cache, which grows while a prompt is prefilled, from Prometheus' text."""
+    lines = body.decode(errors="replace").splitlines()
+    return tuple(
+        float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((GENERATED_TOKENS, KV_USE))
     )
 
 

@@ -125,10 +125,10 @@ async def _started(
         stack.push_async_callback(process.stop)
     on_progress(f"starting {count} engines" if count > 1 else "starting the engine")
     began_s = time.perf_counter()
-    urls = await asyncio.gather(*(process.start(START_S) for process in processes))
+    addresses = await asyncio.gather(*(process.start(START_S) for process in processes))
     start_s = time.perf_counter() - began_s
     dialect = engine_kind(spec.kind).dialect
-    return [await stack.enter_async_context(EngineClient(url, dialect)) for url in urls], start_s
+    return [await stack.enter_async_context(EngineClient(address, dialect)) for address in addresses], start_s
 
 
 def _traits(configuration: Mapping[str, Any], spec: EngineSpec) -> dict[str, Any]:

@@ -61,9 +61,11 @@ async def measure_kv_transfer(
         processes = [EngineProcess(spec, directory / name) for name in ("source", "target")]
         for process in processes:
             stack.push_async_callback(process.stop)
-        urls = await asyncio.gather(*(process.start(START_S) for process in processes))
+        addresses = await asyncio.gather(*(process.start(START_S) for process in processes))
         dialect = engine_kind(spec.kind).dialect
-        source, target = [await stack.enter_async_context(EngineClient(url, dialect)) for url in urls]
+        source, target = [
+            await stack.enter_async_context(EngineClient(address, dialect)) for address in addresses
+        ]
         on_progress("warming up")
         await _transfers(source, target, contexts[0], 2, rng)
         for length in contexts:

@@ -25,6 +25,7 @@ import aiohttp
 import numpy as np
 from transformers import AutoTokenizer
 
+from heddle_dask.engines.client import connector_to
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import ActionFailed, ActionKind, Context, Environment, Reply, Reward, Task
@@ -33,6 +34,9 @@ from heddle_dask.environments.splits import problem_key
 from pipelines.tiny_agent.conversations import make_environment
 from pipelines.tiny_agent.tokenizer import END_OF_TURN, render
 
+# vLLM closes idle connections after 5 s; the client must forget them earlier.
+KEEPALIVE_S = 3.0
+REQUEST_S = 600.0
 TRAINED_CODE = "trained_code.json"
 # Of 100 held-out easy `code` tasks the shipped agent was trained on the rules of 40.
 _MORE_THAN_ENOUGH = 3
@@ -210,34 +214,37 @@ async def served_model(session: aiohttp.ClientSession, url: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def engine_url(arguments: argparse.Namespace) -> AsyncIterator[str]:
+async def engine_session(
+    arguments: argparse.Namespace,
+) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
     """The engine that was named, or one that lives as long as the evaluation."""
     if arguments.url is not None:
-        yield arguments.url.rstrip("/")
+        async with session_of(aiohttp.TCPConnector(keepalive_timeout=KEEPALIVE_S)) as session:
+            yield session, arguments.url.rstrip("/")
         return
     spec = EngineSpec(
         "vllm", arguments.model, slots=arguments.at_once, max_model_len=arguments.max_context_tokens
     )
     with tempfile.TemporaryDirectory(prefix="heddle-evaluate-") as directory:
         process = EngineProcess(spec, Path(directory))
-        url = await process.start(timeout_s=600)
+        address = await process.start(timeout_s=600)
         try:
-            yield url
+            async with session_of(connector_to(address, keepalive_timeout=KEEPALIVE_S)) as session:
+                yield session, address.url
         finally:
             await process.stop()
 
 
-def session_of(timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
-    """A session that forgets idle connections before vLLM closes them (after 5 s)."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=3.0), timeout=timeout)
+def session_of(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
+    """A session whose requests have a time limit."""
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=REQUEST_S))
 
 
 async def run(arguments: argparse.Namespace) -> None:
     """Evaluate every environment asked for; failed trajectories on request."""
-    timeout = aiohttp.ClientTimeout(total=600)
     rows = []
     trained = trained_rules(Path(arguments.model))
-    async with engine_url(arguments) as url, session_of(timeout) as session:
+    async with engine_session(arguments) as (session, url):
         engine = Engine(
             session,
             url,

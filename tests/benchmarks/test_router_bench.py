@@ -221,11 +221,11 @@ class Forwarder:
 @asynccontextmanager
 async def forwarding_client(tmp_path: Path) -> AsyncIterator[tuple[Forwarder, RouterClient]]:
     async with AsyncExitStack() as stack:
-        spec = emulated("emulated-model", seconds_per_token=0.0005)
+        spec = emulated("emulated-model", seconds_per_token=0.0005, tcp=True)
         engines = [EngineProcess(spec, tmp_path / f"engine-{index}") for index in range(2)]
         for engine in engines:
             stack.push_async_callback(engine.stop)
-        forwarder = Forwarder([await engine.start(60.0) for engine in engines])
+        forwarder = Forwarder([(await engine.start(60.0)).url for engine in engines])
         url = await stack.enter_async_context(forwarder.serving())
         yield forwarder, await stack.enter_async_context(RouterClient(url))
 
@@ -275,7 +275,9 @@ def test_bad_arms_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyP
     with pytest.raises(BadInput, match=r"option 'cache-threshold=much': give a number"):
         check_router("cache_aware", ["cache-threshold=much"])
     monkeypatch.setattr(util, "find_spec", lambda name: None)
-    with pytest.raises(BadInput, match=r"vllm-router is not installed in .+: run .+\[bench\].+ in a checkout"):
+    with pytest.raises(
+        BadInput, match=r"vllm-router is not installed in .+: run .+\[bench\].+ in a checkout"
+    ):
         check_router("cache_aware", ["cache-threshold=0.5"])
 
 

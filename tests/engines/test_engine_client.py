@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from aiohttp import web
 
+from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.client import EngineClient
-from heddle_dask.engines.contract import GenerateRequest, SamplingParams
+from heddle_dask.engines.contract import EngineUnreachable, GenerateRequest, SamplingParams
 
 LATE_ABORTS = 10
 ABORTED = b'data: {"choices":[{"finish_reason":"abort","token_ids":[],"weight_versions":[]}]}\n\n'
@@ -32,16 +35,23 @@ async def _engine_that_knows_a_step_late() -> AsyncIterator[EngineClient]:
             ended.set()
         return web.json_response({"status": "aborted"})
 
+    routes = [web.post("/inference/v1/generate", generate), web.post("/abort_requests", abort)]
+    async with _serving(routes) as client:
+        yield client
+
+
+@asynccontextmanager
+async def _serving(routes: list[web.RouteDef]) -> AsyncIterator[EngineClient]:
     app = web.Application()
-    app.add_routes([web.post("/inference/v1/generate", generate), web.post("/abort_requests", abort)])
-    runner = web.AppRunner(app)
+    app.add_routes(routes)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
-        async with EngineClient(f"http://127.0.0.1:{port}") as client:
-            yield client
+        with tempfile.TemporaryDirectory() as directory:
+            address = EngineAddress(f"{directory}/engine.sock")
+            await web.UnixSite(runner, address.socket).start()
+            async with EngineClient(address) as client:
+                yield client
     finally:
         await runner.cleanup()
 
@@ -62,7 +72,34 @@ def test_an_abort_is_repeated_until_the_step_has_ended() -> None:
 
 def test_an_abort_of_nobody_asks_nothing() -> None:
     async def scenario() -> None:
-        async with EngineClient("http://127.0.0.1:9") as client:
+        async with EngineClient(EngineAddress("/no/such.sock")) as client:
             await client.abort([])
 
     asyncio.run(scenario())
+
+
+def test_closing_the_client_ends_a_step_whose_answer_has_begun() -> None:
+    """vLLM sends the first token at once, and an engine may then never send the rest."""
+    began = asyncio.Event()
+
+    async def generate(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"choices":[]}\n\n')
+        began.set()
+        await asyncio.Event().wait()
+        return response
+
+    async def scenario() -> None:
+        async with _serving([web.post("/inference/v1/generate", generate)]) as client:
+            step = asyncio.ensure_future(
+                client.generate(GenerateRequest("step", (1, 2), SamplingParams(max_tokens=10)))
+            )
+            await began.wait()
+            while not client._streams:
+                await asyncio.sleep(0)
+            await client.close()
+            with pytest.raises(EngineUnreachable, match="is unreachable"):
+                await step
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))

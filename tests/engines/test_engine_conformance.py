@@ -111,7 +111,7 @@ class Running:
         """Run one test's scenario against the engine, bounded, with a client of its own."""
 
         async def bounded() -> None:
-            async with EngineClient(self.process.base_url) as client:
+            async with EngineClient(self.process.address) as client:
                 await asyncio.wait_for(scenario(client), CEILING_S)
 
         asyncio.run(bounded())
@@ -516,6 +516,29 @@ def test_an_engine_without_kv_transfers_says_so(engine):
             await client.export_kv("export", _prompt(100, 21))
         assert caught.value.cause == "unsupported"
         assert (await client.warm(_prompt(100, 22), "warm")).cached_tokens == 0
+
+    engine.tell(scenario)
+
+
+def test_counters_move_while_it_works_and_only_then(engine):
+    """By them a long step is told from an engine that is stuck."""
+
+    async def scenario(client: EngineClient) -> None:
+        running = asyncio.ensure_future(client.generate(_step(_prompt(10, 31), 1900)))
+        seen = [await client.progress()]
+        while not running.done():
+            await asyncio.sleep(0.1)
+            if (now := await client.progress()) != seen[-1]:
+                seen.append(now)
+        assert len(seen) > 3, "they move during a step, and not only at its end"
+        # What the last iteration counted may be published a little later.
+        while await client.progress() != (still := await client.progress()):
+            await asyncio.sleep(0.1)
+        assert await client.progress() == still
+        ended = client.steps_ended
+        await client.canary()
+        assert await client.progress() != still
+        assert client.steps_ended == ended and client.steps_in_flight == 0
 
     engine.tell(scenario)
 

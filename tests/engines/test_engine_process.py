@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -15,11 +16,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines import watchdog
-from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.address import EngineAddress
+from heddle_dask.engines.client import EngineClient, connector_to
 from heddle_dask.engines.contract import (
     EngineRefused,
     EngineUnreachable,
@@ -27,7 +30,7 @@ from heddle_dask.engines.contract import (
     SamplingParams,
 )
 from heddle_dask.engines.emulated.options import EmulatedOptions
-from heddle_dask.engines.ports import free_port
+from heddle_dask.engines.private_directory import engines_directory, private_directory
 from heddle_dask.engines.process import EngineProcess, EngineStartError, likely_cause
 from heddle_dask.engines.spec import EngineSpec
 
@@ -64,17 +67,16 @@ def _with_engine(
 
 
 def _fails(spec: EngineSpec, directory: Path, timeout_s: float = CEILING_S) -> EngineStartError:
-    process = EngineProcess(spec, directory)
+    process = EngineProcess(spec, directory, records=directory / "r")
     with pytest.raises(EngineStartError) as caught:
         asyncio.run(process.start(timeout_s))
     assert process.returncode is not None, "nothing may be left running"
-    assert not list(directory.glob("*.watchdog.json"))
+    assert not list((directory / "r").iterdir())
     return caught.value
 
 
 def test_start_serve_and_stop(tmp_path):
     async def scenario(process: EngineProcess, client: EngineClient) -> None:
-        assert process.base_url == f"http://127.0.0.1:{process.port}"
         assert watchdog.start_time(process.pid) and watchdog.start_time(process.engine_pid)
         assert len((await client.generate(_step("a"))).token_ids) == 5
         engine_pid = process.engine_pid
@@ -135,27 +137,64 @@ def test_a_start_error_survives_pickling():
     assert (str(error), error.log_tail) == ("no", ("a", "b"))
 
 
-def test_a_port_in_use_is_named(tmp_path):
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        port = holder.getsockname()[1]
-        with pytest.raises(BadInput, match=f"port {port} is in use"):
-            EngineProcess(_spec(), tmp_path, port)
-    with pytest.raises(BadInput, match="port 70000"):
-        EngineProcess(_spec(), tmp_path, 70000)
+def _listening(pid: int) -> list[str]:
+    """Addresses of the Internet sockets on which a process listens."""
+    return [c.laddr for c in psutil.Process(pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
 
 
-def test_an_asked_port_is_used(tmp_path):
+def test_an_engine_listens_on_a_socket_that_no_other_user_reaches(tmp_path):
+    async def scenario(process: EngineProcess, client: EngineClient) -> None:
+        socket = Path(process.address.socket)
+        assert str(process.address) == f"unix:{socket}"
+        assert socket.is_socket() and socket.parent == engines_directory()
+        status = socket.parent.lstat()
+        assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o700, os.getuid())
+        assert _listening(process.engine_pid) == []
+        # Unlike a port, its name in the list of processes is of no use to another user.
+        await process.stop()
+        assert not socket.exists()
+        with pytest.raises(EngineUnreachable, match=f"engine at unix:{socket} is unreachable"):
+            await client.describe()
+
+    _with_engine(tmp_path, _spec(), scenario)
+
+
+def test_an_engine_for_a_router_listens_on_a_loopback_port(tmp_path):
+    async def scenario(process: EngineProcess, client: EngineClient) -> None:
+        assert process.address.url == f"http://127.0.0.1:{process.address.port}"
+        assert _listening(process.engine_pid) == [("127.0.0.1", process.address.port)]
+        assert len((await client.generate(_step("a"))).token_ids) == 5
+
+    _with_engine(tmp_path, _spec(tcp=True), scenario)
+
+
+def test_a_path_too_long_for_a_socket_is_one_line(tmp_path):
+    records = tmp_path / ("long" * 30)
+    with pytest.raises(
+        BadInput, match=r"^socket /\S+ has a path of \d+ bytes, and sockets take 107: use .+$"
+    ):
+        EngineProcess(_spec(), tmp_path, records=records)
+
+
+def test_the_socket_of_a_dead_owner_is_removed_at_the_next_start(tmp_path):
+    records = private_directory(tmp_path / "r")
+    stale = records / watchdog.socket_name("dead")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(stale))
+    record = {"engine": 1, "engine_started": -1, "mark": "dead", "owner": 1, "owner_started": -1}
+    path = records / watchdog.record_name("dead")
+    path.write_text(json.dumps({**record, "boot_id": watchdog.boot_id(), "host": os.uname().nodename}))
+
     async def main() -> None:
-        port = free_port()
-        process = EngineProcess(_spec(), tmp_path, port)
+        process = EngineProcess(_spec(), tmp_path, records=records)
         try:
-            assert await process.start(CEILING_S) == f"http://127.0.0.1:{port}"
+            await process.start(CEILING_S)
+            assert not stale.exists() and not path.exists()
         finally:
             await process.stop()
 
     asyncio.run(main())
+    assert list(records.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -191,7 +230,7 @@ def test_a_hanging_engine_is_not_healthy(tmp_path):
     async def scenario(process: EngineProcess, client: EngineClient) -> None:
         await client.generate(_step("a"))
         hanging = asyncio.ensure_future(client.generate(_step("b")))
-        async with EngineClient(process.base_url, question_timeout_s=0.3) as impatient:
+        async with EngineClient(process.address, question_timeout_s=0.3) as impatient:
             while await impatient.healthy():
                 await asyncio.sleep(0.01)
         assert not hanging.done()
@@ -204,8 +243,8 @@ def test_faults_can_be_set_while_it_runs(tmp_path):
     async def scenario(process: EngineProcess, client: EngineClient) -> None:
         async def fault(**faults) -> int:
             async with (
-                aiohttp.ClientSession() as session,
-                session.post(f"{process.base_url}/faults", json=faults) as response,
+                aiohttp.ClientSession(connector=connector_to(process.address)) as session,
+                session.post(f"{process.address.url}/faults", json=faults) as response,
             ):
                 return response.status
 
@@ -305,7 +344,7 @@ def test_killing_guard_and_watchdog_together_leaves_nothing_after_stop(tmp_path)
 
 def test_nobody_there_is_unreachable():
     async def main() -> None:
-        async with EngineClient(f"http://127.0.0.1:{free_port()}") as client:
+        async with EngineClient(EngineAddress("/no/such.sock")) as client:
             assert not await client.healthy()
             for question in (client.generate(_step("a")), client.describe(), client.abort(["a"])):
                 with pytest.raises(EngineUnreachable, match="is unreachable"):
@@ -316,7 +355,7 @@ def test_nobody_there_is_unreachable():
 
 def test_closing_the_client_ends_its_steps(tmp_path):
     async def scenario(process: EngineProcess, _client: EngineClient) -> None:
-        client = EngineClient(process.base_url)
+        client = EngineClient(process.address)
         running = asyncio.ensure_future(client.generate(_step("a", 90_000)))
         await asyncio.sleep(0.1)
         await client.close()
@@ -334,8 +373,8 @@ def test_a_wrong_body_is_refused_and_a_large_one_is_not(tmp_path):
         with pytest.raises(EngineRefused, match="token ids"):
             await client.generate(GenerateRequest("b", [1 << 40], SamplingParams(3)))
         async with (
-            aiohttp.ClientSession() as session,
-            session.post(f"{process.base_url}/inference/v1/generate", data=b"{") as response,
+            aiohttp.ClientSession(connector=connector_to(process.address)) as session,
+            session.post(f"{process.address.url}/inference/v1/generate", data=b"{") as response,
         ):
             assert response.status == 400
 

@@ -60,6 +60,7 @@ def test_options_of_another_kind_are_refused():
             "unknown key 'extra_args': use cost, faults, time_scale, emulation",
         ),
         ({"kv_transfer": 1}, "kv_transfer is 1: use true or false"),
+        ({"tcp": "yes"}, "tcp is 'yes': use true or false"),
         ({"speed": 1}, "unknown key 'speed'"),
     ],
 )

@@ -166,3 +166,16 @@ def test_an_abort_uses_the_engines_form_of_the_id():
     assert json.loads(wire.abort_body(["a", "b"])) == {
         "request_ids": ["generate-tokens-a", "generate-tokens-b"]
     }
+
+
+def test_progress_is_read_from_prometheus_text():
+    text = (
+        "# HELP vllm:generation_tokens_total Number of generation tokens processed.\n"
+        "# TYPE vllm:generation_tokens_total counter\n"
+        'vllm:generation_tokens_total{engine="0",model_name="m"} 42.0\n'
+        'vllm:generation_tokens_created{engine="0",model_name="m"} 1.7e+09\n'
+        'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.125\n'
+        'vllm:request_generation_tokens_sum{engine="0",model_name="m"} 40.0\n'
+    )
+    assert wire.progress_of_answer(text.encode()) == (42.0, 0.125)
+    assert wire.progress_of_answer(b"") == ()

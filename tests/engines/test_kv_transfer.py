@@ -20,7 +20,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.client import EngineClient, connector_to
 from heddle_dask.engines.contract import (
     EngineRefused,
     GenerateRequest,
@@ -79,8 +79,8 @@ class Pair:
 
         async def bounded() -> None:
             async with (
-                EngineClient(self.source.base_url) as source,
-                EngineClient(self.target.base_url) as target,
+                EngineClient(self.source.address) as source,
+                EngineClient(self.target.address) as target,
             ):
                 await asyncio.wait_for(scenario(source, target), CEILING_S)
 
@@ -217,7 +217,7 @@ def test_a_handle_travels_as_json(pair):
     async def scenario(source: EngineClient, target: EngineClient) -> None:
         tokens = context(300)
         handle = await export(source, tokens)
-        again = KvHandle.from_mapping(json.loads(json.dumps(handle.to_mapping())))
+        again = KvHandle.from_mapping(json.loads(json.dumps(handle.to_mapping())), handle.asked_s)
         assert again == handle
         await target.import_kv(name(), tokens, again)
 
@@ -234,7 +234,7 @@ def test_misuse_is_refused_before_it_can_do_harm(pair):
         assert await failure(target, tokens, other_blocks) == "mismatch"
         other_degree = replace(handle, tp_degree=handle.tp_degree + 1)
         assert await failure(target, tokens, other_degree) == "mismatch"
-        late = replace(handle, expires_s=time.time() - 1)
+        late = replace(handle, asked_s=handle.asked_s - handle.valid_s - 1)
         assert await failure(target, tokens, late) == "expired"
         await target.import_kv(name(), tokens, handle)
         assert await failure(target, tokens, handle) == "used"
@@ -367,8 +367,8 @@ def emulated(tmp_path: Path) -> Iterator[Pair]:
 
 async def set_faults(engine: EngineProcess, **faults: object) -> None:
     async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"{engine.base_url}/faults", json=faults) as response,
+        aiohttp.ClientSession(connector=connector_to(engine.address)) as session,
+        session.post(f"{engine.address.url}/faults", json=faults) as response,
     ):
         assert response.status == 200
 
@@ -417,15 +417,15 @@ def test_blocks_are_let_go_when_the_lease_ends_and_an_import_waits_no_longer(tmp
         async def scenario(source: EngineClient, target: EngineClient) -> None:
             tokens = context(1500)
             handle = await export(source, tokens)
-            assert handle.expires_s - time.time() < 0.6
+            assert handle.expires_s - time.monotonic() < 0.6
             # The transfer would take 150 s.
             assert await failure(target, tokens, handle) == "expired"
             assert (await target.warm(tokens, name())).cached_tokens == 0
             await asyncio.sleep(0.7)
             # With blocks still pinned there would be no room for this.
             await greedy(source, context(1900), 2)
-            stale = replace(handle, expires_s=time.time() + 60, digest=handle.digest)
-            async with EngineClient(pair.target.base_url) as fresh:
+            stale = replace(handle, asked_s=time.monotonic(), valid_s=60.0)
+            async with EngineClient(pair.target.address) as fresh:
                 assert await failure(fresh, tokens, stale) == "source"
 
         pair.tell(scenario)
@@ -440,18 +440,22 @@ def test_vllm_lets_blocks_go_when_nobody_reads_them_and_they_are_not_asked_for_t
         (process,) = start(stack, tmp_path, spec_of("vllm"))
 
         async def kv_use() -> float:
-            async with aiohttp.ClientSession() as session, session.get(f"{process.base_url}/metrics") as said:
+            connector = connector_to(process.address)
+            async with (
+                aiohttp.ClientSession(connector=connector) as session,
+                session.get(f"{process.address.url}/metrics") as said,
+            ):
                 lines = (await said.text()).splitlines()
             return float(next(line for line in lines if line.startswith(METRIC)).split()[-1])
 
         async def scenario() -> None:
-            async with EngineClient(process.base_url) as engine:
+            async with EngineClient(process.address) as engine:
                 tokens = context(1500)
                 expected, _ = await greedy(engine, tokens)
                 handle = await export(engine, tokens)
                 await greedy(engine, context(20), 2)  # counts are written with each iteration
                 assert await kv_use() > 0
-                await asyncio.sleep(max(0.0, handle.expires_s - time.time()))
+                await asyncio.sleep(max(0.0, handle.expires_s - time.monotonic()))
                 assert await failure(engine, tokens, handle) == "expired"
                 while await kv_use() > 0:
                     await asyncio.sleep(0.5)
@@ -461,16 +465,46 @@ def test_vllm_lets_blocks_go_when_nobody_reads_them_and_they_are_not_asked_for_t
         asyncio.run(asyncio.wait_for(scenario(), CEILING_S))
 
 
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
+def test_a_jump_of_the_wall_clock_changes_no_lease(tmp_path, monkeypatch, jump_s):
+    """Set back, an expired handle would seem good, and its blocks, used for others by then, would be read."""
+    spec = emulating({"kv_lease_s": 3.0})
+    now = time.time
+    with ExitStack() as stack:
+        pair = Pair(*start(stack, tmp_path, spec, spec))
+
+        async def scenario(source: EngineClient, target: EngineClient) -> None:
+            tokens, other = context(300), context(310)
+            handle, late = await export(source, tokens), await export(source, other)
+            monkeypatch.setattr(time, "time", lambda: now() + jump_s)
+            travelled = KvHandle.from_mapping(json.loads(json.dumps(handle.to_mapping())), handle.asked_s)
+            await target.import_kv(name(), tokens, travelled)
+            await asyncio.sleep(max(0.0, late.asked_s + 2.0 - time.monotonic()))
+            assert await failure(target, other, late) == "expired"
+
+        pair.tell(scenario)
+
+
+def test_the_way_of_a_handle_counts_against_its_lease():
+    """A target counts from when it asked: a handle that took longer than its lease is not good on arrival."""
+    handle = KvHandle("e", 1, "d", 16, 1, {}, valid_s=2.0, asked_s=50.0)
+    told = handle.to_mapping()
+    assert "asked_s" not in told, "another process has another clock"
+    assert KvHandle.from_mapping(told, asked_s=900.0).expires_s == 902.0
+
+
 def test_an_engine_that_was_started_again_does_not_know_old_handles(emulated, tmp_path):
     async def scenario(source: EngineClient, target: EngineClient) -> None:
         tokens = context(200)
         handle = await export(source, tokens)
         os.kill(emulated.source.engine_pid, signal.SIGKILL)
         await emulated.source.wait()
-        again = EngineProcess(EMULATED, tmp_path / "again", emulated.source.port)
+        again = EngineProcess(EMULATED, tmp_path / "again")
         await again.start(60.0)
         try:
-            assert await failure(target, tokens, handle) == "source"
+            moved = replace(handle, params={**handle.params, "remote_host": again.address.socket})
+            assert await failure(target, tokens, moved) == "source"
+            assert "this engine is emulated-" in again.log_tail()[-1]
         finally:
             await again.stop()
 

@@ -11,6 +11,7 @@ from importlib import metadata, util
 import pytest
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import (
     KV_LEASE_S,
@@ -19,6 +20,8 @@ from heddle_dask.engines.vllm_command import (
     installed_vllm_build,
     vllm_command,
 )
+
+SOCKET = EngineAddress("/run/e.sock")
 
 
 @pytest.fixture
@@ -34,13 +37,13 @@ def spec(model):
 
 
 def test_cpu_command(spec, model):
-    command = vllm_command(spec, 8123, "cpu")
+    command = vllm_command(spec, SOCKET, "cpu")
     assert " ".join(command.argv) == (
         f"{sys.executable} -m vllm.entrypoints.openai.api_server --model {model} --dtype auto"
         " --max-model-len 3000 --max-num-seqs 6 --tensor-parallel-size 1 --seed 0"
         " --scheduling-policy priority --enable-scale-out --enable-prefix-caching"
         " --enable-prompt-tokens-details --disable-uvicorn-access-log"
-        " --host 127.0.0.1 --port 8123 --enforce-eager"
+        " --uds /run/e.sock --enforce-eager"
         " --no-enable-chunked-prefill --max-num-batched-tokens 3000"
         " --distributed-executor-backend vllm.v1.executor.uniproc_executor.UniProcExecutor"
     )
@@ -56,13 +59,13 @@ def test_cpu_command(spec, model):
 
 def test_ranks_and_gpus_have_worker_processes_and_a_users_executor_wins(spec):
     for other, build in ((replace(spec, tp_degree=2), "cpu"), (spec, "gpu")):
-        assert "--distributed-executor-backend" not in vllm_command(other, 8123, build).argv
+        assert "--distributed-executor-backend" not in vllm_command(other, SOCKET, build).argv
     own = replace(spec, options=VllmOptions(extra_args=("--distributed-executor-backend", "mp")))
-    assert vllm_command(own, 8123, "cpu").argv[-1] == "mp", "of an option given twice the last counts"
+    assert vllm_command(own, SOCKET, "cpu").argv[-1] == "mp", "of an option given twice the last counts"
 
 
 def test_gpu_command_has_no_cpu_variables_and_keeps_cuda_graphs(spec):
-    command = vllm_command(replace(spec, tp_degree=4, dtype="bfloat16"), 8123, "gpu")
+    command = vllm_command(replace(spec, tp_degree=4, dtype="bfloat16"), SOCKET, "gpu")
     assert "--enforce-eager" not in command.argv
     assert "--no-enable-chunked-prefill" not in command.argv
     assert not [name for name in command.env if "CPU" in name or "OMP" in name]
@@ -72,8 +75,8 @@ def test_gpu_command_has_no_cpu_variables_and_keeps_cuda_graphs(spec):
 
 
 def test_an_engine_that_hands_over_kv_has_a_connector_and_a_side_channel(spec):
-    plain = vllm_command(spec, 8123, "cpu")
-    command = vllm_command(replace(spec, kv_transfer=True), 8123, "cpu", 8124)
+    plain = vllm_command(spec, SOCKET, "cpu")
+    command = vllm_command(replace(spec, kv_transfer=True), SOCKET, "cpu", 8124)
     assert command.argv[: len(plain.argv)] == plain.argv
     flag, text = command.argv[len(plain.argv) :]
     assert flag == "--kv-transfer-config"
@@ -91,7 +94,7 @@ def test_an_engine_that_hands_over_kv_has_a_connector_and_a_side_channel(spec):
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "8124",
         "UCX_TLS": "tcp,self,sm",
     }
-    gpu = vllm_command(replace(spec, kv_transfer=True), 8123, "gpu", 8124)
+    gpu = vllm_command(replace(spec, kv_transfer=True), SOCKET, "gpu", 8124)
     assert "UCX_TLS" not in gpu.env
     assert "kv_buffer_device" not in json.loads(gpu.argv[-1])
 
@@ -99,14 +102,14 @@ def test_an_engine_that_hands_over_kv_has_a_connector_and_a_side_channel(spec):
 def test_extra_arguments_come_last_and_kv_space_is_whole_gib(spec):
     extra = ("--gpu-memory-utilization", "0.8")
     options = VllmOptions(extra_args=extra, kv_cache_gib=2.5, cpu_threads=3)
-    command = vllm_command(replace(spec, options=options), 1, "cpu")
+    command = vllm_command(replace(spec, options=options), SOCKET, "cpu")
     assert command.argv[-2:] == extra
     assert command.env["VLLM_CPU_KVCACHE_SPACE"] == "3"
     assert command.env["OMP_NUM_THREADS"] == "3"
 
 
 def test_a_model_by_name_may_be_downloaded(spec):
-    command = vllm_command(replace(spec, model="Qwen/Qwen3-8B"), 1, "gpu")
+    command = vllm_command(replace(spec, model="Qwen/Qwen3-8B"), SOCKET, "gpu")
     assert "HF_HUB_OFFLINE" not in command.env
 
 
@@ -158,3 +161,9 @@ def test_engines_never_import_vllm_torch_or_dask():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_a_port_is_on_loopback(spec):
+    text = " ".join(vllm_command(spec, EngineAddress(port=8123), "cpu").argv)
+    assert "--host 127.0.0.1 --port 8123" in text
+    assert "--uds" not in text

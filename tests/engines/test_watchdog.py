@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from heddle_dask.engines import watchdog
+from heddle_dask.engines.stale_engines import kill_stale
 
 ENGINE = """
 import os, subprocess, sys, time
@@ -164,13 +165,13 @@ def test_sigkill_of_all_three_ends_the_engine_and_the_next_start_ends_the_rest(s
     while watchdog.start_time(engine):  # PDEATHSIG
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert watchdog.kill_stale(str(supervised.records)) == [engine]
+    assert kill_stale(str(supervised.records)) == [engine]
     assert _marked(supervised.mark) == []
     assert not supervised.record.exists()
 
 
 def test_a_living_owners_engine_is_not_stale(supervised):
-    assert watchdog.kill_stale(str(supervised.records)) == []
+    assert kill_stale(str(supervised.records)) == []
     assert len(_marked(supervised.mark)) == 4
     assert supervised.record.exists()
 
@@ -224,11 +225,14 @@ def test_broken_and_foreign_records_do_no_harm(tmp_path):
     (tmp_path / "notes.json").write_text("{}")
     # Another boot: every pid in it names another process now.
     me = {"engine": os.getpid(), "engine_started": watchdog.start_time(os.getpid()), "mark": "x"}
-    foreign = {**me, "owner": 1, "owner_started": -1, "boot_id": "another"}
-    (tmp_path / "engine-b.watchdog.json").write_text(json.dumps(foreign))
-    assert watchdog.kill_stale(str(tmp_path)) == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.json"]
-    assert watchdog.kill_stale(str(tmp_path / "absent")) == []
+    old = {**me, "owner": 1, "owner_started": -1, "boot_id": "another", "host": os.uname().nodename}
+    (tmp_path / "engine-x.watchdog.json").write_text(json.dumps(old))
+    # Another machine, with the same directory: its engine may be running.
+    there = {**old, "mark": "y", "host": f"not-{os.uname().nodename}"}
+    (tmp_path / "engine-y.watchdog.json").write_text(json.dumps(there))
+    assert kill_stale(str(tmp_path)) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["engine-y.watchdog.json", "notes.json"]
+    assert kill_stale(str(tmp_path / "absent")) == []
 
 
 def test_the_watchdog_imports_only_the_standard_library():
@@ -238,3 +242,57 @@ def test_the_watchdog_imports_only_the_standard_library():
     tops = {name.partition(".")[0] for name in loaded}
     assert tops <= set(sys.stdlib_module_names) | {"__main__", "__mp_main__"}
     assert not {"asyncio", "subprocess", "multiprocessing"} & tops
+
+
+def _planted(directory: Path, victim: int, mark: str) -> Path:
+    """A record of a dead owner that names a living process."""
+    record = {
+        "engine": victim,
+        "engine_started": watchdog.start_time(victim),
+        "mark": mark,
+        "owner": 1,
+        "owner_started": -1,
+        "boot_id": watchdog.boot_id(),
+        "host": os.uname().nodename,
+    }
+    path = directory / watchdog.record_name(mark)
+    path.write_text(json.dumps(record))
+    return path
+
+
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    """An innocent process that leads a session of its own."""
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_planted_record_kills_no_process_without_the_mark(tmp_path, victim):
+    path = _planted(tmp_path, victim.pid, "planted")
+    assert kill_stale(str(tmp_path)) == []
+    assert victim.poll() is None
+    assert not path.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_record_of_another_user_or_behind_a_link_is_ignored(tmp_path):
+    mark = f"foreign-{os.getpid()}"
+    marked = subprocess.Popen(["sleep", "600"], env={watchdog.MARK: mark})
+    try:
+        path = _planted(tmp_path, marked.pid, mark)
+        os.chown(path, 12345, 12345)
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        (tmp_path / watchdog.record_name("link")).symlink_to(_planted(elsewhere, marked.pid, mark))
+        assert kill_stale(str(tmp_path)) == []
+        assert marked.poll() is None
+        os.chown(path, os.geteuid(), os.getegid())
+        assert kill_stale(str(tmp_path)) == [marked.pid]
+        assert marked.wait(CEILING_S) == -signal.SIGKILL
+    finally:
+        marked.kill()
+        marked.wait()

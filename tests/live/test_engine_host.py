@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
-from heddle_dask.engines.client import EngineClient
-from heddle_dask.engines.contract import EngineInfo
+import aiohttp
+import pytest
+
+from heddle_dask.engines.client import EngineClient, connector_to
+from heddle_dask.engines.contract import EngineInfo, EngineUnreachable, GenerateRequest, SamplingParams
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
@@ -29,6 +33,7 @@ class Told:
         if self.fails:
             self.fails -= 1
             raise RuntimeError("no room for it")
+        self.client = client
         self.lines.append("ready")
 
     def lost(self, reason: str) -> None:
@@ -43,17 +48,26 @@ class Told:
         return self.lines[:count]
 
 
-def supervised(directory: Path, told: Told) -> EngineHost:
-    options = EmulatedOptions(cost={"seconds_per_token": 0.001})
-    spec = EngineSpec("emulated", "none", slots=4, max_model_len=1000, options=options)
+def supervised(
+    directory: Path,
+    told: Told,
+    *,
+    records: Path | None = None,
+    watch: Watch = WATCH,
+    slots: int = 4,
+    cost: dict[str, float] | None = None,
+    faults: dict[str, int] | None = None,
+) -> EngineHost:
+    options = EmulatedOptions(cost=cost or {"seconds_per_token": 0.001}, faults=faults)
+    spec = EngineSpec("emulated", "none", slots=slots, max_model_len=4000, options=options)
     return EngineHost(
         spec,
         directory,
         on_ready=told.ready,
         on_lost=told.lost,
         on_start_failed=told.start_failed,
-        records=directory,
-        watch=WATCH,
+        records=records or directory,
+        watch=watch,
     )
 
 
@@ -105,6 +119,167 @@ def test_a_start_that_fails_unforeseen_is_told_and_tried_again(tmp_path: Path, m
             first, second = await told.until(2)
             assert first == "failed: OSError: [Errno 28] No space left on device"
             assert second == "ready"
+        finally:
+            await host.stop()
+
+    asyncio.run(asyncio.wait_for(main(), CEILING_S))
+
+
+IMPATIENT = replace(WATCH, stall_s=0.4, canary_s=0.4)
+
+
+def step(name: str, tokens: int, context: int = 3) -> GenerateRequest:
+    return GenerateRequest(name, [1] * context, SamplingParams(tokens, ignore_eos=True))
+
+
+def test_an_engine_that_is_healthy_and_runs_no_step_is_lost_and_started_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        told = Told()
+        host = supervised(tmp_path, told, watch=IMPATIENT, faults={"stuck_after_requests": 1})
+        host.start()
+        try:
+            await told.until(1)
+            client = told.client
+            await client.generate(step("a", 5))
+            held = asyncio.ensure_future(client.generate(step("b", 5)))
+            lines = await told.until(3)
+            assert lines[0] == lines[2] == "ready"
+            assert lines[1].startswith(
+                "lost: it made no progress for 0.4 s with 1 steps in flight, and a one-token request failed: "
+                "no answer within 0.4 s (log: "
+            )
+            with pytest.raises(EngineUnreachable):
+                await held
+        finally:
+            await host.stop()
+
+    asyncio.run(asyncio.wait_for(main(), CEILING_S))
+
+
+@pytest.mark.parametrize(
+    ("cost", "work"),
+    [
+        ({"seconds_per_token": 0.01}, step("a", 300)),
+        ({"fixed_s": 0.001, "prefill_token_s": 0.001, "chunk_tokens": 32}, step("a", 1, context=3000)),
+    ],
+    ids=["generation", "prefill"],
+)
+def test_a_long_step_that_takes_all_slots_is_not_stuck(tmp_path: Path, cost, work) -> None:
+    """A canary would have to wait for its end, which is longer than the limits."""
+
+    async def main() -> None:
+        told = Told()
+        host = supervised(tmp_path, told, watch=IMPATIENT, slots=1, cost=cost)
+        host.start()
+        try:
+            await told.until(1)
+            result = await told.client.generate(work)
+            assert result.prefill_s + result.decode_s > 2.0
+            assert told.lines == ["ready"]
+        finally:
+            await host.stop()
+
+    asyncio.run(asyncio.wait_for(main(), CEILING_S))
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_paused_vllm_is_healthy_and_counts_as_lost(tmp_path: Path, model_dir: str) -> None:
+    """Paused, it freezes running steps and goes on answering its health checks, as when a GPU hangs."""
+
+    async def main() -> None:
+        told = Told()
+        spec = EngineSpec("vllm", model_dir, slots=2, max_model_len=2048, dtype="float32")
+        watch = Watch(health_interval_s=0.5, stall_s=4.0, canary_s=4.0, backoff_s=600.0)
+        host = EngineHost(
+            spec,
+            tmp_path,
+            on_ready=told.ready,
+            on_lost=told.lost,
+            on_start_failed=told.start_failed,
+            watch=watch,
+        )
+        host.start()
+        try:
+            assert await told.until(1) == ["ready"]
+            client = told.client
+            steps = [asyncio.ensure_future(client.generate(step(name, 1900))) for name in "abcd"]
+            while (await client.progress())[0] == 0:
+                await asyncio.sleep(0.1)
+            async with (
+                aiohttp.ClientSession(connector=connector_to(client.address)) as session,
+                session.post(f"{client.address.url}/pause?mode=keep") as answer,
+            ):
+                assert answer.status == 200
+            assert await client.healthy()
+            lost = (await told.until(2))[1]
+            assert lost.startswith("lost: it made no progress for 4 s with ")
+            results = await asyncio.gather(*steps, return_exceptions=True)
+            assert any(isinstance(result, EngineUnreachable) for result in results)
+        finally:
+            await host.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 500.0))
+
+
+def test_a_crash_is_told_with_its_cause_and_the_end_of_the_log(tmp_path: Path) -> None:
+    async def main() -> None:
+        told = Told()
+        host = supervised(tmp_path, told, faults={"crash_after_requests": 0})
+        host.start()
+        try:
+            await told.until(1)
+            with pytest.raises(EngineUnreachable):
+                await told.client.generate(step("a", 5))
+            lost = (await told.until(2))[1]
+        finally:
+            await host.stop()
+        log = tmp_path / "engine-1" / "engine.log"
+        assert lost.startswith(
+            "lost: its process ended with exit code 1: RuntimeError: crashed as asked (fault) "
+        )
+        assert f"(log: {log}; its last lines: emulated engine for none at unix:" in lost
+        assert lost.endswith(" | RuntimeError: crashed as asked (fault))")
+        assert "\n" not in lost and len(lost) < 1500
+
+    asyncio.run(asyncio.wait_for(main(), CEILING_S))
+
+
+def test_a_directory_that_is_not_ours_alone_is_told_and_tried_again(tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    records.mkdir()
+    records.chmod(0o777)
+
+    async def main() -> None:
+        told = Told()
+        host = supervised(tmp_path, told, records=records)
+        host.start()
+        try:
+            (failed,) = await told.until(1)
+            assert failed == (
+                f"failed: directory {records} may be written by other users: remove it and what is in it"
+            )
+            records.chmod(0o700)
+            while told.lines[-1] != "ready":
+                await asyncio.sleep(0.02)
+        finally:
+            await host.stop()
+
+    asyncio.run(asyncio.wait_for(main(), CEILING_S))
+
+
+def test_a_kill_names_the_signal(tmp_path: Path) -> None:
+    async def main() -> None:
+        told = Told()
+        host = supervised(tmp_path, told)
+        host.start()
+        try:
+            await told.until(1)
+            assert host._process is not None
+            os.kill(host._process.engine_pid, signal.SIGKILL)
+            lost = (await told.until(2))[1]
+            assert lost.startswith("lost: its process ended with exit code 137 (SIGKILL) (log: ")
         finally:
             await host.stop()
 

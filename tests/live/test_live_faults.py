@@ -171,22 +171,40 @@ def test_an_action_that_kills_every_worker_is_given_up(model_dir: str) -> None:
     assert "its worker died 4 times while it ran" in by_task["t0"].detail
 
 
-def test_a_hanging_engine_is_killed_and_replaced(model_dir: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("hang_after_requests", "it missed 2 health checks"),
+        ("stuck_after_requests", "it made no progress for"),
+    ],
+)
+def test_a_hanging_engine_is_killed_and_replaced(model_dir: str, fault: str, reason: str) -> None:
     from heddle_dask.live.driver import open_session
     from heddle_dask.live.worker.engine_host import Watch
     from heddle_dask.live.worker.rollout_worker import RolloutWorker
 
+    lines: list[str] = []
+
     async def body() -> Any:
         async with cluster(engines=2) as (_, client):
-            engine = emulated(model_dir, faults={"hang_after_requests": 12})
-            rollout = Rollout(client, env=ToolAgent(steps=3), model=model_dir, engines=engine, samples=2)
+            rollout = Rollout(
+                client,
+                env=ToolAgent(steps=3),
+                model=model_dir,
+                engines=emulated(model_dir, faults={fault: 12}),
+                samples=2,
+                on_progress=lines.append,
+            )
             return await rollout.run(6)
 
     with pytest.MonkeyPatch.context() as patch:
-        watch = Watch(health_interval_s=0.2, health_misses=2)
+        watch = Watch(health_interval_s=0.2, health_misses=2, stall_s=1.0, canary_s=1.0)
         patch.setattr(open_session, "RolloutWorker", lambda spec: RolloutWorker(spec, watch))
         batch = run(body())
     check_complete(batch.trajectories, 12, 3)
+    lost = [line for line in lines if " is lost: " in line]
+    assert any(reason in line and "(log: " in line for line in lost), lost
+    assert not any("\n" in line for line in lost)
 
 
 def test_interrupt_keeps_what_is_finished_and_aborts_the_rest(model_dir: str, tmp_path: Path) -> None:

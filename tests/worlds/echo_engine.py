@@ -1,18 +1,20 @@
 """A third kind of engine in one file: every step is answered with the prompt's last token, over HTTP of its own.
 
-The server is this module too (``python -m worlds.echo_engine PORT ABOUT``).
+The server is this module too (``python -m worlds.echo_engine SOCKET ABOUT``).
 """
 
 from __future__ import annotations
 
 import json
+import socketserver
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.contract import (
     EngineInfo,
     EngineRefused,
@@ -33,7 +35,7 @@ class EchoDialect:
     GENERATE_PATH = "/echo"
     ABORT_PATH = "/stop"
     HEALTH_PATH = "/alive"
-    MODELS_PATH = CONFIGURATION_PATH = "/about"
+    MODELS_PATH = CONFIGURATION_PATH = COUNTERS_PATH = "/about"
 
     def generate_body(self, request: GenerateRequest) -> bytes:
         return json.dumps({"last": int(request.token_ids[-1]), "count": request.sampling.max_tokens}).encode()
@@ -58,6 +60,9 @@ class EchoDialect:
     def info_of_answers(self, models: bytes, configuration: Mapping[str, Any]) -> EngineInfo:
         about = json.loads(models)
         return EngineInfo("echo", about["max_model_len"], about["slots"], 1, 1 << 20)
+
+    def progress_of_answer(self, body: bytes) -> tuple[float, ...]:
+        return ()
 
     def kv_facts(self, configuration: Mapping[str, Any]) -> KvFacts | None:
         return None
@@ -97,9 +102,9 @@ class EchoKind(EmulatedKind):
     def dialect(self) -> Dialect:
         return EchoDialect()
 
-    def command(self, spec: EngineSpec, port: int) -> EngineCommand:
+    def command(self, spec: EngineSpec, address: EngineAddress) -> EngineCommand:
         about = json.dumps({"slots": spec.slots, "max_model_len": spec.max_model_len})
-        argv = (sys.executable, "-m", self.server_module, str(port), about)
+        argv = (sys.executable, "-m", self.server_module, address.socket, about)
         return EngineCommand(argv, {"PYTHONPATH": str(Path(__file__).parent.parent)})
 
 
@@ -130,5 +135,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Silence."""
 
 
+class _UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+
 if __name__ == "__main__":
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), _Handler).serve_forever()
+    _UnixServer(sys.argv[1], _Handler).serve_forever()

@@ -1,4 +1,4 @@
-"""`python -m heddle_dask.engines.emulated --port N --spec JSON`: one emulated engine on loopback."""
+"""`python -m heddle_dask.engines.emulated --uds PATH --spec JSON`: one emulated engine on a Unix socket."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import time
 import uvloop
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.emulated.server import serve
 from heddle_dask.engines.emulated.traits import traits_of
 from heddle_dask.engines.spec import EngineSpec
 
 
-async def _serve_until_asked(spec: EngineSpec, port: int) -> None:
-    task = asyncio.ensure_future(serve(spec, port))
+async def _serve_until_asked(spec: EngineSpec, address: EngineAddress) -> None:
+    task = asyncio.ensure_future(serve(spec, address))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     with contextlib.suppress(asyncio.CancelledError):
@@ -30,7 +31,9 @@ async def _serve_until_asked(spec: EngineSpec, port: int) -> None:
 def main() -> int:
     """Run the server; exit code 0 when asked to end, 1 when it could not start."""
     parser = argparse.ArgumentParser(prog="python -m heddle_dask.engines.emulated")
-    parser.add_argument("--port", type=int, required=True)
+    listen = parser.add_mutually_exclusive_group(required=True)
+    listen.add_argument("--uds", default="", help="path of a Unix socket")
+    listen.add_argument("--port", type=int, default=0, help="loopback port")
     parser.add_argument("--spec", required=True, help="an EngineSpec as JSON")
     options = parser.parse_args()
     try:
@@ -41,7 +44,7 @@ def main() -> int:
             print(faults.fail_start, file=sys.stderr)
             return 1
         collect_seldom()
-        uvloop.run(_serve_until_asked(spec, options.port))
+        uvloop.run(_serve_until_asked(spec, EngineAddress(options.uds, options.port)))
     except (BadInput, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

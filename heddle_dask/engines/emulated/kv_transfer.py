@@ -17,6 +17,8 @@ from typing import Any
 
 import aiohttp
 
+from heddle_dask.engines.address import EngineAddress
+from heddle_dask.engines.client import connector_to
 from heddle_dask.engines.emulated.kv_cache import BlockAllocation
 from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine, prompt_of
 from heddle_dask.engines.emulated.traits import EmulatedTraits
@@ -42,17 +44,18 @@ class _Export:
 class EmulatedKvTransfers:
     """Exports and imports of one emulated engine."""
 
-    def __init__(self, spec: EngineSpec, traits: EmulatedTraits, engine: EmulatedEngine, port: int) -> None:
-        self.engine_id = f"emulated-{port}-{os.getpid()}-{time.time_ns()}"
+    def __init__(
+        self, spec: EngineSpec, traits: EmulatedTraits, engine: EmulatedEngine, address: EngineAddress
+    ) -> None:
+        self.engine_id = f"emulated-{os.getpid()}-{time.time_ns()}"
         self._spec = spec
         self._emulation = traits.emulation
         self._block_tokens = traits.cost.block_tokens
         self._engine = engine
-        self._port = port
+        self._address = address
         self._exports: dict[str, _Export] = {}
         self._pulls: dict[str, asyncio.Future[None]] = {}
         self._link = asyncio.Lock()
-        self._session: aiohttp.ClientSession | None = None
         self._count = 0
 
     @property
@@ -119,11 +122,9 @@ class EmulatedKvTransfers:
             self._let_go(name)
 
     async def close(self) -> None:
-        """Close the connections to sources."""
+        """Forget all exports."""
         for export in self._exports.values():
             export.expiry.cancel()
-        if self._session is not None:
-            await self._session.close()
 
     # ------------------------------------------------------------------ inside
 
@@ -143,8 +144,8 @@ class EmulatedKvTransfers:
             "remote_block_ids": [list(held.blocks)],
             "remote_engine_id": self.engine_id,
             "remote_request_id": name,
-            "remote_host": "127.0.0.1",
-            "remote_port": self._port,
+            "remote_host": self._address.socket or "127.0.0.1",
+            "remote_port": self._address.port,
             "tp_size": self._spec.tp_degree,
             "remote_num_tokens": len(prompt),
             "kv_bytes": len(prompt) * self._emulation.kv_bytes_per_token,
@@ -185,11 +186,13 @@ class EmulatedKvTransfers:
             "tp_degree": self._spec.tp_degree,
             "tokens": lacking if lacking > self._block_tokens else 0,
         }
-        url = f"http://{params['remote_host']}:{params['remote_port']}{READ_PATH}"
-        if self._session is None:
-            self._session = aiohttp.ClientSession()
+        port = int(params["remote_port"])
+        source = EngineAddress(port=port) if port else EngineAddress(str(params["remote_host"]))
         try:
-            async with self._session.post(url, data=json.dumps(question)) as response:
+            async with (
+                aiohttp.ClientSession(connector=connector_to(source)) as session,
+                session.post(source.url + READ_PATH, data=json.dumps(question)) as response,
+            ):
                 if response.status != 200:
                     raise TransferFailed(f"source refused: {(await response.text())[:300]}")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -17,11 +17,13 @@ from typing import Any
 from aiohttp import web
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.contract import WARM_UP_REQUEST_ID
 from heddle_dask.engines.emulated.kv_transfer import READ_PATH, EmulatedKvTransfers, TransferFailed
 from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine
 from heddle_dask.engines.emulated.traits import EmulatedFaults, traits_of
 from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.wire import COUNTERS_PATH, GENERATED_TOKENS, KV_USE
 
 _LONGEST_BODY_BYTES = 1 << 28
 
@@ -31,16 +33,18 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class EmulatedServer:
     """HTTP handlers of one `EmulatedEngine`; faults apply before they run."""
 
-    def __init__(self, spec: EngineSpec, port: int) -> None:
+    def __init__(self, spec: EngineSpec, address: EngineAddress) -> None:
         traits = traits_of(spec)
         self._spec = spec
         self._engine = EmulatedEngine(spec, traits)
         self._cost = traits.cost
         self._kv_blocks = traits.kv_capacity_tokens // traits.cost.block_tokens
-        self._transfers = EmulatedKvTransfers(spec, traits, self._engine, port)
+        self._transfers = EmulatedKvTransfers(spec, traits, self._engine, address)
         self._faults = traits.faults
         self._received = 0
         self._hangs = False
+        # Set: the engine answers no step, and had these counters when that began.
+        self._stuck_at: str | None = None
 
     def application(self) -> web.Application:
         """The aiohttp application with all routes."""
@@ -49,6 +53,7 @@ class EmulatedServer:
             ("GET", "/health", self._health),
             ("GET", "/v1/models", self._models),
             ("GET", "/server_info", self._server_info),
+            ("GET", COUNTERS_PATH, self._counters),
             ("POST", "/inference/v1/generate", self._generate),
             ("POST", "/abort_requests", self._abort),
             ("POST", READ_PATH, self._kv_read),
@@ -103,6 +108,14 @@ class EmulatedServer:
         }
         return web.json_response({"vllm_config": config})
 
+    async def _counters(self, _request: web.Request) -> web.Response:
+        return web.Response(text=self._counted() if self._stuck_at is None else self._stuck_at)
+
+    def _counted(self) -> str:
+        tokens, context_tokens = self._engine.counters()
+        use = context_tokens / (self._kv_blocks * self._cost.block_tokens)
+        return f"{GENERATED_TOKENS} {float(tokens)}\n{KV_USE} {use}\n"
+
     async def _generate(self, request: web.Request) -> web.Response:
         body = _json_object(await request.read())
         if body.get("request_id") != WARM_UP_REQUEST_ID:
@@ -113,12 +126,15 @@ class EmulatedServer:
             if _over(self._received, self._faults.hang_after_requests):
                 self._hangs = True
                 await asyncio.Event().wait()
+            stuck = _over(self._received, self._faults.stuck_after_requests)
+            if stuck and self._stuck_at is None:
+                self._stuck_at = self._counted()
             if _over(self._received, self._faults.refuse_after_requests):
                 return _error(500, "failed as asked (fault)")
-        answer = await self._transfers.run(body)
+        answer = "" if self._stuck_at is not None else await self._transfers.run(body)
         if self._faults.kv_blocks_expired:
             self._transfers.let_go_of_all()
-        if self._hangs:
+        if self._hangs or self._stuck_at is not None:
             await asyncio.Event().wait()
         return web.Response(body=answer.encode(), content_type="application/json")
 
@@ -164,23 +180,28 @@ def _error(status: int, message: str) -> web.Response:
     return web.json_response({"error": error}, status=status)
 
 
-async def serve(spec: EngineSpec, port: int) -> None:
-    """Serve on a loopback port until cancelled.
+async def serve(spec: EngineSpec, address: EngineAddress) -> None:
+    """Serve at an address until cancelled.
 
     Raises
     ------
     BadInput
         The spec is impossible.
     OSError
-        The port cannot be had.
+        The socket or the port cannot be had.
     """
-    server = EmulatedServer(spec, port)
+    server = EmulatedServer(spec, address)
     # Without cancellation a step would run to its end after its caller has disconnected.
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", port, shutdown_timeout=0.2, backlog=1024).start()
-        print(f"emulated engine for {spec.model} on port {port}", file=sys.stderr, flush=True)
+        site = (
+            web.UnixSite(runner, address.socket, shutdown_timeout=0.2, backlog=1024)
+            if address.socket
+            else web.TCPSite(runner, "127.0.0.1", address.port, shutdown_timeout=0.2, backlog=1024)
+        )
+        await site.start()
+        print(f"emulated engine for {spec.model} at {address}", file=sys.stderr, flush=True)
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()

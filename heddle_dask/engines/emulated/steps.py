@@ -169,6 +169,7 @@ class EmulatedEngine:
         self._steps: dict[TokenJob, Step] = {}
         self._by_id: dict[str, list[Step]] = {}
         self._draws = 0
+        self._ended_tokens = 0
         self._timer: PreciseTimer | None = None
 
     def close(self) -> None:
@@ -221,6 +222,13 @@ class EmulatedEngine:
     def scale(self) -> float:
         """Real seconds per model second."""
         return self._scale
+
+    def counters(self) -> tuple[int, int]:
+        """Tokens sampled since the engine's start, and context tokens in the batch now."""
+        self._settle(self._batch.advance(self._now_s()))
+        self._arm()
+        sampled_tokens = sum(self._batch.sampled_tokens(job) for job in self._steps)
+        return self._ended_tokens + sampled_tokens, self._batch.context_tokens
 
     def hit_tokens(self, context: Sequence[int]) -> int:
         """Tokens of `context` that a step with it would find cached now."""
@@ -279,6 +287,7 @@ class EmulatedEngine:
         self._batch.admitted.clear()
         for job in ended:
             step = self._steps.pop(job)
+            self._ended_tokens += job.generated
             same_id = self._by_id[step.request_id]
             same_id.remove(step)
             if not same_id:

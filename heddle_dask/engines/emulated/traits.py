@@ -49,6 +49,9 @@ class EmulatedFaults(_Traits):
         Exit without a message when the step after this many arrives.
     hang_after_requests
         Stop answering, health checks included, from the step after this many.
+    stuck_after_requests
+        Answer no step any more from the step after this many, and generate no token; health checks and all else are
+        answered.
     refuse_after_requests
         Answer HTTP 500 to every step after this many.
     slow_factor
@@ -64,13 +67,14 @@ class EmulatedFaults(_Traits):
     start_delay_s: float = 0.0
     crash_after_requests: int | None = None
     hang_after_requests: int | None = None
+    stuck_after_requests: int | None = None
     refuse_after_requests: int | None = None
     slow_factor: float = 1.0
     kv_source_lost: bool = False
     kv_blocks_expired: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("crash", "hang", "refuse"):
+        for name in ("crash", "hang", "stuck", "refuse"):
             self._check_number(f"{name}_after_requests", 0)
         self._check_number("start_delay_s", 0)
         self._check_number("slow_factor", 1e-6)

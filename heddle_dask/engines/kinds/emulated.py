@@ -14,6 +14,7 @@ from heddle_dask.engines.engine_kind import Dialect, EngineCommand, EngineKind, 
 
 if TYPE_CHECKING:
     from heddle_dask.cost.engine_cost import EngineCost
+    from heddle_dask.engines.address import EngineAddress
     from heddle_dask.engines.emulated.traits import EmulatedTraits
     from heddle_dask.engines.spec import EngineSpec
 
@@ -52,9 +53,10 @@ class EmulatedKind:
         """Raise `BadInput` for options that cannot be, or a KV cache too small for one context."""
         _traits_of(spec)
 
-    def command(self, spec: EngineSpec, port: int) -> EngineCommand:
+    def command(self, spec: EngineSpec, address: EngineAddress) -> EngineCommand:
         """This package's server with this Python."""
-        options = ("--port", str(port), "--spec", json.dumps(spec.to_mapping()))
+        listen = ("--uds", address.socket) if address.socket else ("--port", str(address.port))
+        options = (*listen, "--spec", json.dumps(spec.to_mapping()))
         return EngineCommand((sys.executable, "-m", self.server_module, *options), {})
 
     def uses_gpus(self) -> bool:

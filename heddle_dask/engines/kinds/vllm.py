@@ -17,6 +17,7 @@ from heddle_dask.engines.vllm_command import VllmOptions, vllm_options
 
 if TYPE_CHECKING:
     from heddle_dask.cost.engine_cost import EngineCost
+    from heddle_dask.engines.address import EngineAddress
     from heddle_dask.engines.spec import EngineSpec
 
 
@@ -65,11 +66,11 @@ class VllmKind:
         if spec.kv_transfer:
             vllm_command.check_kv_transfer()
 
-    def command(self, spec: EngineSpec, port: int) -> EngineCommand:
+    def command(self, spec: EngineSpec, address: EngineAddress) -> EngineCommand:
         """The command for the installed build of vLLM."""
         side_channel_port = free_port() if spec.kv_transfer else None
         build = vllm_command.installed_vllm_build()
-        return vllm_command.vllm_command(spec, port, build, side_channel_port)
+        return vllm_command.vllm_command(spec, address, build, side_channel_port)
 
     def uses_gpus(self) -> bool:
         """True for a GPU build; False for a CPU build, and when no vLLM is installed."""

@@ -5,6 +5,7 @@ The scheduler plugin orders a move from the target's worker, which reports its e
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -30,6 +31,8 @@ from heddle_dask.live.wire.worker_messages import (
     TakeContext,
 )
 from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
+
+_LOG = logging.getLogger(__name__)
 
 
 class EngineOwner(Protocol):
@@ -107,7 +110,12 @@ class ContextMover:
     async def move(self, order: MoveContextOrder) -> None:
         """Bring the context here and report."""
         began_s = time.perf_counter()
-        tokens, cause = await self._move(order)
+        try:
+            tokens, cause = await self._move(order)
+        except Exception as error:
+            # Unforeseen: without a report the trajectory would wait for the end of its move for ever.
+            _LOG.exception("a move of %s failed", order.trajectory_id)
+            tokens, cause = 0, f"{type(error).__name__}: {error}"
         self._report(
             MoveEndedReport(
                 session=order.session,
@@ -130,6 +138,7 @@ class ContextMover:
         if not order.source:
             return 0, "the source worker is gone"
         transfer = order.kind == "transfer"
+        asked_s = time.monotonic()
         try:
             exported = await ask_worker(
                 worker, order.source, ExportContext(order.session, order.trajectory_id, transfer)
@@ -143,7 +152,7 @@ class ContextMover:
         name = f"import-{order.session}-{order.trajectory_id}-{len(ids)}"
         try:
             if exported.handle is not None:
-                await client.import_kv(name, ids, KvHandle.from_mapping(exported.handle))
+                await client.import_kv(name, ids, KvHandle.from_mapping(exported.handle, asked_s))
             else:
                 await client.warm(ids, name)
         except (KvTransferFailed, EngineRefused, EngineUnreachable) as error:

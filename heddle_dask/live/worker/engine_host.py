@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +19,12 @@ from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import EngineInfo
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.process import EngineProcess, EngineStartError
+from heddle_dask.engines.progress import ProgressWatch
 from heddle_dask.engines.spec import EngineSpec
 
 _LOG = logging.getLogger(__name__)
+# The end of a process is noticed this late at most, after its connections have broken.
+EXIT_NOTICED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,10 @@ class Watch:
     stopped_checks
         The same for an engine with a process that is found stopped (SIGSTOP) at this many checks in a row. A health
         check of a stopped engine would take its whole time limit.
+    stall_s, canary_s
+        An engine that has steps in flight and generates no token for `stall_s`, and then answers no one-token request
+        within `canary_s`, is killed and started again. The longest known pause of a working engine is an import of KV
+        of 30 s (docs/engines.md).
     backoff_s, max_backoff_s
         Pause before a restart: doubles with each failure in a row, up to the maximum.
     """
@@ -44,6 +52,8 @@ class Watch:
     health_interval_s: float = 2.0
     health_misses: int = 5
     stopped_checks: int = 4
+    stall_s: float = 60.0
+    canary_s: float = 30.0
     backoff_s: float = 1.0
     max_backoff_s: float = 60.0
 
@@ -58,7 +68,7 @@ class EngineHost:
     on_lost
         Called with a reason when an incarnation that was ready is gone.
     records
-        Directory that all owners on this machine share, to find the engines that a dead owner has left.
+        See `EngineProcess`.
     on_start_failed
         Called with one line when a start failed; the host tries again after its back-off.
 
@@ -76,7 +86,7 @@ class EngineHost:
         on_ready: Callable[[EngineClient, EngineInfo], None],
         on_lost: Callable[[str], None],
         on_start_failed: Callable[[str], None],
-        records: Path,
+        records: Path | None = None,
         watch: Watch | None = None,
     ) -> None:
         self.spec = spec
@@ -143,9 +153,9 @@ class EngineHost:
     async def _live_once(self, process: EngineProcess) -> str:
         """Run one incarnation to its end; returns why it ended."""
         began_s = time.monotonic()
-        url = await process.start(self.watch.start_timeout_s)
+        address = await process.start(self.watch.start_timeout_s)
         self.start_s = time.monotonic() - began_s
-        client = EngineClient(url, engine_kind(self.spec.kind).dialect)
+        client = EngineClient(address, engine_kind(self.spec.kind).dialect)
         try:
             info = await client.describe()
             self._is_ready = True
@@ -156,12 +166,23 @@ class EngineHost:
 
     async def _watch_until_lost(self, process: EngineProcess, client: EngineClient) -> str:
         exited = asyncio.ensure_future(process.wait())
+        progress = ProgressWatch(client, stall_s=self.watch.stall_s, canary_s=self.watch.canary_s)
+        stuck = asyncio.ensure_future(progress.until_stuck())
         misses = stopped = 0
         try:
             while True:
-                done, _ = await asyncio.wait([exited], timeout=self.watch.health_interval_s)
-                if done:
-                    return f"its process ended with exit code {exited.result()}"
+                await asyncio.wait(
+                    [exited, stuck],
+                    timeout=self.watch.health_interval_s,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if stuck.done():
+                    # A request also fails because the process has just ended, which says more.
+                    await asyncio.wait([exited], timeout=EXIT_NOTICED_S)
+                if exited.done():
+                    return f"its process ended with {_exit(exited.result())}{process.last_words()}"
+                if stuck.done():
+                    return stuck.result() + process.last_words()
                 stopped = stopped + 1 if process.is_stopped() else 0
                 if stopped >= self.watch.stopped_checks:
                     return "its process is stopped (SIGSTOP)"
@@ -169,6 +190,15 @@ class EngineHost:
                     continue
                 misses = 0 if await client.healthy() else misses + 1
                 if misses >= self.watch.health_misses:
-                    return f"it missed {misses} health checks in a row"
+                    return f"it missed {misses} health checks in a row{process.last_words()}"
         finally:
             exited.cancel()
+            stuck.cancel()
+
+
+def _exit(code: int) -> str:
+    """An exit code in words; one above 128 stands for the signal that ended the process."""
+    with contextlib.suppress(ValueError):
+        if code > 128:
+            return f"exit code {code} ({signal.Signals(code - 128).name})"
+    return f"exit code {code}"

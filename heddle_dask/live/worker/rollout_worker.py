@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,8 @@ from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
 from heddle_dask.live.worker.context_mover import ContextMover
 from heddle_dask.live.worker.engine_host import EngineHost, Watch
 
+_LOG = logging.getLogger(__name__)
+
 PLUGIN_NAME = "heddle-rollout-worker"
 # A step's start is reported this much later: the request to the engine goes first.
 REPORT_START_AFTER_S = 0.005
@@ -135,6 +137,7 @@ class RolloutWorker(WorkerPlugin):
         self._outbox: Outbox[PushedStep] = Outbox()
         self._mover = ContextMover(self, self._contexts, self._send)
         self._running: dict[Key, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         handlers = Handlers()
         handlers.answer(TakeContext, self._mover.take)
         handlers.answer(ExportContext, self._mover.export)
@@ -190,7 +193,6 @@ class RolloutWorker(WorkerPlugin):
             on_ready=self._on_ready,
             on_lost=self._on_lost,
             on_start_failed=self._on_start_failed,
-            records=Path(tempfile.gettempdir()) / f"heddle-engines-{os.getuid()}",
             watch=self.watch,
         )
         self._host.start()
@@ -251,9 +253,20 @@ class RolloutWorker(WorkerPlugin):
         assert self.worker is not None
         send(self.worker, message)
 
-    def _background(self, coroutine: Any) -> None:
+    def _background(self, coroutine: Coroutine[Any, Any, None]) -> None:
         assert self.worker is not None
-        self.worker.loop.add_callback(lambda: asyncio.ensure_future(coroutine))
+        self.worker.loop.add_callback(self._begin, coroutine)
+
+    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(coroutine)
+        # The loop itself would let go of a task that nothing else refers to.
+        self._tasks.add(task)
+        task.add_done_callback(self._note_end)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _LOG.error("a task of the rollout worker failed", exc_info=task.exception())
 
     # -- steps -------------------------------------------------------------------------------------
 

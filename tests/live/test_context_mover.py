@@ -1,0 +1,77 @@
+"""A move that fails in a way that was not foreseen is reported like every other failure."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from distributed import Client, Scheduler, Worker
+from worlds.dask_cluster import with_cluster
+
+from heddle_dask.core.ids import EngineId, TrajectoryId
+from heddle_dask.engines.address import EngineAddress
+from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.live.wire.codec import Message
+from heddle_dask.live.wire.worker_messages import ExportContext, MoveContextOrder, MoveEndedReport
+from heddle_dask.live.worker.context_cache import ContextCache
+from heddle_dask.live.worker.context_mover import ContextMover
+from heddle_dask.live.worker.rollout_worker import RolloutWorker
+
+pytestmark = pytest.mark.cluster
+
+
+@dataclass
+class Owner:
+    worker: Worker | None
+    engine_id: str
+    client: EngineClient | None
+
+
+def test_an_answer_that_cannot_be_read_ends_the_move(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        source, target = workers
+
+        async def another_versions_answer(**_: object) -> dict[str, object]:
+            return {"op": "heddle_exported_context", "colour": "red"}
+
+        source.handlers[ExportContext.op] = another_versions_answer
+        told: list[Message] = []
+        async with EngineClient(EngineAddress("/no/such.sock")) as engine:
+            mover = ContextMover(Owner(target, "E2", engine), ContextCache(), told.append)
+            order = MoveContextOrder(
+                "s", TrajectoryId("a"), source.address, EngineId("E1"), EngineId("E2"), "recompute"
+            )
+            await mover.move(order)
+        (report,) = told
+        assert isinstance(report, MoveEndedReport)
+        assert (report.trajectory_id, report.ok, report.tokens) == ("a", False, 0)
+        assert "TypeError" in report.cause or "KeyError" in report.cause
+        assert "a move of a failed" in caplog.text
+
+    with_cluster(body, workers=2)
+
+
+def test_an_error_of_a_background_task_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        plugin = RolloutWorker(EngineSpec("emulated", "none", slots=1, max_model_len=16), waits=True)
+        await client.register_plugin(plugin)
+        (worker,) = workers
+        hosted = worker.plugins[RolloutWorker.name]
+        ended = asyncio.Event()
+
+        async def fails() -> None:
+            try:
+                raise ZeroDivisionError("no such thing")
+            finally:
+                ended.set()
+
+        hosted._background(fails())
+        await ended.wait()
+        while "a task of the rollout worker failed" not in caplog.text:
+            await asyncio.sleep(0.01)
+        assert "ZeroDivisionError: no such thing" in caplog.text
+        assert not hosted._tasks
+
+    with_cluster(body, ENGINE=1)
