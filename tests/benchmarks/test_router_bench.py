@@ -283,7 +283,9 @@ def test_bad_arms_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyP
     with pytest.raises(BadInput, match=r"option 'cache-threshold=much': give a number"):
         check_router("cache_aware", ["cache-threshold=much"])
     monkeypatch.setattr(util, "find_spec", lambda name: None)
-    with pytest.raises(BadInput, match=r"vllm-router is not installed in .+: run .+\[bench\].+ in a checkout"):
+    with pytest.raises(
+        BadInput, match=r"vllm-router is not installed in .+: run .+\[bench\].+ in a checkout"
+    ):
         check_router("cache_aware", ["cache-threshold=0.5"])
 
 
