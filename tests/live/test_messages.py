@@ -102,6 +102,8 @@ SAMPLES: list[Message] = [
         finished=(FinishedWork(10, 5, 0.5),),
     ),
     workers.EngineWorkerReport("w", "node", 1, ("0", "GPU-a")),
+    workers.EngineWorkerReport("w", "node", 1, ("0",), {"kind": "vllm"}),
+    workers.GpusReturnedReport(),
     workers.EngineReadyReport(ENGINE, "vllm", "dir", 1.5),
     workers.EngineLostReport(EngineId("e"), "reason"),
     workers.EngineStartFailedReport("reason"),

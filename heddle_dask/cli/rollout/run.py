@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from contextlib import AbstractAsyncContextManager
@@ -27,7 +28,7 @@ from heddle_dask.cli.cluster_choice import (
 from heddle_dask.cli.engine_option import import_from_here
 from heddle_dask.cli.model_choice import chosen_model, context_limit
 from heddle_dask.cli.one_line import EXIT_TERMINATED
-from heddle_dask.cli.rollout.engine_options import check_cost, parsed_cost, parsed_degrees
+from heddle_dask.cli.rollout.engine_options import check_cost, check_gpus, parsed_cost, parsed_degrees
 from heddle_dask.cli.rollout.interrupts import Interrupts
 from heddle_dask.cli.rollout.order import RolloutOrder
 from heddle_dask.cli.rollout.out_path import check_out, default_out, remove_if_empty
@@ -36,6 +37,7 @@ from heddle_dask.cli.rollout.summary import Tally, table
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
+from heddle_dask.engines.gpus import usable_gpus
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
@@ -112,6 +114,8 @@ class _Run:
             sandbox=where.sandbox,
         )
         self._check_degrees()
+        if where.scheduler is None and self.engines.tp_degrees is None and kind.uses_gpus():
+            check_gpus(self.shape.engines, usable_gpus(os.environ))
         # With --scheduler the scheduler reads this file, possibly from another file system.
         if order.where.scheduler is None and predictor is not None and predictor.options.get("warm"):
             check_warm(str(predictor.options["warm"]))

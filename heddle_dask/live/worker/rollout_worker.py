@@ -4,6 +4,9 @@ The plugin takes effect on workers that carry the resource ``ENGINE``. It starts
 publishes ``LLM = slots`` when the engine answers, and withdraws it when the worker ends the engine; a step that finds
 no engine ends as data (``"engine-lost"``), and the driver asks for it again.
 
+An engine that uses GPUs starts when the scheduler has said which ones: engines of one node take different ones
+(`live.scheduler.gpu_seats`). `EngineSpec.devices` names them instead.
+
 A plugin that waits for orders starts no engine by itself: the scheduler decides which engine this worker hosts, if any,
 and may replace it between rollouts (`live.scheduler.deployment`).
 """
@@ -36,6 +39,7 @@ from heddle_dask.engines.contract import (
     GenerateResult,
     SamplingParams,
 )
+from heddle_dask.engines.gpus import named_gpus, usable_gpus
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.priority import engine_priority
 from heddle_dask.engines.spec import EngineSpec
@@ -64,6 +68,7 @@ from heddle_dask.live.wire.worker_messages import (
     EngineWorkerReport,
     ExportContext,
     FetchStepResults,
+    GpusReturnedReport,
     HostEngine,
     MoveContextOrder,
     PushedStep,
@@ -86,7 +91,7 @@ def visible_gpus(spec: EngineSpec, environ: Mapping[str, str]) -> Sequence[str]:
     """The GPUs that this process sees, by name; none where it does not name them, or where the engine uses none."""
     if not engine_kind(spec.kind).uses_gpus():
         return []
-    return [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return list(named_gpus(environ) or ())
 
 
 async def run_step(call: StepCall) -> StepResult:
@@ -146,7 +151,10 @@ class RolloutWorker(WorkerPlugin):
         handlers.add_to(worker)
         dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
         if self.waits:
-            self._send(self._description())
+            self._send(self._description(visible_gpus(self.spec, os.environ)))
+        elif engine_kind(self.spec.kind).uses_gpus() and not self.spec.devices:
+            gpus = await asyncio.to_thread(usable_gpus, os.environ)
+            self._send(self._description(gpus, wants=self.spec.to_mapping()))
         else:
             self._start_engine(self.spec)
 
@@ -160,6 +168,7 @@ class RolloutWorker(WorkerPlugin):
                     self._host = None
             if self.engine_id:
                 self._on_lost("it was stopped")
+            self._send(GpusReturnedReport())
             await worker.set_resources(**{SLOT_RESOURCE: 0})
 
     @property
@@ -169,14 +178,17 @@ class RolloutWorker(WorkerPlugin):
 
     # -- the engine's life -------------------------------------------------------------------------
 
-    def _description(self) -> EngineWorkerReport:
+    def _description(
+        self, gpus: Sequence[str], wants: Mapping[str, Any] | None = None
+    ) -> EngineWorkerReport:
         """What the scheduler needs to order an engine here."""
         assert self.worker is not None
         return EngineWorkerReport(
             name=str(self.worker.name),
             node=socket.gethostname(),
             units=max(1, int(self.worker.state.total_resources[ENGINE_RESOURCE])),
-            gpus=tuple(visible_gpus(self.spec, os.environ)),
+            gpus=tuple(gpus),
+            wants=wants,
         )
 
     def _start_engine(self, spec: EngineSpec) -> None:
