@@ -9,6 +9,7 @@ from typing import Any
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.engine_kind import EngineOptions
 from heddle_dask.engines.kinds import engine_kind
+from heddle_dask.engines.ports import LOOPBACK
 
 _DEFAULT_OPTIONS = EngineOptions()
 
@@ -33,6 +34,9 @@ class EngineSpec:
     kv_transfer
         True: the engine can export the KV cache of a context to another engine and import one
         (`EngineClient.export_kv` and `import_kv`); vLLM then runs with its NIXL connector.
+    kv_host
+        With `kv_transfer`: the address of this machine at which other engines fetch KV from this one. A rollout worker
+        sets it to its own.
     devices
         Names of the GPUs of a kind that uses GPUs (``CUDA_VISIBLE_DEVICES``), one for each of `tp_degree`. Empty: those
         that its owner sees.
@@ -56,6 +60,7 @@ class EngineSpec:
     tp_degree: int = 1
     seed: int = 0
     kv_transfer: bool = False
+    kv_host: str = LOOPBACK
     devices: tuple[str, ...] = ()
     steps_ahead: int = 6
     options: EngineOptions = _DEFAULT_OPTIONS

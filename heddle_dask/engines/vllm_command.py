@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.engine_kind import EngineCommand, EngineOptions
+from heddle_dask.engines.ports import is_loopback
 
 if TYPE_CHECKING:
     from heddle_dask.engines.spec import EngineSpec
@@ -131,14 +132,21 @@ def check_model(model: str) -> None:
 
 
 def vllm_command(
-    spec: EngineSpec, port: int, build: VllmBuild, side_channel_port: int | None = None
+    spec: EngineSpec,
+    port: int,
+    build: VllmBuild,
+    side_channel_port: int | None = None,
+    interface: str | None = None,
 ) -> EngineCommand:
     """The command that serves `spec` on a loopback port with the given build.
 
     Parameters
     ----------
     side_channel_port
-        Port for the handshake with engines that fetch KV from this one; required with `spec.kv_transfer`.
+        Port on `spec.kv_host` for the handshake with engines that fetch KV from this one; required with
+        `spec.kv_transfer`.
+    interface
+        The network interface that has `spec.kv_host`, for the transfers themselves; None: as UCX chooses.
     """
     options = vllm_options(spec.options)
     argv = [
@@ -179,10 +187,14 @@ def vllm_command(
     if spec.kv_transfer:
         assert side_channel_port is not None, "KV transfers need a side channel port"
         argv += ["--kv-transfer-config", json.dumps(_kv_transfer_config(build), separators=(",", ":"))]
-        env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
+        env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = spec.kv_host
         env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(side_channel_port)
         if build == "cpu":
             env["UCX_TLS"] = "tcp,self,sm"
+        # Without a choice UCX listens on every interface. Between GPU nodes InfiniBand is other devices than the
+        # interface with the address, and faster: there the choice is left to UCX.
+        if interface is not None and (build == "cpu" or is_loopback(spec.kv_host)):
+            env["UCX_NET_DEVICES"] = interface
     return EngineCommand((*argv, *options.extra_args), env)
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from dataclasses import replace
 from importlib import metadata, util
 
+import psutil
 import pytest
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.kinds import engine_kind
+from heddle_dask.engines.ports import free_port, interface_of
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import (
     KV_LEASE_S,
@@ -92,8 +96,50 @@ def test_an_engine_that_hands_over_kv_has_a_connector_and_a_side_channel(spec):
         "UCX_TLS": "tcp,self,sm",
     }
     gpu = vllm_command(replace(spec, kv_transfer=True), 8123, "gpu", 8124)
-    assert "UCX_TLS" not in gpu.env
+    assert not {name for name in gpu.env if name.startswith("UCX")}
     assert "kv_buffer_device" not in json.loads(gpu.argv[-1])
+
+
+def test_kv_is_fetched_at_the_address_of_the_worker_and_over_its_interface_only(spec):
+    local = replace(spec, kv_transfer=True)
+    outside = replace(local, kv_host="192.0.2.7")
+    for build in ("cpu", "gpu"):
+        here = vllm_command(local, 8123, build, 8124, "lo").env
+        assert (here["VLLM_NIXL_SIDE_CHANNEL_HOST"], here["UCX_NET_DEVICES"]) == ("127.0.0.1", "lo")
+        assert (
+            vllm_command(outside, 8123, build, 8124, "eth7").env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "192.0.2.7"
+        )
+    assert vllm_command(outside, 8123, "cpu", 8124, "eth7").env["UCX_NET_DEVICES"] == "eth7"
+    # InfiniBand is other devices than the interface with the address.
+    assert "UCX_NET_DEVICES" not in vllm_command(outside, 8123, "gpu", 8124, "eth7").env
+
+
+def test_the_interface_of_an_address_is_found_and_a_users_choice_wins(spec, monkeypatch):
+    monkeypatch.setattr(util, "find_spec", lambda name: object())
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+    (loopback,) = {
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(each.address == "127.0.0.1" for each in addresses)
+    }
+    assert interface_of("127.0.0.1") == interface_of("localhost") == interface_of("127.0.0.2") == loopback
+    kind = engine_kind("vllm")
+    assert kind.command(replace(spec, kv_transfer=True), 8123).env["UCX_NET_DEVICES"] == loopback
+    outside = [
+        (name, each.address)
+        for name, addresses in psutil.net_if_addrs().items()
+        for each in addresses
+        if each.family == socket.AF_INET and not each.address.startswith("127.")
+    ]
+    for name, address in outside:
+        assert interface_of(address) == name.partition(":")[0]
+        assert free_port(address) > 0
+    with pytest.raises(
+        BadInput, match=r"kv_host '192\.0\.2\.7' is no address of this machine: start the worker"
+    ):
+        kind.command(replace(spec, kv_transfer=True, kv_host="192.0.2.7"), 8123)
+    monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_0:1")
+    assert "UCX_NET_DEVICES" not in kind.command(replace(spec, kv_transfer=True), 8123).env
 
 
 def test_extra_arguments_come_last_and_kv_space_is_whole_gib(spec):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from heddle_dask.live.scheduler.gpu_seats import GpuSeats
 from heddle_dask.live.wire.driver_messages import GetCapacity
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.live.wire.worker_messages import EngineWorkerReport
-from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME
+from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME, RolloutWorker
 
 GPU = "worlds.gpu_engine:GPU"
 TESTS = Path(__file__).parents[1]
@@ -35,7 +36,9 @@ TESTS = Path(__file__).parents[1]
 
 
 def test_cuda_visible_devices_wins_over_what_is_installed() -> None:
-    two = parsed_gpus("0, NVIDIA H100 80GB HBM3, 81559, 12\n1, NVIDIA H100 80GB HBM3, 81559, [N/A]\nnonsense\n")
+    two = parsed_gpus(
+        "0, NVIDIA H100 80GB HBM3, 81559, 12\n1, NVIDIA H100 80GB HBM3, 81559, [N/A]\nnonsense\n"
+    )
     assert two == (
         InstalledGpu("0", "NVIDIA H100 80GB HBM3", 81559, 12),
         InstalledGpu("1", "NVIDIA H100 80GB HBM3", 81559, 0),
@@ -115,6 +118,26 @@ def test_a_worker_that_asks_again_gives_its_gpus_back_first() -> None:
     assert made.seats.taken == {"a": ("0",), "b": ("1",)}
     cleared = seated(lambda s: s.asks("a", "0"), lambda s: s.seats.clear(), lambda s: s.asks("b", "0"))
     assert cleared.ordered == [("a", ["0"]), ("b", ["0"])]
+
+
+def test_an_engine_is_reached_at_the_address_of_its_worker(
+    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosted: list[EngineSpec] = []
+
+    class Hosted:
+        def __init__(self, spec: EngineSpec, *args: Any, **options: Any) -> None:
+            hosted.append(spec)
+
+        def start(self) -> None:
+            """Nothing."""
+
+    monkeypatch.setattr("heddle_dask.live.worker.rollout_worker.EngineHost", Hosted)
+    plugin = RolloutWorker(EngineSpec("emulated", model_dir, 4, 4096))
+    plugin.worker = SimpleNamespace(address="tls://192.0.2.7:4321", local_directory=str(tmp_path))  # type: ignore[assignment]
+    plugin._hosts = 0
+    plugin._start_engine(plugin.spec)
+    assert [spec.kv_host for spec in hosted] == ["192.0.2.7"]
 
 
 # -- on a cluster ----------------------------------------------------------------------------------

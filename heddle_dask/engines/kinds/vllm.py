@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines import vllm_command, wire
 from heddle_dask.engines.engine_kind import Dialect, EngineCommand, EngineKind, EngineOptions
-from heddle_dask.engines.ports import free_port
+from heddle_dask.engines.ports import free_port, interface_of
 from heddle_dask.engines.vllm_command import VllmOptions, vllm_options
 
 if TYPE_CHECKING:
@@ -67,9 +68,12 @@ class VllmKind:
 
     def command(self, spec: EngineSpec, port: int) -> EngineCommand:
         """The command for the installed build of vLLM."""
-        side_channel_port = free_port() if spec.kv_transfer else None
         build = vllm_command.installed_vllm_build()
-        return vllm_command.vllm_command(spec, port, build, side_channel_port)
+        if not spec.kv_transfer:
+            return vllm_command.vllm_command(spec, port, build)
+        # A choice of the user's own wins.
+        interface = None if "UCX_NET_DEVICES" in os.environ else interface_of(spec.kv_host)
+        return vllm_command.vllm_command(spec, port, build, free_port(spec.kv_host), interface)
 
     def uses_gpus(self) -> bool:
         """True for a GPU build; False for a CPU build, and when no vLLM is installed."""

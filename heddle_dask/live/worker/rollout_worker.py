@@ -20,11 +20,13 @@ import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from distributed import Worker, get_worker
+from distributed.comm import get_address_host
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from heddle_dask.core.ids import EngineId
@@ -178,9 +180,7 @@ class RolloutWorker(WorkerPlugin):
 
     # -- the engine's life -------------------------------------------------------------------------
 
-    def _description(
-        self, gpus: Sequence[str], wants: Mapping[str, Any] | None = None
-    ) -> EngineWorkerReport:
+    def _description(self, gpus: Sequence[str], wants: Mapping[str, Any] | None = None) -> EngineWorkerReport:
         """What the scheduler needs to order an engine here."""
         assert self.worker is not None
         return EngineWorkerReport(
@@ -193,7 +193,8 @@ class RolloutWorker(WorkerPlugin):
 
     def _start_engine(self, spec: EngineSpec) -> None:
         assert self.worker is not None
-        self.spec = spec
+        # Engines of other machines fetch KV from this one as workers do contexts: at the worker's address.
+        self.spec = spec = replace(spec, kv_host=get_address_host(self.worker.address))
         self._hosts += 1
         self._host = EngineHost(
             spec,
