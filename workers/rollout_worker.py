@@ -20,11 +20,16 @@ from heddle_dask.live.worker.rollout_worker import RolloutWorker
 @click.command()
 @click.option("--model", default=None, help="model directory; without it no engine is started here")
 @click.option("--engine", default="vllm", help=f"{', '.join(ENGINE_KINDS)} or package.module:object")
-@click.option("--slots", default=8, type=click.IntRange(min=1))
-@click.option("--max-model-len", default=4096, type=click.IntRange(min=2))
+@click.option("--slots", default=None, type=click.IntRange(min=1), help="default: as the engine kind chooses")
+@click.option("--max-model-len", default=None, type=click.IntRange(min=2), help="default: the model's limit")
 @click.option("--tp-degree", default=1, type=click.IntRange(min=1))
 async def dask_setup(
-    worker: Worker, model: str | None, engine: str, slots: int, max_model_len: int, tp_degree: int
+    worker: Worker,
+    model: str | None,
+    engine: str,
+    slots: int | None,
+    max_model_len: int | None,
+    tp_degree: int,
 ) -> None:
     """Start supervising an engine when a model is named."""
     if model is not None:

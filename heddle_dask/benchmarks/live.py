@@ -56,7 +56,7 @@ async def measure_live(
     """
     rows = []
     for workload in workloads:
-        planned, others = workload.planned(fleet.spec.max_model_len)
+        planned, others = workload.planned(fleet.spec.named_context_tokens)
         bound_s = lower_bound_s(planned, fleet)
         with tempfile.TemporaryDirectory(prefix="heddle-bench-") as directory:
             learnt = _learn(others, Path(directory) / "predictor") if warm else None
@@ -126,8 +126,8 @@ async def _run(
         strategy=Strategy(arm.preset, _overrides(arm, learnt)),
         budget=Budget(
             max_steps=100_000,
-            max_context_tokens=fleet.spec.max_model_len,
-            max_step_tokens=fleet.spec.max_model_len,
+            max_context_tokens=fleet.spec.named_context_tokens,
+            max_step_tokens=fleet.spec.named_context_tokens,
         ),
         seed=workload.seed,
     )

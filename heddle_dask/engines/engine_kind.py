@@ -185,6 +185,13 @@ class EngineKind(Protocol):
         """Raise `BadInput` when an engine of this spec cannot be started here."""
         ...
 
+    def completed(self, spec: EngineSpec) -> EngineSpec:
+        """The spec with the `slots` and `max_model_len` of an engine that is started here, where it names none.
+
+        They stay None where only the engine knows.
+        """
+        ...
+
     # ------------------------------------------------------------------ the process
 
     def command(self, spec: EngineSpec, port: int) -> EngineCommand:

@@ -28,6 +28,7 @@ from heddle_dask.engines.supervised_process import SupervisedProcess
 _LOG_NAME = "engine"
 _POLL_S = 0.05
 _TAIL_LINES = 20
+_WARM_UP_CONTEXT_TOKENS = 20
 _LOG_PREFIX = re.compile(r"^(\([^)]*pid=\d+\)\s*)?((ERROR|CRITICAL)\s+[\d:. -]+\[[^]]*\]\s*)?")
 _CAUSE = re.compile(r"^([A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b|watchdog: |error: )")
 _NOT_THE_CAUSE = ("See root cause above", "Engine core initialization failed", "SystemExit")
@@ -74,11 +75,11 @@ class EngineProcess:
         records: Path | None = None,
         grace_s: float = 5.0,
     ) -> None:
-        self.spec = spec
         if port is not None:
             check_port(port)
         self._port = port if port is not None else 0
         self._kind = engine_kind(spec.kind)
+        self.spec = spec = self._kind.completed(spec)
         self._kind.check(spec)
         self._directory = Path(directory)
         self._records = Path(records) if records is not None else self._directory
@@ -178,8 +179,9 @@ class EngineProcess:
                 raise self._start_error(f"did not answer within {timeout_s:g} s")
             await asyncio.sleep(_POLL_S)
         # The first step of a process compiles and allocates, which takes seconds; no trajectory should wait for that.
-        sampling = SamplingParams(max_tokens=min(4, self.spec.max_model_len - 1), ignore_eos=True)
-        room = max(1, min(16, self.spec.max_model_len - sampling.max_tokens))
+        longest = self.spec.max_model_len or _WARM_UP_CONTEXT_TOKENS
+        sampling = SamplingParams(max_tokens=min(4, longest - 1), ignore_eos=True)
+        room = max(1, min(_WARM_UP_CONTEXT_TOKENS - 4, longest - sampling.max_tokens))
         request = GenerateRequest(WARM_UP_REQUEST_ID, [1] * room, sampling)
         step = asyncio.ensure_future(client.generate(request))
         try:

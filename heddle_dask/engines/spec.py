@@ -26,9 +26,11 @@ class EngineSpec:
         A model directory (or, for vLLM, a name it can load). The emulated engine only reads the end
         token from it, where it is a directory.
     slots
-        Maximum number of sequences in one batch.
+        Maximum number of sequences in one batch. None: vLLM's own choice on GPUs, 16 elsewhere. What an engine has, it
+        says itself when it answers (`EngineInfo`).
     max_model_len
-        Longest context in tokens, prompt and generated tokens together.
+        Longest context in tokens, prompt and generated tokens together. None: on GPUs the model's limit, or what their
+        memory holds if that is less; elsewhere the model's limit, at most 4,096.
     dtype
         Type of the weights, for kinds that run a model.
     kv_transfer
@@ -54,8 +56,8 @@ class EngineSpec:
 
     kind: str
     model: str
-    slots: int
-    max_model_len: int
+    slots: int | None = None
+    max_model_len: int | None = None
     dtype: str = "auto"
     tp_degree: int = 1
     seed: int = 0
@@ -83,6 +85,8 @@ class EngineSpec:
             ("seed", 0),
         ):
             value = getattr(self, name)
+            if value is None and name in ("slots", "max_model_len"):
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise BadInput(f"engine {name} is {value!r}: use a whole number of at least {least}")
         if not isinstance(self.kv_transfer, bool):
@@ -92,6 +96,32 @@ class EngineSpec:
             raise BadInput(
                 f"engine devices are {named}: name {self.tp_degree}, one for each of tp_degree, or none"
             )
+
+    @property
+    def named_slots(self) -> int:
+        """`slots`, where the spec must name them.
+
+        Raises
+        ------
+        BadInput
+            It names none.
+        """
+        if self.slots is None:
+            raise BadInput("engine slots are not given: give the number of sequences in one batch")
+        return self.slots
+
+    @property
+    def named_context_tokens(self) -> int:
+        """`max_model_len`, where the spec must name it.
+
+        Raises
+        ------
+        BadInput
+            It names none.
+        """
+        if self.max_model_len is None:
+            raise BadInput("engine max_model_len is not given: give the longest context in tokens")
+        return self.max_model_len
 
     def to_mapping(self) -> dict[str, Any]:
         """A JSON-able mapping from which `from_mapping` makes an equal spec."""
@@ -111,7 +141,7 @@ class EngineSpec:
         unknown = sorted(set(mapping) - set(known))
         if unknown:
             raise BadInput(f"engine spec has unknown key {unknown[0]!r}: use {', '.join(known)}")
-        missing = [name for name in known[:4] if name not in mapping]
+        missing = [name for name in known[:2] if name not in mapping]
         if missing:
             raise BadInput(f"engine spec lacks {', '.join(missing)}")
         values = dict(mapping)

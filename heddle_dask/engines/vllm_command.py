@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.defaults import with_small_defaults
 from heddle_dask.engines.engine_kind import EngineCommand, EngineOptions
 from heddle_dask.engines.ports import is_loopback
 
@@ -149,14 +150,17 @@ def vllm_command(
         The network interface that has `spec.kv_host`, for the transfers themselves; None: as UCX chooses.
     """
     options = vllm_options(spec.options)
+    if build == "cpu":
+        spec = with_small_defaults(spec)
     argv = [
         sys.executable,
         "-m",
         "vllm.entrypoints.openai.api_server",
         *("--model", spec.model),
         *("--dtype", spec.dtype),
-        *("--max-model-len", str(spec.max_model_len)),
-        *("--max-num-seqs", str(spec.slots)),
+        # "auto": the model's own limit, or less where the memory of the GPUs holds no such context.
+        *("--max-model-len", str(spec.max_model_len or "auto")),
+        *(("--max-num-seqs", str(spec.slots)) if spec.slots is not None else ()),
         *("--tensor-parallel-size", str(spec.tp_degree)),
         *("--seed", str(spec.seed)),
         *("--scheduling-policy", "priority"),
@@ -175,7 +179,7 @@ def vllm_command(
         # vLLM rewinds the random generator of a seeded request when it splits its prefill; Torch's CPU generator cannot
         # do that, and the engine core would die. Without chunks a prompt waits until all of it fits into one iteration.
         argv += ["--no-enable-chunked-prefill", "--max-num-batched-tokens"]
-        argv.append(str(max(spec.max_model_len, _LEAST_BATCHED_TOKENS)))
+        argv.append(str(max(spec.max_model_len or 0, _LEAST_BATCHED_TOKENS)))
         # vLLM reads whole GiB only.
         env["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(options.kv_cache_gib))
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"

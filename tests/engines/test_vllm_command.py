@@ -58,6 +58,18 @@ def test_cpu_command(spec, model):
     }
 
 
+def test_what_the_spec_leaves_open_vllm_chooses_on_gpus_and_a_cpu_build_has_small_defaults(model):
+    open_spec = EngineSpec("vllm", str(model))
+    gpu = " ".join(vllm_command(open_spec, 8123, "gpu").argv)
+    assert "--max-num-seqs" not in gpu
+    assert " --max-model-len auto " in gpu, "the model's limit, if the memory holds such a context"
+    cpu = " ".join(vllm_command(open_spec, 8123, "cpu").argv)
+    assert " --max-model-len 4096 --max-num-seqs 16 " in cpu
+    (model / "config.json").write_text('{"text_config": {"max_position_embeddings": 2000}}')
+    assert " --max-model-len 2000 " in " ".join(vllm_command(open_spec, 8123, "cpu").argv)
+    assert " --max-num-batched-tokens 2048 " in " ".join(vllm_command(open_spec, 8123, "cpu").argv)
+
+
 def test_ranks_and_gpus_have_worker_processes_and_a_users_executor_wins(spec):
     for other, build in ((replace(spec, tp_degree=2), "cpu"), (spec, "gpu")):
         assert "--distributed-executor-backend" not in vllm_command(other, 8123, build).argv

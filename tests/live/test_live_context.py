@@ -96,7 +96,8 @@ def context_on(
         session="s",
         submitter=plane,  # type: ignore[arg-type]
         template=ChatTemplate.load(model_dir),
-        budget=budget or Budget(),
+        budget=(budget := budget or Budget()),
+        max_context_tokens=budget.max_context_tokens or 4096,
         sampling=Sampling(),
         clock=lambda: 0.0,
         journal=lambda kind, body: lines.append((kind, body)),

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from distributed import Client
+from worlds.gpu_engine import CHOSEN_CONTEXT_TOKENS, CHOSEN_SLOTS
 from worlds.live_agents import ToolAgent
 from worlds.live_world import cluster, kill, run, worker_process
 
@@ -20,13 +22,17 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.gpus import InstalledGpu, named_gpus, parsed_gpus, usable_gpus
 from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines
+from heddle_dask.live.driver.rollout_inputs import Engines, Output
+from heddle_dask.live.driver.services import Budget
 from heddle_dask.live.scheduler.gpu_seats import GpuSeats
 from heddle_dask.live.wire.driver_messages import GetCapacity
+from heddle_dask.live.wire.messages import SLOT_RESOURCE
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.live.wire.worker_messages import EngineWorkerReport
 from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME, RolloutWorker
+from heddle_dask.records.reader import RunReader
 
 GPU = "worlds.gpu_engine:GPU"
 TESTS = Path(__file__).parents[1]
@@ -166,18 +172,45 @@ async def devices(client: Client) -> list[tuple[str, ...]]:
     return [gpus for _, gpus in sorted(answer for answer in answers.values() if answer is not None)]
 
 
+async def published_slots(client: Client) -> list[float]:
+    """The resource ``LLM`` of every worker with an engine."""
+
+    def own(dask_worker: Any) -> float | None:
+        return dask_worker.state.total_resources.get(SLOT_RESOURCE)  # type: ignore[no-any-return]
+
+    answers = await client.run(own)  # type: ignore[misc]
+    return [slots for slots in answers.values() if slots is not None]
+
+
+async def until_done(task: Task, ctx: Context) -> float:
+    ctx.append("user", task.prompt)
+    while not ctx.done:
+        await ctx.generate(ignore_eos=True)
+    return 1.0
+
+
 @pytest.mark.cluster
 @pytest.mark.usefixtures("importable")
 def test_workers_of_one_node_use_different_gpus_also_after_one_has_died(
-    model_dir: str, monkeypatch: pytest.MonkeyPatch
+    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
 
     async def body() -> None:
         async with cluster(engines=3) as (_, client):
-            engines = Engines(spec=gpu_engine(model_dir), count=3)
-            async with Rollout(client, env=ToolAgent(), model=model_dir, engines=engines) as rollout:
-                assert (await rollout.run(4)).counts == {"completed": 4}
+            unlimited = replace(gpu_engine(model_dir), slots=None, max_model_len=None)
+            engines, out = Engines(spec=unlimited, count=3), tmp_path / "run.zarr"
+            async with Rollout(client, env=until_done, model=model_dir, engines=engines, out=out) as rollout:
+                batch = await rollout.run(["a", "b", "c", "d"])
+                assert batch.counts == {"completed": 4}
+                # What the engines chose is what everything else goes by.
+                assert {len(record.branches[0].token_ids) for record in batch} == {CHOSEN_CONTEXT_TOKENS}
+                assert {len(record.steps) for record in batch} == {1}, (
+                    "a step may take what the context leaves"
+                )
+                limits = {name: RunReader(out).metadata[name] for name in ("context_tokens", "slots")}
+                assert limits == {"context_tokens": CHOSEN_CONTEXT_TOKENS, "slots": 3 * CHOSEN_SLOTS}
+                assert await published_slots(client) == [CHOSEN_SLOTS + 6] * 3
                 assert sorted(await devices(client)) == [("2",), ("5",), ("7",)]
                 kill(worker_process("rollout-1").pid)
                 lost = False
@@ -192,6 +225,25 @@ def test_workers_of_one_node_use_different_gpus_also_after_one_has_died(
             async with Rollout(client, env=ToolAgent(), model=model_dir, engines=named) as rollout:
                 await rollout.run(1)
                 assert await devices(client) == [("9",)] * 3, "devices that the spec names win"
+            long = Budget(max_context_tokens=CHOSEN_CONTEXT_TOKENS + 1)
+            refused = f"max_context_tokens is {CHOSEN_CONTEXT_TOKENS + 1}, and an engine takes {CHOSEN_CONTEXT_TOKENS}"
+            own = replace(unlimited, max_model_len=CHOSEN_CONTEXT_TOKENS)
+            with pytest.raises(BadInput, match=refused):
+                Rollout(client, env=until_done, model=model_dir, engines=own, budget=long)
+            with pytest.raises(BadInput, match=refused):
+                await Rollout(client, env=until_done, model=model_dir, engines=engines, budget=long).run(
+                    ["a"]
+                )
+            with pytest.raises(
+                BadInput, match="was made with contexts of up to 777 tokens, and this session has 500"
+            ):
+                await Rollout(
+                    client,
+                    env=until_done,
+                    model=model_dir,
+                    engines=Engines(spec=replace(unlimited, max_model_len=500), count=3),
+                    out=Output(out, "resume"),
+                ).run(["a", "b", "c", "d"])
             pairs = Engines(spec=gpu_engine(model_dir, tp_degree=2), count=3)
             with pytest.raises(BadInput, match=r"an engine of 2 GPU\(s\) on .* finds 1 free") as raised:
                 await Rollout(client, env=ToolAgent(), model=model_dir, engines=pairs).run(1)

@@ -55,8 +55,8 @@ def test_the_values_are_public_frozen_and_documented(value: type) -> None:
 
 
 def test_the_default_engine_is_vllm_on_every_tagged_worker(model_dir: str) -> None:
-    assert Engines() == Engines("vllm", count=None, slots=8, kv_transfer=False, tp_degrees=None, cost=None)
-    assert rollout(model_dir).spec == EngineSpec("vllm", model_dir, slots=8, max_model_len=4096)
+    assert Engines() == Engines("vllm", count=None, slots=None, kv_transfer=False, tp_degrees=None, cost=None)
+    assert rollout(model_dir).spec == EngineSpec("vllm", model_dir)
     assert Strategy() == Strategy("sticky-least-loaded", ())
     assert Output("x.zarr").mode == "create"
 
@@ -89,6 +89,11 @@ def test_the_rollout_gives_its_engines_its_context_and_seed(model_dir: str) -> N
     )
 
 
+def test_contexts_beyond_the_engines_are_refused_before_anything_starts(model_dir: str) -> None:
+    with pytest.raises(BadInput, match="max_context_tokens is 65, and an engine takes 64: use at most that"):
+        rollout(model_dir, engines=SPEC, budget=Budget(max_context_tokens=65))
+
+
 COUNTS = st.integers(max_value=2**31 - 1)  # larger counts are refused: test_bad_values
 
 
@@ -116,7 +121,6 @@ SPEC = EngineSpec("emulated", "model", slots=4, max_model_len=64)
         ({"count": 2.0}, "count is 2.0"),
         ({"count": True}, "count is True"),
         ({"slots": "8"}, "slots is '8'"),
-        ({"slots": None}, "slots is None"),
         ({"kv_transfer": "yes"}, "kv_transfer is 'yes': use True or False"),
         ({"tp_degrees": 2}, "tp_degrees is 2: use 'auto' or a list"),
         ({"tp_degrees": "2,1"}, "tp_degrees is '2,1': use 'auto' or a list"),

@@ -33,7 +33,12 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 @click.option("--model", default=None, help="Model directory [default: the shipped tiny-agent].")
 @engine_option("vllm")
 @click.option("--engines", type=COUNT, default=1, show_default=True, help="How many engines.")
-@click.option("--slots", type=COUNT, default=16, show_default=True, help="Most sequences per engine.")
+@click.option(
+    "--slots",
+    type=COUNT,
+    default=None,
+    help="Most sequences per engine [default: vLLM's own on GPUs, 16 elsewhere].",
+)
 @click.option(
     "--kv-transfer", is_flag=True, help="Engines transfer KV caches (uses a CPU core per CPU engine)."
 )
@@ -67,12 +72,14 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     "--tool-scale", type=click.FloatRange(min=0), default=None, help="replay: scales tool time [default: 1]."
 )
 @click.option("--max-steps", type=COUNT, default=64, show_default=True, help="LLM steps per trajectory.")
-@click.option("--max-step-tokens", type=COUNT, default=512, show_default=True, help="Tokens per step.")
+@click.option(
+    "--max-step-tokens", type=COUNT, default=None, help="Tokens per step [default: what the context leaves]."
+)
 @click.option(
     "--max-context-tokens",
     type=click.IntRange(min=2),
     default=None,
-    help="Prompt and generated tokens together [default: the model's limit, at most 4096].",
+    help="Prompt and generated tokens together [default: what the engines take; on CPUs at most 4096].",
 )
 @click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True)
 @click.option("--top-p", type=click.FloatRange(min=0, max=1, min_open=True), default=1.0, show_default=True)

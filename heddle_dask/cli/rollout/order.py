@@ -34,7 +34,7 @@ class RolloutEngineOptions:
     model: str | None
     engine: str
     engines: int
-    slots: int
+    slots: int | None
     kv_transfer: bool
     tp_degrees: str | None
     cost: str | None
@@ -59,7 +59,7 @@ class LimitOptions:
     """Limits of a trajectory and of the run (timeouts in seconds), and how tokens are sampled."""
 
     max_steps: int
-    max_step_tokens: int
+    max_step_tokens: int | None
     max_context_tokens: int | None
     trajectory_timeout: float | None
     run_timeout: float | None

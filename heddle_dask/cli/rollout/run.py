@@ -26,7 +26,7 @@ from heddle_dask.cli.cluster_choice import (
     workers_joined,
 )
 from heddle_dask.cli.engine_option import import_from_here
-from heddle_dask.cli.model_choice import chosen_model, context_limit
+from heddle_dask.cli.model_choice import chosen_model
 from heddle_dask.cli.one_line import EXIT_TERMINATED
 from heddle_dask.cli.rollout.engine_options import check_cost, check_gpus, parsed_cost, parsed_degrees
 from heddle_dask.cli.rollout.interrupts import Interrupts
@@ -107,7 +107,7 @@ class _Run:
         self.budget = Budget(
             max_steps=limits.max_steps,
             max_step_tokens=limits.max_step_tokens,
-            max_context_tokens=context_limit(self.model, limits.max_context_tokens),
+            max_context_tokens=limits.max_context_tokens,
             max_trajectory_s=limits.trajectory_timeout,
             tool_timeout_s=limits.tool_timeout,
             max_run_s=limits.run_timeout,
@@ -212,7 +212,7 @@ class _Run:
         order = self.order
         facts: dict[str, Any] = {"tasks": order.work.tasks, "command": sys.argv[1:]}
         if order.where.scheduler is None:
-            facts |= {"slots": self.shape.slots * self.shape.engines, "tool_cpus": self.shape.all_tool_cpus}
+            facts["tool_cpus"] = self.shape.all_tool_cpus
         return Rollout(
             client,
             env=self.environment,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from heddle_dask.engines import wire
+from heddle_dask.engines.defaults import with_small_defaults
 from heddle_dask.engines.emulated.options import DEFAULT_COST, EmulatedOptions, emulated_options
 from heddle_dask.engines.engine_kind import Dialect, EngineCommand, EngineKind, EngineOptions
 
@@ -52,9 +53,13 @@ class EmulatedKind:
         """Raise `BadInput` for options that cannot be, or a KV cache too small for one context."""
         _traits_of(spec)
 
+    def completed(self, spec: EngineSpec) -> EngineSpec:
+        """With the numbers of a small engine on CPUs."""
+        return with_small_defaults(spec)
+
     def command(self, spec: EngineSpec, port: int) -> EngineCommand:
         """This package's server with this Python."""
-        options = ("--port", str(port), "--spec", json.dumps(spec.to_mapping()))
+        options = ("--port", str(port), "--spec", json.dumps(self.completed(spec).to_mapping()))
         return EngineCommand((sys.executable, "-m", self.server_module, *options), {})
 
     def uses_gpus(self) -> bool:
@@ -101,7 +106,7 @@ def _traits_of(spec: EngineSpec) -> EmulatedTraits:
     # Costs need numpy, which commands that start no engine do without.
     from heddle_dask.engines.emulated.traits import traits_of
 
-    return traits_of(spec)
+    return traits_of(with_small_defaults(spec))
 
 
 EMULATED: EngineKind = EmulatedKind()

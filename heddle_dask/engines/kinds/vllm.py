@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines import vllm_command, wire
+from heddle_dask.engines.defaults import with_small_defaults
 from heddle_dask.engines.engine_kind import Dialect, EngineCommand, EngineKind, EngineOptions
 from heddle_dask.engines.ports import free_port, interface_of
 from heddle_dask.engines.vllm_command import VllmOptions, vllm_options
@@ -65,6 +66,10 @@ class VllmKind:
         self.check_installed()
         if spec.kv_transfer:
             vllm_command.check_kv_transfer()
+
+    def completed(self, spec: EngineSpec) -> EngineSpec:
+        """On GPUs vLLM chooses by their memory; a CPU build has small defaults."""
+        return spec if self.uses_gpus() else with_small_defaults(spec)
 
     def command(self, spec: EngineSpec, port: int) -> EngineCommand:
         """The command for the installed build of vLLM."""

@@ -79,7 +79,7 @@ class LiveContext:
     @property
     def max_context_tokens(self) -> int:
         """Longest context, prompt and generated tokens together."""
-        return self._services.budget.max_context_tokens
+        return self._services.max_context_tokens
 
     @property
     def context_tokens(self) -> int:
@@ -135,11 +135,11 @@ class LiveContext:
             self._told_done = True
             raise BudgetExhausted(self._why_exhausted())
         budget = self._services.budget
-        room = budget.max_context_tokens - len(self.record)
+        room = self.max_context_tokens - len(self.record)
         step = OpenStep(
             index=len(self.steps),
             start=len(self.record),
-            max_tokens=min(max_tokens or budget.max_step_tokens, room),
+            max_tokens=min(max_tokens or budget.max_step_tokens or room, room),
             temperature=self._services.sampling.temperature if temperature is None else temperature,
             ignore_eos=ignore_eos,
             submitted_s=self._services.clock(),
@@ -310,14 +310,16 @@ class LiveContext:
         )
 
     def _exhausted(self) -> bool:
-        budget = self._services.budget
-        return len(self.steps) >= budget.max_steps or self.context_tokens >= budget.max_context_tokens
+        return (
+            len(self.steps) >= self._services.budget.max_steps
+            or self.context_tokens >= self.max_context_tokens
+        )
 
     def _why_exhausted(self) -> str:
         budget = self._services.budget
         if len(self.steps) >= budget.max_steps:
             return f"it used its {budget.max_steps} steps"
-        return f"its context of {len(self.record)} tokens fills the limit of {budget.max_context_tokens}"
+        return f"its context of {len(self.record)} tokens fills the limit of {self.max_context_tokens}"
 
     def _render(self) -> None:
         """Turn what was appended into tokens of the record."""

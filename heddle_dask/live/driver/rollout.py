@@ -16,10 +16,11 @@ from distributed import Client
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.engines.defaults import SMALL_CONTEXT_TOKENS, model_context_tokens
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment
 from heddle_dask.live.driver.batch import Batch
-from heddle_dask.live.driver.capacity import wait_for_capacity
+from heddle_dask.live.driver.capacity import check_context, longest_context, wait_for_capacity
 from heddle_dask.live.driver.continuation import tokenizer_digest
 from heddle_dask.live.driver.degrees import EngineDegrees, degrees_to_price
 from heddle_dask.live.driver.open_session import OpenSession
@@ -37,7 +38,8 @@ from heddle_dask.live.driver.runner import Attempt, Driver, attempts_of
 from heddle_dask.live.driver.sandbox_check import check_sandbox, checked_policy
 from heddle_dask.live.driver.services import Budget, Sampling, Services
 from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
-from heddle_dask.live.wire.driver_messages import EngineLostNotice, Notice
+from heddle_dask.live.wire.driver_messages import EngineLostNotice, GetCapacity, Notice
+from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.strategies.presets import Strategy
 
@@ -122,6 +124,7 @@ class Rollout:
         self._check_template(on_progress)
         self.model = str(model)
         self.spec = self._engines.spec_for(self.model, self.budget.max_context_tokens, seed)
+        check_context(self.budget.max_context_tokens, self.spec.max_model_len)
         self.samples = samples
         self.seed = seed
         self._on_progress = on_progress
@@ -133,6 +136,7 @@ class Rollout:
         self._files: RunFiles | None = None
         self._driver: Driver | None = None
         self._moves: Mapping[str, Mapping[str, float]] = {}
+        self._longest: int | None = None
         self._batches = 0
         self._batch_began_s = 0.0
         self._started_s = 0.0
@@ -249,13 +253,13 @@ class Rollout:
         chosen = tasks_of(tasks, self.environment, self.seed)
         try:
             session, files = await self._open()
-            services = self._services(session, files)
             number = self._next_batch(files)
             prefix = batch_prefix(number)
             attempts = files.unfinished(
                 attempts_of(self.environment.name, chosen, self.samples, self.seed, prefix)
             )
             await self._provide_degrees(attempts)
+            services = await self._services(session, files)
             driver = Driver(self.client, services, self.environment, files.writer, session.channel.failed)
             self._driver = driver
             self._batch_began_s = services.clock()
@@ -274,12 +278,18 @@ class Rollout:
             if not self._entered:
                 await self._close()
 
-    def _services(self, session: OpenSession, files: RunFiles) -> Services:
+    async def _services(self, session: OpenSession, files: RunFiles) -> Services:
+        """What the contexts share, once the engines have said how long a context may be."""
+        engines = [ready.engine for ready in (await ask_scheduler(self.client, GetCapacity())).engines]
+        longest = longest_context(self.budget.max_context_tokens, engines, self._longest)
+        self._longest = longest
+        files.engines_answer({"context_tokens": longest, "slots": sum(engine.slots for engine in engines)})
         return Services(
             session=session.session_id,
             submitter=session.submitter,
             template=self.template,
             budget=self.budget,
+            max_context_tokens=longest,
             sampling=self.sampling,
             retries=self.retries,
             clock=lambda: time.monotonic() - self._started_s,
@@ -338,7 +348,10 @@ class Rollout:
             specs,
             engines=self._engines.count,
             patience=self._engines.patience,
-            max_context_tokens=self.budget.max_context_tokens,
+            max_context_tokens=self.budget.max_context_tokens
+            or self.spec.max_model_len
+            or model_context_tokens(self.model)
+            or SMALL_CONTEXT_TOKENS,
             seed=self.seed,
             told_apart=self._strategy.knows_lengths,
             note=self._on_progress,

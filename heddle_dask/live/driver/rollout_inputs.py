@@ -32,8 +32,8 @@ class Engines:
         How many engines must answer before a run starts. None: one on every worker tagged ``ENGINE``. With
         `tp_degrees`: how many workers that can host an engine must be there.
     slots
-        Most sequences in one batch of an engine. With `tp_degrees`: of an engine of TP degree 1, or of the degree of
-        `spec`; engines of other degrees have proportionally more or fewer.
+        Most sequences in one batch of an engine; None: as `EngineSpec`. With `tp_degrees`: of an engine of TP degree 1,
+        or of the degree of `spec`; engines of other degrees have proportionally more or fewer.
     kv_transfer
         Whether engines transfer KV caches to one another.
     tp_degrees
@@ -58,7 +58,7 @@ class Engines:
 
     kind: str = "vllm"
     count: int | None = None
-    slots: int = 8
+    slots: int | None = None
     kv_transfer: bool = False
     tp_degrees: AskedDegrees = None
     cost: Mapping[str, Any] | None = None
@@ -70,8 +70,9 @@ class Engines:
             engine_kind(self.kind)
         else:
             self._check_spec(self.spec)
-        for name, value in (("count", 1 if self.count is None else self.count), ("slots", self.slots)):
-            check_count(f"engines: {name}", value)
+        for name, value in (("count", self.count), ("slots", self.slots)):
+            if value is not None:
+                check_count(f"engines: {name}", value)
         if not isinstance(self.kv_transfer, bool):
             raise BadInput(f"engines: kv_transfer is {self.kv_transfer!r}: use True or False")
         object.__setattr__(self, "tp_degrees", checked_degrees(self.tp_degrees))
@@ -108,7 +109,7 @@ class Engines:
             return cls(engines)
         raise BadInput(f"engines is {engines!r}: use a kind such as 'vllm', an EngineSpec or Engines(…)")
 
-    def spec_for(self, model: str, max_context_tokens: int, seed: int) -> EngineSpec:
+    def spec_for(self, model: str, max_context_tokens: int | None, seed: int) -> EngineSpec:
         """Describe one engine for this model; a `spec` that was given stays as it is.
 
         Raises

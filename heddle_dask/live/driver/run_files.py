@@ -87,6 +87,17 @@ class RunFiles:
             return attempts
         return unfinished(attempts, self.writer)
 
+    def engines_answer(self, facts: Mapping[str, Any]) -> None:
+        """Record what the session has learned from its engines.
+
+        Raises
+        ------
+        BadInput
+            As `RunWriter.learned`.
+        """
+        if self.writer is not None:
+            self.writer.learned(facts)
+
     async def store(self) -> None:
         """Bring everything finished into the store."""
         if self.writer is not None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.continuation import check_continues
 from heddle_dask.records.journal import Journal, read_journal
 from heddle_dask.records.reader import RunReader
@@ -48,6 +49,7 @@ class RunWriter:
     def __init__(self, out: str | Path, mode: WriteMode, metadata: Mapping[str, Any]) -> None:
         self.out = Path(out)
         self.batches = 0
+        self._resumed_context_tokens: int | None = None
         # The journal first: if it is locked or foreign, nothing of an older run is touched.
         self._journal = _open_journal(journal_path(out), mode)
         try:
@@ -76,6 +78,8 @@ class RunWriter:
             store.close()
             raise
         self.batches = int(recorded.get("batches", 0))
+        if mode == "resume":
+            self._resumed_context_tokens = recorded.get("context_tokens")
         return store
 
     def __contains__(self, trajectory_id: str) -> bool:
@@ -88,6 +92,22 @@ class RunWriter:
         self.batches += 1
         self._store.update_metadata({"batches": self.batches})
         return number
+
+    def learned(self, facts: Mapping[str, Any]) -> None:
+        """Add to the metadata what the engines of the session have said.
+
+        Raises
+        ------
+        BadInput
+            Trajectories of the run that is resumed had a longer or shorter context.
+        """
+        before, now = self._resumed_context_tokens, facts["context_tokens"]
+        if before is not None and before != now:
+            raise BadInput(
+                f"{self.out} was made with contexts of up to {before} tokens, and this session has {now}: it can "
+                f"only be resumed with the same, max_context_tokens={before}"
+            )
+        self._store.update_metadata(facts)
 
     def recorded(self) -> list[tuple[str, dict[str, Any]]]:
         """What the journal held when it was opened."""

@@ -236,11 +236,11 @@ class RolloutWorker(WorkerPlugin):
         """Publish the slots first: a step placed here must find the resource."""
         assert self.worker is not None
         engine_id = self.engine_id
-        await self.worker.set_resources(**{SLOT_RESOURCE: self.spec.slots + self.spec.steps_ahead})
+        await self.worker.set_resources(**{SLOT_RESOURCE: info.slots + self.spec.steps_ahead})
         if engine_id == self.engine_id:
             engine = EngineDescription(
                 engine_id=EngineId(engine_id),
-                slots=self.spec.slots,
+                slots=info.slots,
                 max_context_tokens=info.max_model_len,
                 tp_degree=self.spec.tp_degree,
                 kv_capacity_tokens=info.kv_capacity_tokens,
