@@ -33,6 +33,9 @@ class EngineSpec:
         memory holds if that is less; elsewhere the model's limit, at most 4,096.
     dtype
         Type of the weights, for kinds that run a model.
+    seed
+        Of what the engine draws for requests without a seed. A rollout worker makes another one of it for each engine:
+        with equal ones, engines would sample the same for equal prompts.
     kv_transfer
         True: the engine can export the KV cache of a context to another engine and import one
         (`EngineClient.export_kv` and `import_kv`); vLLM then runs with its NIXL connector.

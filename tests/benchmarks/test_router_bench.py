@@ -148,7 +148,7 @@ def test_the_client_sends_the_bytes_that_our_own_replay_sends(trace: Path, model
             template=template,
             budget=Budget(max_step_tokens=MAX_CONTEXT_TOKENS),
             max_context_tokens=MAX_CONTEXT_TOKENS,
-            sampling=Sampling(),
+            sampling=Sampling(seeded=True),
             clock=lambda: 0.0,
             journal=lambda kind, body: None,
         )

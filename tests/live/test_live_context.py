@@ -87,6 +87,7 @@ def context_on(
     model_dir: str,
     *,
     budget: Budget | None = None,
+    sampling: Sampling | None = None,
     recorded: Recorded | None = None,
     journal: list[Any] | None = None,
     retries: RetryPolicy | None = None,
@@ -98,7 +99,7 @@ def context_on(
         template=ChatTemplate.load(model_dir),
         budget=(budget := budget or Budget()),
         max_context_tokens=budget.max_context_tokens or 4096,
-        sampling=Sampling(),
+        sampling=sampling or Sampling(seeded=True),
         clock=lambda: 0.0,
         journal=lambda kind, body: lines.append((kind, body)),
         retries=retries or RetryPolicy(),
@@ -153,6 +154,24 @@ def test_a_preempted_step_goes_on_from_its_tokens_as_one_step(model_dir: str) ->
     assert (step.preemptions, step.migrations, step.generated_tokens) == (2, 1, 5)
     assert step.cached_tokens == 3
     assert step.decode_s == pytest.approx(0.6)
+
+
+def test_a_step_has_a_seed_only_where_the_user_asked_for_it(model_dir: str) -> None:
+    seeds: dict[bool, list[int | None]] = {}
+    for seeded in (False, True):
+        plane = ScriptedPlane(sampled(65, 66, reason="stop"), sampled(67, reason="stop"))
+        ctx = context_on(plane, model_dir, sampling=Sampling(seeded=seeded))
+
+        async def body(ctx: LiveContext = ctx) -> None:
+            for _ in range(2):
+                ctx.append("user", "hello")
+                await ctx.generate(max_tokens=10)
+
+        asyncio.run(body())
+        seeds[seeded] = [call.seed for call in plane.calls]
+    assert Sampling() == Sampling(seeded=False)
+    assert seeds[False] == [None, None], "vLLM samples request by request where they have seeds"
+    assert len(set(seeds[True])) == 2 and None not in seeds[True]
 
 
 def test_a_step_preempted_at_its_last_token_is_finished(model_dir: str) -> None:

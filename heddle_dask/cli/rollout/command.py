@@ -84,6 +84,9 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 @click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True)
 @click.option("--top-p", type=click.FloatRange(min=0, max=1, min_open=True), default=1.0, show_default=True)
 @click.option(
+    "--seeded-sampling", is_flag=True, help="A seed for each step: tokens repeat better, GPUs sample slower."
+)
+@click.option(
     "--retries",
     multiple=True,
     help="KEY=NUMBER[,...]: max_losses, max_preemptions, max_step_attempts, max_action_attempts.",

@@ -66,6 +66,7 @@ class LimitOptions:
     tool_timeout: float
     temperature: float
     top_p: float
+    seeded_sampling: bool
 
 
 @dataclass(frozen=True, slots=True)

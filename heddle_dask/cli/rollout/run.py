@@ -98,7 +98,9 @@ class _Run:
             self.shape = self.shape.overlaid(where.cluster, order.given)
         predictor = order.strategy.build(seed=order.seed).predictor
         self.engines = self._engines()
-        self.sampling = Sampling(order.limits.temperature, order.limits.top_p)
+        self.sampling = Sampling(
+            order.limits.temperature, order.limits.top_p, seeded=order.limits.seeded_sampling
+        )
         check_out(self.out, order.mode)
         self.environment = _environment(order)
         self.model = chosen_model(order.fleet.model, order.fleet.engine)

@@ -256,7 +256,7 @@ class LiveContext:
             max_tokens=request.max_new_tokens,
             temperature=step.temperature,
             top_p=self._services.sampling.top_p,
-            seed=(self._seed * 1_000_003 + step.index * 1_009 + step.parts) % 2**31,
+            seed=self._seed_of(step) if self._services.sampling.seeded else None,
             ignore_eos=step.ignore_eos,
             stop_token_ids=self._services.template.end_token_ids,
         )
@@ -266,6 +266,10 @@ class LiveContext:
             if interrupt.kind == "result-lost":
                 return StepResult(status="engine-lost", message=RESULT_LOST)
             return StepResult(status="refused", message=interrupt.cause)
+
+    def _seed_of(self, step: OpenStep) -> int:
+        """Another one for each part of a step: a part must not repeat the draws of the one before."""
+        return (self._seed * 1_000_003 + step.index * 1_009 + step.parts) % 2**31
 
     def _take(self, step: OpenStep, result: StepResult) -> OpenStep:
         """Fold one answer into the record and the open step."""

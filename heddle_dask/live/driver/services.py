@@ -77,14 +77,26 @@ class Budget:
 class Sampling:
     """How steps sample, unless the program says otherwise.
 
+    Attributes
+    ----------
+    temperature
+        0 means greedy.
+    top_p
+        Tokens are drawn from the smallest set with this share of the probability.
+    seeded
+        True: each step has a seed of its own, which follows from the rollout's. On GPUs vLLM then samples request by
+        request, without its fused sampler: slower. False: an engine draws from one generator, in the order in which
+        steps happen to run. See ``docs/engines.md``.
+
     Raises
     ------
     BadInput
-        The temperature is not finite or negative, or top-p is not above 0 and at most 1.
+        The temperature is not finite or negative, top-p is not above 0 and at most 1, or `seeded` is no bool.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
+    seeded: bool = False
 
     def __post_init__(self) -> None:
         if not is_finite(self.temperature) or self.temperature < 0:
@@ -93,6 +105,8 @@ class Sampling:
             )
         if not is_finite(self.top_p) or not 0 < self.top_p <= 1:
             raise BadInput(f"sampling: top_p is {self.top_p!r}: use a number above 0 and at most 1")
+        if not isinstance(self.seeded, bool):
+            raise BadInput(f"sampling: seeded is {self.seeded!r}: use True or False")
 
 
 class Clock(Protocol):

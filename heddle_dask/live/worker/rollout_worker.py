@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from distributed import Worker, get_worker
@@ -94,6 +95,11 @@ def visible_gpus(spec: EngineSpec, environ: Mapping[str, str]) -> Sequence[str]:
     if not engine_kind(spec.kind).uses_gpus():
         return []
     return list(named_gpus(environ) or ())
+
+
+def engine_seed(seed: int, worker: object, number: int) -> int:
+    """The seed of an engine, the `number`-th of a worker: different for each."""
+    return crc32(f"{seed}/{worker}/{number}".encode()) % 2**31
 
 
 async def run_step(call: StepCall) -> StepResult:
@@ -193,9 +199,13 @@ class RolloutWorker(WorkerPlugin):
 
     def _start_engine(self, spec: EngineSpec) -> None:
         assert self.worker is not None
-        # Engines of other machines fetch KV from this one as workers do contexts: at the worker's address.
-        self.spec = spec = replace(spec, kv_host=get_address_host(self.worker.address))
         self._hosts += 1
+        # Engines of other machines fetch KV from this one as workers do contexts: at the worker's address.
+        host, seed = (
+            get_address_host(self.worker.address),
+            engine_seed(spec.seed, self.worker.name, self._hosts),
+        )
+        self.spec = spec = replace(spec, kv_host=host, seed=seed)
         self._host = EngineHost(
             spec,
             Path(self.worker.local_directory) / "heddle" / f"host-{self._hosts}",
