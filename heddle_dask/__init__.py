@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from heddle_dask.core.errors import BadInput
     from heddle_dask.core.retries import RetryPolicy
     from heddle_dask.engines.spec import EngineSpec
+    from heddle_dask.engines.vllm_command import VllmOptions
     from heddle_dask.environments.base import ActionFailed, Context, Environment, Reply, Task
     from heddle_dask.live.clusters.local import LocalRolloutCluster
     from heddle_dask.live.driver.batch import Batch
@@ -42,6 +43,7 @@ _PLACES = {
     "Sampling": "heddle_dask.live.driver.services",
     "Strategy": "heddle_dask.strategies.presets",
     "Task": "heddle_dask.environments.base",
+    "VllmOptions": "heddle_dask.engines.vllm_command",
 }
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "Sampling",
     "Strategy",
     "Task",
+    "VllmOptions",
 ]
 
 

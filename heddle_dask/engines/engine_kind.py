@@ -231,6 +231,10 @@ class EngineKind(Protocol):
         """
         ...
 
+    def logprobs(self, options: EngineOptions) -> str:
+        """``"raw"`` or ``"processed"``: which logprobs a step returns."""
+        ...
+
     def cost_of(self, options: EngineOptions) -> Mapping[str, Any] | None:
         """The cost that the options name; None: they name none."""
         ...

@@ -92,6 +92,8 @@ class EngineSpec:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise BadInput(f"engine {name} is {value!r}: use a whole number of at least {least}")
+        if not isinstance(self.dtype, str) or not self.dtype:
+            raise BadInput(f"engine dtype is {self.dtype!r}: use a name such as 'auto' or 'bfloat16'")
         if not isinstance(self.kv_transfer, bool):
             raise BadInput(f"engine kv_transfer is {self.kv_transfer!r}: use true or false")
         if self.devices and len(self.devices) != self.tp_degree:

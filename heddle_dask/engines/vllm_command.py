@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import BadInput, is_finite
 from heddle_dask.engines.defaults import with_small_defaults
 from heddle_dask.engines.engine_kind import EngineCommand, EngineOptions
 from heddle_dask.engines.ports import is_loopback
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from heddle_dask.engines.spec import EngineSpec
 
 VllmBuild = Literal["cpu", "gpu"]
+Logprobs = Literal["raw", "processed"]
+DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 
 _INSTALL = "install it with `pip install 'heddle-dask[cpu]'` (or `[gpu]` on a machine with GPUs)"
 
@@ -44,22 +48,123 @@ class VllmOptions(EngineOptions):
     Attributes
     ----------
     kv_cache_gib
-        KV cache of a CPU build. On GPUs vLLM sizes the cache itself (`extra_args` with
-        ``--gpu-memory-utilization``).
+        KV cache of a CPU build. On GPUs vLLM sizes the cache itself, see `gpu_memory_utilization`.
     extra_args
-        Appended to vLLM's command line as they are.
+        Appended to vLLM's command line as they are. They are stored with the run: no secrets.
     cpu_threads
         OpenMP threads of a CPU build.
+    gpu_memory_utilization
+        Share of each GPU's memory for weights and KV cache; None: vLLM's own. A CPU build ignores it.
+    quantization
+        vLLM's name of a method; None: as the model's configuration says.
+    logprobs
+        Which logprobs a step returns: ``"raw"`` ones of the model, or ``"processed"`` ones, after temperature, top-p
+        and penalties, of the distribution that was sampled from.
+
+    Raises
+    ------
+    BadInput
+        A value that cannot be, or an extra argument that is set here or secret.
     """
 
     kv_cache_gib: float = 1.0
     extra_args: tuple[str, ...] = ()
     cpu_threads: int = 1
+    gpu_memory_utilization: float | None = None
+    quantization: str | None = None
+    logprobs: Logprobs = "raw"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "extra_args", tuple(self.extra_args))  # JSON has lists only
         self._check_positive("kv_cache_gib")
         self._check_whole("cpu_threads", 1)
+        share = self.gpu_memory_utilization
+        if share is not None and not (is_finite(share) and 0 < share <= 1):
+            raise BadInput(
+                f"engine gpu_memory_utilization is {share!r}: use a number above 0 and at most 1, or None"
+            )
+        if self.quantization is not None and not _is_word(self.quantization):
+            raise BadInput(f"engine quantization is {self.quantization!r}: use a name such as 'fp8', or None")
+        if self.logprobs not in get_args(Logprobs):
+            raise BadInput(f"engine logprobs is {self.logprobs!r}: use {' or '.join(get_args(Logprobs))}")
+        if isinstance(self.extra_args, str) or not all(isinstance(each, str) for each in self.extra_args):
+            raise BadInput(
+                f"engine extra_args is {self.extra_args!r}: use a list of texts, as on a command line"
+            )
+        object.__setattr__(self, "extra_args", tuple(self.extra_args))  # JSON has lists only
+        check_extra_arguments(self.extra_args)
+
+
+# Arguments that are set here, and where a user sets them instead.
+_OWN_ARGUMENTS = {
+    "model": "model",
+    "dtype": "dtype",
+    "max-model-len": "max_model_len",
+    "max-num-seqs": "slots",
+    "tensor-parallel-size": "tp_degree",
+    "seed": "seed",
+    "gpu-memory-utilization": "gpu_memory_utilization",
+    "quantization": "quantization",
+    "logprobs-mode": "logprobs",
+    "kv-transfer-config": "kv_transfer",
+    **dict.fromkeys(
+        ("scheduling-policy", "enable-scale-out", "enable-prefix-caching", "enable-prompt-tokens-details"), ""
+    ),
+    **dict.fromkeys(("disable-uvicorn-access-log", "host", "port", "uds", "ssl-keyfile", "ssl-certfile"), ""),
+}
+_SHORT_NAMES = {"tp": "tensor-parallel-size", "q": "quantization"}
+# Their values would be stored with the run, or they could bring any other argument.
+_REFUSED = {
+    "api-key": "engines listen to this machine only, and what is given here is stored with the run",
+    "hf-token": "what is given here is stored with the run: set HF_TOKEN where the workers start",
+    "config": "give its arguments one by one",
+}
+
+
+def check_extra_arguments(arguments: Sequence[str]) -> None:
+    """Refuse arguments of vLLM's command line that are set here, and those with secrets.
+
+    Raises
+    ------
+    BadInput
+        There is one.
+    """
+    for argument in arguments:
+        long = argument.startswith("--")
+        name = argument.lstrip("-").partition("=")[0].partition(".")[0].replace("_", "-").removeprefix("no-")
+        if not long:
+            name = _SHORT_NAMES.get(name, "") if argument.startswith("-") else ""
+        if not name:
+            continue
+        # vLLM's parser takes every unambiguous beginning of a name.
+        for refused, reason in _REFUSED.items():
+            if refused.startswith(name):
+                raise BadInput(f"engine argument {argument.partition('=')[0]} is refused: {reason}")
+        for own, field in _OWN_ARGUMENTS.items():
+            if own.startswith(name):
+                instead = f"use the engine's {field}" if field else "leave it out"
+                raise BadInput(f"engine argument {argument.partition('=')[0]} is set by Heddle: {instead}")
+
+
+def extra_arguments(given: Sequence[str]) -> tuple[str, ...]:
+    """``KEY=VALUE`` or ``KEY``, each as vLLM's command line has it.
+
+    Raises
+    ------
+    BadInput
+        One has no key.
+    """
+    arguments: list[str] = []
+    for each in given:
+        key, equals, value = each.partition("=")
+        key = key.removeprefix("--")
+        if not _is_word(key.replace(".", "")):
+            raise BadInput(f"engine argument {each!r}: use KEY=VALUE, such as max-num-batched-tokens=8192")
+        arguments += [f"--{key}", value] if equals else [f"--{key}"]
+    return tuple(arguments)
+
+
+def _is_word(text: object) -> bool:
+    return isinstance(text, str) and re.fullmatch(r"[A-Za-z][\w-]*", text) is not None
 
 
 def vllm_options(options: EngineOptions) -> VllmOptions:
@@ -163,6 +268,7 @@ def vllm_command(
         *(("--max-num-seqs", str(spec.slots)) if spec.slots is not None else ()),
         *("--tensor-parallel-size", str(spec.tp_degree)),
         *("--seed", str(spec.seed)),
+        *("--logprobs-mode", f"{options.logprobs}_logprobs"),
         *("--scheduling-policy", "priority"),
         "--enable-scale-out",
         "--enable-prefix-caching",
@@ -174,6 +280,10 @@ def vllm_command(
     env = {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
     if Path(spec.model).is_dir():
         env["HF_HUB_OFFLINE"] = "1"
+    if options.quantization is not None:
+        argv += ["--quantization", options.quantization]
+    if build == "gpu" and options.gpu_memory_utilization is not None:
+        argv += ["--gpu-memory-utilization", str(options.gpu_memory_utilization)]
     if build == "cpu":
         argv.append("--enforce-eager")
         # vLLM rewinds the random generator of a seeded request when it splits its prefill; Torch's CPU generator cannot

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from heddle_dask.cli.engine_option import engine_option
+from heddle_dask.cli.engine_option import engine_option, vllm_engine_options
 from heddle_dask.cli.option_groups import COUNT
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
@@ -54,6 +54,7 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     default=None,
     help="Cost of an engine: a profile, a table of `heddle profile`, or a TOML file (docs/cost.md).",
 )
+@vllm_engine_options
 @click.option("--strategy", default="sticky-least-loaded", show_default=True, help="Preset.")
 @click.option("--set", "overrides", multiple=True, help="PART=NAME[,KEY=VALUE]...: replace a part of it.")
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="RUN.zarr [default: in runs/].")

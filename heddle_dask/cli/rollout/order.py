@@ -38,6 +38,11 @@ class RolloutEngineOptions:
     kv_transfer: bool
     tp_degrees: str | None
     cost: str | None
+    dtype: str
+    gpu_memory_utilization: float | None
+    quantization: str | None
+    logprobs: str | None
+    engine_args: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

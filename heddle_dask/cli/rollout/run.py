@@ -25,7 +25,7 @@ from heddle_dask.cli.cluster_choice import (
     remote_client,
     workers_joined,
 )
-from heddle_dask.cli.engine_option import import_from_here
+from heddle_dask.cli.engine_option import import_from_here, parsed_vllm_options
 from heddle_dask.cli.model_choice import chosen_model
 from heddle_dask.cli.one_line import EXIT_TERMINATED
 from heddle_dask.cli.rollout.engine_options import check_cost, check_gpus, parsed_cost, parsed_degrees
@@ -140,6 +140,14 @@ class _Run:
             kv_transfer=fleet.kv_transfer,
             tp_degrees=parsed_degrees(fleet.tp_degrees),
             cost=parsed_cost(fleet.cost),
+            dtype=fleet.dtype,
+            options=parsed_vllm_options(
+                fleet.engine,
+                fleet.gpu_memory_utilization,
+                fleet.quantization,
+                fleet.logprobs,
+                fleet.engine_args,
+            ),
             patience=Patience(where.worker_timeout, where.engine_timeout),
         )
 

@@ -84,6 +84,10 @@ class EmulatedKind:
         """Cost and time scale apply; any context length is accepted."""
         return EmulatedOptions(cost=cost, time_scale=time_scale)
 
+    def logprobs(self, options: EngineOptions) -> str:
+        """Raw: they are of a model that there is not."""
+        return "raw"
+
     def cost_of(self, options: EngineOptions) -> Mapping[str, Any] | None:
         """The cost that the options name."""
         return emulated_options(options).cost

@@ -61,7 +61,9 @@ class VllmKind:
             )
 
     def check(self, spec: EngineSpec) -> None:
-        """Raise `BadInput` for a model that cannot be loaded, or when vLLM or its KV connector is not installed."""
+        """Raise `BadInput` for an unknown type, a model that cannot be loaded, or without vLLM or NIXL."""
+        if spec.dtype not in vllm_command.DTYPES:
+            raise BadInput(f"engine dtype is {spec.dtype!r}: use {', '.join(vllm_command.DTYPES)}")
         self.check_model(spec.model)
         self.check_installed()
         if spec.kv_transfer:
@@ -122,6 +124,10 @@ class VllmKind:
             return VllmOptions()
         overrides = json.dumps({"max_position_embeddings": max_positions})
         return VllmOptions(extra_args=("--hf-overrides", overrides))
+
+    def logprobs(self, options: EngineOptions) -> str:
+        """As the options say."""
+        return vllm_options(options).logprobs
 
     def cost_of(self, options: EngineOptions) -> Mapping[str, Any] | None:
         """None: vLLM runs a model."""

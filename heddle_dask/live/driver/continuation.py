@@ -1,4 +1,5 @@
-"""Whether a session may continue a stored run: it must use the same model, tokenizer, sampling and environment."""
+"""Whether a session may continue a stored run: it must use the same model, tokenizer, sampling, kind
+of logprobs and environment."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput
 
-_COMPARED = ("environment", "model", "tokenizer", "sampling")
+_COMPARED = ("environment", "model", "tokenizer", "sampling", "logprobs")
 # A program that runs again with other limits would ask for other steps than the journal holds.
 _COMPARED_ON_RESUME = ("limits",)
 _TOKENIZER_FILES = (

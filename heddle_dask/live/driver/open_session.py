@@ -18,6 +18,7 @@ from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.driver_messages import EndSession, GetCapacity, Notice, StartSession, Updates
 from heddle_dask.live.wire.messages import STREAM_INTERVAL_S
 from heddle_dask.live.wire.transport import ask_scheduler
+from heddle_dask.live.worker.engine_host import Watch
 from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
 from heddle_dask.live.worker.tool_worker import PLUGIN_NAME as TOOL_PLUGIN
@@ -77,8 +78,14 @@ class OpenSession:
         claimed.channel.start()
         return claimed
 
-    async def provide_workers(self, spec: EngineSpec, degrees: EngineDegrees | None) -> None:
-        """Register the plugins that workers lack; engines that run this model already are used as they are."""
+    async def provide_workers(self, spec: EngineSpec, degrees: EngineDegrees | None, watch: Watch) -> None:
+        """Register the plugins that workers lack; engines that run this model already are used as they are.
+
+        Parameters
+        ----------
+        watch
+            The time limits of engines that are started here, where no TP degrees were asked for.
+        """
         capacity = await ask_scheduler(self._client, GetCapacity())
         if TOOL_PLUGIN not in capacity.plugins:
             await self._client.register_plugin(ToolWorker())
@@ -87,7 +94,7 @@ class OpenSession:
         if degrees is not None:
             await degrees.open(self.session_id, self._owns_engines)
         elif self._owns_engines:
-            await self._client.register_plugin(RolloutWorker(spec))
+            await self._client.register_plugin(RolloutWorker(spec, watch))
 
     async def close(self) -> None:
         """End the session and the engines that it started, once its last journal lines are here."""

@@ -17,6 +17,7 @@ from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.engines.defaults import SMALL_CONTEXT_TOKENS, model_context_tokens
+from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment
 from heddle_dask.live.driver.batch import Batch
@@ -40,6 +41,7 @@ from heddle_dask.live.driver.services import Budget, Sampling, Services
 from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
 from heddle_dask.live.wire.driver_messages import EngineLostNotice, GetCapacity, Notice
 from heddle_dask.live.wire.transport import ask_scheduler
+from heddle_dask.live.worker.engine_host import Watch
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.strategies.presets import Strategy
 
@@ -328,7 +330,8 @@ class Rollout:
             on_notice=self._on_notice,
             on_lines=files.keep_lines,
         )
-        await self._session.provide_workers(self.spec, self._engine_degrees)
+        watch = Watch.for_start(self._engines.patience.engines_s)
+        await self._session.provide_workers(self.spec, self._engine_degrees, watch)
         if self._engine_degrees is None:
             engines = self._engines
             await wait_for_capacity(self.client, engines.count, engines.patience, self._on_progress)
@@ -379,6 +382,7 @@ class Rollout:
             "tokenizer": tokenizer_digest(self.model),
             "sampling": asdict(self.sampling),
             "limits": self.budget.replayed,
+            "logprobs": engine_kind(self.spec.kind).logprobs(self.spec.options),
             "engine": self.spec.to_mapping(),
             "strategy": self._strategy.preset,
             "overrides": list(self._strategy.overrides),

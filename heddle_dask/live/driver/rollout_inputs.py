@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from heddle_dask.core.errors import BadInput, check_count
+from heddle_dask.engines.engine_kind import EngineOptions
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment, Task
@@ -40,13 +41,17 @@ class Engines:
         GPUs of each engine. None: every worker hosts an engine as `kind` or `spec` says. A list, such as
         ``[2, 1, 1]``: these, on the GPUs that the workers of each node share. ``"auto"``: before each batch, those
         under which it is expected to end earliest. See ``docs/degrees.md``.
+    dtype
+        Type of the weights; ``"auto"``: as the model's configuration says.
+    options
+        Options that only this kind has, such as `VllmOptions`; None: their defaults.
     cost
         What one engine is believed to cost (a form of `cost.engine_cost.cost_from_mapping`), or that by TP degree
         (``{"1": …, "2": …}``); an emulated engine named by `kind` also takes that time. None: an emulated engine's own
         cost, else the profile that the strategies name.
     spec
-        A whole engine in place of `kind`, `slots` and `kv_transfer`. None: an engine of that kind, with the context
-        and the seed of the rollout.
+        A whole engine in place of `kind`, `slots`, `kv_transfer`, `dtype` and `options`. None: an engine of that kind,
+        with the context and the seed of the rollout.
     patience
         Seconds to wait for workers and engines.
 
@@ -62,12 +67,16 @@ class Engines:
     kv_transfer: bool = False
     tp_degrees: AskedDegrees = None
     cost: Mapping[str, Any] | None = None
+    dtype: str = "auto"
+    options: EngineOptions | None = None
     spec: EngineSpec | None = None
     patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
         if self.spec is None:
-            engine_kind(self.kind)
+            options_type = engine_kind(self.kind).options_type
+            if self.options is not None and not isinstance(self.options, options_type):
+                raise BadInput(f"engines: options is {self.options!r}: use {options_type.__name__}(…)")
         else:
             self._check_spec(self.spec)
         for name, value in (("count", self.count), ("slots", self.slots)):
@@ -85,7 +94,7 @@ class Engines:
         if not isinstance(spec, EngineSpec):
             raise BadInput(f"engines: spec is {spec!r}: use an EngineSpec")
         defaults = {each.name: each.default for each in fields(self)}
-        for name in ("kind", "slots", "kv_transfer"):
+        for name in ("kind", "slots", "kv_transfer", "dtype", "options"):
             value = getattr(self, name)
             if value not in (defaults[name], getattr(spec, name)):
                 raise BadInput(
@@ -119,6 +128,10 @@ class Engines:
         """
         if self.spec is not None:
             return self.spec
+        kind = engine_kind(self.kind)
+        options = kind.options_for(self.cost) if self.options is None else self.options
+        if self.options is not None and self.cost is not None:
+            options = kind.with_cost(self.options, self.cost)
         return EngineSpec(
             kind=self.kind,
             model=model,
@@ -126,7 +139,8 @@ class Engines:
             kv_transfer=self.kv_transfer,
             max_model_len=max_context_tokens,
             seed=seed,
-            options=engine_kind(self.kind).options_for(self.cost),
+            dtype=self.dtype,
+            options=options,
         )
 
 
