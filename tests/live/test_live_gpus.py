@@ -23,6 +23,7 @@ from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.gpus import InstalledGpu, named_gpus, parsed_gpus, usable_gpus
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
+from heddle_dask.live.driver.capacity import Patience
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.rollout_inputs import Engines, Output
 from heddle_dask.live.driver.services import Budget
@@ -185,6 +186,17 @@ async def published_slots(client: Client) -> list[float]:
     return [slots for slots in answers.values() if slots is not None]
 
 
+async def start_limits(client: Client) -> list[float]:
+    """How long the engine of each worker may take to start."""
+
+    def own(dask_worker: Any) -> float | None:
+        plugin = dask_worker.plugins.get(PLUGIN_NAME)
+        return None if plugin is None or plugin.worker is None else plugin.watch.start_timeout_s  # type: ignore[no-any-return]
+
+    answers = await client.run(own)  # type: ignore[misc]
+    return [limit_s for limit_s in answers.values() if limit_s is not None]
+
+
 async def until_done(task: Task, ctx: Context) -> float:
     ctx.append("user", task.prompt)
     while not ctx.done:
@@ -202,7 +214,8 @@ def test_workers_of_one_node_use_different_gpus_also_after_one_has_died(
     async def body() -> None:
         async with cluster(engines=3) as (_, client):
             unlimited = replace(gpu_engine(model_dir), slots=None, max_model_len=None)
-            engines, out = Engines(spec=unlimited, count=3), tmp_path / "run.zarr"
+            patient = Patience(engines_s=1200.0)
+            engines, out = Engines(spec=unlimited, count=3, patience=patient), tmp_path / "run.zarr"
             async with Rollout(client, env=until_done, model=model_dir, engines=engines, out=out) as rollout:
                 batch = await rollout.run(["a", "b", "c", "d"])
                 assert batch.counts == {"completed": 4}
@@ -214,6 +227,7 @@ def test_workers_of_one_node_use_different_gpus_also_after_one_has_died(
                 limits = {name: RunReader(out).metadata[name] for name in ("context_tokens", "slots")}
                 assert limits == {"context_tokens": CHOSEN_CONTEXT_TOKENS, "slots": 3 * CHOSEN_SLOTS}
                 assert await published_slots(client) == [CHOSEN_SLOTS + 6] * 3
+                assert await start_limits(client) == [1200.0] * 3, "the worker waits as long as the driver"
                 assert sorted(await devices(client)) == [("2",), ("5",), ("7",)]
                 kill(worker_process("rollout-1").pid)
                 lost = False
