@@ -27,8 +27,12 @@ from heddle_dask import (
     VllmOptions,
 )
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.ids import EngineId
+from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.live.driver.continuation import check_continues
+from heddle_dask.live.driver.open_session import check_logprobs
+from heddle_dask.live.wire.driver_messages import ReadyEngine
 
 CLIENT: Any = None  # the constructor only keeps it
 
@@ -111,6 +115,15 @@ def test_a_run_is_continued_with_the_same_kind_of_logprobs_only(tmp_path: Path) 
             BadInput, match=f"with logprobs raw, not processed: it can only be {verb} with the same"
         ):
             check_continues(tmp_path, raw, processed, resumes=resumes)
+
+
+def test_engines_that_run_already_must_return_the_logprobs_that_are_recorded() -> None:
+    ready = ReadyEngine(EngineDescription(EngineId("w/1-1"), 4, 4096), "vllm", "model", "processed")
+    check_logprobs(EngineSpec("vllm", "model", options=VllmOptions(logprobs="processed")), [ready])
+    with pytest.raises(
+        BadInput, match="engine w/1-1 runs already and returns processed logprobs, not raw: ask for"
+    ):
+        check_logprobs(EngineSpec("vllm", "model"), [ready])
 
 
 def test_contexts_beyond_the_engines_are_refused_before_anything_starts(model_dir: str) -> None:

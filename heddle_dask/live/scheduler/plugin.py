@@ -230,7 +230,8 @@ class HeddleScheduler(SchedulerPlugin):
     def engine_ready(self, worker: str, report: workers.EngineReadyReport) -> None:
         """An engine on `worker` answers."""
         self._deployment.started(report.engine.tp_degree, report.start_s)
-        if self._registry.add_engine(worker, driver.ReadyEngine(report.engine, report.kind, report.model)):
+        ready = driver.ReadyEngine(report.engine, report.kind, report.model, report.logprobs)
+        if self._registry.add_engine(worker, ready):
             dask.shorten_worker_interval(self.scheduler, worker, STREAM_INTERVAL_S)
             if self._events is not None:
                 self._events.engine_joined(report.engine)

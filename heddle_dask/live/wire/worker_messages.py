@@ -64,6 +64,8 @@ class EngineReadyReport(Message):
         As in its `EngineSpec`.
     start_s
         Seconds that its start took; 0 when it was not measured.
+    logprobs
+        Which logprobs its steps return (`EngineKind.logprobs`).
     """
 
     op: ClassVar[str] = "heddle-engine-ready"
@@ -72,6 +74,7 @@ class EngineReadyReport(Message):
     kind: str
     model: str
     start_s: float = 0.0
+    logprobs: str = "raw"
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,7 +245,7 @@ class RolloutWorker(WorkerPlugin):
     async def _announce(self, info: EngineInfo) -> None:
         """Publish the slots first: a step placed here must find the resource."""
         assert self.worker is not None
-        engine_id = self.engine_id
+        engine_id, kind = self.engine_id, engine_kind(self.spec.kind)
         await self.worker.set_resources(**{SLOT_RESOURCE: info.slots + self.spec.steps_ahead})
         if engine_id == self.engine_id:
             engine = EngineDescription(
@@ -255,10 +255,11 @@ class RolloutWorker(WorkerPlugin):
                 tp_degree=self.spec.tp_degree,
                 kv_capacity_tokens=info.kv_capacity_tokens,
                 kv_transfer=self.spec.kv_transfer,
-                kv_bytes_per_token=engine_kind(self.spec.kind).kv_bytes_per_token(self.spec),
+                kv_bytes_per_token=kind.kv_bytes_per_token(self.spec),
             )
             start_s = 0.0 if self._host is None else self._host.start_s
-            self._send(EngineReadyReport(engine, self.spec.kind, self.spec.model, start_s))
+            logprobs = kind.logprobs(self.spec.options)
+            self._send(EngineReadyReport(engine, self.spec.kind, self.spec.model, start_s, logprobs))
 
     def _on_lost(self, reason: str) -> None:
         # The slots stay published: steps that are queued here must start, find no engine and end as data.
