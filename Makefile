@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-ROLLOUT_ARGS ?= --env math --tasks 16 --samples 4 --engines 2 --overwrite --out runs/math.zarr
+ROLLOUT_ARGS ?= --env math --tasks 16 --samples 4 --engines 2 --max-step-tokens 512 --overwrite --out runs/math.zarr
 
 # Pure tests start neither a Dask cluster nor vLLM; they run beside each other, a file in one process.
 PURE := not cluster and not vllm

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from heddle_dask.core.retries import RetryPolicy
     from heddle_dask.core.sampling import StructuredOutput
     from heddle_dask.engines.spec import EngineSpec
+    from heddle_dask.engines.vllm_command import VllmOptions
     from heddle_dask.environments.base import ActionFailed, Context, Environment, Reply, Reward, Task
     from heddle_dask.live.clusters.local import LocalRolloutCluster
     from heddle_dask.live.driver.batch import Batch
@@ -46,6 +47,7 @@ _PLACES = {
     "Strategy": "heddle_dask.strategies.presets",
     "StructuredOutput": "heddle_dask.core.sampling",
     "Task": "heddle_dask.environments.base",
+    "VllmOptions": "heddle_dask.engines.vllm_command",
 }
 
 __all__ = [
@@ -70,6 +72,7 @@ __all__ = [
     "Strategy",
     "StructuredOutput",
     "Task",
+    "VllmOptions",
 ]
 
 

@@ -284,7 +284,7 @@ def _with_twins(
         workload, arm = workloads[run.workload], Arm.parse(run.arm)
         check_arm(arm)
         if run.workload not in plans:
-            drawn, others = workload.planned(twins.live.spec.max_model_len)
+            drawn, others = workload.planned(twins.live.spec.named_context_tokens)
             plans[run.workload] = workload.in_order(drawn), others
         fleet = _named(twins.simulated, run.engines)
         simulated_s, simulated = _simulated(workload.seed, *plans[run.workload], fleet, arm)

@@ -26,7 +26,7 @@ from heddle_dask.live.driver.batch import Batch
 from heddle_dask.live.driver.capacity import Patience, wait_for_capacity
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.rollout_inputs import Engines
-from heddle_dask.live.driver.services import Budget
+from heddle_dask.live.driver.services import Budget, Sampling
 from heddle_dask.live.scheduler.plugin import HeddleScheduler
 from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
@@ -59,7 +59,7 @@ async def measure_live(
         fleet = replace(fleet, spec=replace(fleet.spec, tcp=True))
     rows = []
     for workload in workloads:
-        planned, others = workload.planned(fleet.spec.max_model_len)
+        planned, others = workload.planned(fleet.spec.named_context_tokens)
         bound_s = lower_bound_s(planned, fleet)
         with tempfile.TemporaryDirectory(prefix="heddle-bench-") as directory:
             learnt = _learn(others, Path(directory) / "predictor") if warm else None
@@ -127,10 +127,12 @@ async def _run(
             cost=engine_kind(fleet.spec.kind).cost_of(fleet.spec.options) or fleet.cost.to_mapping(),
         ),
         strategy=Strategy(arm.preset, _overrides(arm, learnt)),
+        # As the client of the routers asks (`router_client`).
+        sampling=Sampling(seeded=True),
         budget=Budget(
             max_steps=100_000,
-            max_context_tokens=fleet.spec.max_model_len,
-            max_step_tokens=fleet.spec.max_model_len,
+            max_context_tokens=fleet.spec.named_context_tokens,
+            max_step_tokens=fleet.spec.named_context_tokens,
         ),
         seed=workload.seed,
     )

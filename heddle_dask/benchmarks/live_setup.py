@@ -165,7 +165,7 @@ def lower_bound_s(planned: Sequence[PlannedTrajectory], fleet: Fleet) -> float:
     """Lower bound of the makespan of any strategy, for the cost used by strategies (`sim.bound`)."""
     capacity = fleet.cost.capacity_tokens
     spec = EngineDescription(
-        EngineId("any"), fleet.spec.slots, fleet.spec.max_model_len, kv_capacity_tokens=capacity
+        EngineId("any"), fleet.spec.named_slots, fleet.spec.named_context_tokens, kv_capacity_tokens=capacity
     )
     bound = makespan_bound(planned, SimulatedFleet(((spec, fleet.cost),) * fleet.engines))
     return bound.seconds

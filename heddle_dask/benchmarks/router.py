@@ -127,7 +127,7 @@ async def route(
         router_url = await stack.enter_async_context(running_router(policy, options, urls, directory))
         client = await stack.enter_async_context(RouterClient(router_url))
         replayed = await replay(
-            client, environment, tasks, seed=workload.seed, max_context_tokens=fleet.spec.max_model_len
+            client, environment, tasks, seed=workload.seed, max_context_tokens=fleet.spec.named_context_tokens
         )
     return LiveRow(
         workload=workload.name,

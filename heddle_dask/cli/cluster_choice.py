@@ -28,7 +28,7 @@ class LocalShape:
     """Size of a cluster on this machine; the fields are the keys of ``--cluster FILE.toml``."""
 
     engines: int
-    slots: int
+    slots: int | None
     tool_workers: int
     tool_cpus: int | None
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import get_args
 
 import click
 
-from heddle_dask.cli.shared_options import F
+from heddle_dask.cli.shared_options import F, in_order
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.kinds import ENGINE_KINDS, engine_kind
+from heddle_dask.engines.vllm_arguments import extra_arguments
+from heddle_dask.engines.vllm_command import DTYPES, Logprobs, VllmOptions
 
 
 def engine_option(default: str, *others: str) -> Callable[[F], F]:
@@ -37,6 +40,72 @@ def engine_option(default: str, *others: str) -> Callable[[F], F]:
     return click.option(
         "--engine", default=default, show_default=True, callback=checked, help=f"Kind of engine: {named}."
     )
+
+
+def vllm_engine_options(function: F) -> F:
+    """Add ``--dtype`` and the options of vLLM engines."""
+    options = [
+        click.option(
+            "--dtype",
+            type=click.Choice(DTYPES),
+            default="auto",
+            show_default=True,
+            help="Type of the weights.",
+        ),
+        click.option(
+            "--gpu-memory-utilization",
+            type=click.FloatRange(min=0, min_open=True, max=1),
+            default=None,
+            help="Share of a GPU's memory for vLLM [default: vLLM's own].",
+        ),
+        click.option(
+            "--quantization", default=None, help="vLLM's name of a method [default: the model's own]."
+        ),
+        click.option(
+            "--logprobs",
+            type=click.Choice(get_args(Logprobs)),
+            default=None,
+            help="raw: the model's; processed: of what was sampled from [default: raw].",
+        ),
+        click.option(
+            "--engine-arg",
+            "engine_args",
+            multiple=True,
+            help="KEY=VALUE or KEY: further argument of vLLM; stored with the run, so no secrets.",
+        ),
+    ]
+    add: Callable[[F], F] = in_order(options)
+    return add(function)
+
+
+def parsed_vllm_options(
+    engine: str,
+    gpu_memory_utilization: float | None,
+    quantization: str | None,
+    logprobs: str | None,
+    engine_args: Sequence[str],
+) -> VllmOptions | None:
+    """The options of a vLLM engine; None where none was given.
+
+    Raises
+    ------
+    BadInput
+        The engine is of another kind, or an argument is refused.
+    """
+    given = {
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "quantization": quantization,
+        "logprobs": logprobs,
+        "extra_args": extra_arguments(engine_args) or None,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return None
+    kind = engine_kind(engine)
+    if not issubclass(kind.options_type, VllmOptions):
+        option = next(iter(given)).replace("extra_args", "engine_arg").replace("_", "-")
+        raise BadInput(f"--{option} is an option of vLLM engines, not of {kind.name} ones: leave it out")
+    return kind.options_type.from_mapping(given)
 
 
 def import_from_here() -> str:

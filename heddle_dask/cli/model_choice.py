@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import heddle_dask
 from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.defaults import SMALL_CONTEXT_TOKENS, model_context_tokens
 from heddle_dask.engines.kinds import engine_kind
 
-MOST_CONTEXT_TOKENS = 4096
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
 
 
@@ -53,18 +52,7 @@ def chosen_model(model: str | None, engine: str) -> str:
 
 
 def context_limit(model: str, asked: int | None) -> int:
-    """Longest context: as asked, else what the model's configuration takes, at most `MOST_CONTEXT_TOKENS`."""
+    """Longest context: as asked, else what the model's configuration takes, at most `SMALL_CONTEXT_TOKENS`."""
     if asked is not None:
         return asked
-    path = Path(model) / "config.json"
-    if not path.is_file():
-        return MOST_CONTEXT_TOKENS
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadInput(f"{path} is no JSON: {error}") from None
-    # Multimodal models keep the language model's configuration one level down.
-    takes = config.get("max_position_embeddings") or config.get("text_config", {}).get(
-        "max_position_embeddings"
-    )
-    return min(MOST_CONTEXT_TOKENS, int(takes)) if takes else MOST_CONTEXT_TOKENS
+    return min(SMALL_CONTEXT_TOKENS, model_context_tokens(model) or SMALL_CONTEXT_TOKENS)

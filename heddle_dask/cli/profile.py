@@ -129,7 +129,7 @@ def _of_engine(
     from heddle_dask.profiling.engines import profile_engine
     from heddle_dask.profiling.plan import plan_for
 
-    plan = plan_for(spec.slots, spec.max_model_len, tokens=tokens, repeats=repeats)
+    plan = plan_for(spec.named_slots, spec.named_context_tokens, tokens=tokens, repeats=repeats)
     return lambda: uvloop.run(
         profile_engine(
             spec,

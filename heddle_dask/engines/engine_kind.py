@@ -194,6 +194,13 @@ class EngineKind(Protocol):
         """Raise `BadInput` when an engine of this spec cannot be started here."""
         ...
 
+    def completed(self, spec: EngineSpec) -> EngineSpec:
+        """The spec with the `slots` and `max_model_len` of an engine that is started here, where it names none.
+
+        They stay None where only the engine knows.
+        """
+        ...
+
     # ------------------------------------------------------------------ the process
 
     def command(self, spec: EngineSpec, address: EngineAddress) -> EngineCommand:
@@ -231,6 +238,10 @@ class EngineKind(Protocol):
         max_positions
             For kinds that run a model: accept contexts of that many tokens, beyond what the model was trained on.
         """
+        ...
+
+    def logprobs(self, options: EngineOptions) -> str:
+        """``"raw"`` or ``"processed"``: which logprobs a step returns."""
         ...
 
     def cost_of(self, options: EngineOptions) -> Mapping[str, Any] | None:

@@ -35,6 +35,7 @@ _TAIL_LINES = 20
 # A cause may stand far before the end of a log: other processes of the engine end after it, each with a traceback.
 _CAUSE_LINES = 400
 _QUOTED_LINES, _QUOTED_CHARACTERS = 3, 200
+_WARM_UP_CONTEXT_TOKENS = 20
 _LOG_PREFIX = re.compile(r"^(\([^)]*pid=\d+\)\s*)?((ERROR|CRITICAL)\s+[\d:. -]+\[[^]]*\]\s*)?")
 _CAUSE = re.compile(r"^([A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b|watchdog: |error: )")
 _NOT_THE_CAUSE = ("See root cause above", "Engine core initialization failed", "SystemExit")
@@ -80,8 +81,8 @@ class EngineProcess:
         records: Path | None = None,
         grace_s: float = 5.0,
     ) -> None:
-        self.spec = spec
         self._kind = engine_kind(spec.kind)
+        self.spec = spec = self._kind.completed(spec)
         self._kind.check(spec)
         self._directory = Path(directory)
         self._records = engines_directory() if records is None else private_directory(Path(records))
@@ -188,8 +189,9 @@ class EngineProcess:
                 raise self._start_error(f"did not answer within {timeout_s:g} s")
             await asyncio.sleep(_POLL_S)
         # The first step of a process compiles and allocates, which takes seconds; no trajectory should wait for that.
-        sampling = SamplingParams(max_tokens=min(4, self.spec.max_model_len - 1), ignore_eos=True)
-        room = max(1, min(16, self.spec.max_model_len - sampling.max_tokens))
+        longest = self.spec.max_model_len or _WARM_UP_CONTEXT_TOKENS
+        sampling = SamplingParams(max_tokens=min(4, longest - 1), ignore_eos=True)
+        room = max(1, min(_WARM_UP_CONTEXT_TOKENS - 4, longest - sampling.max_tokens))
         request = GenerateRequest(WARM_UP_REQUEST_ID, [1] * room, sampling)
         step = asyncio.ensure_future(client.generate(request))
         try:

@@ -9,6 +9,7 @@ from typing import Any
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.engine_kind import EngineOptions
 from heddle_dask.engines.kinds import engine_kind
+from heddle_dask.engines.ports import LOOPBACK
 
 _DEFAULT_OPTIONS = EngineOptions()
 
@@ -25,14 +26,22 @@ class EngineSpec:
         A model directory (or, for vLLM, a name it can load). The emulated engine only reads the end
         token from it, where it is a directory.
     slots
-        Maximum number of sequences in one batch.
+        Maximum number of sequences in one batch. None: vLLM's own choice on GPUs, 16 elsewhere. What an engine has, it
+        says itself when it answers (`EngineInfo`).
     max_model_len
-        Longest context in tokens, prompt and generated tokens together.
+        Longest context in tokens, prompt and generated tokens together. None: on GPUs the model's limit, or what their
+        memory holds if that is less; elsewhere the model's limit, at most 4,096.
     dtype
         Type of the weights, for kinds that run a model.
+    seed
+        Of what the engine draws for requests without a seed. A rollout worker makes another one of it for each engine:
+        with equal ones, engines would sample the same for equal prompts.
     kv_transfer
         True: the engine can export the KV cache of a context to another engine and import one
         (`EngineClient.export_kv` and `import_kv`); vLLM then runs with its NIXL connector.
+    kv_host
+        With `kv_transfer`: the address of this machine at which other engines fetch KV from this one. A rollout worker
+        sets it to its own.
     devices
         Names of the GPUs of a kind that uses GPUs (``CUDA_VISIBLE_DEVICES``), one for each of `tp_degree`. Empty: those
         that its owner sees.
@@ -53,12 +62,13 @@ class EngineSpec:
 
     kind: str
     model: str
-    slots: int
-    max_model_len: int
+    slots: int | None = None
+    max_model_len: int | None = None
     dtype: str = "auto"
     tp_degree: int = 1
     seed: int = 0
     kv_transfer: bool = False
+    kv_host: str = LOOPBACK
     devices: tuple[str, ...] = ()
     steps_ahead: int = 6
     tcp: bool = False
@@ -82,8 +92,12 @@ class EngineSpec:
             ("seed", 0),
         ):
             value = getattr(self, name)
+            if value is None and name in ("slots", "max_model_len"):
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise BadInput(f"engine {name} is {value!r}: use a whole number of at least {least}")
+        if not isinstance(self.dtype, str) or not self.dtype:
+            raise BadInput(f"engine dtype is {self.dtype!r}: use a name such as 'auto' or 'bfloat16'")
         for name in ("kv_transfer", "tcp"):
             if not isinstance(getattr(self, name), bool):
                 raise BadInput(f"engine {name} is {getattr(self, name)!r}: use true or false")
@@ -92,6 +106,32 @@ class EngineSpec:
             raise BadInput(
                 f"engine devices are {named}: name {self.tp_degree}, one for each of tp_degree, or none"
             )
+
+    @property
+    def named_slots(self) -> int:
+        """`slots`, where the spec must name them.
+
+        Raises
+        ------
+        BadInput
+            It names none.
+        """
+        if self.slots is None:
+            raise BadInput("engine slots are not given: give the number of sequences in one batch")
+        return self.slots
+
+    @property
+    def named_context_tokens(self) -> int:
+        """`max_model_len`, where the spec must name it.
+
+        Raises
+        ------
+        BadInput
+            It names none.
+        """
+        if self.max_model_len is None:
+            raise BadInput("engine max_model_len is not given: give the longest context in tokens")
+        return self.max_model_len
 
     def to_mapping(self) -> dict[str, Any]:
         """A JSON-able mapping from which `from_mapping` makes an equal spec."""
@@ -111,7 +151,7 @@ class EngineSpec:
         unknown = sorted(set(mapping) - set(known))
         if unknown:
             raise BadInput(f"engine spec has unknown key {unknown[0]!r}: use {', '.join(known)}")
-        missing = [name for name in known[:4] if name not in mapping]
+        missing = [name for name in known[:2] if name not in mapping]
         if missing:
             raise BadInput(f"engine spec lacks {', '.join(missing)}")
         values = dict(mapping)

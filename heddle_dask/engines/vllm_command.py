@@ -12,16 +12,21 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import BadInput, is_finite
+from heddle_dask.engines.defaults import with_small_defaults
 from heddle_dask.engines.engine_kind import EngineCommand, EngineOptions
+from heddle_dask.engines.ports import is_loopback
+from heddle_dask.engines.vllm_arguments import check_extra_arguments, is_word
 
 if TYPE_CHECKING:
     from heddle_dask.engines.address import EngineAddress
     from heddle_dask.engines.spec import EngineSpec
 
 VllmBuild = Literal["cpu", "gpu"]
+Logprobs = Literal["raw", "processed"]
+DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 
 # This package is on no index: its extras are installed from a checkout.
 INSTALL_GPU_BUILD = "`pip install -c constraints-gpu.txt '.[gpu]'` in a checkout of heddle_dask"
@@ -45,22 +50,50 @@ class VllmOptions(EngineOptions):
     Attributes
     ----------
     kv_cache_gib
-        KV cache of a CPU build. On GPUs vLLM sizes the cache itself (`extra_args` with
-        ``--gpu-memory-utilization``).
+        KV cache of a CPU build. On GPUs vLLM sizes the cache itself, see `gpu_memory_utilization`.
     extra_args
-        Appended to vLLM's command line as they are.
+        Appended to vLLM's command line as they are. They are stored with the run: no secrets.
     cpu_threads
         OpenMP threads of a CPU build.
+    gpu_memory_utilization
+        Share of each GPU's memory for weights and KV cache; None: vLLM's own. A CPU build ignores it.
+    quantization
+        vLLM's name of a method; None: as the model's configuration says.
+    logprobs
+        Which logprobs a step returns: ``"raw"`` ones of the model, or ``"processed"`` ones, after temperature, top-p
+        and penalties, of the distribution that was sampled from.
+
+    Raises
+    ------
+    BadInput
+        A value that cannot be, or an extra argument that is set here or secret.
     """
 
     kv_cache_gib: float = 1.0
     extra_args: tuple[str, ...] = ()
     cpu_threads: int = 1
+    gpu_memory_utilization: float | None = None
+    quantization: str | None = None
+    logprobs: Logprobs = "raw"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "extra_args", tuple(self.extra_args))  # JSON has lists only
         self._check_positive("kv_cache_gib")
         self._check_whole("cpu_threads", 1)
+        share = self.gpu_memory_utilization
+        if share is not None and not (is_finite(share) and 0 < share <= 1):
+            raise BadInput(
+                f"engine gpu_memory_utilization is {share!r}: use a number above 0 and at most 1, or None"
+            )
+        if self.quantization is not None and not is_word(self.quantization):
+            raise BadInput(f"engine quantization is {self.quantization!r}: use a name such as 'fp8', or None")
+        if self.logprobs not in get_args(Logprobs):
+            raise BadInput(f"engine logprobs is {self.logprobs!r}: use {' or '.join(get_args(Logprobs))}")
+        if isinstance(self.extra_args, str) or not all(isinstance(each, str) for each in self.extra_args):
+            raise BadInput(
+                f"engine extra_args is {self.extra_args!r}: use a list of texts, as on a command line"
+            )
+        object.__setattr__(self, "extra_args", tuple(self.extra_args))  # JSON has lists only
+        check_extra_arguments(self.extra_args)
 
 
 def vllm_options(options: EngineOptions) -> VllmOptions:
@@ -134,26 +167,37 @@ def check_model(model: str) -> None:
 
 
 def vllm_command(
-    spec: EngineSpec, address: EngineAddress, build: VllmBuild, side_channel_port: int | None = None
+    spec: EngineSpec,
+    address: EngineAddress,
+    build: VllmBuild,
+    side_channel_port: int | None = None,
+    interface: str | None = None,
 ) -> EngineCommand:
     """The command that serves `spec` at an address with the given build.
 
     Parameters
     ----------
     side_channel_port
-        Port for the handshake with engines that fetch KV from this one; required with `spec.kv_transfer`.
+        Port on `spec.kv_host` for the handshake with engines that fetch KV from this one; required with
+        `spec.kv_transfer`.
+    interface
+        The network interface that has `spec.kv_host`, for the transfers themselves; None: as UCX chooses.
     """
     options = vllm_options(spec.options)
+    if build == "cpu":
+        spec = with_small_defaults(spec)
     argv = [
         sys.executable,
         "-m",
         "vllm.entrypoints.openai.api_server",
         *("--model", spec.model),
         *("--dtype", spec.dtype),
-        *("--max-model-len", str(spec.max_model_len)),
-        *("--max-num-seqs", str(spec.slots)),
+        # "auto": the model's own limit, or less where the memory of the GPUs holds no such context.
+        *("--max-model-len", str(spec.max_model_len or "auto")),
+        *(("--max-num-seqs", str(spec.slots)) if spec.slots is not None else ()),
         *("--tensor-parallel-size", str(spec.tp_degree)),
         *("--seed", str(spec.seed)),
+        *("--logprobs-mode", f"{options.logprobs}_logprobs"),
         *("--scheduling-policy", "priority"),
         "--enable-scale-out",
         "--enable-prefix-caching",
@@ -168,12 +212,16 @@ def vllm_command(
     env = {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
     if Path(spec.model).is_dir():
         env["HF_HUB_OFFLINE"] = "1"
+    if options.quantization is not None:
+        argv += ["--quantization", options.quantization]
+    if build == "gpu" and options.gpu_memory_utilization is not None:
+        argv += ["--gpu-memory-utilization", str(options.gpu_memory_utilization)]
     if build == "cpu":
         argv.append("--enforce-eager")
         # vLLM rewinds the random generator of a seeded request when it splits its prefill; Torch's CPU generator cannot
         # do that, and the engine core would die. Without chunks a prompt waits until all of it fits into one iteration.
         argv += ["--no-enable-chunked-prefill", "--max-num-batched-tokens"]
-        argv.append(str(max(spec.max_model_len, _LEAST_BATCHED_TOKENS)))
+        argv.append(str(max(spec.max_model_len or 0, _LEAST_BATCHED_TOKENS)))
         # vLLM reads whole GiB only.
         env["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(options.kv_cache_gib))
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
@@ -185,10 +233,14 @@ def vllm_command(
     if spec.kv_transfer:
         assert side_channel_port is not None, "KV transfers need a side channel port"
         argv += ["--kv-transfer-config", json.dumps(_kv_transfer_config(build), separators=(",", ":"))]
-        env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
+        env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = spec.kv_host
         env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(side_channel_port)
         if build == "cpu":
             env["UCX_TLS"] = "tcp,self,sm"
+        # Without a choice UCX listens on every interface. Between GPU nodes InfiniBand is other devices than the
+        # interface with the address, and faster: there the choice is left to UCX.
+        if interface is not None and (build == "cpu" or is_loopback(spec.kv_host)):
+            env["UCX_NET_DEVICES"] = interface
     return EngineCommand((*argv, *options.extra_args), env)
 
 

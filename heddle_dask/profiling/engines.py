@@ -75,7 +75,7 @@ async def profile_engine(
         sweep = Sweep(clients, plan.tokens, plan.repeats, seed, on_progress)
         prefill = await sweep.prefill(plan.prompts)
         decode = await sweep.decode(plan.batches, plan.contexts, capacity)
-        cached = await sweep.cached_step(traits["block_tokens"], spec.max_model_len)
+        cached = await sweep.cached_step(traits["block_tokens"], spec.named_context_tokens)
     kv = await measure_kv_transfer(spec, kv_contexts, plan.repeats, seed, on_progress)
     return MeasuredTable(
         model=model_name(spec.model),
@@ -84,7 +84,7 @@ async def profile_engine(
         device=device or this_device(),
         engine=engine_kind(spec.kind).described(spec),
         date=datetime.now(UTC).date().isoformat(),
-        slots=spec.slots,
+        slots=spec.named_slots,
         decode=tuple(decode),
         prefill=tuple(prefill),
         cached_step=cached,
@@ -102,8 +102,10 @@ def _checked_shape(spec: EngineSpec, plan: ProfilePlan, kv_contexts: Sequence[in
     shape = read_shape(spec.model)
     check_degree(shape, spec.tp_degree)
     plan.check(spec)
-    if kv_contexts and max(kv_contexts) + STEP_TOKENS > spec.max_model_len:
-        raise BadInput(f"KV context of {max(kv_contexts)} tokens exceeds the engine's {spec.max_model_len}")
+    if kv_contexts and max(kv_contexts) + STEP_TOKENS > spec.named_context_tokens:
+        raise BadInput(
+            f"KV context of {max(kv_contexts)} tokens exceeds the engine's {spec.named_context_tokens}"
+        )
     return shape
 
 
@@ -135,7 +137,7 @@ def _traits(configuration: Mapping[str, Any], spec: EngineSpec) -> dict[str, Any
     """Block size and chunked prefill as reported by the engine, by the names of the table's fields."""
     scheduler, cache = configuration.get("scheduler_config", {}), configuration.get("cache_config", {})
     return {
-        "chunk_tokens": int(scheduler.get("max_num_batched_tokens") or spec.max_model_len),
+        "chunk_tokens": int(scheduler.get("max_num_batched_tokens") or spec.named_context_tokens),
         "chunked_prefill": bool(scheduler.get("enable_chunked_prefill", True)),
         "block_tokens": int(cache.get("block_size") or BLOCK_TOKENS),
     }

@@ -42,14 +42,15 @@ class ProfilePlan:
         BadInput
             A batch exceeds the slots, or a length exceeds the context limit.
         """
-        if max(self.batches) > spec.slots:
+        if max(self.batches) > spec.named_slots:
             raise BadInput(
-                f"batch of {max(self.batches)} exceeds {spec.slots} slots: use --slots {max(self.batches)}"
+                f"batch of {max(self.batches)} exceeds {spec.named_slots} slots: use --slots {max(self.batches)}"
             )
         longest = max(max(self.contexts) + self.tokens, max(self.prompts) + 1)
-        if longest > spec.max_model_len:
+        if longest > spec.named_context_tokens:
             raise BadInput(
-                f"{longest} tokens of context and answer exceed the engine's {spec.max_model_len}: use shorter ones"
+                f"{longest} tokens of context and answer exceed the engine's {spec.named_context_tokens}: "
+                "use shorter ones"
             )
 
 

@@ -138,8 +138,9 @@ def test_the_client_sends_the_bytes_that_our_own_replay_sends(trace: Path, model
             session="s",
             submitter=plane,  # type: ignore[arg-type]
             template=template,
-            budget=Budget(max_context_tokens=MAX_CONTEXT_TOKENS, max_step_tokens=MAX_CONTEXT_TOKENS),
-            sampling=Sampling(),
+            budget=Budget(max_step_tokens=MAX_CONTEXT_TOKENS),
+            max_context_tokens=MAX_CONTEXT_TOKENS,
+            sampling=Sampling(seeded=True),
             clock=lambda: 0.0,
             journal=lambda kind, body: None,
         )

@@ -15,6 +15,7 @@ from worlds.core_builders import Stage
 from worlds.record_builders import plain_trajectory
 
 from heddle_dask.cli.cluster_choice import LocalShape
+from heddle_dask.cli.doctor import checks
 from heddle_dask.cli.main import heddle
 from heddle_dask.cli.rollout.out_path import remove_if_empty
 from heddle_dask.cli.rollout.progress import Meter, duration
@@ -24,6 +25,7 @@ from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.journal_codec import gap
 from heddle_dask.cost.measured import MeasuredTable
+from heddle_dask.engines.gpus import InstalledGpu
 from heddle_dask.live.driver.run_writer import journal_path
 from heddle_dask.records.journal import Journal
 from heddle_dask.records.store import RunStore
@@ -35,7 +37,7 @@ from heddle_dask.records.trajectory import (
 )
 
 JSON_KEYS = [
-    *("trajectories", "completed", "truncated", "aborted", "failed", "steps", "actions", "tokens"),
+    *("trajectories", "completed", "truncated", "aborted", "failed", "lost", "steps", "actions", "tokens"),
     *("makespan_s", "tokens_per_s", "reward_mean", "preemptions", "migrations", "bound_s", "bound_share"),
     *("out", "causes"),
 ]
@@ -130,6 +132,17 @@ def test_unknown_option_is_refused_with_a_close_match_and_what_is_allowed():
         (["--config", "missing.toml"], "missing.toml"),
         (["--tp", "3,x"], "whole numbers"),
         (["--engines", 2, "--tp", "2,2"], "--engines 4"),
+        (["--gpu-memory-utilization", 0.9], "--gpu-memory-utilization is an option of vLLM engines"),
+        (["--gpu-memory-utilization", 1.5], "1.5"),
+        (["--quantization", "fp8"], "--quantization is an option of vLLM engines, not of emulated ones"),
+        (["--logprobs", "raw_logprobs"], "processed"),
+        (["--logprobs", "raw"], "--logprobs is an option of vLLM engines"),
+        (["--engine-arg", "enforce-eager"], "--engine-arg is an option of vLLM engines"),
+        (["--engine", "vllm", "--engine-arg", "api-key=sesame"], "--api-key is refused"),
+        (["--engine", "vllm", "--engine-arg", "max-num-seqs=4"], "use the engine's slots"),
+        (["--engine", "vllm", "--engine-arg", "=4"], "use KEY=VALUE"),
+        (["--engine", "vllm", "--quantization", "no method"], "use a name such as 'fp8'"),
+        (["--dtype", "int3"], "bfloat16"),
     ],
 )
 def test_rollout_refuses_in_one_line(arguments, said):
@@ -534,6 +547,21 @@ def test_doctor_checks_and_says_so_in_one_line_each():
     assert set(verdicts.values()) <= {"ok", "warn", "fail"}
 
 
+def test_doctor_tells_each_gpu_and_which_are_usable(monkeypatch):
+    found = (InstalledGpu("0", "NVIDIA H100", 81920, 1024), InstalledGpu("1", "NVIDIA H100", 81920, 0))
+    monkeypatch.setattr(checks, "_CUDA_DEVICES", Path("/dev/null"))
+    monkeypatch.setattr(checks, "installed_vllm_build", lambda: "gpu")
+    monkeypatch.setattr(checks, "installed_gpus", lambda: found)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    check = checks._accelerator()
+    assert check.verdict == "ok"
+    assert check.found.endswith(
+        "; GPU 0 NVIDIA H100, 79 of 80 GiB free; GPU 1 NVIDIA H100, 80 of 80 GiB free; CUDA_VISIBLE_DEVICES: 1"
+    )
+    monkeypatch.setattr(checks, "installed_gpus", lambda: None)
+    assert checks._accelerator().verdict == "warn"
+
+
 def test_doctor_fails_when_the_scheduler_does_not_answer():
     result = invoke("doctor", "--json", "--scheduler", "not-an-address")
     answer = json.loads(result.stdout.splitlines()[-1])
@@ -545,6 +573,6 @@ def test_whole_numbers_keep_their_order_and_refuse_what_is_none() -> None:
     assert whole_numbers("--engines", "16, 4,16", "16,64") == [16, 4, 16]
     for text in ("", "0,4", "4,many", "1.5"):
         with pytest.raises(
-            BadInput, match=r"^--engines .*: use whole numbers of at least 1, for example 16,64$"
+            BadInput, match=r"^--engines .*: use whole numbers from 1 to 10000000, for example 16,64$"
         ):
             whole_numbers("--engines", text, "16,64")

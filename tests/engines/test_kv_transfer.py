@@ -6,6 +6,7 @@ The emulated engines run always; vLLM (marked `vllm`, `slow`) where it is instal
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import os
 import random
@@ -18,6 +19,7 @@ from importlib import util
 from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 
 from heddle_dask.engines.client import EngineClient, connector_to
@@ -165,6 +167,27 @@ async def connect(source: EngineClient, target: EngineClient) -> None:
             except KvTransferFailed:
                 if not tries_left:
                     raise
+
+
+def test_only_loopback_is_listened_on(pair):
+    """Both engines have talked by now: NIXL has opened all that it opens."""
+    for engine in (pair.source, pair.target):
+        leader = psutil.Process(engine.engine_pid)
+        listening = [
+            (process.name(), connection.laddr)
+            for process in (leader, *leader.children(recursive=True))
+            for connection in process.net_connections(kind="inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        outside = [
+            (name, at)
+            for name, at in listening
+            if not ipaddress.ip_address(at.ip.partition("%")[0]).is_loopback
+        ]
+        assert not outside, listening
+        if engine.spec.kind == "vllm":
+            ports = {at.port for _, at in listening}
+            assert len(ports) >= 2, "NIXL's side channel, and UCX"
 
 
 @pytest.mark.parametrize("length", [1, 100, 128, 129, 1500])

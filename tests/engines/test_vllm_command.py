@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from dataclasses import replace
 from importlib import metadata, util
 
+import psutil
 import pytest
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.address import EngineAddress
+from heddle_dask.engines.kinds import engine_kind
+from heddle_dask.engines.ports import free_port, interface_of
 from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.vllm_arguments import extra_arguments
 from heddle_dask.engines.vllm_command import (
     KV_LEASE_S,
     VllmOptions,
@@ -41,7 +46,7 @@ def test_cpu_command(spec, model):
     assert " ".join(command.argv) == (
         f"{sys.executable} -m vllm.entrypoints.openai.api_server --model {model} --dtype auto"
         " --max-model-len 3000 --max-num-seqs 6 --tensor-parallel-size 1 --seed 0"
-        " --scheduling-policy priority --enable-scale-out --enable-prefix-caching"
+        " --logprobs-mode raw_logprobs --scheduling-policy priority --enable-scale-out --enable-prefix-caching"
         " --enable-prompt-tokens-details --disable-uvicorn-access-log"
         " --uds /run/e.sock --enforce-eager"
         " --no-enable-chunked-prefill --max-num-batched-tokens 3000"
@@ -55,6 +60,18 @@ def test_cpu_command(spec, model):
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
     }
+
+
+def test_what_the_spec_leaves_open_vllm_chooses_on_gpus_and_a_cpu_build_has_small_defaults(model):
+    open_spec = EngineSpec("vllm", str(model))
+    gpu = " ".join(vllm_command(open_spec, SOCKET, "gpu").argv)
+    assert "--max-num-seqs" not in gpu
+    assert " --max-model-len auto " in gpu, "the model's limit, if the memory holds such a context"
+    cpu = " ".join(vllm_command(open_spec, SOCKET, "cpu").argv)
+    assert " --max-model-len 4096 --max-num-seqs 16 " in cpu
+    (model / "config.json").write_text('{"text_config": {"max_position_embeddings": 2000}}')
+    assert " --max-model-len 2000 " in " ".join(vllm_command(open_spec, SOCKET, "cpu").argv)
+    assert " --max-num-batched-tokens 2048 " in " ".join(vllm_command(open_spec, SOCKET, "cpu").argv)
 
 
 def test_ranks_and_gpus_have_worker_processes_and_a_users_executor_wins(spec):
@@ -95,12 +112,179 @@ def test_an_engine_that_hands_over_kv_has_a_connector_and_a_side_channel(spec):
         "UCX_TLS": "tcp,self,sm",
     }
     gpu = vllm_command(replace(spec, kv_transfer=True), SOCKET, "gpu", 8124)
-    assert "UCX_TLS" not in gpu.env
+    assert not {name for name in gpu.env if name.startswith("UCX")}
     assert "kv_buffer_device" not in json.loads(gpu.argv[-1])
 
 
+def test_kv_is_fetched_at_the_address_of_the_worker_and_over_its_interface_only(spec):
+    local = replace(spec, kv_transfer=True)
+    outside = replace(local, kv_host="192.0.2.7")
+    for build in ("cpu", "gpu"):
+        here = vllm_command(local, SOCKET, build, 8124, "lo").env
+        assert (here["VLLM_NIXL_SIDE_CHANNEL_HOST"], here["UCX_NET_DEVICES"]) == ("127.0.0.1", "lo")
+        assert (
+            vllm_command(outside, SOCKET, build, 8124, "eth7").env["VLLM_NIXL_SIDE_CHANNEL_HOST"]
+            == "192.0.2.7"
+        )
+    assert vllm_command(outside, SOCKET, "cpu", 8124, "eth7").env["UCX_NET_DEVICES"] == "eth7"
+    # InfiniBand is other devices than the interface with the address.
+    assert "UCX_NET_DEVICES" not in vllm_command(outside, SOCKET, "gpu", 8124, "eth7").env
+
+
+def test_the_interface_of_an_address_is_found_and_a_users_choice_wins(spec, monkeypatch):
+    monkeypatch.setattr(util, "find_spec", lambda name: object())
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+    (loopback,) = {
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(each.address == "127.0.0.1" for each in addresses)
+    }
+    assert interface_of("127.0.0.1") == interface_of("localhost") == interface_of("127.0.0.2") == loopback
+    kind = engine_kind("vllm")
+    assert kind.command(replace(spec, kv_transfer=True), SOCKET).env["UCX_NET_DEVICES"] == loopback
+    outside = [
+        (name, each.address)
+        for name, addresses in psutil.net_if_addrs().items()
+        for each in addresses
+        if each.family == socket.AF_INET and not each.address.startswith("127.")
+    ]
+    for name, address in outside:
+        assert interface_of(address) == name.partition(":")[0]
+        assert free_port(address) > 0
+    with pytest.raises(
+        BadInput, match=r"kv_host '192\.0\.2\.7' is no address of this machine: start the worker"
+    ):
+        kind.command(replace(spec, kv_transfer=True, kv_host="192.0.2.7"), SOCKET)
+    monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_0:1")
+    assert "UCX_NET_DEVICES" not in kind.command(replace(spec, kv_transfer=True), SOCKET).env
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--api-key", "sesame"],
+            "engine argument --api-key is refused: engines listen to this machine only",
+        ),
+        (["--api_key=sesame"], "engine argument --api_key is refused"),
+        (["--api-k", "sesame"], "engine argument --api-k is refused"),
+        (
+            ["--hf-token", "x"],
+            "--hf-token is refused: what is given here is stored with the run: set HF_TOKEN",
+        ),
+        (["--config", "all.yaml"], "--config is refused: give its arguments one by one"),
+        (["--enforce-eager", "--model", "m"], "--model is set by Heddle: use the engine's model"),
+        (["--max-num-seqs=4"], "--max-num-seqs is set by Heddle: use the engine's slots"),
+        (["--kv-transfer-config.kv_role", "kv_both"], "use the engine's kv_transfer"),
+        (["-tp", "2"], "-tp is set by Heddle: use the engine's tp_degree"),
+        (["--scheduling-policy", "fcfs"], "--scheduling-policy is set by Heddle: leave it out"),
+        (["--no-enable-prefix-caching"], "is set by Heddle: leave it out"),
+        (["--gpu-memory-utilization", "0.8"], "use the engine's gpu_memory_utilization"),
+        ("--enforce-eager", "extra_args is '--enforce-eager': use a list of texts"),
+    ],
+)
+def test_arguments_that_are_set_here_or_secret_are_refused_in_one_line(arguments, message):
+    with pytest.raises(BadInput, match=message) as refused:
+        VllmOptions(extra_args=arguments)
+    assert "\n" not in str(refused.value)
+    assert "sesame" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (
+            {"gpu_memory_utilization": 1.5},
+            "gpu_memory_utilization is 1.5: use a number above 0 and at most 1",
+        ),
+        ({"gpu_memory_utilization": "0.9"}, "gpu_memory_utilization is '0.9'"),
+        ({"quantization": "fp8 --api-key x"}, "quantization is 'fp8 --api-key x': use a name such as 'fp8'"),
+        ({"logprobs": "raw_logprobs"}, "logprobs is 'raw_logprobs': use raw or processed"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_in_one_line(chosen, message):
+    with pytest.raises(BadInput, match=message) as refused:
+        VllmOptions(**chosen)
+    assert "\n" not in str(refused.value)
+
+
+def test_memory_type_quantisation_and_logprobs_are_chosen(spec, monkeypatch):
+    options = VllmOptions(gpu_memory_utilization=0.85, quantization="fp8", logprobs="processed")
+    chosen = replace(spec, dtype="bfloat16", options=options)
+    gpu = " ".join(vllm_command(chosen, SOCKET, "gpu").argv)
+    for part in ("--gpu-memory-utilization 0.85", "--quantization fp8", "--logprobs-mode processed_logprobs"):
+        assert f" {part}" in gpu
+    assert "--gpu-memory-utilization" not in vllm_command(chosen, SOCKET, "cpu").argv
+    monkeypatch.setattr(util, "find_spec", lambda name: object())
+    with pytest.raises(BadInput, match="engine dtype is 'int3': use auto, bfloat16"):
+        engine_kind("vllm").check(replace(spec, dtype="int3"))
+
+
+def test_arguments_are_read_as_keys_and_values():
+    given = [
+        "max-num-batched-tokens=8192",
+        "--enforce-eager",
+        'hf-overrides={"a": 1}',
+        "compilation-config.level=3",
+    ]
+    assert extra_arguments(given) == (
+        *("--max-num-batched-tokens", "8192"),
+        "--enforce-eager",
+        *("--hf-overrides", '{"a": 1}'),
+        *("--compilation-config.level", "3"),
+    )
+    for wrong in ("=4", "", "a b=3"):
+        with pytest.raises(BadInput, match="use KEY=VALUE, such as"):
+            extra_arguments([wrong])
+
+
+PARSE = """
+import json, sys
+from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+parser = make_arg_parser(FlexibleArgumentParser())
+for line in json.load(sys.stdin):
+    parsed = vars(parser.parse_args(line))
+    names = ("model", "dtype", "max_model_len", "max_num_seqs", "quantization", "gpu_memory_utilization")
+    names += ("logprobs_mode", "scheduling_policy", "tensor_parallel_size", "kv_transfer_config", "port", "uds")
+    print("PARSED", json.dumps({name: parsed.get(name) for name in names}, default=str))
+"""
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_vllms_own_parser_takes_every_command_line(spec, model):
+    extra = extra_arguments(["max-num-batched-tokens=8192", "enforce-eager"])
+    options = VllmOptions(
+        gpu_memory_utilization=0.5, quantization="fp8", logprobs="processed", extra_args=extra
+    )
+    specs = [
+        EngineSpec("vllm", str(model)),
+        spec,
+        replace(spec, tp_degree=2, kv_transfer=True, dtype="bfloat16", options=options),
+        replace(spec, options=engine_kind("vllm").options_for(max_positions=9000)),
+    ]
+    lines = [
+        vllm_command(each, SOCKET, build, 8124, "lo").argv[3:] for each in specs for build in ("cpu", "gpu")
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", PARSE], input=json.dumps(lines), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [json.loads(row[7:]) for row in done.stdout.splitlines() if row.startswith("PARSED ")]
+    assert len(rows) == len(lines)
+    open_cpu, open_gpu, _, _, full_cpu, full_gpu, *_ = rows
+    assert (open_cpu["max_model_len"], open_cpu["max_num_seqs"]) == (4096, 16)
+    assert (open_gpu["max_model_len"], open_gpu["max_num_seqs"]) == (-1, None), "as much as the memory holds"
+    assert full_gpu["gpu_memory_utilization"] == 0.5
+    assert (full_gpu["quantization"], full_gpu["logprobs_mode"]) == ("fp8", "processed_logprobs")
+    assert (full_cpu["dtype"], full_cpu["tensor_parallel_size"]) == ("bfloat16", 2)
+    assert all(row["scheduling_policy"] == "priority" and row["model"] == str(model) for row in rows)
+
+
 def test_extra_arguments_come_last_and_kv_space_is_whole_gib(spec):
-    extra = ("--gpu-memory-utilization", "0.8")
+    extra = ("--max-num-batched-tokens", "8192")
     options = VllmOptions(extra_args=extra, kv_cache_gib=2.5, cpu_threads=3)
     command = vllm_command(replace(spec, options=options), SOCKET, "cpu")
     assert command.argv[-2:] == extra

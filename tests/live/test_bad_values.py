@@ -20,14 +20,14 @@ SECONDS = [0, -1.0, math.nan, math.inf, "4", None, True]
 @pytest.mark.parametrize(
     ("kind", "name", "value"),
     [
-        *((Budget, n, v) for n in ("max_steps", "max_step_tokens", "max_context_tokens") for v in COUNTS),
+        *((Budget, "max_steps", v) for v in COUNTS),
+        *((Budget, n, v) for n in ("max_step_tokens", "max_context_tokens") for v in COUNTS if v is not None),
         *((Sampling, "temperature", v) for v in SECONDS if v != 0),
         *((Sampling, "top_p", v) for v in [*SECONDS, 1.5]),
         *((Sampling, "top_k", v) for v in [-1, 1.5, math.nan, "4", None, True, 10**20]),
         *((Sampling, "min_p", v) for v in [-0.1, 1.5, math.nan, "4", None, True]),
         *((Patience, name, v) for name in ("workers_s", "engines_s") for v in SECONDS),
-        *((Engines, "slots", v) for v in COUNTS),
-        *((Engines, "count", v) for v in COUNTS if v is not None),
+        *((Engines, name, v) for name in ("slots", "count") for v in COUNTS if v is not None),
     ],
 )
 def test_a_bad_value_is_refused_at_construction(kind, name, value):

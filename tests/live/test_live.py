@@ -69,7 +69,9 @@ def test_the_record_is_what_the_engine_saw_and_sampled(
     strategy: str, model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen_path = tmp_path / "seen.jsonl"
-    monkeypatch.setattr(open_session, "RolloutWorker", lambda spec: RecordingWorker(spec, str(seen_path)))
+    monkeypatch.setattr(
+        open_session, "RolloutWorker", lambda spec, watch: RecordingWorker(spec, str(seen_path))
+    )
 
     async def body() -> Any:
         async with cluster() as (_, client):

@@ -16,7 +16,7 @@ from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.environments.base import ActionFailed
 from heddle_dask.live.driver.context import BudgetExhausted, LiveContext, ReplayDiverged, StepLost
-from heddle_dask.live.driver.services import Budget, Recorded
+from heddle_dask.live.driver.services import Budget, Recorded, Sampling
 from heddle_dask.live.driver.submission import Interrupted
 from heddle_dask.live.wire.messages import ActionOutcome, StepResult
 from heddle_dask.records.token_record import Attribution
@@ -75,6 +75,24 @@ def test_a_preempted_step_goes_on_from_its_tokens_as_one_step(model_dir: str) ->
     assert (step.preemptions, step.migrations, step.generated_tokens) == (2, 1, 5)
     assert step.cached_tokens == 3
     assert step.decode_s == pytest.approx(0.6)
+
+
+def test_a_step_has_a_seed_only_where_the_user_asked_for_it(model_dir: str) -> None:
+    seeds: dict[bool, list[int | None]] = {}
+    for seeded in (False, True):
+        plane = ScriptedPlane(sampled(65, 66, reason="stop"), sampled(67, reason="stop"))
+        ctx = context_on(plane, model_dir, sampling=Sampling(seeded=seeded))
+
+        async def body(ctx: LiveContext = ctx) -> None:
+            for _ in range(2):
+                ctx.append("user", "hello")
+                await ctx.generate(max_tokens=10)
+
+        asyncio.run(body())
+        seeds[seeded] = [call.sampling.seed for call in plane.calls]
+    assert Sampling() == Sampling(seeded=False)
+    assert seeds[False] == [None, None], "vLLM samples request by request where they have seeds"
+    assert len(set(seeds[True])) == 2 and None not in seeds[True]
 
 
 def test_a_step_preempted_at_its_last_token_is_finished(model_dir: str) -> None:

@@ -23,6 +23,7 @@ from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.journal_codec import replay
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.cost.engine_cost import cost_from_mapping
+from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.emulated.options import EmulatedOptions, emulated_options
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import vllm_command
@@ -264,10 +265,10 @@ def test_gpus_are_named_by_gpu_engines_only(model_dir: str, monkeypatch: pytest.
 
 def test_a_gpu_engine_sees_its_gpus_only(model_dir: str) -> None:
     pair = TpDegreeSpecs(EngineSpec("vllm", model_dir, 4, 2048)).at(2, ("3", "GPU-7"))
-    command = vllm_command(pair, 8123, "gpu")
+    command = vllm_command(pair, EngineAddress("/run/e.sock"), "gpu")
     assert command.env["CUDA_VISIBLE_DEVICES"] == "3,GPU-7"
     assert " --tensor-parallel-size 2 " in " ".join(command.argv)
-    assert "CUDA_VISIBLE_DEVICES" not in vllm_command(pair, 8123, "cpu").env
+    assert "CUDA_VISIBLE_DEVICES" not in vllm_command(pair, EngineAddress("/run/e.sock"), "cpu").env
     with pytest.raises(BadInput, match="engine devices are 3, GPU-7: name 1, one for each"):
         EngineSpec("vllm", model_dir, 4, 2048, devices=("3", "GPU-7"))
 

@@ -199,7 +199,7 @@ def test_a_hanging_engine_is_killed_and_replaced(model_dir: str, fault: str, rea
 
     with pytest.MonkeyPatch.context() as patch:
         watch = Watch(health_interval_s=0.2, health_misses=2, stall_s=1.0, canary_s=1.0)
-        patch.setattr(open_session, "RolloutWorker", lambda spec: RolloutWorker(spec, watch))
+        patch.setattr(open_session, "RolloutWorker", lambda spec, _: RolloutWorker(spec, watch))
         batch = run(body())
     check_complete(batch.trajectories, 12, 3)
     lost = [line for line in lines if " is lost: " in line]

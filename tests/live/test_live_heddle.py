@@ -128,7 +128,9 @@ def test_heddle_loses_nothing_and_its_journal_replays(
     strategy: str, model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen_path, out = tmp_path / "seen.jsonl", tmp_path / "run.zarr"
-    monkeypatch.setattr(open_session, "RolloutWorker", lambda spec: RecordingWorker(spec, str(seen_path)))
+    monkeypatch.setattr(
+        open_session, "RolloutWorker", lambda spec, watch: RecordingWorker(spec, str(seen_path))
+    )
     spec = emulated(model_dir, seconds_per_token=0.005, slots=2, kv_transfer=True)
     batch = roll(spec, strategy, (), out, ToolAgent(steps=4, tokens=15), 20)
     check_against_engine(list(batch), seen_path)

@@ -40,7 +40,9 @@ def test_records_equal_what_vllm_saw_and_a_killed_worker_leaves_no_engine(
     model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen_path = tmp_path / "seen.jsonl"
-    monkeypatch.setattr(open_session, "RolloutWorker", lambda spec: RecordingWorker(spec, str(seen_path)))
+    monkeypatch.setattr(
+        open_session, "RolloutWorker", lambda spec, watch: RecordingWorker(spec, str(seen_path))
+    )
 
     async def body() -> None:
         async with cluster(engines=1) as (made, client):

@@ -26,9 +26,15 @@ from heddle_dask import (
     Rollout,
     Sampling,
     Strategy,
+    VllmOptions,
 )
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.ids import EngineId
+from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.engines.emulated.options import EmulatedOptions
+from heddle_dask.live.driver.continuation import check_continues
+from heddle_dask.live.driver.open_session import check_logprobs
+from heddle_dask.live.wire.driver_messages import ReadyEngine
 
 CLIENT: Any = None  # the constructor only keeps it
 
@@ -58,8 +64,8 @@ def test_the_values_are_public_frozen_and_documented(value: type) -> None:
 
 
 def test_the_default_engine_is_vllm_on_every_tagged_worker(model_dir: str) -> None:
-    assert Engines() == Engines("vllm", count=None, slots=8, kv_transfer=False, tp_degrees=None, cost=None)
-    assert rollout(model_dir).spec == EngineSpec("vllm", model_dir, slots=8, max_model_len=4096)
+    assert Engines() == Engines("vllm", count=None, slots=None, kv_transfer=False, tp_degrees=None, cost=None)
+    assert rollout(model_dir).spec == EngineSpec("vllm", model_dir)
     assert Strategy() == Strategy("sticky-least-loaded", ())
     assert Output("x.zarr").mode == "create"
 
@@ -102,6 +108,42 @@ def test_the_rollout_gives_its_engines_its_context_and_seed(model_dir: str) -> N
     )
 
 
+def test_options_of_a_kind_and_the_type_reach_the_engine_and_the_stored_facts(model_dir: str) -> None:
+    options = VllmOptions(gpu_memory_utilization=0.8, quantization="fp8", logprobs="processed")
+    made = rollout(model_dir, engines=Engines(options=options, dtype="bfloat16"))
+    assert (made.spec.options, made.spec.dtype) == (options, "bfloat16")
+    assert made._describe()["logprobs"] == "processed"
+    assert rollout(model_dir, engines="emulated")._describe()["logprobs"] == "raw"
+    cost = {"seconds_per_token": 0.5}
+    slow = Engines("emulated", options=EmulatedOptions(time_scale=2.0), cost=cost)
+    assert rollout(model_dir, engines=slow).spec.options == EmulatedOptions(cost, time_scale=2.0)
+
+
+def test_a_run_is_continued_with_the_same_kind_of_logprobs_only(tmp_path: Path) -> None:
+    raw, processed = {"logprobs": "raw"}, {"logprobs": "processed"}
+    for resumes, verb in ((False, "appended to"), (True, "resumed")):
+        check_continues(tmp_path, raw, raw, resumes=resumes)
+        check_continues(tmp_path, {}, raw, resumes=resumes)
+        with pytest.raises(
+            BadInput, match=f"with logprobs raw, not processed: it can only be {verb} with the same"
+        ):
+            check_continues(tmp_path, raw, processed, resumes=resumes)
+
+
+def test_engines_that_run_already_must_return_the_logprobs_that_are_recorded() -> None:
+    ready = ReadyEngine(EngineDescription(EngineId("w/1-1"), 4, 4096), "vllm", "model", "processed")
+    check_logprobs(EngineSpec("vllm", "model", options=VllmOptions(logprobs="processed")), [ready])
+    with pytest.raises(
+        BadInput, match="engine w/1-1 runs already and returns processed logprobs, not raw: ask for"
+    ):
+        check_logprobs(EngineSpec("vllm", "model"), [ready])
+
+
+def test_contexts_beyond_the_engines_are_refused_before_anything_starts(model_dir: str) -> None:
+    with pytest.raises(BadInput, match="max_context_tokens is 65, and an engine takes 64: use at most that"):
+        rollout(model_dir, engines=SPEC, budget=Budget(max_context_tokens=65))
+
+
 COUNTS = st.integers(max_value=2**31 - 1)  # larger counts are refused: test_bad_values
 
 
@@ -129,7 +171,9 @@ SPEC = EngineSpec("emulated", "model", slots=4, max_model_len=64)
         ({"count": 2.0}, "count is 2.0"),
         ({"count": True}, "count is True"),
         ({"slots": "8"}, "slots is '8'"),
-        ({"slots": None}, "slots is None"),
+        ({"options": {"quantization": "fp8"}}, r"options is .* use VllmOptions\("),
+        ({"kind": "emulated", "options": VllmOptions()}, r"options is .* use EmulatedOptions\("),
+        ({"spec": SPEC, "dtype": "bfloat16"}, "dtype is 'bfloat16', in the spec 'auto': set it in the spec"),
         ({"kv_transfer": "yes"}, "kv_transfer is 'yes': use True or False"),
         ({"tp_degrees": 2}, "tp_degrees is 2: use 'auto' or a list"),
         ({"tp_degrees": "2,1"}, "tp_degrees is '2,1': use 'auto' or a list"),

@@ -118,7 +118,7 @@ def test_every_option_with_a_setting_is_an_option_and_a_field() -> None:
 
 
 def test_the_command_line_takes_settings_from_files_and_variables(tmp_path: Path) -> None:
-    file = "heddle:\n  budget:\n    max-steps: 7\n  strategy: heddle\n  engines: {slots: 3}\n"
+    file = "heddle:\n  budget:\n    max-steps: 7\n  strategy: heddle\n  engines: {kind: emulated}\n"
     (tmp_path / "heddle.yaml").write_text(file, encoding="utf-8")
     shown = heddle("--help", home=tmp_path, DASK_HEDDLE__SAMPLING__TEMPERATURE="0.25")
     assert shown.returncode == 0, shown.stderr
@@ -126,7 +126,7 @@ def test_the_command_line_takes_settings_from_files_and_variables(tmp_path: Path
     for default in (
         "LLM steps per trajectory. [default: 7;",
         "Preset. [default: heddle]",
-        "[default: 3;",
+        "[default: emulated]",
         "0.25",
     ):
         assert default in text, default

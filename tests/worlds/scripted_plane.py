@@ -98,8 +98,9 @@ def context_on(
         session="s",
         submitter=plane,  # type: ignore[arg-type]
         template=template or ChatTemplate.load(model_dir),
-        budget=budget or Budget(),
-        sampling=sampling or Sampling(),
+        budget=(budget := budget or Budget()),
+        max_context_tokens=budget.max_context_tokens or 4096,
+        sampling=sampling or Sampling(seeded=True),
         clock=lambda: 0.0,
         journal=lambda kind, body: lines.append((kind, body)),
         retries=retries or RetryPolicy(),

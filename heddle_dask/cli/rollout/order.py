@@ -35,10 +35,15 @@ class RolloutEngineOptions:
     model: str | None
     engine: str
     engines: int
-    slots: int
+    slots: int | None
     kv_transfer: bool
     tp_degrees: str | None
     cost: str | None
+    dtype: str
+    gpu_memory_utilization: float | None
+    quantization: str | None
+    logprobs: str | None
+    engine_args: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ class LimitOptions:
     """Limits of a trajectory and of the run (timeouts in seconds), and how tokens are sampled."""
 
     max_steps: int
-    max_step_tokens: int
+    max_step_tokens: int | None
     max_context_tokens: int | None
     trajectory_timeout: float | None
     run_timeout: float | None
@@ -69,6 +74,7 @@ class LimitOptions:
     top_p: float
     top_k: int
     min_p: float
+    seeded_sampling: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import signal
 import sys
@@ -27,11 +28,12 @@ from heddle_dask.cli.cluster_choice import (
     remote_client,
     workers_joined,
 )
-from heddle_dask.cli.engine_option import import_from_here
-from heddle_dask.cli.model_choice import chosen_model, context_limit
+from heddle_dask.cli.engine_option import import_from_here, parsed_vllm_options
+from heddle_dask.cli.model_choice import chosen_model
 from heddle_dask.cli.one_line import EXIT_FAILED, EXIT_TERMINATED
 from heddle_dask.cli.rollout.engine_options import (
     check_cost,
+    check_gpus,
     parsed_cost,
     parsed_degrees,
     parsed_template_kwargs,
@@ -45,6 +47,7 @@ from heddle_dask.cli.rollout.summary import Tally, table
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
+from heddle_dask.engines.gpus import usable_gpus
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
@@ -121,7 +124,9 @@ class _Run:
         predictor = order.strategy.build(seed=order.seed).predictor
         self.engines = self._engines()
         asked = order.limits
-        self.sampling = Sampling(asked.temperature, asked.top_p, asked.top_k, asked.min_p)
+        self.sampling = Sampling(
+            asked.temperature, asked.top_p, asked.top_k, asked.min_p, seeded=asked.seeded_sampling
+        )
         self.chat_template_kwargs = parsed_template_kwargs(order.work.chat_template_kwargs)
         check_out(self.out, order.mode)
         self.logs = RunLogs(self.out, order.mode)
@@ -132,13 +137,15 @@ class _Run:
         self.budget = Budget(
             max_steps=limits.max_steps,
             max_step_tokens=limits.max_step_tokens,
-            max_context_tokens=context_limit(self.model, limits.max_context_tokens),
+            max_context_tokens=limits.max_context_tokens,
             max_trajectory_s=limits.trajectory_timeout,
             tool_timeout_s=limits.tool_timeout,
             max_run_s=limits.run_timeout,
             sandbox=where.sandbox,
         )
         self._check_degrees()
+        if where.scheduler is None and self.engines.tp_degrees is None and kind.uses_gpus():
+            check_gpus(self.shape.engines, usable_gpus(os.environ))
         # With --scheduler the scheduler reads this file, possibly from another file system.
         if order.where.scheduler is None and predictor is not None and predictor.options.get("warm"):
             check_warm(str(predictor.options["warm"]))
@@ -161,6 +168,14 @@ class _Run:
             kv_transfer=fleet.kv_transfer,
             tp_degrees=parsed_degrees(fleet.tp_degrees),
             cost=parsed_cost(fleet.cost),
+            dtype=fleet.dtype,
+            options=parsed_vllm_options(
+                fleet.engine,
+                fleet.gpu_memory_utilization,
+                fleet.quantization,
+                fleet.logprobs,
+                fleet.engine_args,
+            ),
             patience=Patience(where.worker_timeout, where.engine_timeout),
         )
 
@@ -232,9 +247,12 @@ class _Run:
         async with rollout:
             self._rollout = rollout
             meter = Meter(self.left, self.tally, rollout.progress)
-            async with self.progress.following(meter):
-                async for record in rollout.stream(self.order.work.tasks):
-                    self._count(record)
+            try:
+                async with self.progress.following(meter):
+                    async for record in rollout.stream(self.order.work.tasks):
+                        self._count(record)
+            finally:
+                self.tally.lost = rollout.progress()["unfinished"]
             if self._interrupts.exit_code == 0:
                 self.progress.message("done; ending every process")
 
@@ -242,7 +260,7 @@ class _Run:
         order = self.order
         facts: dict[str, Any] = {"tasks": order.work.tasks, "command": sys.argv[1:]}
         if order.where.scheduler is None:
-            facts |= {"slots": self.shape.slots * self.shape.engines, "tool_cpus": self.shape.all_tool_cpus}
+            facts["tool_cpus"] = self.shape.all_tool_cpus
         return Rollout(
             client,
             env=self.environment,

@@ -21,6 +21,9 @@ SETTINGS = {
     "sandbox": ("budget", "sandbox"),
     "temperature": ("sampling", "temperature"),
     "top_p": ("sampling", "top_p"),
+    "top_k": ("sampling", "top_k"),
+    "min_p": ("sampling", "min_p"),
+    "seeded_sampling": ("sampling", "seeded"),
     "worker_timeout": ("patience", "workers_s"),
     "engine_timeout": ("patience", "engines_s"),
 }

@@ -44,6 +44,8 @@ class Tally:
     ----------
     slots, tool_cpus
         Capacity for the bound; 0 where unknown.
+    lost
+        Trajectories without a record, because the run ended before them; ``--resume`` runs them.
     queued_inside
         Whether the time to a first token includes the wait in the engine's own queue: vLLM does not tell them apart.
     longest_s, critical_s
@@ -52,6 +54,7 @@ class Tally:
 
     slots: int = 0
     tool_cpus: int = 0
+    lost: int = 0
     queued_inside: bool = False
     statuses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     causes: CauseCounts = field(default_factory=CauseCounts)
@@ -110,8 +113,8 @@ class Tally:
 
     @property
     def failure(self) -> str | None:
-        """One line about a run in which every trajectory failed or was lost, else None."""
-        if not self.trajectories or self.statuses["failed"] + self.statuses["lost"] < self.trajectories:
+        """One line about a run in which every trajectory failed, else None."""
+        if not self.trajectories or self.statuses["failed"] < self.trajectories:
             return None
         most = self.causes.rows()[0]
         return (
@@ -149,6 +152,7 @@ class Tally:
         return {
             "trajectories": self.trajectories,
             **self.statuses,
+            "lost": self.lost,
             "steps": self.steps,
             "actions": self.actions,
             "tokens": self.tokens,

@@ -163,7 +163,7 @@ class EmulatedKvTransfers:
         missing = [key for key in _REMOTE if params.get(key) is None]
         if missing:
             raise BadRequest(f"kv_transfer_params lacks {missing[0]}.")
-        prompt = prompt_of(body, self._spec.max_model_len)
+        prompt = prompt_of(body, self._spec.named_context_tokens)
         request_id = str(body.get("request_id", ""))
         pull = asyncio.ensure_future(self._pull(prompt, params))
         self._pulls[request_id] = pull

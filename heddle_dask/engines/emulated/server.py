@@ -91,14 +91,14 @@ class EmulatedServer:
             "created": int(time.time()),
             "owned_by": "heddle-emulated",
             "root": self._spec.model,
-            "max_model_len": self._spec.max_model_len,
+            "max_model_len": self._spec.named_context_tokens,
         }
         return web.json_response({"object": "list", "data": [model]})
 
     async def _server_info(self, _request: web.Request) -> web.Response:
         config = {
             "scheduler_config": {
-                "max_num_seqs": self._spec.slots,
+                "max_num_seqs": self._spec.named_slots,
                 "max_num_batched_tokens": self._cost.chunk_tokens,
                 "enable_chunked_prefill": not self._cost.whole_prompts,
             },

@@ -34,18 +34,18 @@ class Step:
     def __init__(self, body: Mapping[str, Any], spec: EngineSpec, source: TokenSource, own_seed: int) -> None:
         sampling = body.get("sampling_params") or {}
         self.request_id = str(body.get("request_id", ""))
-        self._prompt = prompt_of(body, spec.max_model_len)
+        self._prompt = prompt_of(body, spec.named_context_tokens)
         self._ignore_eos = bool(sampling.get("ignore_eos", False))
         self._seed = _seed(sampling, own_seed)
         self._stop_token_ids = _integers(sampling.get("stop_token_ids") or (), "stop_token_ids")
-        asked = sampling.get("max_tokens", spec.max_model_len)
+        asked = sampling.get("max_tokens", spec.named_context_tokens)
         if not isinstance(asked, int) or asked < 1:
             raise BadRequest(f"max_tokens must be at least 1, got {asked!r}.")
         priority = body.get("priority", 0)
         if not isinstance(priority, int):
             raise BadRequest(f"priority must be an integer, got {priority!r}.")
         self._source = source
-        self._most = min(asked, spec.max_model_len - len(self._prompt))
+        self._most = min(asked, spec.named_context_tokens - len(self._prompt))
         self._drawn: tuple[list[int], list[float], bool] | None = None
         self._texts: tuple[list[str], list[str]] | None = None
         length = self._most if self._ignore_eos else len(self._draw()[0])
@@ -160,7 +160,7 @@ class EmulatedEngine:
         self._source = TokenSource(spec.seed, traits.mean_length_tokens, traits.end_token_id)
         self._kv_cache = KvCache(traits.kv_capacity_tokens, traits.cost.block_tokens)
         self._batch: ContinuousBatch[TokenJob] = ContinuousBatch(
-            traits.cost, spec.slots, RoomForTokens(self._kv_cache)
+            traits.cost, spec.named_slots, RoomForTokens(self._kv_cache)
         )
         self._time_scale = emulated_options(spec.options).time_scale
         self._scale = self._time_scale * traits.faults.slow_factor

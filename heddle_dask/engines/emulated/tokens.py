@@ -74,7 +74,9 @@ class TokenSource:
         return tokens, logprobs, False
 
     def _salt(self, seed: int | None) -> int:
-        text = f"{self._seed}:{seed}".encode()
+        # Negative seeds are the engine's own. A greedy step, and one with a seed, is the same on every engine.
+        own = seed is not None and seed < 0
+        text = f"{self._seed if own else 0}:{seed}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 

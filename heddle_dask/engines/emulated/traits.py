@@ -141,13 +141,13 @@ def traits_of(spec: EngineSpec) -> EmulatedTraits:
     """
     options = emulated_options(spec.options)
     told = cost_from_mapping(options.cost if options.cost is not None else DEFAULT_COST, spec.tp_degree)
-    cost = told.for_contexts(spec.max_model_len)
+    cost = told.for_contexts(spec.named_context_tokens)
     emulation = Emulation.from_mapping(options.emulation)
     capacity = emulation.kv_capacity_tokens or cost.capacity_tokens
-    if capacity < spec.max_model_len + cost.block_tokens:
+    if capacity < spec.named_context_tokens + cost.block_tokens:
         raise BadInput(
             f"engine KV cache holds {capacity} tokens, fewer than max_model_len "
-            f"{spec.max_model_len} plus one block of {cost.block_tokens}: shorten the one or enlarge the other"
+            f"{spec.named_context_tokens} plus one block of {cost.block_tokens}: shorten the one or enlarge the other"
         )
     end = emulation.end_token_id
     return EmulatedTraits(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from heddle_dask.engines import wire
+from heddle_dask.engines.defaults import with_small_defaults
 from heddle_dask.engines.emulated.options import DEFAULT_COST, EmulatedOptions, emulated_options
 from heddle_dask.engines.engine_kind import Dialect, EngineCommand, EngineKind, EngineOptions
 
@@ -53,10 +54,14 @@ class EmulatedKind:
         """Raise `BadInput` for options that cannot be, or a KV cache too small for one context."""
         _traits_of(spec)
 
+    def completed(self, spec: EngineSpec) -> EngineSpec:
+        """With the numbers of a small engine on CPUs."""
+        return with_small_defaults(spec)
+
     def command(self, spec: EngineSpec, address: EngineAddress) -> EngineCommand:
         """This package's server with this Python."""
         listen = ("--uds", address.socket) if address.socket else ("--port", str(address.port))
-        options = (*listen, "--spec", json.dumps(spec.to_mapping()))
+        options = (*listen, "--spec", json.dumps(self.completed(spec).to_mapping()))
         return EngineCommand((sys.executable, "-m", self.server_module, *options), {})
 
     def uses_gpus(self) -> bool:
@@ -81,6 +86,10 @@ class EmulatedKind:
         """Cost and time scale apply; any context length is accepted."""
         return EmulatedOptions(cost=cost, time_scale=time_scale)
 
+    def logprobs(self, options: EngineOptions) -> str:
+        """Raw: they are of a model that there is not."""
+        return "raw"
+
     def cost_of(self, options: EngineOptions) -> Mapping[str, Any] | None:
         """The cost that the options name."""
         return emulated_options(options).cost
@@ -103,7 +112,7 @@ def _traits_of(spec: EngineSpec) -> EmulatedTraits:
     # Costs need numpy, which commands that start no engine do without.
     from heddle_dask.engines.emulated.traits import traits_of
 
-    return traits_of(spec)
+    return traits_of(with_small_defaults(spec))
 
 
 EMULATED: EngineKind = EmulatedKind()

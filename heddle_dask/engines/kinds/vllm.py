@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines import vllm_command, wire
+from heddle_dask.engines.defaults import with_small_defaults
 from heddle_dask.engines.engine_kind import Dialect, EngineCommand, EngineKind, EngineOptions
-from heddle_dask.engines.ports import free_port
+from heddle_dask.engines.ports import free_port, interface_of
 from heddle_dask.engines.vllm_command import VllmOptions, vllm_options
 
 if TYPE_CHECKING:
@@ -60,17 +62,26 @@ class VllmKind:
             )
 
     def check(self, spec: EngineSpec) -> None:
-        """Raise `BadInput` for a model that cannot be loaded, or when vLLM or its KV connector is not installed."""
+        """Raise `BadInput` for an unknown type, a model that cannot be loaded, or without vLLM or NIXL."""
+        if spec.dtype not in vllm_command.DTYPES:
+            raise BadInput(f"engine dtype is {spec.dtype!r}: use {', '.join(vllm_command.DTYPES)}")
         self.check_model(spec.model)
         self.check_installed()
         if spec.kv_transfer:
             vllm_command.check_kv_transfer()
 
+    def completed(self, spec: EngineSpec) -> EngineSpec:
+        """On GPUs vLLM chooses by their memory; a CPU build has small defaults."""
+        return spec if self.uses_gpus() else with_small_defaults(spec)
+
     def command(self, spec: EngineSpec, address: EngineAddress) -> EngineCommand:
         """The command for the installed build of vLLM."""
-        side_channel_port = free_port() if spec.kv_transfer else None
         build = vllm_command.installed_vllm_build()
-        return vllm_command.vllm_command(spec, address, build, side_channel_port)
+        if not spec.kv_transfer:
+            return vllm_command.vllm_command(spec, address, build)
+        # A choice of the user's own wins.
+        interface = None if "UCX_NET_DEVICES" in os.environ else interface_of(spec.kv_host)
+        return vllm_command.vllm_command(spec, address, build, free_port(spec.kv_host), interface)
 
     def uses_gpus(self) -> bool:
         """True for a GPU build; False for a CPU build, and when no vLLM is installed."""
@@ -114,6 +125,10 @@ class VllmKind:
             return VllmOptions()
         overrides = json.dumps({"max_position_embeddings": max_positions})
         return VllmOptions(extra_args=("--hf-overrides", overrides))
+
+    def logprobs(self, options: EngineOptions) -> str:
+        """As the options say."""
+        return vllm_options(options).logprobs
 
     def cost_of(self, options: EngineOptions) -> Mapping[str, Any] | None:
         """None: vLLM runs a model."""

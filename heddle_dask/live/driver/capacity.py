@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from distributed import Client
 
 from heddle_dask.core.errors import BadInput, check_seconds
+from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.live.driver.settings import configured
 from heddle_dask.live.wire.driver_messages import Capacity, GetCapacity
 from heddle_dask.live.wire.messages import ENGINE_RESOURCE, TOOL_RESOURCE
@@ -95,6 +96,44 @@ async def wait_for_capacity(
             told = missing
             on_wait(missing)
         await asyncio.sleep(_POLL_S)
+
+
+def check_context(asked: int | None, engine_takes: int | None) -> None:
+    """Refuse contexts longer than an engine takes: steps beyond would fail. None: not named.
+
+    Raises
+    ------
+    BadInput
+        They are longer.
+    """
+    if asked is not None and engine_takes is not None and asked > engine_takes:
+        raise BadInput(
+            f"max_context_tokens is {asked}, and an engine takes {engine_takes}: use at most that, or engines with a "
+            "longer max_model_len"
+        )
+
+
+def longest_context(
+    asked: int | None, engines: Sequence[EngineDescription], before: int | None = None
+) -> int:
+    """Tokens of a context that every engine takes: as asked for, else the most.
+
+    Parameters
+    ----------
+    before
+        What the engines took that answered before; holds as long as none answers.
+
+    Raises
+    ------
+    BadInput
+        More was asked for, or nothing is known.
+    """
+    most = min((engine.max_context_tokens for engine in engines), default=before)
+    check_context(asked, most)
+    longest = most if asked is None else asked
+    if longest is None:
+        raise BadInput("no engine answers any more: see their logs")
+    return longest
 
 
 def missing_workers(capacity: Capacity, engines: int | None) -> str:

@@ -97,7 +97,7 @@ class LiveContext:
     @property
     def max_context_tokens(self) -> int:
         """Longest context, prompt and generated tokens together."""
-        return self._services.budget.max_context_tokens
+        return self._services.max_context_tokens
 
     @property
     def context_tokens(self) -> int:
@@ -204,7 +204,7 @@ class LiveContext:
             self._told_done = True
             raise BudgetExhausted(self._why_exhausted())
         budget = self._services.budget
-        room = budget.max_context_tokens - len(self.record)
+        room = self.max_context_tokens - len(self.record)
         step = OpenStep(
             index=self._next_step,
             start=len(self.record),
@@ -344,9 +344,11 @@ class LiveContext:
             return StepResult(status="refused", message=interrupt.cause)
 
     def _seed_of(self, step: OpenStep) -> int | None:
-        """The seed of the next request: one that the program gave, or the trajectory's; parts draw differently."""
+        """The seed of the next request, if it has one: the program's, or the trajectory's; parts draw differently."""
         if step.sampling.seed is not None:
             return (step.sampling.seed + step.parts) % 2**63
+        if not self._services.sampling.seeded:
+            return None
         return (self._seed * 1_000_003 + step.index * 1_009 + step.parts) % 2**31
 
     def _take(self, step: OpenStep, result: StepResult) -> OpenStep:
@@ -407,14 +409,16 @@ class LiveContext:
         )
 
     def _exhausted(self) -> bool:
-        budget = self._services.budget
-        return self._next_step >= budget.max_steps or self.context_tokens >= budget.max_context_tokens
+        return (
+            self._next_step >= self._services.budget.max_steps
+            or self.context_tokens >= self.max_context_tokens
+        )
 
     def _why_exhausted(self) -> str:
         budget = self._services.budget
         if self._next_step >= budget.max_steps:
             return f"it used its {budget.max_steps} steps"
-        return f"its context of {self.context_tokens} tokens fills the limit of {budget.max_context_tokens}"
+        return f"its context of {self.context_tokens} tokens fills the limit of {self.max_context_tokens}"
 
     def _render(self) -> None:
         """Turn what was appended into tokens of the record."""

@@ -1,4 +1,5 @@
-"""Whether a session may continue a stored run: it must use the same model, tokenizer, sampling and environment."""
+"""Whether a session may continue a stored run: it must use the same model, tokenizer, sampling, kind
+of logprobs and environment."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.services import Sampling
 
-_COMPARED = ("environment", "model", "tokenizer", "sampling", "chat_template_kwargs")
+_COMPARED = ("environment", "model", "tokenizer", "sampling", "chat_template_kwargs", "logprobs")
 # A program that runs again with other limits would ask for other steps than the journal holds.
 _COMPARED_ON_RESUME = ("limits",)
 _TOKENIZER_FILES = (

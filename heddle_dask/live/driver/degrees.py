@@ -32,6 +32,7 @@ from heddle_dask.live.wire.driver_messages import (
     ProvideEngines,
 )
 from heddle_dask.live.wire.transport import ask_scheduler
+from heddle_dask.live.worker.engine_host import Watch
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
 from heddle_dask.records.trajectory import TrajectoryRecord
 
@@ -127,7 +128,8 @@ class EngineDegrees:
         self._session = session
         if register:
             await ask_scheduler(self._client, ClearEngines())
-            await self._client.register_plugin(RolloutWorker(self._specs.spec, waits=True))
+            watch = Watch.for_start(self._patience.engines_s)
+            await self._client.register_plugin(RolloutWorker(self._specs.spec, watch, waits=True))
         elif not (await ask_scheduler(self._client, GetDeployedEngines())).workers:
             raise BadInput(
                 "the engines of this cluster were started with its workers and keep their TP degree: leave tp_degrees "

@@ -8,16 +8,26 @@ from typing import Any
 
 from distributed import Client
 
+from heddle_dask.core.errors import BadInput
 from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.driver.control_channel import ControlChannel
 from heddle_dask.live.driver.degrees import EngineDegrees
 from heddle_dask.live.driver.submission import Submitter
 from heddle_dask.live.scheduler.plugin import HeddleScheduler
 from heddle_dask.live.wire import _dask_internals as dask
-from heddle_dask.live.wire.driver_messages import EndSession, GetCapacity, Notice, StartSession, Updates
+from heddle_dask.live.wire.driver_messages import (
+    EndSession,
+    GetCapacity,
+    Notice,
+    ReadyEngine,
+    StartSession,
+    Updates,
+)
 from heddle_dask.live.wire.messages import STREAM_INTERVAL_S
 from heddle_dask.live.wire.transport import ask_scheduler
+from heddle_dask.live.worker.engine_host import Watch
 from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
 from heddle_dask.live.worker.tool_worker import PLUGIN_NAME as TOOL_PLUGIN
@@ -77,17 +87,30 @@ class OpenSession:
         claimed.channel.start()
         return claimed
 
-    async def provide_workers(self, spec: EngineSpec, degrees: EngineDegrees | None) -> None:
-        """Register the plugins that workers lack; engines that run this model already are used as they are."""
+    async def provide_workers(self, spec: EngineSpec, degrees: EngineDegrees | None, watch: Watch) -> None:
+        """Register the plugins that workers lack; engines that run this model already are used as they are.
+
+        Parameters
+        ----------
+        watch
+            The time limits of engines that are started here, where no TP degrees were asked for.
+
+        Raises
+        ------
+        BadInput
+            Engines that run already return other logprobs.
+        """
         capacity = await ask_scheduler(self._client, GetCapacity())
         if TOOL_PLUGIN not in capacity.plugins:
             await self._client.register_plugin(ToolWorker())
         models = {(engine.kind, engine.model) for engine in capacity.engines}
         self._owns_engines = models != {(spec.kind, spec.model)}
+        if not self._owns_engines:
+            check_logprobs(spec, capacity.engines)
         if degrees is not None:
             await degrees.open(self.session_id, self._owns_engines)
         elif self._owns_engines:
-            await self._client.register_plugin(RolloutWorker(spec))
+            await self._client.register_plugin(RolloutWorker(spec, watch))
 
     async def close(self) -> None:
         """End the session and the engines that it started, once its last journal lines are here."""
@@ -103,3 +126,20 @@ class OpenSession:
         self.channel.take(last)
         if connected and self._owns_engines:
             await dask.remove_worker_plugin(self._client, ENGINE_PLUGIN)
+
+
+def check_logprobs(spec: EngineSpec, engines: Sequence[ReadyEngine]) -> None:
+    """Refuse engines that return other logprobs than `spec` says: the run would record them as those.
+
+    Raises
+    ------
+    BadInput
+        There is one.
+    """
+    asked = engine_kind(spec.kind).logprobs(spec.options)
+    others = [ready for ready in engines if ready.logprobs != asked]
+    if others:
+        raise BadInput(
+            f"engine {others[0].engine.engine_id} runs already and returns {others[0].logprobs} logprobs, not {asked}: "
+            f"ask for {others[0].logprobs} ones"
+        )

@@ -16,10 +16,12 @@ from distributed import Client
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.engines.defaults import SMALL_CONTEXT_TOKENS, model_context_tokens
+from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment
 from heddle_dask.live.driver.batch import Batch, BatchTally, StoredTrajectories
-from heddle_dask.live.driver.capacity import wait_for_capacity
+from heddle_dask.live.driver.capacity import check_context, longest_context, wait_for_capacity
 from heddle_dask.live.driver.continuation import tokenizer_digest
 from heddle_dask.live.driver.degrees import EngineDegrees, degrees_to_price
 from heddle_dask.live.driver.open_session import OpenSession
@@ -39,7 +41,9 @@ from heddle_dask.live.driver.runner import Attempt, Driver, attempts_of
 from heddle_dask.live.driver.sandbox_check import check_sandbox, checked_policy
 from heddle_dask.live.driver.services import Budget, Sampling, Services
 from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
-from heddle_dask.live.wire.driver_messages import EngineLostNotice, Notice
+from heddle_dask.live.wire.driver_messages import EngineLostNotice, GetCapacity, Notice
+from heddle_dask.live.wire.transport import ask_scheduler
+from heddle_dask.live.worker.engine_host import Watch
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.strategies.presets import Strategy
 
@@ -127,6 +131,7 @@ class Rollout:
         self.template = ChatTemplate.load(self.model).with_variables(self.chat_template_kwargs)
         self._template_note = self._check_template(on_progress)
         self.spec = self._engines.spec_for(self.model, self.budget.max_context_tokens, seed)
+        check_context(self.budget.max_context_tokens, self.spec.max_model_len)
         self.samples = samples
         self.seed = seed
         self._on_progress = on_progress
@@ -138,6 +143,7 @@ class Rollout:
         self._files: RunFiles | None = None
         self._driver: Driver | None = None
         self._moves: Mapping[str, Mapping[str, float]] = {}
+        self._longest: int | None = None
         self._batches = 0
         self._batch_began_s = 0.0
         self._batch_rows = range(0)
@@ -178,12 +184,13 @@ class Rollout:
         return True
 
     def progress(self) -> Mapping[str, Any]:
-        """Counts of the running batch: by state, tokens generated, trajectories finished."""
+        """Counts of the running batch: by state, tokens generated, trajectories finished and not."""
         counts = dict(self._session.channel.counts) if self._session is not None else {}
         driver = self._driver
         return {
             **counts,
             "finished": driver.finished if driver is not None else 0,
+            "unfinished": driver.unfinished if driver is not None else 0,
             "tokens": driver.live_tokens if driver is not None else 0,
         }
 
@@ -263,7 +270,6 @@ class Rollout:
         chosen = tasks_of(tasks, self.environment, self.seed)
         try:
             session, files = await self._open()
-            services = self._services(session, files)
             number = self._next_batch(files)
             first_row = files.stored
             prefix = batch_prefix(number)
@@ -271,6 +277,7 @@ class Rollout:
                 attempts_of(self.environment.name, chosen, self.samples, self.seed, prefix)
             )
             await self._provide_degrees(attempts)
+            services = await self._services(session, files)
             driver = Driver(self.client, services, self.environment, files.writer, session.channel.failed)
             self._driver = driver
             self._batch_began_s = services.clock()
@@ -290,12 +297,18 @@ class Rollout:
             if not self._entered:
                 await self._close()
 
-    def _services(self, session: OpenSession, files: RunFiles) -> Services:
+    async def _services(self, session: OpenSession, files: RunFiles) -> Services:
+        """What the contexts share, once the engines have said how long a context may be."""
+        engines = [ready.engine for ready in (await ask_scheduler(self.client, GetCapacity())).engines]
+        longest = longest_context(self.budget.max_context_tokens, engines, self._longest)
+        self._longest = longest
+        files.engines_answer({"context_tokens": longest, "slots": sum(engine.slots for engine in engines)})
         return Services(
             session=session.session_id,
             submitter=session.submitter,
             template=self.template,
             budget=self.budget,
+            max_context_tokens=longest,
             sampling=self.sampling,
             retries=self.retries,
             clock=lambda: time.monotonic() - self._started_s,
@@ -334,7 +347,8 @@ class Rollout:
             on_notice=self._on_notice,
             on_lines=files.keep_lines,
         )
-        await self._session.provide_workers(self.spec, self._engine_degrees)
+        watch = Watch.for_start(self._engines.patience.engines_s)
+        await self._session.provide_workers(self.spec, self._engine_degrees, watch)
         if self._engine_degrees is None:
             engines = self._engines
             await wait_for_capacity(self.client, engines.count, engines.patience, self._on_progress)
@@ -357,7 +371,10 @@ class Rollout:
             specs,
             engines=self._engines.count,
             patience=self._engines.patience,
-            max_context_tokens=self.budget.max_context_tokens,
+            max_context_tokens=self.budget.max_context_tokens
+            or self.spec.max_model_len
+            or model_context_tokens(self.model)
+            or SMALL_CONTEXT_TOKENS,
             seed=self.seed,
             told_apart=self._strategy.knows_lengths,
             note=self._on_progress,
@@ -387,6 +404,7 @@ class Rollout:
             "sampling": asdict(self.sampling),
             "chat_template_kwargs": dict(self.chat_template_kwargs),
             "limits": self.budget.replayed,
+            "logprobs": engine_kind(self.spec.kind).logprobs(self.spec.options),
             "engine": self.spec.to_mapping(),
             "strategy": self._strategy.preset,
             "overrides": list(self._strategy.overrides),

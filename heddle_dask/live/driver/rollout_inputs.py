@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from heddle_dask.core.errors import BadInput, check_count
+from heddle_dask.engines.engine_kind import EngineOptions
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment, Task
@@ -37,21 +38,25 @@ class Engines:
         How many engines must answer before a run starts. None: one on every worker tagged ``ENGINE``. With
         `tp_degrees`: how many workers that can host an engine must be there.
     slots
-        Most sequences in one batch of an engine. With `tp_degrees`: of an engine of TP degree 1, or of the degree of
-        `spec`; engines of other degrees have proportionally more or fewer.
+        Most sequences in one batch of an engine; None: as `EngineSpec`. With `tp_degrees`: of an engine of TP degree 1,
+        or of the degree of `spec`; engines of other degrees have proportionally more or fewer.
     kv_transfer
         Whether engines transfer KV caches to one another.
     tp_degrees
         GPUs of each engine. None: every worker hosts an engine as `kind` or `spec` says. A list, such as
         ``[2, 1, 1]``: these, on the GPUs that the workers of each node share. ``"auto"``: before each batch, those
         under which it is expected to end earliest. See ``docs/degrees.md``.
+    dtype
+        Type of the weights; ``"auto"``: as the model's configuration says.
+    options
+        Options that only this kind has, such as `VllmOptions`; None: their defaults.
     cost
         What one engine is believed to cost (a form of `cost.engine_cost.cost_from_mapping`), or that by TP degree
         (``{"1": …, "2": …}``); an emulated engine named by `kind` also takes that time. None: an emulated engine's own
         cost, else the profile that the strategies name.
     spec
-        A whole engine in place of `kind`, `slots` and `kv_transfer`. None: an engine of that kind, with the context
-        and the seed of the rollout.
+        A whole engine in place of `kind`, `slots`, `kv_transfer`, `dtype` and `options`. None: an engine of that kind,
+        with the context and the seed of the rollout.
     patience
         Seconds to wait for workers and engines.
 
@@ -63,20 +68,25 @@ class Engines:
 
     kind: str = "vllm"
     count: int | None = None
-    slots: int = 8
+    slots: int | None = None
     kv_transfer: bool = False
     tp_degrees: AskedDegrees = None
     cost: Mapping[str, Any] | None = None
+    dtype: str = "auto"
+    options: EngineOptions | None = None
     spec: EngineSpec | None = None
     patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
         if self.spec is None:
-            engine_kind(self.kind)
+            options_type = engine_kind(self.kind).options_type
+            if self.options is not None and not isinstance(self.options, options_type):
+                raise BadInput(f"engines: options is {self.options!r}: use {options_type.__name__}(…)")
         else:
             self._check_spec(self.spec)
-        for name, value in (("count", 1 if self.count is None else self.count), ("slots", self.slots)):
-            check_count(f"engines: {name}", value)
+        for name, value in (("count", self.count), ("slots", self.slots)):
+            if value is not None:
+                check_count(f"engines: {name}", value)
         if not isinstance(self.kv_transfer, bool):
             raise BadInput(f"engines: kv_transfer is {self.kv_transfer!r}: use True or False")
         object.__setattr__(self, "tp_degrees", checked_degrees(self.tp_degrees))
@@ -89,7 +99,7 @@ class Engines:
         if not isinstance(spec, EngineSpec):
             raise BadInput(f"engines: spec is {spec!r}: use an EngineSpec")
         defaults = {each.name: each.default for each in fields(self)}
-        for name in ("kind", "slots", "kv_transfer"):
+        for name in ("kind", "slots", "kv_transfer", "dtype", "options"):
             value = getattr(self, name)
             if value not in (defaults[name], getattr(spec, name)):
                 raise BadInput(
@@ -115,7 +125,7 @@ class Engines:
             return cls(engines)
         raise BadInput(f"engines is {engines!r}: use a kind such as 'vllm', an EngineSpec or Engines(…)")
 
-    def spec_for(self, model: str, max_context_tokens: int, seed: int) -> EngineSpec:
+    def spec_for(self, model: str, max_context_tokens: int | None, seed: int) -> EngineSpec:
         """Describe one engine for this model; a `spec` that was given stays as it is.
 
         Raises
@@ -125,6 +135,10 @@ class Engines:
         """
         if self.spec is not None:
             return self.spec
+        kind = engine_kind(self.kind)
+        options = kind.options_for(self.cost) if self.options is None else self.options
+        if self.options is not None and self.cost is not None:
+            options = kind.with_cost(self.options, self.cost)
         return EngineSpec(
             kind=self.kind,
             model=model,
@@ -132,7 +146,8 @@ class Engines:
             kv_transfer=self.kv_transfer,
             max_model_len=max_context_tokens,
             seed=seed,
-            options=engine_kind(self.kind).options_for(self.cost),
+            dtype=self.dtype,
+            options=options,
         )
 
 

@@ -114,6 +114,17 @@ class RunFiles:
         """Trajectories in the store; 0 where there are no files."""
         return 0 if self.writer is None else self.writer.stored
 
+    def engines_answer(self, facts: Mapping[str, Any]) -> None:
+        """Record what the session has learned from its engines.
+
+        Raises
+        ------
+        BadInput
+            As `RunWriter.learned`.
+        """
+        if self.writer is not None:
+            self.writer.learned(facts)
+
     async def store(self) -> None:
         """Bring everything finished into the store."""
         if self.writer is not None:

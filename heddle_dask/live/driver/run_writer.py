@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from heddle_dask.core.errors import WriteFailed
+from heddle_dask.core.errors import BadInput, WriteFailed
 from heddle_dask.live.driver.continuation import check_continues
 from heddle_dask.records.journal import Compaction, Journal, JournalReader, JournalRecord
 from heddle_dask.records.reader import RunReader
@@ -59,6 +59,7 @@ class RunWriter:
         self.out = Path(out)
         self.batches = 0
         self._facts: list[Mapping[str, Any]] = []
+        self._resumed_context_tokens: int | None = None
         # The journal first: if it is locked or foreign, nothing of an older run is touched.
         self._journal = _open_journal(journal_path(out), mode)
         try:
@@ -93,6 +94,8 @@ class RunWriter:
             raise
         self.batches = int(recorded.get("batches", 0))
         self._facts = list(recorded.get("batch_facts", []))
+        if mode == "resume":
+            self._resumed_context_tokens = recorded.get("context_tokens")
         return store
 
     def __contains__(self, trajectory_id: str) -> bool:
@@ -128,6 +131,22 @@ class RunWriter:
     def recorded(self) -> Iterator[JournalRecord]:
         """The journalled results of trajectories, one at a time."""
         return iter(JournalReader(self._journal.path, RESULTS))
+
+    def learned(self, facts: Mapping[str, Any]) -> None:
+        """Add to the metadata what the engines of the session have said.
+
+        Raises
+        ------
+        BadInput
+            Trajectories of the run that is resumed had a longer or shorter context.
+        """
+        before, now = self._resumed_context_tokens, facts["context_tokens"]
+        if before is not None and before != now:
+            raise BadInput(
+                f"{self.out} was made with contexts of up to {before} tokens, and this session has {now}: it can "
+                f"only be resumed with the same, max_context_tokens={before}"
+            )
+        self._store.update_metadata(facts)
 
     def journal(self, kind: str, body: dict[str, Any]) -> None:
         """Append to the journal; it is with the kernel before the event loop turns again.

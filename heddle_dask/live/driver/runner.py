@@ -127,6 +127,7 @@ class Driver:
         self._begun = False
         self.ended = asyncio.Event()
         self.finished = 0
+        self.unfinished = 0
         self.generated_tokens = 0
 
     @property
@@ -187,6 +188,7 @@ class Driver:
         ControlPlaneFailed
             The scheduler plugin failed or is gone. Records yielded before are safe.
         """
+        self.unfinished = len(attempts)
         ended: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()
         for attempt in attempts:
             self._admitted[attempt.spec.trajectory_id] = asyncio.Event()
@@ -239,6 +241,7 @@ class Driver:
 
     def _keep(self, record: TrajectoryRecord) -> TrajectoryRecord:
         self.finished += 1
+        self.unfinished -= 1
         if self._writer is not None and self.stores(record):
             self._writer.finish(record)
         return record

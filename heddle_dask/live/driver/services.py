@@ -28,9 +28,10 @@ class Budget:
     max_steps
         LLM steps.
     max_step_tokens
-        Generated tokens of one step, unless the program asks for another limit.
+        Generated tokens of one step, unless the program asks for another limit. None: what is left of the context.
     max_context_tokens
-        Prompt and generated tokens together; never more than the engine takes.
+        Prompt and generated tokens together. None: as many as every engine takes. More than an engine takes is refused
+        at the start.
     max_trajectory_s
         Wall-clock seconds from its admission; None: no limit. A trajectory that takes longer is truncated.
     tool_timeout_s
@@ -48,23 +49,25 @@ class Budget:
     """
 
     max_steps: int = 512
-    max_step_tokens: int = 512
-    max_context_tokens: int = 4096
+    max_step_tokens: int | None = None
+    max_context_tokens: int | None = None
     max_trajectory_s: float | None = None
     tool_timeout_s: float | None = 600.0
     max_run_s: float | None = None
     sandbox: str = "strong"
 
     @property
-    def replayed(self) -> dict[str, int]:
+    def replayed(self) -> dict[str, int | None]:
         """The limits on which the steps of a program depend: a run can only be resumed with the same."""
         names = ("max_steps", "max_step_tokens", "max_context_tokens")
         return {name: getattr(self, name) for name in names}
 
     def __post_init__(self) -> None:
         check_count("budget: max_steps", self.max_steps)
-        check_count("budget: max_step_tokens", self.max_step_tokens)
-        check_count("budget: max_context_tokens", self.max_context_tokens, least=2)
+        if self.max_step_tokens is not None:
+            check_count("budget: max_step_tokens", self.max_step_tokens)
+        if self.max_context_tokens is not None:
+            check_count("budget: max_context_tokens", self.max_context_tokens, least=2)
         for name in ("max_trajectory_s", "tool_timeout_s", "max_run_s"):
             seconds = getattr(self, name)
             if seconds is not None and not (is_finite(seconds) and seconds > 0):
@@ -82,25 +85,34 @@ class Sampling:
     ----------
     temperature
         0: greedy.
+    top_p
+        Tokens are drawn from the smallest set with this share of the probability.
     top_k
         Number of most likely tokens to draw from; 0: all.
     min_p
         Smallest probability of a token relative to that of the most likely one; 0: no limit.
+    seeded
+        True: each step has a seed of its own, which follows from the rollout's. On GPUs vLLM then samples request by
+        request, without its fused sampler: slower. False: an engine draws from one generator, in the order in which
+        steps happen to run. See ``docs/engines.md``.
 
     Raises
     ------
     BadInput
         The temperature is not finite or negative, top-p is not above 0 and at most 1, top-k is no whole number of at
-        least 0, or min-p is not from 0 to 1.
+        least 0, min-p is not from 0 to 1, or `seeded` is no bool.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    seeded: bool = False
 
     def __post_init__(self) -> None:
         check_sampling("sampling", self.temperature, self.top_p, self.top_k, self.min_p)
+        if not isinstance(self.seeded, bool):
+            raise BadInput(f"sampling: seeded is {self.seeded!r}: use True or False")
 
 
 class Clock(Protocol):
@@ -117,12 +129,19 @@ class JournalSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What all contexts of a run share."""
+    """What all contexts of a run share.
+
+    Attributes
+    ----------
+    max_context_tokens
+        Prompt and generated tokens of a trajectory together: that of the budget, or what every engine takes.
+    """
 
     session: str
     submitter: Submitter
     template: ChatTemplate
     budget: Budget
+    max_context_tokens: int
     sampling: Sampling
     clock: Clock
     journal: JournalSink

@@ -1,8 +1,8 @@
 """An engine at another TP degree: its spec, and what it is believed to cost.
 
-`slots` of a spec scale with the TP degree: an engine of twice the GPUs has twice the memory and takes twice as many
-sequences. A cost is known at a degree if it is given for that degree (``{"1": {…}, "2": {…}}``), or if its form says
-how it changes with the degree (a profile, shapes of model and GPU).
+`slots` that a spec names scale with the TP degree: an engine of twice the GPUs has twice the memory and takes twice as
+many sequences. A cost is known at a degree if it is given for that degree (``{"1": {…}, "2": {…}}``), or if its form
+says how it changes with the degree (a profile, shapes of model and GPU).
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class TpDegreeSpecs:
         own = kind.default_cost if own is None else own
         if own is not None:
             options = kind.with_cost(options, cost_at(own, degree, self.spec.tp_degree))
-        slots = max(1, self.spec.slots * degree // self.spec.tp_degree)
+        slots = self.spec.slots
+        if slots is not None:
+            slots = max(1, slots * degree // self.spec.tp_degree)
         return replace(self.spec, tp_degree=degree, slots=slots, options=options, devices=tuple(gpus))
 
     def engine(self, degree: int) -> WorkEngine:
@@ -60,10 +62,10 @@ class TpDegreeSpecs:
         Raises
         ------
         BadInput
-            Its cost is not known, or its memory holds no whole context.
+            Its cost or its slots are not known, or its memory holds no whole context.
         """
-        spec = self.at(degree)
-        kind = engine_kind(spec.kind)
+        kind = engine_kind(self.spec.kind)
+        spec = kind.completed(self.at(degree))
         believed = (
             kind.cost_of(spec.options)
             if self.cost is None
@@ -74,8 +76,13 @@ class TpDegreeSpecs:
                 "tp_degrees 'auto' need to know what an engine costs: give a cost (a profile, a table that "
                 "`heddle profile` wrote, shapes of model and GPU)"
             )
+        if spec.slots is None:
+            raise BadInput(
+                "tp_degrees 'auto' need to know how many sequences an engine batches, and on GPUs vLLM decides that "
+                "when it starts: give slots"
+            )
         cost = kind.effective_cost(spec, cost_from_mapping(believed, degree))
-        if cost.capacity_tokens < spec.max_model_len:
+        if spec.max_model_len is not None and cost.capacity_tokens < spec.max_model_len:
             raise BadInput(
                 f"an engine of TP degree {degree} has KV memory for {cost.capacity_tokens} tokens, fewer than a "
                 f"context of {spec.max_model_len}: use a larger degree or a shorter context"

@@ -17,6 +17,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.live.scheduler.deployment import EngineDeployment
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
+from heddle_dask.live.scheduler.gpu_seats import GpuSeats
 from heddle_dask.live.scheduler.predictions import Predictions
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.scheduler.session_events import SessionEvents
@@ -51,6 +52,7 @@ class HeddleScheduler(SchedulerPlugin):
         self._events: SessionEvents | None = None
         self._registry = EngineRegistry()
         self._deployment = EngineDeployment(self._host_engine, self._retire)
+        self._seats = GpuSeats(self._host_engine, self._start_failed)
 
     @property
     def session(self) -> Session | None:
@@ -68,9 +70,10 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.answer(driver.EndSession, self.end_session)
         handlers.answer(driver.GetCapacity, self.capacity)
         handlers.answer(driver.GetDeployedEngines, self._deployment.report)
-        handlers.answer(driver.ClearEngines, self._deployment.clear)
+        handlers.answer(driver.ClearEngines, self.clear_engines)
         handlers.answer(driver.ProvideEngines, self.provide_engines)
-        handlers.take(workers.EngineWorkerReport, self._deployment.worker_waits)
+        handlers.take(workers.EngineWorkerReport, self.engine_worker)
+        handlers.take(workers.GpusReturnedReport, lambda worker, _: self._seats.forget_worker(worker))
         handlers.take(workers.EngineReadyReport, self.engine_ready)
         handlers.take(workers.EngineLostReport, self.engine_lost)
         handlers.take(workers.EngineStartFailedReport, self.engine_start_failed)
@@ -162,6 +165,11 @@ class HeddleScheduler(SchedulerPlugin):
         """Have the controller decide on the TP degrees for a batch, and deploy its engines."""
         return await self._open(request.session).degrees.provide(request)
 
+    async def clear_engines(self, request: driver.ClearEngines) -> Done:
+        """End the deployed engines and forget which worker has which GPUs: the workers' plugins are replaced."""
+        self._seats.clear()
+        return await self._deployment.clear(request)
+
     async def updates(self, request: driver.FetchUpdates) -> driver.Updates:
         """Long poll of the driver: notices, journal lines, counts, and the latched failure if any."""
         return await self._open(request.session).session.updates(request.wait_s)
@@ -203,6 +211,7 @@ class HeddleScheduler(SchedulerPlugin):
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """A worker left or died: its engine and its host are lost with all that ran there."""
         self._deployment.forget_worker(worker)
+        self._seats.forget_worker(worker)
         engines, hosts = self._registry.forget_worker(worker)
         if self._events is None:
             return
@@ -222,7 +231,8 @@ class HeddleScheduler(SchedulerPlugin):
     def engine_ready(self, worker: str, report: workers.EngineReadyReport) -> None:
         """An engine on `worker` answers."""
         self._deployment.started(report.engine.tp_degree, report.start_s)
-        if self._registry.add_engine(worker, driver.ReadyEngine(report.engine, report.kind, report.model)):
+        ready = driver.ReadyEngine(report.engine, report.kind, report.model, report.logprobs)
+        if self._registry.add_engine(worker, ready):
             dask.shorten_worker_interval(self.scheduler, worker, STREAM_INTERVAL_S)
             if self._events is not None:
                 self._events.engine_joined(report.engine)
@@ -234,7 +244,14 @@ class HeddleScheduler(SchedulerPlugin):
 
     def engine_start_failed(self, worker: str, report: workers.EngineStartFailedReport) -> None:
         """An engine did not start: a driver that waits for capacity reads it there."""
-        self._registry.start_failures[worker] = report.reason
+        self._start_failed(worker, report.reason)
+
+    def engine_worker(self, worker: str, report: workers.EngineWorkerReport) -> None:
+        """A worker waits for an order, or asks for GPUs for its own engine."""
+        if report.wants is None:
+            self._deployment.worker_waits(worker, report)
+        else:
+            self._seats.worker_asks(worker, report)
 
     def host_ready(self, worker: str, report: workers.HostReadyReport) -> None:
         """A worker takes actions."""
@@ -247,6 +264,9 @@ class HeddleScheduler(SchedulerPlugin):
         """A worker takes no actions any more."""
         if self._registry.hosts.pop(report.host_id, None) is not None and self._events is not None:
             self._events.host_lost(report.host_id)
+
+    def _start_failed(self, worker: str, reason: str) -> None:
+        self._registry.start_failures[worker] = reason
 
     async def _host_engine(self, worker: str, spec: Mapping[str, Any] | None) -> None:
         await ask_worker(self.scheduler, worker, workers.HostEngine(spec))

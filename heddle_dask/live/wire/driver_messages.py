@@ -228,11 +228,12 @@ class StepCancelledReport(Message):
 
 @dataclass(frozen=True, slots=True)
 class ReadyEngine(WireValue):
-    """An engine that answers; `kind` and `model` (its directory) as in its `EngineSpec`."""
+    """An engine that answers; `kind` and `model` (its directory) as in its `EngineSpec`, `logprobs` as it returns."""
 
     engine: EngineDescription
     kind: str
     model: str
+    logprobs: str = "raw"
 
 
 @dataclass(frozen=True, slots=True)

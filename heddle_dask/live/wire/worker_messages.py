@@ -24,7 +24,7 @@ from heddle_dask.live.wire.transport import Done
 
 @dataclass(frozen=True, slots=True)
 class EngineWorkerReport(Message):
-    """A worker waits for an order which engine to host.
+    """A worker waits for an order which engine to host, or for GPUs of the engine that it wants to host.
 
     Attributes
     ----------
@@ -34,6 +34,8 @@ class EngineWorkerReport(Message):
         GPUs that it brings, where it does not name them.
     gpus
         The GPUs that it sees, by name.
+    wants
+        The engine that it wants to host, as `EngineSpec.to_mapping` gives it; None: whatever it is ordered to host.
     """
 
     op: ClassVar[str] = "heddle-engine-worker"
@@ -42,6 +44,14 @@ class EngineWorkerReport(Message):
     node: str
     units: int
     gpus: tuple[str, ...] = ()
+    wants: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpusReturnedReport(Message):
+    """The plugin of a worker has ended: its engine uses no GPUs any more."""
+
+    op: ClassVar[str] = "heddle-gpus-returned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,8 @@ class EngineReadyReport(Message):
         As in its `EngineSpec`.
     start_s
         Seconds that its start took; 0 when it was not measured.
+    logprobs
+        Which logprobs its steps return (`EngineKind.logprobs`).
     """
 
     op: ClassVar[str] = "heddle-engine-ready"
@@ -62,6 +74,7 @@ class EngineReadyReport(Message):
     kind: str
     model: str
     start_s: float = 0.0
+    logprobs: str = "raw"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from heddle_dask.core.errors import BadInput
@@ -56,6 +56,12 @@ class Watch:
     canary_s: float = 30.0
     backoff_s: float = 1.0
     max_backoff_s: float = 60.0
+
+    @classmethod
+    def for_start(cls, patience_s: float) -> Watch:
+        """The usual limits, with a start that may take as long as its driver waits."""
+        usual = cls()
+        return replace(usual, start_timeout_s=max(usual.start_timeout_s, patience_s))
 
 
 class EngineHost:

@@ -4,6 +4,9 @@ The plugin takes effect on workers that carry the resource ``ENGINE``. It starts
 publishes ``LLM = slots`` when the engine answers, and withdraws it when the worker ends the engine; a step that finds
 no engine ends as data (``"engine-lost"``), and the driver asks for it again.
 
+An engine that uses GPUs starts when the scheduler has said which ones: engines of one node take different ones
+(`live.scheduler.gpu_seats`). `EngineSpec.devices` names them instead.
+
 A plugin that waits for orders starts no engine by itself: the scheduler decides which engine this worker hosts, if any,
 and may replace it between rollouts (`live.scheduler.deployment`).
 """
@@ -17,11 +20,14 @@ import os
 import socket
 import time
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from distributed import Worker, get_worker
+from distributed.comm import get_address_host
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from heddle_dask.core.ids import EngineId
@@ -35,6 +41,7 @@ from heddle_dask.engines.contract import (
     GenerateRequest,
     GenerateResult,
 )
+from heddle_dask.engines.gpus import named_gpus, usable_gpus
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.priority import engine_priority
 from heddle_dask.engines.spec import EngineSpec
@@ -64,6 +71,7 @@ from heddle_dask.live.wire.worker_messages import (
     EngineWorkerReport,
     ExportContext,
     FetchStepResults,
+    GpusReturnedReport,
     HostEngine,
     MoveContextOrder,
     PushedStep,
@@ -88,7 +96,12 @@ def visible_gpus(spec: EngineSpec, environ: Mapping[str, str]) -> Sequence[str]:
     """The GPUs that this process sees, by name; none where it does not name them, or where the engine uses none."""
     if not engine_kind(spec.kind).uses_gpus():
         return []
-    return [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return list(named_gpus(environ) or ())
+
+
+def engine_seed(seed: int, worker: object, number: int) -> int:
+    """The seed of an engine, the `number`-th of a worker: different for each."""
+    return crc32(f"{seed}/{worker}/{number}".encode()) % 2**31
 
 
 async def run_step(call: StepCall) -> StepResult:
@@ -149,7 +162,10 @@ class RolloutWorker(WorkerPlugin):
         handlers.add_to(worker)
         dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
         if self.waits:
-            self._send(self._description())
+            self._send(self._description(visible_gpus(self.spec, os.environ)))
+        elif engine_kind(self.spec.kind).uses_gpus() and not self.spec.devices:
+            gpus = await asyncio.to_thread(usable_gpus, os.environ)
+            self._send(self._description(gpus, wants=self.spec.to_mapping()))
         else:
             self._start_engine(self.spec)
 
@@ -163,6 +179,7 @@ class RolloutWorker(WorkerPlugin):
                     self._host = None
             if self.engine_id:
                 self._on_lost("it was stopped")
+            self._send(GpusReturnedReport())
             await worker.set_resources(**{SLOT_RESOURCE: 0})
 
     @property
@@ -172,21 +189,27 @@ class RolloutWorker(WorkerPlugin):
 
     # -- the engine's life -------------------------------------------------------------------------
 
-    def _description(self) -> EngineWorkerReport:
+    def _description(self, gpus: Sequence[str], wants: Mapping[str, Any] | None = None) -> EngineWorkerReport:
         """What the scheduler needs to order an engine here."""
         assert self.worker is not None
         return EngineWorkerReport(
             name=str(self.worker.name),
             node=socket.gethostname(),
             units=max(1, int(self.worker.state.total_resources[ENGINE_RESOURCE])),
-            gpus=tuple(visible_gpus(self.spec, os.environ)),
+            gpus=tuple(gpus),
+            wants=wants,
         )
 
     def _start_engine(self, spec: EngineSpec) -> None:
         assert self.worker is not None
-        self.spec = spec
         self._hosts += 1
         logs = os.environ.get(ENGINE_LOGS_VARIABLE) or Path(self.worker.local_directory) / "heddle"
+        # Engines of other machines fetch KV from this one as workers do contexts: at the worker's address.
+        host, seed = (
+            get_address_host(self.worker.address),
+            engine_seed(spec.seed, self.worker.name, self._hosts),
+        )
+        self.spec = spec = replace(spec, kv_host=host, seed=seed)
         self._host = EngineHost(
             spec,
             Path(logs) / f"host-{self._hosts}",
@@ -225,20 +248,21 @@ class RolloutWorker(WorkerPlugin):
     async def _announce(self, info: EngineInfo) -> None:
         """Publish the slots first: a step placed here must find the resource."""
         assert self.worker is not None
-        engine_id = self.engine_id
-        await self.worker.set_resources(**{SLOT_RESOURCE: self.spec.slots + self.spec.steps_ahead})
+        engine_id, kind = self.engine_id, engine_kind(self.spec.kind)
+        await self.worker.set_resources(**{SLOT_RESOURCE: info.slots + self.spec.steps_ahead})
         if engine_id == self.engine_id:
             engine = EngineDescription(
                 engine_id=EngineId(engine_id),
-                slots=self.spec.slots,
+                slots=info.slots,
                 max_context_tokens=info.max_model_len,
                 tp_degree=self.spec.tp_degree,
                 kv_capacity_tokens=info.kv_capacity_tokens,
                 kv_transfer=self.spec.kv_transfer,
-                kv_bytes_per_token=engine_kind(self.spec.kind).kv_bytes_per_token(self.spec),
+                kv_bytes_per_token=kind.kv_bytes_per_token(self.spec),
             )
             start_s = 0.0 if self._host is None else self._host.start_s
-            self._send(EngineReadyReport(engine, self.spec.kind, self.spec.model, start_s))
+            logprobs = kind.logprobs(self.spec.options)
+            self._send(EngineReadyReport(engine, self.spec.kind, self.spec.model, start_s, logprobs))
 
     def _on_lost(self, reason: str) -> None:
         # The slots stay published: steps that are queued here must start, find no engine and end as data.

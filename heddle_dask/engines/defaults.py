@@ -1,0 +1,49 @@
+"""Slots and context of engines that do not choose them by the memory of GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from heddle_dask.engines.spec import EngineSpec
+
+SMALL_SLOTS = 16
+"""On CPUs the time of an iteration grows with the batch, so that more slots make every step slower. With 16 the shipped
+model was measured (`benchmarks/`)."""
+
+SMALL_CONTEXT_TOKENS = 4096
+"""A CPU build computes a prompt whole, in one iteration, and its KV cache is 1 GiB: a longer one would stop all
+others for seconds."""
+
+
+def with_small_defaults(spec: EngineSpec) -> EngineSpec:
+    """The spec with 16 slots and the model's context, at most 4,096 tokens, where it names none."""
+    slots = SMALL_SLOTS if spec.slots is None else spec.slots
+    longest = spec.max_model_len
+    if longest is None:
+        longest = min(SMALL_CONTEXT_TOKENS, model_context_tokens(spec.model) or SMALL_CONTEXT_TOKENS)
+    return replace(spec, slots=slots, max_model_len=longest)
+
+
+def model_context_tokens(model: str) -> int | None:
+    """The longest context that the configuration of a model directory states; None where it states none.
+
+    Raises
+    ------
+    BadInput
+        The configuration cannot be read.
+    """
+    if not (Path(model) / "config.json").is_file():
+        return None
+    # It needs numpy, which commands that start no engine do without.
+    from heddle_dask.cost.model_config import read_config
+
+    config = read_config(model)
+    inner = config.get("text_config")  # of multimodal models
+    for each in (config, inner if isinstance(inner, dict) else {}):
+        tokens = each.get("max_position_embeddings")
+        if isinstance(tokens, int) and tokens > 1:
+            return tokens
+    return None

@@ -1,0 +1,283 @@
+"""Which GPUs engines get: on one node, each its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from distributed import Client
+from worlds.gpu_engine import CHOSEN_CONTEXT_TOKENS, CHOSEN_SLOTS
+from worlds.live_agents import ToolAgent
+from worlds.live_world import cluster, kill, run, worker_process
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.emulated.options import EmulatedOptions
+from heddle_dask.engines.gpus import InstalledGpu, named_gpus, parsed_gpus, usable_gpus
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.environments.base import Context, Task
+from heddle_dask.live.driver.capacity import Patience
+from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.rollout_inputs import Engines, Output
+from heddle_dask.live.driver.services import Budget
+from heddle_dask.live.scheduler.gpu_seats import GpuSeats
+from heddle_dask.live.wire.driver_messages import GetCapacity
+from heddle_dask.live.wire.messages import SLOT_RESOURCE
+from heddle_dask.live.wire.transport import ask_scheduler
+from heddle_dask.live.wire.worker_messages import EngineWorkerReport
+from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME, RolloutWorker
+from heddle_dask.records.reader import RunReader
+
+GPU = "worlds.gpu_engine:GPU"
+TESTS = Path(__file__).parents[1]
+
+
+# -- what a process sees ---------------------------------------------------------------------------
+
+
+def test_cuda_visible_devices_wins_over_what_is_installed() -> None:
+    two = parsed_gpus(
+        "0, NVIDIA H100 80GB HBM3, 81559, 12\n1, NVIDIA H100 80GB HBM3, 81559, [N/A]\nnonsense\n"
+    )
+    assert two == (
+        InstalledGpu("0", "NVIDIA H100 80GB HBM3", 81559, 12),
+        InstalledGpu("1", "NVIDIA H100 80GB HBM3", 81559, 0),
+    )
+    assert usable_gpus({"CUDA_VISIBLE_DEVICES": "5, GPU-7"}, lambda: two) == ("5", "GPU-7")
+    assert usable_gpus({"CUDA_VISIBLE_DEVICES": ""}, lambda: two) == ()
+    assert usable_gpus({}, lambda: two) == ("0", "1")
+    assert len(usable_gpus({}, lambda: None)) == 16
+    assert named_gpus({}) is None
+
+
+# -- the scheduler's register ----------------------------------------------------------------------
+
+
+class Seated:
+    """Seats, with what workers are told."""
+
+    def __init__(self) -> None:
+        self.ordered: list[tuple[str, list[str]]] = []
+        self.refused: dict[str, str] = {}
+        self.seats = GpuSeats(self.host, self.refused.__setitem__)
+
+    async def host(self, worker: str, spec: Mapping[str, Any]) -> None:
+        self.ordered.append((worker, spec["devices"]))
+
+    def asks(self, worker: str, gpus: str, tp_degree: int = 1, node: str = "n") -> None:
+        report = EngineWorkerReport(worker, node, 1, tuple(gpus.split()), {"tp_degree": tp_degree})
+        self.seats.worker_asks(worker, report)
+
+
+def seated(*steps: Any) -> Seated:
+    made = Seated()
+
+    async def body() -> None:
+        for step in steps:
+            step(made)
+            await asyncio.sleep(0)
+
+    asyncio.run(body())
+    return made
+
+
+def test_engines_of_a_node_get_gpus_of_their_own_and_other_nodes_have_others() -> None:
+    made = seated(
+        lambda s: s.asks("a", "4 5 6 7", 2),
+        lambda s: s.asks("b", "4 5 6 7"),
+        lambda s: s.asks("c", "4 5 6 7", node="m"),
+        lambda s: s.asks("d", "4 5 6 7"),
+    )
+    assert made.ordered == [("a", ["4", "5"]), ("b", ["6"]), ("c", ["4"]), ("d", ["7"])]
+    assert not made.refused
+
+
+def test_a_worker_with_gpus_of_its_own_gets_those() -> None:
+    made = seated(lambda s: s.asks("a", "1"), lambda s: s.asks("b", "0"), lambda s: s.asks("c", "0 1 2"))
+    assert made.ordered == [("a", ["1"]), ("b", ["0"]), ("c", ["2"])]
+
+
+def test_too_few_gpus_are_one_line_and_the_worker_gets_those_that_become_free() -> None:
+    made = seated(lambda s: s.asks("a", "0 1"), lambda s: s.asks("b", "0 1", 2))
+    assert made.ordered == [("a", ["0"])]
+    assert made.refused["b"] == (
+        "an engine of 2 GPU(s) on n finds 1 free: worker b sees 2 GPU(s) (0, 1), other engines have the rest; start "
+        "fewer engines, or set CUDA_VISIBLE_DEVICES"
+    )
+    made = seated(
+        lambda s: s.asks("a", "0 1"),
+        lambda s: s.asks("b", "0 1", 2),
+        lambda s: s.seats.forget_worker("a"),
+    )
+    assert made.ordered[-1] == ("b", ["0", "1"])
+    assert made.seats.taken == {"b": ("0", "1")}
+
+
+def test_a_worker_that_asks_again_gives_its_gpus_back_first() -> None:
+    made = seated(lambda s: s.asks("a", "0 1", 2), lambda s: s.asks("a", "0 1"), lambda s: s.asks("b", "0 1"))
+    assert made.seats.taken == {"a": ("0",), "b": ("1",)}
+    cleared = seated(lambda s: s.asks("a", "0"), lambda s: s.seats.clear(), lambda s: s.asks("b", "0"))
+    assert cleared.ordered == [("a", ["0"]), ("b", ["0"])]
+
+
+def test_an_engine_is_reached_at_the_address_of_its_worker(
+    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosted: list[EngineSpec] = []
+
+    class Hosted:
+        def __init__(self, spec: EngineSpec, *args: Any, **options: Any) -> None:
+            hosted.append(spec)
+
+        def start(self) -> None:
+            """Nothing."""
+
+    monkeypatch.setattr("heddle_dask.live.worker.rollout_worker.EngineHost", Hosted)
+    plugin = RolloutWorker(EngineSpec("emulated", model_dir, 4, 4096))
+    worker: Any = SimpleNamespace(name="w", address="tls://192.0.2.7:4321", local_directory=str(tmp_path))
+    plugin.worker = worker
+    plugin._hosts = 0
+    plugin._start_engine(plugin.spec)
+    plugin._start_engine(plugin.spec)
+    assert [spec.kv_host for spec in hosted] == ["192.0.2.7"] * 2
+    assert len({spec.seed for spec in hosted}) == 2, "with one seed, engines sample the same for one prompt"
+
+
+# -- on a cluster ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scheduler and workers import the kind by its name."""
+    paths = [str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
+
+
+def gpu_engine(model: str, **chosen: Any) -> EngineSpec:
+    options = EmulatedOptions(cost={"seconds_per_token": 0.001})
+    return EngineSpec(GPU, model, slots=4, max_model_len=4096, options=options, **chosen)
+
+
+async def devices(client: Client) -> list[tuple[str, ...]]:
+    """The devices of every engine, by the names of their workers."""
+
+    def own(dask_worker: Any) -> tuple[str, tuple[str, ...]] | None:
+        plugin = dask_worker.plugins.get(PLUGIN_NAME)
+        return None if plugin is None or plugin.worker is None else (dask_worker.name, plugin.spec.devices)
+
+    answers = await client.run(own)  # type: ignore[misc]
+    return [gpus for _, gpus in sorted(answer for answer in answers.values() if answer is not None)]
+
+
+async def published_slots(client: Client) -> list[float]:
+    """The resource ``LLM`` of every worker with an engine."""
+
+    def own(dask_worker: Any) -> float | None:
+        return dask_worker.state.total_resources.get(SLOT_RESOURCE)  # type: ignore[no-any-return]
+
+    answers = await client.run(own)  # type: ignore[misc]
+    return [slots for slots in answers.values() if slots is not None]
+
+
+async def start_limits(client: Client) -> list[float]:
+    """How long the engine of each worker may take to start."""
+
+    def own(dask_worker: Any) -> float | None:
+        plugin = dask_worker.plugins.get(PLUGIN_NAME)
+        return None if plugin is None or plugin.worker is None else plugin.watch.start_timeout_s  # type: ignore[no-any-return]
+
+    answers = await client.run(own)  # type: ignore[misc]
+    return [limit_s for limit_s in answers.values() if limit_s is not None]
+
+
+async def until_done(task: Task, ctx: Context) -> float:
+    ctx.append("user", task.prompt)
+    while not ctx.done:
+        await ctx.generate(ignore_eos=True)
+    return 1.0
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("importable")
+def test_workers_of_one_node_use_different_gpus_also_after_one_has_died(
+    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
+
+    async def body() -> None:
+        async with cluster(engines=3) as (_, client):
+            unlimited = replace(gpu_engine(model_dir), slots=None, max_model_len=None)
+            patient = Patience(engines_s=1200.0)
+            engines, out = Engines(spec=unlimited, count=3, patience=patient), tmp_path / "run.zarr"
+            async with Rollout(client, env=until_done, model=model_dir, engines=engines, out=out) as rollout:
+                batch = await rollout.run(["a", "b", "c", "d"])
+                assert batch.counts == {"completed": 4}
+                # What the engines chose is what everything else goes by.
+                assert {len(record.branches[0].token_ids) for record in batch} == {CHOSEN_CONTEXT_TOKENS}
+                assert {len(record.steps) for record in batch} == {1}, (
+                    "a step may take what the context leaves"
+                )
+                limits = {name: RunReader(out).metadata[name] for name in ("context_tokens", "slots")}
+                assert limits == {"context_tokens": CHOSEN_CONTEXT_TOKENS, "slots": 3 * CHOSEN_SLOTS}
+                assert await published_slots(client) == [CHOSEN_SLOTS + 6] * 3
+                assert await start_limits(client) == [1200.0] * 3, "the worker waits as long as the driver"
+                assert sorted(await devices(client)) == [("2",), ("5",), ("7",)]
+                kill(worker_process("rollout-1").pid)
+                lost = False
+                for _ in range(1200):
+                    ready = len((await ask_scheduler(client, GetCapacity())).engines)
+                    lost = lost or ready < 3
+                    if lost and ready == 3:
+                        break
+                    await asyncio.sleep(0.05)
+                assert sorted(await devices(client)) == [("2",), ("5",), ("7",)]
+            named = Engines(spec=gpu_engine(model_dir, devices=("9",)), count=3)
+            async with Rollout(client, env=ToolAgent(), model=model_dir, engines=named) as rollout:
+                await rollout.run(1)
+                assert await devices(client) == [("9",)] * 3, "devices that the spec names win"
+            long = Budget(max_context_tokens=CHOSEN_CONTEXT_TOKENS + 1)
+            refused = f"max_context_tokens is {CHOSEN_CONTEXT_TOKENS + 1}, and an engine takes {CHOSEN_CONTEXT_TOKENS}"
+            own = replace(unlimited, max_model_len=CHOSEN_CONTEXT_TOKENS)
+            with pytest.raises(BadInput, match=refused):
+                Rollout(client, env=until_done, model=model_dir, engines=own, budget=long)
+            with pytest.raises(BadInput, match=refused):
+                await Rollout(client, env=until_done, model=model_dir, engines=engines, budget=long).run(
+                    ["a"]
+                )
+            with pytest.raises(
+                BadInput, match="was made with contexts of up to 777 tokens, and this session has 500"
+            ):
+                await Rollout(
+                    client,
+                    env=until_done,
+                    model=model_dir,
+                    engines=Engines(spec=replace(unlimited, max_model_len=500), count=3),
+                    out=Output(out, "resume"),
+                ).run(["a", "b", "c", "d"])
+            pairs = Engines(spec=gpu_engine(model_dir, tp_degree=2), count=3)
+            with pytest.raises(BadInput, match=r"an engine of 2 GPU\(s\) on .* finds 1 free") as raised:
+                await Rollout(client, env=ToolAgent(), model=model_dir, engines=pairs).run(1)
+            assert "\n" not in str(raised.value)
+
+    run(body())
+
+
+@pytest.mark.usefixtures("importable")
+def test_more_engines_than_gpus_are_refused_before_anything_starts(
+    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    asked = ("--engine", GPU, "--engines", "2", "--model", model_dir, "--out", str(tmp_path / "run.zarr"))
+    argv = [sys.executable, "-c", "from heddle_dask.cli.main import main; main()", "rollout", *asked]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.strip().endswith(
+        "--engines 2 need 2 GPUs, this process sees 1 (3): use fewer engines, or set CUDA_VISIBLE_DEVICES"
+    )
