@@ -55,8 +55,9 @@ async def measure_live(
         A trace lacks a required field, or a preset or part is unknown.
     """
     rows = []
-    for workload in workloads:
-        planned, others = workload.planned(fleet.spec.max_model_len)
+    # All first: a bad trace is refused before the first run.
+    plans = [workload.planned(fleet.spec.max_model_len) for workload in workloads]
+    for workload, (planned, others) in zip(workloads, plans, strict=True):
         bound_s = lower_bound_s(planned, fleet)
         with tempfile.TemporaryDirectory(prefix="heddle-bench-") as directory:
             learnt = _learn(others, Path(directory) / "predictor") if warm else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import heddle_dask
@@ -10,6 +11,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.kinds import engine_kind
 
 MOST_CONTEXT_TOKENS = 4096
+_HUB = re.compile(r"[\w.-]+/[\w.-]+\Z")  # OWNER/NAME
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
 
 
@@ -46,7 +48,12 @@ def chosen_model(model: str | None, engine: str) -> str:
         return str(shipped_model())
     engine_kind(engine).check_model(model)
     if not Path(model).is_dir():
-        raise BadInput(f"model directory {model} does not exist: give a directory with a tokenizer")
+        hint = (
+            f"; a model of a hub is downloaded first: hf download {model} --local-dir DIR"
+            if _HUB.match(model)
+            else ""
+        )
+        raise BadInput(f"model directory {model} does not exist: give a directory with a tokenizer{hint}")
     if not any(next(Path(model).glob(pattern), None) for pattern in _TOKENIZER_FILES):
         raise BadInput(f"model directory {model} is no model: it has no tokenizer (tokenizer.json)")
     return str(Path(model).resolve())

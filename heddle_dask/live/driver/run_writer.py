@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.continuation import check_continues
 from heddle_dask.records.journal import Journal, read_journal
 from heddle_dask.records.reader import RunReader
@@ -24,8 +25,16 @@ STORE_INTERVAL_S = 2.0
 
 
 def journal_path(out: str | Path) -> Path:
-    """The journal that belongs to the store at `out`."""
+    """The journal that belongs to the store at `out`.
+
+    Raises
+    ------
+    BadInput
+        The path has no name, such as ``/``.
+    """
     out = Path(out)
+    if not out.name:
+        raise BadInput(f"{str(out)!r} names no run: give a path such as runs/RUN.zarr")
     return out.with_name(out.name.removesuffix(".zarr") + ".journal")
 
 
