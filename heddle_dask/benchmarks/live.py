@@ -58,8 +58,9 @@ async def measure_live(
         # The router speaks TCP only, and all arms share the engines.
         fleet = replace(fleet, spec=replace(fleet.spec, tcp=True))
     rows = []
-    for workload in workloads:
-        planned, others = workload.planned(fleet.spec.named_context_tokens)
+    # All first: a bad trace is refused before the first run.
+    plans = [workload.planned(fleet.spec.named_context_tokens) for workload in workloads]
+    for workload, (planned, others) in zip(workloads, plans, strict=True):
         bound_s = lower_bound_s(planned, fleet)
         with tempfile.TemporaryDirectory(prefix="heddle-bench-") as directory:
             learnt = _learn(others, Path(directory) / "predictor") if warm else None

@@ -13,6 +13,7 @@ from typing import Any
 
 from distributed import Client
 from distributed.comm import parse_address, parse_host_port
+from distributed.security import Security
 
 from heddle_dask.cli.rollout.run_logs import log_tail
 from heddle_dask.cli.shared_options import read_toml, unknown_key
@@ -99,6 +100,14 @@ async def local_client(shape: LocalShape, dashboard: bool, logs: Path) -> AsyncI
             await closing
 
 
+def _check_scheme(scheme: str) -> None:
+    """Refuse what Dask would fail at with an error of its own: another transport, or TLS without certificates."""
+    if scheme not in ("tcp", "tls"):
+        raise ValueError(f"{scheme}:// is neither tcp:// nor tls://")
+    if scheme == "tls" and Security().get_connection_args("client").get("ssl_context") is None:
+        raise ValueError("tls:// needs certificates: set distributed.comm.tls in Dask's configuration")
+
+
 async def _start(cluster: LocalRolloutCluster) -> None:
     await cluster
 
@@ -132,7 +141,9 @@ async def remote_client(address: str, timeout_s: float) -> AsyncIterator[Client]
         The address is malformed, or no scheduler answers there in time.
     """
     try:
-        parse_host_port(parse_address(address)[1])
+        scheme, place = parse_address(address)
+        parse_host_port(place)
+        _check_scheme(scheme)
         client = await Client(address, asynchronous=True, timeout=timeout_s)
     except (OSError, ValueError) as error:
         said = f"{error}".strip().splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import heddle_dask
@@ -9,6 +10,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.defaults import SMALL_CONTEXT_TOKENS, model_context_tokens
 from heddle_dask.engines.kinds import engine_kind
 
+_HUB = re.compile(r"[\w.-]+/[\w.-]+\Z")  # OWNER/NAME
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
 
 
@@ -45,7 +47,12 @@ def chosen_model(model: str | None, engine: str) -> str:
         return str(shipped_model())
     engine_kind(engine).check_model(model)
     if not Path(model).is_dir():
-        raise BadInput(f"model directory {model} does not exist: give a directory with a tokenizer")
+        hint = (
+            f"; a model of a hub is downloaded first: hf download {model} --local-dir DIR"
+            if _HUB.match(model)
+            else ""
+        )
+        raise BadInput(f"model directory {model} does not exist: give a directory with a tokenizer{hint}")
     if not any(next(Path(model).glob(pattern), None) for pattern in _TOKENIZER_FILES):
         raise BadInput(f"model directory {model} is no model: it has no tokenizer (tokenizer.json)")
     return str(Path(model).resolve())

@@ -38,5 +38,6 @@ class FiniteNumber(click.FloatRange):
 COUNT = WholeNumber(1)
 TOKENS = WholeNumber(2, _MOST_TOKENS)
 SEED = WholeNumber(0, _MOST_SEED)
-POSITIVE = FiniteNumber(min=0, min_open=True)
-NOT_NEGATIVE = FiniteNumber(min=0)
+# Seconds and factors: 1e9 seconds are 31 years.
+POSITIVE = FiniteNumber(min=0, max=1e9, min_open=True)
+NOT_NEGATIVE = FiniteNumber(min=0, max=1e9)

@@ -7,6 +7,7 @@ The group handles them itself instead of leaving them to the program that runs i
 from __future__ import annotations
 
 import contextlib
+import errno
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -46,6 +47,11 @@ def one_line_errors() -> Iterator[None]:
         refuse(str(error), EXIT_FAILED)
     except click.ClickException as error:
         refuse(_message(error))
+    except OSError as error:
+        # Only what was given on the command line is as long as that; every other one is a bug or a broken machine.
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        refuse(f"{str(error.filename)[:60]}… is too long for a file name")
     except (KeyboardInterrupt, click.Abort):
         click.echo("heddle: interrupted", err=True)
         sys.exit(EXIT_INTERRUPTED)

@@ -62,8 +62,6 @@ def simulate(
     from heddle_dask.sim.report_html import html_report
     from heddle_dask.sim.sweep import SimulatedWorkload, parse_arms, sweep_jobs
 
-    if html is not None:
-        _check_writable(html)
     arms = parse_arms(strategy, overrides)
     described = with_choices(cluster_of(cluster), tp=tp, slots=slots, tables=tables)
     fleet = described.fleet(model, max_context_tokens=max_context_tokens)
@@ -71,6 +69,8 @@ def simulate(
     work = SimulatedWorkload(workload, count, samples, max_context_tokens, token_scale, tool_scale)
     watched_seed = seed if html is not None else None
     jobs = sweep_jobs(work, fleet, arms, range(seed, seed + seeds), warm=warm, watched_seed=watched_seed)
+    if html is not None:
+        _check_writable(html)
     rollouts = play_jobs(jobs, scheduler=scheduler, say=lambda line: click.echo(line, err=True))
     conditions = {
         "workload": workload,
@@ -98,8 +98,11 @@ def simulate(
 def _check_writable(html: Path) -> None:
     """Refuse a path that cannot be written before minutes of simulation, not after."""
     try:
+        is_new = not html.exists()
         with html.open("a", encoding="utf-8"):
             pass
+        if is_new:
+            html.unlink()
     except OSError as error:
         raise BadInput(f"--html {html}: {error.strerror}; give a file that can be written") from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from heddle_dask.core.errors import BadInput
 
@@ -138,6 +138,7 @@ class Dialect(Protocol):
         ...
 
 
+@runtime_checkable
 class EngineKind(Protocol):
     """One sort of engine. Stateless: a spec says what a particular engine is to be."""
 

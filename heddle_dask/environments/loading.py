@@ -124,7 +124,11 @@ def _call(spec: str, factory: Callable[..., Any], options: dict[str, Any]) -> An
         return factory(**options)
     except BadInput:
         raise
-    except Exception as error:  # report any error of the user's code in one line
+    except (
+        Exception,
+        SystemExit,
+        KeyboardInterrupt,
+    ) as error:  # report any error of the user's code in one line
         raise BadInput(f"environment {spec!r}: {_one_line(error)}") from error
 
 
@@ -137,7 +141,11 @@ def _imported(spec: str, module_name: str) -> Any:
                 f"environment {spec!r}: no module {error.name!r} on the import path; {_FORMS}"
             ) from error
         raise BadInput(f"environment {spec!r}: {_one_line(error)}") from error
-    except Exception as error:  # a module may raise anything during its import
+    except (
+        Exception,
+        SystemExit,
+        KeyboardInterrupt,
+    ) as error:  # a module may raise anything during its import
         raise BadInput(
             f"environment {spec!r}: importing {module_name!r} failed: {_one_line(error)}"
         ) from error
@@ -155,5 +163,5 @@ def _only(options: Mapping[str, Any], allowed: Sequence[str], spec: str) -> None
             raise BadInput(f"environment {spec!r} has no option {name!r}; {what}")
 
 
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")

@@ -349,7 +349,7 @@ def test_a_scheduler_that_dies_is_one_line_with_its_log_and_the_run_resumes(hedd
     assert process.stderr is not None
     lost = next(line for line in process.stderr if "is lost" in line)
     assert "(logs: run.logs/session-1)" in lost
-    os.kill(heddle.pid_of("scheduler.json"), signal.SIGKILL)
+    os.kill(heddle.pid_of("dask scheduler ["), signal.SIGKILL)
     result = result_of(process, 1, err := [])
     assert result["completed"] >= 2
     assert "the scheduler does not answer" in err[-1] and "(log: run.logs/session-1/scheduler.log" in err[-1]
@@ -381,6 +381,35 @@ def test_cluster_without_a_worker_for_the_model_is_refused_after_a_bounded_wait(
     assert process.returncode == 2 and out == ""
     assert "ENGINE=1" in err.splitlines()[-1]
     assert not heddle.path().exists()
+
+
+SCHEDULER_WITHOUT_HEDDLE = """
+import sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "heddle_dask":
+            raise ModuleNotFoundError("No module named 'heddle_dask'", name="heddle_dask")
+
+sys.meta_path.insert(0, Hidden())
+from distributed.cli.dask_scheduler import main
+main(["--host", "127.0.0.1", "--port", "0", "--dashboard-address", "127.0.0.1:0", "--no-dashboard",
+      "--scheduler-file", "scheduler.json"])
+"""
+
+
+def test_a_cluster_without_this_package_is_refused_in_one_line(heddle):
+    scheduler = subprocess.Popen([sys.executable, "-c", SCHEDULER_WITHOUT_HEDDLE], cwd=heddle.directory)
+    try:
+        file = heddle.directory / "scheduler.json"
+        until(lambda: file.exists() and file.read_text().endswith("}"), "no scheduler")
+        process = heddle.start("--scheduler", json.loads(file.read_text())["address"], "--tasks", 1)
+        out, err = process.communicate(timeout=HANG_S)
+    finally:
+        scheduler.kill()
+        scheduler.wait()
+    assert process.returncode == 2 and out == "" and "Traceback" not in err
+    assert "cannot load heddle_dask (No module named 'heddle_dask')" in err.splitlines()[-1]
 
 
 def test_rollout_on_somebody_elses_cluster_leaves_it_as_it_was(heddle):

@@ -9,6 +9,7 @@ import click
 
 from heddle_dask.cli.number_types import WholeNumber
 from heddle_dask.cli.shared_options import print_measured, shared_options
+from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
     from heddle_dask.benchmarks.predictor import PredictorReport
@@ -43,7 +44,13 @@ def predictor(traces: tuple[Path, ...], folds: int, points: str, as_json: bool, 
     # XGBoost takes a second to import.
     from heddle_dask.benchmarks.predictor import as_json as predictor_json
     from heddle_dask.benchmarks.predictor import measure_predictor
+    from heddle_dask.workloads.recorded import trace_file
 
+    # All first: a trace that is not there is refused before the first is measured.
+    traces = tuple(trace_file(trace) for trace in traces)
+    for trace in traces:
+        if not trace.is_file():
+            raise BadInput(f"--trace {str(trace)!r}: there is no such file")
     reports = []
     for trace in traces:
         report = measure_predictor(

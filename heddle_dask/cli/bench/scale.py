@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from heddle_dask.cli.shared_options import print_measured, shared_options, whole_numbers
+
+if TYPE_CHECKING:
+    from heddle_dask.benchmarks.scale import ScaleRow
 
 
 @click.command("scale")
@@ -24,12 +29,13 @@ def scale(trajectories: str, presets: str, as_json: bool, seed: int) -> None:
     from heddle_dask.benchmarks.scale import as_json as scale_json
     from heddle_dask.benchmarks.scale import measure_scale
 
-    click.echo(
-        "preset        trajectories  GPUs    steps   events  makespan s    CPU s   peak MiB  of n log n",
-        err=as_json,
-    )
-    rows = []
+    rows: list[ScaleRow] = []
     for row in measure_scale([name.strip() for name in presets.split(",")], sizes, seed=seed):
+        if not rows:
+            click.echo(
+                "preset        trajectories  GPUs    steps   events  makespan s    CPU s   peak MiB  of n log n",
+                err=as_json,
+            )
         rows.append(row)
         click.echo(
             f"{row.preset:13} {row.trajectories:12d}  {row.gpus:4d}  {row.steps:7d}  {row.events:7d}  "

@@ -55,7 +55,7 @@ from heddle_dask.live.driver.capacity import Patience
 from heddle_dask.live.driver.control_channel import ControlPlaneFailed
 from heddle_dask.live.driver.resume import batch_of
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import ChatModel, Engines, Output
+from heddle_dask.live.driver.rollout_inputs import ChatModel, Engines, Output, tasks_of
 from heddle_dask.live.driver.services import Budget, Sampling
 from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
 from heddle_dask.live.scheduler.warm_start import check_warm
@@ -131,6 +131,7 @@ class _Run:
         check_out(self.out, order.mode)
         self.logs = RunLogs(self.out, order.mode)
         self.environment = _environment(order)
+        self.tasks = tasks_of(order.work.tasks, self.environment, order.seed)
         self.model = chosen_model(order.fleet.model, order.fleet.engine)
         check_cost(self.engines.cost, self.model, order.fleet.engine)
         limits = order.limits
@@ -249,7 +250,7 @@ class _Run:
             meter = Meter(self.left, self.tally, rollout.progress)
             try:
                 async with self.progress.following(meter):
-                    async for record in rollout.stream(self.order.work.tasks):
+                    async for record in rollout.stream(self.tasks):
                         self._count(record)
             finally:
                 self.tally.lost = rollout.progress()["unfinished"]

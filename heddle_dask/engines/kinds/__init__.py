@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import cast
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.engine_kind import EngineKind
@@ -35,6 +34,17 @@ def engine_kind(name: str) -> EngineKind:
         known = " or ".join(ENGINE_KINDS)
         raise BadInput(f"engine kind {name!r} is unknown: use {known} (or package.module:object)")
     try:
-        return cast(EngineKind, getattr(importlib.import_module(module), attribute))
-    except (ImportError, AttributeError, ValueError) as error:
-        raise BadInput(f"engine kind {name!r} cannot be imported: {error}") from error
+        found = getattr(importlib.import_module(module), attribute)
+    except (
+        Exception,
+        SystemExit,
+        KeyboardInterrupt,
+    ) as error:  # a module may raise anything during its import
+        about_names = isinstance(error, ImportError | AttributeError)
+        told = " ".join((f"{error}" if about_names else f"{type(error).__name__}: {error}").split())
+        raise BadInput(f"engine kind {name!r} cannot be imported: {told}") from error
+    if not isinstance(found, EngineKind):
+        raise BadInput(
+            f"engine kind {name!r} is a {type(found).__name__}, and no EngineKind (docs/engines.md)"
+        )
+    return found

@@ -76,9 +76,9 @@ class OpenSession:
         Raises
         ------
         BadInput
-            Another client has a session there, or the strategy cannot be built.
+            Another client has a session there, the strategy cannot be built, or the scheduler cannot load this package.
         """
-        await client.register_plugin(HeddleScheduler())
+        await _register(client, HeddleScheduler())
         dask.shorten_own_interval(client, STREAM_INTERVAL_S)
         session_id = uuid.uuid4().hex[:8]
         request = StartSession(session_id, client.id, strategy, tuple(overrides), seed, cost, retries)
@@ -102,7 +102,7 @@ class OpenSession:
         """
         capacity = await ask_scheduler(self._client, GetCapacity())
         if TOOL_PLUGIN not in capacity.plugins:
-            await self._client.register_plugin(ToolWorker())
+            await _register(self._client, ToolWorker())
         models = {(engine.kind, engine.model) for engine in capacity.engines}
         self._owns_engines = models != {(spec.kind, spec.model)}
         if not self._owns_engines:
@@ -110,7 +110,7 @@ class OpenSession:
         if degrees is not None:
             await degrees.open(self.session_id, self._owns_engines)
         elif self._owns_engines:
-            await self._client.register_plugin(RolloutWorker(spec, watch))
+            await _register(self._client, RolloutWorker(spec, watch))
 
     async def close(self) -> None:
         """End the session and the engines that it started, once its last journal lines are here."""
@@ -143,3 +143,20 @@ def check_logprobs(spec: EngineSpec, engines: Sequence[ReadyEngine]) -> None:
             f"engine {others[0].engine.engine_id} runs already and returns {others[0].logprobs} logprobs, not {asked}: "
             f"ask for {others[0].logprobs} ones"
         )
+
+
+async def _register(client: Client, plugin: HeddleScheduler | ToolWorker | RolloutWorker) -> None:
+    """Register a plugin; a process that cannot load this package is told in one line.
+
+    Raises
+    ------
+    BadInput
+        The scheduler or a worker lacks this package or one that it needs.
+    """
+    try:
+        await client.register_plugin(plugin)
+    except ImportError as error:
+        raise BadInput(
+            f"the cluster's scheduler or a worker of it cannot load heddle_dask ({error}): "
+            "install heddle-dask in this version there"
+        ) from error

@@ -301,12 +301,12 @@ def tasks_of(tasks: Tasks, environment: Environment, seed: int) -> list[Task]:
     Raises
     ------
     BadInput
-        There is none, or two have the same id.
+        There is none, two have the same id, or the environment cannot give any.
     """
     if isinstance(tasks, int):
         if tasks < 1:
             raise BadInput(f"tasks is {tasks}: use at least 1")
-        chosen = list(environment.tasks(tasks, seed))
+        chosen = _drawn(tasks, environment, seed)
     else:
         chosen = [
             Task(task_id=f"task-{i}", prompt=task) if isinstance(task, str) else task
@@ -318,3 +318,18 @@ def tasks_of(tasks: Tasks, environment: Environment, seed: int) -> list[Task]:
             raise BadInput(f"two tasks have the id '{task.task_id}': give each its own")
         seen.add(task.task_id)
     return chosen
+
+
+def _drawn(count: int, environment: Environment, seed: int) -> list[Task]:
+    """Tasks of an environment, which may be a user's program and fail in any way."""
+    try:
+        drawn = list(environment.tasks(count, seed))
+    except BadInput:
+        raise
+    except (Exception, SystemExit) as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise BadInput(f"environment {environment.name!r}: tasks({count}, {seed}) failed: {told}") from error
+    if not drawn or not all(isinstance(task, Task) for task in drawn):
+        what = f"a {type(next(t for t in drawn if not isinstance(t, Task))).__name__}" if drawn else "none"
+        raise BadInput(f"environment {environment.name!r}: tasks({count}, {seed}) gave {what}: give it tasks")
+    return drawn

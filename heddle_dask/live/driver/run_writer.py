@@ -34,8 +34,16 @@ RESULTS = frozenset({"step", "step-cancelled", "action", TRAJECTORY_FINISHED})
 
 
 def journal_path(out: str | Path) -> Path:
-    """The journal that belongs to the store at `out`."""
+    """The journal that belongs to the store at `out`.
+
+    Raises
+    ------
+    BadInput
+        The path has no name, such as ``/``.
+    """
     out = Path(out)
+    if not out.name:
+        raise BadInput(f"{str(out)!r} names no run: give a path such as runs/RUN.zarr")
     return out.with_name(out.name.removesuffix(".zarr") + ".journal")
 
 
