@@ -54,7 +54,7 @@ def export_parquet(run: RunReader, path: str | Path) -> int:
     Raises
     ------
     BadInput
-        If pyarrow is not installed, or the path exists or cannot be written.
+        If pyarrow is not installed, the path exists or cannot be written, or the run is damaged; then there is no file.
     """
     path = Path(path)
     try:
@@ -74,6 +74,9 @@ def export_parquet(run: RunReader, path: str | Path) -> int:
                 count += len(rows)
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror or error}") from None
+    except BadInput:
+        path.unlink()
+        raise
     return count
 
 

@@ -22,36 +22,27 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.records.journal_lines import (
+    HEADER,
+    JournalRecord,
+    lines_after,
+    parsed_record,
+    read_header,
+    scan_lines,
+)
 from heddle_dask.records.locks import lock_or_refuse
 from heddle_dask.records.synced_store import sync_path
 
-# Version of this file format and of the events and commands in it (`core.journal_codec`); incremented when either
-# changes.
-FORMAT = 4
-HEADER = b'{"heddle":"journal","format":%d}\n' % FORMAT
-_ANY_HEADER = re.compile(rb'\{"heddle":"journal","(?:format|version)":(\d+)\}\n')
-
 # Above this size `append` flushes by itself, which bounds the memory of a caller that never flushes.
 _BUFFER_BYTES = 4 << 20
-_READ_BYTES = 1 << 20
-_LINE_EXTRA = len("01234567 \n")
 
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
-
-
-class JournalRecord(NamedTuple):
-    """One record of a journal; `size_bytes` is the length of its line."""
-
-    kind: str
-    body: dict[str, Any]
-    size_bytes: int
 
 
 class JournalRecords(list[tuple[str, dict[str, Any]]]):
@@ -92,7 +83,7 @@ class Journal:
         if path.exists() or path.is_symlink():
             if not overwrite:
                 raise BadInput(f"{path} exists: choose another path, append to it or overwrite it")
-            _scan_header(path)
+            read_header(path)
         descriptor, is_locked = _open_locked(path, os.O_CREAT)
         os.fchmod(descriptor, 0o600)  # an older journal may be readable by others
         os.ftruncate(descriptor, 0)
@@ -112,7 +103,7 @@ class Journal:
         descriptor, is_locked = _open_locked(path, 0)
         try:
             end, crc = 0, 0
-            for line in _scan(path):
+            for line in scan_lines(path):
                 end, crc = line.end, line.crc
             os.ftruncate(descriptor, end)
             _aside(path).unlink(missing_ok=True)  # of a compaction that was killed
@@ -215,7 +206,7 @@ class Compaction:
     ) -> None:
         journal.flush()
         self._journal = journal
-        self._lines = _scan(journal.path)
+        self._lines = scan_lines(journal.path)
         self._end = next(self._lines)  # the file is open, and its length is taken
         self._prefixes = _prefixes(kinds)
         self._is_needed = is_needed
@@ -239,7 +230,7 @@ class Compaction:
             for line in self._lines:
                 self._end = line
                 asked = line.text.startswith(self._prefixes)
-                if not asked or self._is_needed(_parsed(line, self._journal.path)):
+                if not asked or self._is_needed(parsed_record(line, self._journal.path)):
                     self._copy._append(line.text)
             self._copy.sync()
 
@@ -254,7 +245,7 @@ class Compaction:
         journal, copy = self._journal, self._copy
         with self._removed_on_failure():
             journal.flush()
-            for line in _lines_after(journal.path, self._end):
+            for line in lines_after(journal.path, self._end):
                 copy._append(line.text)
             copy.sync()
             os.replace(copy.path, journal.path)
@@ -297,7 +288,7 @@ class JournalReader:
         self.path = Path(path)
         self.dropped_bytes = 0
         self._prefixes = None if kinds is None else _prefixes(kinds)
-        self._lines = _scan(self.path)
+        self._lines = scan_lines(self.path)
         self._header = next(self._lines)
 
     def __iter__(self) -> Iterator[JournalRecord]:
@@ -305,7 +296,7 @@ class JournalReader:
         for line in self._lines:
             end = line.end
             if self._prefixes is None or line.text.startswith(self._prefixes):
-                yield _parsed(line, self.path)
+                yield parsed_record(line, self.path)
         self.dropped_bytes = self._header.size - end
 
 
@@ -333,82 +324,6 @@ def _prefixes(kinds: Collection[str]) -> tuple[bytes, ...]:
     return tuple(_encode([kind])[:-1].encode("ascii") + b"," for kind in kinds)
 
 
-class _Line(NamedTuple):
-    text: bytes  # the JSON; empty for the header
-    crc: int
-    end: int  # bytes of the file up to and including this line
-    size: int  # bytes of the file when it was opened
-
-
-def _scan(path: Path) -> Iterator[_Line]:
-    """The header and every complete record; ends before a torn tail, raises at damage.
-
-    Yields at least one line: for a file that ends within the header an empty one at byte 0.
-    """
-    header = _scan_header(path)
-    with open(path, "rb", buffering=_READ_BYTES) as file:
-        # Read only the present bytes: with an active writer the file grows meanwhile.
-        size = os.fstat(file.fileno()).st_size
-        if header != HEADER:
-            yield _Line(b"", 0, 0, size)
-            return
-        begin = _Line(b"", zlib.crc32(HEADER), len(HEADER), size)
-        yield begin
-        yield from _lines_of(file, path, begin)
-
-
-def _lines_after(path: Path, last: _Line) -> Iterator[_Line]:
-    """The complete records that were appended after one."""
-    with open(path, "rb", buffering=_READ_BYTES) as file:
-        size = os.fstat(file.fileno()).st_size
-        yield from _lines_of(file, path, last._replace(size=size))
-
-
-def _lines_of(file: BinaryIO, path: Path, last: _Line) -> Iterator[_Line]:
-    file.seek(last.end)
-    number = 1
-    _, crc, end, size = last
-    while end < size:
-        number += 1
-        line = file.readline(size - end)
-        text = _checked(line, crc)
-        if text is None:
-            if end + len(line) < size:
-                raise BadInput(
-                    f"{path} is damaged at line {number}: restore it, or keep what is whole "
-                    f"with: head -n {number - 1}"
-                )
-            return
-        end, crc = end + len(line), int(line[:8], 16)
-        yield _Line(text, crc, end, size)
-
-
-def _checked(line: bytes, previous_crc: int) -> bytes | None:
-    """The JSON of a line, or None if its CRC is wrong."""
-    if line[8:9] != b" " or line[-1:] != b"\n":
-        return None
-    text = line[9:-1]
-    return text if line[:8] == b"%08x" % zlib.crc32(text, previous_crc) else None
-
-
-def _scan_header(path: Path) -> bytes:
-    """The written part of the header; refuses files that are no journal, and journals of another format."""
-    try:
-        with open(path, "rb") as file:
-            line = file.readline(2 * len(HEADER))
-    except OSError as error:
-        raise BadInput(f"cannot read the journal {path}: {error.strerror}") from None
-    if HEADER.startswith(line):
-        return line
-    other = _ANY_HEADER.match(line)
-    if other is None:
-        raise BadInput(f"{path} is no journal of heddle: give another path")
-    raise BadInput(
-        f"the journal {path} has format {int(other[1])}, this version reads format {FORMAT}: use the version of "
-        "heddle_dask that wrote it, or give another path"
-    )
-
-
 def _open_locked(path: Path, flags: int) -> tuple[int, bool]:
     """A descriptor for appending, and whether it holds a lock."""
     try:
@@ -427,16 +342,3 @@ def _open_locked(path: Path, flags: int) -> tuple[int, bool]:
 def _aside(path: Path) -> Path:
     """Where a compaction writes."""
     return path.with_name(path.name + ".partial")
-
-
-def _parsed(line: _Line, path: Path) -> JournalRecord:
-    """The record of a line whose CRC is right."""
-    try:
-        kind, body = json.loads(line.text)
-        if isinstance(kind, str) and isinstance(body, dict):
-            return JournalRecord(kind, body, len(line.text) + _LINE_EXTRA)
-    except (ValueError, TypeError, RecursionError):
-        pass
-    raise BadInput(
-        f"{path} has a line that heddle did not write, at byte {line.end - len(line.text)}: restore it"
-    )

@@ -311,9 +311,9 @@ def test_killed_rollout_leaves_no_process_and_resumes(heddle):
 
 def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(heddle):
     """The journal may not grow beyond a limit."""
-    arguments = ("--tasks", 200, "--samples", 1)
+    arguments = ("--tasks", 400, "--samples", 1)
     process = heddle.start(*arguments)
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (150_000, 150_000))
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (700_000, 700_000))
     out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 1 and out == ""
     assert "Traceback" not in err, err
@@ -321,9 +321,9 @@ def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(heddle):
     assert last.startswith("heddle: cannot write run.journal: File too large: ") and "--resume" in last
     heddle.assert_nothing_left()
     before = by_id(heddle.path())
-    assert 0 < len(before) < 200
+    assert 0 < len(before) < 400
     result = heddle.run(*arguments, "--resume")
-    assert (result["trajectories"], result["completed"], result["failed"]) == (200, 199, 1)
+    assert (result["trajectories"], result["completed"], result["failed"]) == (400, 399, 1)
     for name, record in by_id(heddle.path()).items():
         if name in before:
             assert_equal(before[name], record)

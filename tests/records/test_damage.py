@@ -177,6 +177,7 @@ def test_a_thousand_damages(files: Files) -> None:
         except BadInput as error:
             assert "\n" not in str(error) and str(files.run.parent) in str(error), told
             noticed += 1
+            assert not (files.run.parent / "x.parquet").exists(), "half a file"
         except Exception as error:
             raise AssertionError(told) from error
         else:

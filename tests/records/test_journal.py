@@ -18,13 +18,12 @@ from worlds.record_builders import steady
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.journal import (
-    FORMAT,
-    HEADER,
     Compaction,
     Journal,
     JournalReader,
     read_journal,
 )
+from heddle_dask.records.journal_lines import FORMAT, HEADER
 
 RECORDS = [
     ("step", {"trajectory": "t0", "tokens": [1, 2, 3]}),

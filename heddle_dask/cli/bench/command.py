@@ -10,6 +10,7 @@ from heddle_dask.cli.bench.live import live
 from heddle_dask.cli.bench.overhead import overhead
 from heddle_dask.cli.bench.paper import paper
 from heddle_dask.cli.bench.predictor import predictor
+from heddle_dask.cli.bench.records import records
 from heddle_dask.cli.bench.scale import scale
 from heddle_dask.cli.bench.soak import soak
 from heddle_dask.cli.one_line import OneLineGroup
@@ -30,5 +31,6 @@ bench.add_command(live)
 bench.add_command(overhead)
 bench.add_command(paper)
 bench.add_command(predictor)
+bench.add_command(records)
 bench.add_command(scale)
 bench.add_command(soak)

@@ -153,6 +153,8 @@ class Rollout:
     def run(self, tasks: Tasks) -> Any:
         """Roll out `samples` attempts of each task and return a `Batch`.
 
+        With `out`, the trajectories of the batch are read from the store when they are asked for.
+
         Parameters
         ----------
         tasks
@@ -160,7 +162,7 @@ class Rollout:
 
         Raises
         ------
-        BadInput, ControlPlaneFailed
+        BadInput, ControlPlaneFailed, WriteFailed
         """
         return self._sync(self._run, tasks)
 

@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 from heddle_dask.core.errors import BadInput, WriteFailed
 from heddle_dask.live.driver.continuation import check_continues
-from heddle_dask.records.journal import Compaction, Journal, JournalReader, JournalRecord
+from heddle_dask.records.journal import Compaction, Journal, JournalReader
+from heddle_dask.records.journal_lines import JournalRecord
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.store import RunStore, recover
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, TrajectoryRecord, trajectory_to_body
