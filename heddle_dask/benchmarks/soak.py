@@ -295,4 +295,7 @@ def table_line(row: SoakRow) -> str:
     )
 
 
-HEADER = "minute  trajectories  driver MiB  scheduler    rollout       tool     engine  open files  processes  shm files"
+HEADER = (
+    "minute  trajectories  MiB: driver  scheduler    rollout       tool     engine  "
+    "open files  processes  shm files"
+)

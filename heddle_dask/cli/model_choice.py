@@ -47,12 +47,10 @@ def chosen_model(model: str | None, engine: str) -> str:
         return str(shipped_model())
     engine_kind(engine).check_model(model)
     if not Path(model).is_dir():
-        hint = (
-            f"; a model of a hub is downloaded first: hf download {model} --local-dir DIR"
-            if _HUB.match(model)
-            else ""
-        )
-        raise BadInput(f"model directory {model} does not exist: give a directory with a tokenizer{hint}")
+        hint = "give a directory with a tokenizer"
+        if _HUB.match(model):
+            hint += f"; download a model of a hub first: hf download {model} --local-dir DIR"
+        raise BadInput(f"model directory {model} does not exist: {hint}")
     if not any(next(Path(model).glob(pattern), None) for pattern in _TOKENIZER_FILES):
         raise BadInput(f"model directory {model} is no model: it has no tokenizer (tokenizer.json)")
     return str(Path(model).resolve())

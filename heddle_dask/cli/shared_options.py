@@ -99,8 +99,10 @@ def whole_numbers(option: str, text: str, example: str) -> list[int]:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < 1 or max(numbers) > MOST:
-        raise BadInput(f"{option} {text!r}: use whole numbers from 1 to {MOST}, for example {example}")
+    if not numbers or min(numbers) < 1:
+        raise BadInput(f"{option} {text!r}: use whole numbers of at least 1, for example {example}")
+    if max(numbers) > MOST:
+        raise BadInput(f"{option} {text!r}: use whole numbers of at most {MOST}, for example {example}")
     return numbers
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -576,3 +577,29 @@ def test_whole_numbers_keep_their_order_and_refuse_what_is_none() -> None:
             BadInput, match=r"^--engines .*: use whole numbers from 1 to 10000000, for example 16,64$"
         ):
             whole_numbers("--engines", text, "16,64")
+
+
+def test_a_model_of_a_hub_is_refused_with_how_to_download_it():
+    line = refused("rollout", "--engine", "emulated", "--model", "Qwen/Qwen3-8B")
+    assert "hf download Qwen/Qwen3-8B --local-dir DIR" in line
+
+
+def test_the_shipped_model_is_found_beside_this_package_whatever_a_project_calls_its_own(model_dir):
+    """A program of its own: in this one the packages are imported already."""
+    for name in ("pipelines", "workers"):
+        Path(name).mkdir()
+        (Path(name) / "__init__.py").write_text("")
+    program = (
+        "from heddle_dask.cli.model_choice import shipped_model\n"
+        "from heddle_dask.live.clusters.local import preload_file\n"
+        "print(shipped_model(), *(preload_file(name) for name in ('scheduler', 'rollout_worker', 'tool_worker')))"
+    )
+    root = str(Path(model_dir).parents[2])
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), root])},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert said[0] == model_dir and all(Path(path).is_file() for path in said[1:])

@@ -89,6 +89,14 @@ def test_a_long_log_keeps_its_end_and_its_writer_goes_on(tmp_path: Path) -> None
     assert log_tail(path).endswith("old | last | after")
 
 
+def test_logs_of_a_killed_session_are_bounded_by_the_next(out: Path) -> None:
+    killed = out.with_suffix(".logs") / "session-1"
+    killed.mkdir(parents=True)
+    (killed / "engine.log").write_bytes(b"x" * (KEPT_BYTES + 1))
+    assert session(out, "append", "next").name == "session-2"
+    assert (killed / "engine.log").stat().st_size == KEPT_BYTES
+
+
 def test_what_is_in_the_place_of_the_directory_is_left_alone(out: Path) -> None:
     logs = out.with_suffix(".logs")
     logs.write_text("mine")

@@ -79,8 +79,10 @@ class RunLogs:
         finally:
             bounding.cancel()
             await asyncio.wait([bounding])
-            bound_logs(self.path)
             self._remove_old()
+            # Those of a session that was killed are as long as they were.
+            for _, path in self._sessions():
+                bound_logs(path)
 
     def tail(self, name: str) -> str:
         """The last lines of the log `name` with its path, as the end of a one-line message; empty without a log."""
