@@ -211,8 +211,9 @@ class LiveContext:
         )
         self._open_at = step.start
         try:
-            while not step.finished:
-                step = self._take(step, await self._operation(step))
+            with self._branch.tree.waiting():
+                while not step.finished:
+                    step = self._take(step, await self._operation(step))
         except asyncio.CancelledError:
             self._give_up(step)
             raise
@@ -226,7 +227,8 @@ class LiveContext:
         self._cancelled = step.attempt + 1
         self.record = self.record.fork(step.start)
         self._generated -= step.generated
-        if not (self._branch.tree.interrupted or self._replayed_cancel):
+        tree = self._branch.tree
+        if not (tree.interrupted or tree.ended or self._replayed_cancel):
             self._journal("step-cancelled", {"step_index": step.index})
         self._replayed_cancel = False
 
@@ -264,7 +266,8 @@ class LiveContext:
             payload = cloudpickle.dumps((function, args, kwargs))
             if timeout_s is None:
                 timeout_s = self._services.budget.tool_timeout_s
-            outcome = await self._run_action(index, payload, kind, name, (least, most), timeout_s)
+            with self._branch.tree.waiting():
+                outcome = await self._run_action(index, payload, kind, name, (least, most), timeout_s)
             self._journal("action", {"action_index": index, "label": name, **action_body(outcome)})
         self._close_action(index, outcome)
         if outcome.status != "ok":
@@ -433,8 +436,8 @@ class LiveContext:
         self._branch.tree.interrupted = True
 
     def end(self) -> None:
-        """The program has ended: what it has left running changes nothing any more."""
-        self._branch.tree.ended = True
+        """The program has ended: what it has left running is cancelled."""
+        self._branch.tree.end()
 
     def branches(self) -> Iterator[LiveContext]:
         """This context and all that were forked from it, each before its own forks."""
