@@ -32,6 +32,7 @@ from heddle_dask.records.token_record import Attribution
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, TrajectoryRecord
 from heddle_dask.strategies.presets import Strategy
 
+# Forks of an admitted trajectory must not wait for its end.
 ONE_AT_A_TIME = Strategy("sticky-least-loaded", ["admission=at-most,alive=1"])
 
 
@@ -145,8 +146,8 @@ def test_drawn_programs_are_stored_as_sampled_and_resumed_to_the_same_records(
                     env=DrawnAgent(),
                     model=model_dir,
                     engines=emulated(model_dir, seconds_per_token=0.0005),
-                    # A single admitted trajectory at a time: its forks must not wait for its end.
-                    strategy=ONE_AT_A_TIME if where.mode == "create" else "heddle",
+                    # Without preemption: the rest of a step is drawn with a seed of its own.
+                    strategy=ONE_AT_A_TIME if where.mode == "create" else "sticky-least-loaded",
                     samples=2,
                     seed=3,
                     budget=Budget(max_steps=8, max_context_tokens=600),
