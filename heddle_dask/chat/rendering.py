@@ -7,6 +7,7 @@ template's. Characters lead to tokens by the offsets of the tokenizer.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -84,13 +85,12 @@ def _matched(text: str, pieces: Sequence[str], contents: Sequence[str]) -> list[
     return spans if at == len(text) else None
 
 
-def owners_of(offsets: Sequence[Span], spans: Sequence[Span], characters: int) -> list[int]:
-    """The owner of each token, from its characters and those of the contents."""
-    owner_at = [TEMPLATE_TEXT] * characters
+def owners_of(offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
+    """The owner of each token, from its characters and those of the contents; both in the order of the text."""
+    owners = [TEMPLATE_TEXT] * len(offsets)
     for number, (start, stop) in enumerate(spans):
-        owner_at[start:stop] = [number] * (stop - start)
-    return [_owner(owner_at[start:stop]) for start, stop in offsets]
-
-
-def _owner(owners: Sequence[int]) -> int:
-    return max(owners, default=TEMPLATE_TEXT)
+        if start < stop:
+            first = bisect_right(offsets, start, key=lambda offset: offset[1])
+            behind = bisect_left(offsets, stop, key=lambda offset: offset[0])
+            owners[first:behind] = [number] * (behind - first)
+    return owners

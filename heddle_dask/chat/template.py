@@ -19,6 +19,7 @@ from heddle_dask.core.errors import BadInput
 
 _REPLY = "Zq7 reply Zq7"  # stands for the sampled turn; no template text contains it
 _THINKING_REPLY = f"<think>\nplan\n</think>\n\n{_REPLY}"
+_KEPT_TEMPLATES = 64
 # `ChatTemplate` sets these itself, or they would change what its methods return.
 _OWN_VARIABLES = frozenset(
     {
@@ -52,6 +53,8 @@ class ChatTemplate:
         self._model_dir = model_dir
         self._more_end_ids = tuple(more_end_ids)
         self._variables = dict(variables or {})
+        # Trajectories mostly set the same variables, and the checks of a template take milliseconds.
+        self._made: dict[str, ChatTemplate] = {}
         added = tokenizer.added_tokens_decoder.values()
         special = {*tokenizer.all_special_tokens, *(str(t.content) for t in added if t.special)}
         self._special = sorted(special, key=lambda token: (-len(token), token))
@@ -88,18 +91,27 @@ class ChatTemplate:
         Parameters
         ----------
         variables
-            As the template names them: ``tools`` (JSON schemas of functions), ``enable_thinking`` and others.
+            JSON values, as the template names them: ``tools`` (schemas of functions), ``enable_thinking`` and others.
 
         Raises
         ------
         BadInput
-            A name that is no variable, or the template cannot be used with these values.
+            A name that is no variable, a value that is not JSON-able, or the template cannot be used with these values.
         """
         for name in variables:
             if not isinstance(name, str) or not name.isidentifier() or name in _OWN_VARIABLES:
                 raise BadInput(f"chat template: {name!r} is no variable that can be set")
-        merged = {**self._variables, **variables}
-        return ChatTemplate(self._tokenizer, self._model_dir, self._more_end_ids, merged)
+        try:
+            text = json.dumps({**self._variables, **variables}, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"chat template: a variable is no JSON value: {error}") from None
+        if text not in self._made:
+            if len(self._made) >= _KEPT_TEMPLATES:
+                self._made.clear()
+            self._made[text] = ChatTemplate(
+                self._tokenizer, self._model_dir, self._more_end_ids, json.loads(text)
+            )
+        return self._made[text]
 
     def render(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a whole conversation, ending with the generation prompt or with a prefill."""
@@ -160,7 +172,7 @@ class ChatTemplate:
             return Rendering(self._encode(text), None)
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         spans = content_spans(render, messages)
-        owners = None if spans is None else owners_of(encoded["offset_mapping"], spans, len(text))
+        owners = None if spans is None else owners_of(encoded["offset_mapping"], spans)
         return Rendering(list(encoded["input_ids"]), owners)
 
     def _opening_text(self, messages: Sequence[Message]) -> str:

@@ -37,9 +37,11 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 QUESTION = {"role": "user", "content": "1+1?"}
 
 
-def model_dir(folder: Path, template: str | None, **config: object) -> str:
+def model_dir(folder: Path, template: str | None, **config: Any) -> str:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    merges = config.pop("merges", [])
+    vocabulary = [*alphabet, *(one + other for one, other in merges)]
+    tokenizer = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(vocabulary)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
@@ -241,6 +243,16 @@ def test_content_belongs_to_its_message_and_the_rest_to_the_template(
     check_owners(template, whole, opening)
 
 
+def test_a_token_across_the_border_belongs_to_the_message(tmp_path: Path) -> None:
+    """The template's line break and the first letter are one token, as are the last letters."""
+    merges = [("Ċ", "h"), ("l", "o")]
+    chat = ChatTemplate.load(model_dir(tmp_path, CHATML, merges=merges))
+    rendering = chat.opening([{"role": "user", "content": "hello"}])
+    assert rendering.owners is not None
+    mine = [t for t, owner in zip(rendering.token_ids, rendering.owners, strict=True) if owner == 0]
+    assert text_of(chat, mine) == "\nhello" and len(mine) == 4
+
+
 @pytest.mark.parametrize(
     "template_text",
     [
@@ -321,6 +333,14 @@ def test_tools_and_variables_reach_the_template(tmp_path: Path) -> None:
 def test_what_is_no_variable_is_refused(name: str, chatml: ChatTemplate) -> None:
     with pytest.raises(BadInput, match="is no variable that can be set"):
         chatml.with_variables({name: True})
+
+
+def test_a_template_is_made_once_for_the_same_variables(chatml: ChatTemplate) -> None:
+    made = chatml.with_variables({"enable_thinking": False})
+    assert chatml.with_variables({"enable_thinking": False}) is made
+    assert chatml.with_variables({"enable_thinking": True}) is not made
+    with pytest.raises(BadInput, match="no JSON value"):
+        chatml.with_variables({"tools": [object()]})
 
 
 def test_tools_that_the_tokenizer_refuses_are_bad_input(tmp_path: Path) -> None:

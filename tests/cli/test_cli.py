@@ -457,6 +457,31 @@ def test_show_of_one_trajectory_is_a_transcript(model_dir):
     assert "{'format': 0.25}" in by_id.stderr and "{'turns': 3}" in by_id.stderr
 
 
+def test_show_of_a_forked_trajectory_tells_the_branches_apart(model_dir):
+    record = named("a/0")
+    (branch,) = record.branches
+    fork = branch.fork(record.steps[0].token_stop).shared()
+    start = len(fork)
+    fork.append_sampled([65, 66], [-0.5, -0.5], 0)
+    step = replace(record.steps[1], branch=1, token_start=start, token_stop=start + 2, generated_tokens=2)
+    action = replace(record.actions[1], branch=1, label="in the fork")
+    record = replace(
+        record,
+        branches=(branch, fork),
+        steps=(*record.steps, step),
+        actions=(*record.actions, replace(action, after_step=0), action),
+    )
+    path = stored("x.zarr", record, model=model_dir)
+    shown = json.loads(invoke("show", path, "--trajectory", "0", "--json").stdout.splitlines()[-1])
+    titles = [passage["title"] for passage in shown["passages"]]
+    second = titles[titles.index("branch 1") :]
+    assert not any("in the fork" in title for title in titles[: titles.index("branch 1")])
+    assert second[1].startswith("tool call 1: in the fork"), "before the fork's first step"
+    assert second[2] == f"shared with an earlier branch · {start} tokens"
+    assert second[3].startswith("step 1 on ") and second[4].startswith("tool call 1: in the fork")
+    assert len(second) == 5 and shown["branches"] == 2
+
+
 def test_show_without_the_model_counts_tokens():
     path = stored("x.zarr", named("a"), model="gone")
     result = invoke("show", path, "--trajectory", "a")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds.drawn_programs import DrawnAgent, draw_program, play
+from worlds.drawn_programs import DrawnAgent, draw_program, play, refused
 from worlds.live_agents import RecordingWorker
 from worlds.live_world import cluster, emulated, run
 from worlds.scripted_plane import ScriptedPlane, context_on, sampled
@@ -32,7 +32,16 @@ from heddle_dask.records.token_record import Attribution
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, TrajectoryRecord
 from heddle_dask.strategies.presets import Strategy
 
+# Forks of an admitted trajectory must not wait for its end.
 ONE_AT_A_TIME = Strategy("sticky-least-loaded", ["admission=at-most,alive=1"])
+
+
+REFUSED = {
+    "top_k": "generate: top_k is -1: use a whole number of at least 1, or 0 for no limit",
+    "max_tokens": "generate: max_tokens is -1: use a whole number of at least 1 and below 2**31",
+    "an image": "append: the content has a part of type image: only text is supported, so give a text",
+    "no JSON": "metadata: not JSON-able: Object of type object is not JSON serializable",
+}
 
 
 class DrawingPlane(ScriptedPlane):
@@ -137,14 +146,21 @@ def test_drawn_programs_are_stored_as_sampled_and_resumed_to_the_same_records(
                     env=DrawnAgent(),
                     model=model_dir,
                     engines=emulated(model_dir, seconds_per_token=0.0005),
-                    # A single admitted trajectory at a time: its forks must not wait for its end.
-                    strategy=ONE_AT_A_TIME if where.mode == "create" else "heddle",
+                    # Without preemption: the rest of a step is drawn with a seed of its own.
+                    strategy=ONE_AT_A_TIME if where.mode == "create" else "sticky-least-loaded",
                     samples=2,
                     seed=3,
                     budget=Budget(max_steps=8, max_context_tokens=600),
                     out=where,
                 )
 
+            refusals = Rollout(client, env=refused, model=model_dir, engines=emulated(model_dir))
+            for record in await refusals.run([*REFUSED]):
+                assert (record.status, record.cause, record.reward) == ("failed", "agent", None)
+                prompt = [*REFUSED][int(record.task_id.removeprefix("task-"))]
+                assert record.detail.splitlines()[0] == f"BadInput: {REFUSED[prompt]}"
+                assert "Traceback" in record.detail
+                assert record.metadata == ({} if prompt == "no JSON" else {"asked": record.task_id})
             await rollout(Output(out)).run(12)
             cut_run(out, cut)
             await rollout(Output(cut, "resume")).run(12)

@@ -88,7 +88,8 @@ def test_a_fork_counts_the_steps_before_it(model_dir: str) -> None:
 
 def test_a_context_is_not_forked_in_a_step_nor_after_its_end(model_dir: str) -> None:
     plane = ScriptedPlane(sampled(65), NEVER)
-    ctx = context_on(plane, model_dir)
+    journal: list[Any] = []
+    ctx = context_on(plane, model_dir, journal=journal)
 
     async def body() -> None:
         ctx.append("user", "hello")
@@ -107,7 +108,9 @@ def test_a_context_is_not_forked_in_a_step_nor_after_its_end(model_dir: str) -> 
         with pytest.raises(RuntimeError, match=r"call\(\) after the program has ended"):
             await ctx.call(max, 1, 2)
         assert len(fork.finished_record) == len(fork.record)
-        left_running.cancel()
+        await asyncio.wait([left_running])
+        assert left_running.cancelled(), "nothing waits for a step after the end"
+        assert [kind for kind, _ in journal] == ["step"], "it is not the program that has cancelled it"
 
     asyncio.run(body())
 

@@ -84,6 +84,7 @@ SAMPLES: list[Message] = [
     ),
     driver.TrajectoryForkedReport("s", SPEC, TrajectoryId("t/0#1")),
     driver.StepCancelledReport("s", STEP),
+    driver.TrajectoryForkedReport("s", SPEC, TrajectoryId("t")),
     driver.Capacity((driver.ReadyEngine(ENGINE, "vllm", "dir"),), 4, {"tcp://w": "no GPU"}, ("p",), 3, 2, 1),
     driver.GetCapacity(),
     driver.DeployedEngines(("a", "b"), (2, 1)),

@@ -82,6 +82,20 @@ async def play(program: Program, ctx: Context) -> None:
     await asyncio.gather(*forks)
 
 
+async def refused(task: Task, ctx: Context) -> float:
+    """Asks for what no step can have; the task says for what."""
+    ctx.append("user", "hello")
+    ctx.metadata["asked"] = task.task_id
+    if task.prompt == "an image":
+        ctx.append("user", [{"type": "image_url", "image_url": {"url": "data:,"}}])  # type: ignore[arg-type]
+    elif task.prompt == "no JSON":
+        ctx.metadata["asked"] = object()
+        return 1.0
+    else:
+        await ctx.generate(**{task.prompt: -1})
+    return 1.0
+
+
 class DrawnAgent:
     """An environment whose tasks bring their programs."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -34,6 +36,24 @@ class BranchTree:
     metadata: dict[str, Any] = field(default_factory=dict)
     interrupted: bool = False
     ended: bool = False
+    _waiting: dict[asyncio.Task[Any], None] = field(default_factory=dict)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around what a task of the program waits for: it is cancelled if the program ends meanwhile."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting[task] = None
+        try:
+            yield
+        finally:
+            self._waiting.pop(task, None)
+
+    def end(self) -> None:
+        """The program has ended: tasks that it has left running wait for nothing any more."""
+        self.ended = True
+        for task in list(self._waiting):
+            task.cancel()
 
 
 @dataclass(frozen=True, slots=True)

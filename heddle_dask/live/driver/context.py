@@ -218,8 +218,9 @@ class LiveContext:
         )
         self._open_at = step.start
         try:
-            while not step.finished:
-                step = self._take(step, await self._operation(step))
+            with self._branch.tree.waiting():
+                while not step.finished:
+                    step = self._take(step, await self._operation(step))
         except asyncio.CancelledError:
             self._give_up(step)
             raise
@@ -233,7 +234,8 @@ class LiveContext:
         self._cancelled = step.attempt + 1
         self.record = self.record.fork(step.start)
         self._generated -= step.generated
-        if not (self._branch.tree.interrupted or self._replayed_cancel):
+        tree = self._branch.tree
+        if not (tree.interrupted or tree.ended or self._replayed_cancel):
             self._journal("step-cancelled", {"step_index": step.index})
         self._replayed_cancel = False
 
@@ -269,7 +271,8 @@ class LiveContext:
             if timeout_s is None:
                 timeout_s = self._services.budget.tool_timeout_s
             key = self._recorded.idempotency_keys.pop(index, f"{self._services.session}/{call}")
-            outcome = await self._run_action(call, key, payload, kind, name, (least, most), timeout_s)
+            with self._branch.tree.waiting():
+                outcome = await self._run_action(call, key, payload, kind, name, (least, most), timeout_s)
         elif body["label"] != name:
             raise ReplayDiverged(f"action {index} is {name}; the journal holds {body['label']}")
         else:
@@ -456,8 +459,8 @@ class LiveContext:
         self._branch.tree.interrupted = True
 
     def end(self) -> None:
-        """The program has ended: what it has left running changes nothing any more."""
-        self._branch.tree.ended = True
+        """The program has ended: what it has left running is cancelled."""
+        self._branch.tree.end()
 
     def branches(self) -> Iterator[LiveContext]:
         """This context and all that were forked from it, each before its own forks."""

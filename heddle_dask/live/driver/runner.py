@@ -297,7 +297,7 @@ class Driver:
                 return Ending("failed", "driver", story)
             case _:
                 # What is wrong comes first: a report may show one line.
-                (what, *_) = "".join(traceback.format_exception_only(error)).splitlines()
+                (what, *_) = f"{type(error).__name__}: {error}".splitlines()
                 return Ending("failed", "agent", f"{what}\n{story}")
 
     def _tell_ended(self, trajectory_id: TrajectoryId, status: str) -> None:
