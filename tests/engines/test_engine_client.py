@@ -78,14 +78,15 @@ def test_an_abort_of_nobody_asks_nothing() -> None:
     asyncio.run(scenario())
 
 
-def test_closing_the_client_ends_a_step_whose_answer_has_begun() -> None:
+@pytest.mark.parametrize("first", [b"", b'data: {"choices":[]}\n\n'], ids=["headers", "token"])
+def test_closing_the_client_ends_a_step_whose_answer_has_begun(first: bytes) -> None:
     """vLLM sends the first token at once, and an engine may then never send the rest."""
     began = asyncio.Event()
 
     async def generate(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        await response.write(b'data: {"choices":[]}\n\n')
+        await response.write(first)
         began.set()
         await asyncio.Event().wait()
         return response
