@@ -240,7 +240,7 @@ def test_arguments_are_read_as_keys_and_values():
 
 PARSE = """
 import json, sys
-from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 parser = make_arg_parser(FlexibleArgumentParser())

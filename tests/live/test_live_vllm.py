@@ -19,6 +19,7 @@ from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver import open_session
 from heddle_dask.live.driver.batch import Batch
 from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.services import Budget
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import build_strategies
 
@@ -92,7 +93,13 @@ def vllm_session(model_dir: str) -> Iterator[Callable[[str], Batch]]:
     with (
         LocalRolloutCluster(1, tool_cpus=8, dashboard=False) as made,
         Client(made) as client,
-        Rollout(client, env=ToolAgent(steps=1), model=model_dir, engines=engine(model_dir)) as rollout,
+        Rollout(
+            client,
+            env=ToolAgent(steps=1),
+            model=model_dir,
+            engines=engine(model_dir),
+            budget=Budget(max_step_tokens=512),
+        ) as rollout,
     ):
 
         def roll(env: str) -> Batch:
