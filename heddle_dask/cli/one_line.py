@@ -15,6 +15,7 @@ import click
 
 from heddle_dask.core.errors import BadInput
 
+EXIT_LOST = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -50,8 +51,13 @@ def one_line_errors() -> Iterator[None]:
 
 def refuse(message: str) -> None:
     """Print one line and exit with code 2."""
-    click.echo(f"heddle: {' '.join(message.split())}", err=True)
+    one_line(message)
     sys.exit(EXIT_BAD_INPUT)
+
+
+def one_line(message: str) -> None:
+    """Print one line on stderr."""
+    click.echo(f"heddle: {' '.join(message.split())}", err=True)
 
 
 def _message(error: click.ClickException) -> str:

@@ -97,6 +97,20 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 )
 @click.option("--worker-timeout", type=_POSITIVE, default=30.0, show_default=True, help="Seconds.")
 @click.option("--engine-timeout", type=_POSITIVE, default=600.0, show_default=True, help="Seconds.")
+@click.option(
+    "--rejoin-timeout",
+    type=_POSITIVE,
+    default=600.0,
+    show_default=True,
+    help="Seconds without any engine or tool worker, after which the run ends and can be resumed.",
+)
+@click.option(
+    "--scheduler-timeout",
+    type=_POSITIVE,
+    default=60.0,
+    show_default=True,
+    help="Seconds without an answer, after which the run ends and can be resumed.",
+)
 @click.option("--dashboard/--no-dashboard", default=None, help="[default: where bokeh is installed]")
 @shared_options
 @click.pass_context

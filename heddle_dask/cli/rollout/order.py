@@ -50,6 +50,8 @@ class ClusterOptions:
     tool_cpus: int | None
     worker_timeout: float
     engine_timeout: float
+    rejoin_timeout: float
+    scheduler_timeout: float
     dashboard: bool | None
     sandbox: str
 

@@ -26,7 +26,7 @@ from heddle_dask.cli.cluster_choice import (
 )
 from heddle_dask.cli.engine_option import import_from_here
 from heddle_dask.cli.model_choice import chosen_model, context_limit
-from heddle_dask.cli.one_line import EXIT_TERMINATED
+from heddle_dask.cli.one_line import EXIT_LOST, EXIT_TERMINATED, one_line
 from heddle_dask.cli.rollout.engine_options import check_cost, parsed_cost, parsed_degrees
 from heddle_dask.cli.rollout.interrupts import Interrupts
 from heddle_dask.cli.rollout.order import RolloutOrder
@@ -40,6 +40,7 @@ from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.driver.capacity import Patience
+from heddle_dask.live.driver.control_channel import ClusterLost
 from heddle_dask.live.driver.resume import batch_of
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.rollout_inputs import Engines, Output
@@ -77,6 +78,8 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
         if order.mode == "create":
             remove_if_empty(run.out)
     out = str(run.out) if run.out.exists() else None
+    if run.lost:
+        one_line(f"{run.lost}; {run.left_to_do(out)}")
     Console(stderr=to_stderr).print(table(run.tally, out), soft_wrap=True)
     return Outcome(run.tally.result(out), exit_code)
 
@@ -121,6 +124,7 @@ class _Run:
         self.left = order.work.tasks * order.work.samples
         if order.mode == "resume":
             self._take_over()
+        self.lost = ""
         self._interrupts = Interrupts(self._stop)
         self._task: asyncio.Task[Any] | None = None
         self._rollout: Rollout | None = None
@@ -134,7 +138,9 @@ class _Run:
             kv_transfer=fleet.kv_transfer,
             tp_degrees=parsed_degrees(fleet.tp_degrees),
             cost=parsed_cost(fleet.cost),
-            patience=Patience(where.worker_timeout, where.engine_timeout),
+            patience=Patience(
+                where.worker_timeout, where.engine_timeout, where.rejoin_timeout, where.scheduler_timeout
+            ),
         )
 
     def _check_degrees(self) -> None:
@@ -180,7 +186,16 @@ class _Run:
         except asyncio.CancelledError:
             if not self._interrupts.exit_code:
                 raise
+        except ClusterLost as error:
+            self.lost = str(error)
+            return self._interrupts.exit_code or EXIT_LOST
         return self._interrupts.exit_code
+
+    def left_to_do(self, out: str | None) -> str:
+        """How to get the rest of a run that ended with its cluster."""
+        if out is None:
+            return "no trajectory has begun: give the same command again"
+        return f"what has finished is stored: give the same command with --out {out} --resume"
 
     def _client(self) -> AbstractAsyncContextManager[Client]:
         if self.order.where.scheduler is not None:

@@ -66,8 +66,13 @@ class SupervisedDask(ProcessInterface):
 
     async def close(self) -> None:
         """Ask it to end; after its grace everything it started is killed."""
-        await self._process.stop()
+        # A stopped program cannot end by itself: its grace would be lost time.
+        await self._process.stop(0.0 if self._process.is_stopped() else None)
         await super().close()
+
+    def is_stopped(self) -> bool:
+        """Whether the program is stopped (SIGSTOP): nothing that is asked of it will be answered."""
+        return self._process.is_stopped()
 
     def failed(self) -> str | None:
         """One line with the end of its log when it has ended, else None."""
@@ -229,14 +234,15 @@ class LocalRolloutCluster(SpecCluster):
         return {"cls": LocalWorker, "options": options}
 
     async def _close(self) -> None:
-        if isinstance(self.scheduler, SupervisedDask) and self.scheduler.failed():
+        scheduler = self.scheduler
+        if isinstance(scheduler, SupervisedDask) and (scheduler.failed() or scheduler.is_stopped()):
             await self._close_without_scheduler()
         await super()._close()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     async def _close_without_scheduler(self) -> None:
-        """Close the workers here: Dask would ask the dead scheduler to retire them, for half a minute."""
+        """Close the workers here: Dask would ask the scheduler to retire them, for half a minute or for ever."""
         await asyncio.gather(*(worker.close() for worker in self.workers.values()))
         self.workers.clear()
         self.shutdown_scheduler = False

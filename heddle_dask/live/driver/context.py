@@ -23,7 +23,7 @@ from heddle_dask.live.driver.held_context import HeldContext
 from heddle_dask.live.driver.open_step import OpenStep
 from heddle_dask.live.driver.pending_input import PendingInput
 from heddle_dask.live.driver.services import Recorded, Services
-from heddle_dask.live.driver.submission import RESULT_LOST, Interrupted
+from heddle_dask.live.driver.submission import Interrupted
 from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult
 from heddle_dask.live.wire.result_codec import action_body, action_from_body, step_body, step_from_body
 from heddle_dask.records.token_record import TokenRecord
@@ -263,9 +263,9 @@ class LiveContext:
         try:
             return await self._services.submitter.step(call, request)
         except Interrupted as interrupt:
-            if interrupt.kind == "result-lost":
-                return StepResult(status="engine-lost", message=RESULT_LOST)
-            return StepResult(status="refused", message=interrupt.cause)
+            if interrupt.kind == "given-up":
+                return StepResult(status="refused", message=interrupt.cause)
+            return StepResult(status="engine-lost", message=interrupt.cause)
 
     def _take(self, step: OpenStep, result: StepResult) -> OpenStep:
         """Fold one answer into the record and the open step."""
@@ -335,6 +335,7 @@ class LiveContext:
         timeout_s: float | None,
     ) -> ActionOutcome:
         session, name_in_session = self._services.session, f"{self._spec.trajectory_id}/a{index}"
+        cause = ""
         for attempt in range(self._services.retries.max_action_attempts):
             # With the same id a second attempt would find the task of the first.
             action_id = ActionId(f"{name_in_session}~{attempt}" if attempt else name_in_session)
@@ -344,9 +345,10 @@ class LiveContext:
             try:
                 return await self._services.submitter.action(call, request)
             except Interrupted as interrupt:
-                if interrupt.kind != "result-lost":
-                    return ActionOutcome("lost", message=interrupt.cause)
-        return ActionOutcome("lost", message=f"{RESULT_LOST} every time")
+                cause = interrupt.cause
+                if interrupt.kind == "given-up":
+                    return ActionOutcome("lost", message=cause)
+        return ActionOutcome("lost", message=f"{cause} every time")
 
     def _close_action(self, index: int, outcome: ActionOutcome) -> None:
         finished_s = self._services.clock()

@@ -255,8 +255,8 @@ class Rollout:
             attempts = files.unfinished(
                 attempts_of(self.environment.name, chosen, self.samples, self.seed, prefix)
             )
-            await self._provide_degrees(attempts)
-            driver = Driver(self.client, services, self.environment, files.writer, session.channel.failed)
+            await session.channel.unless_failed(self._provide_degrees(attempts))
+            driver = Driver(self.client, services, self.environment, files.writer, session.channel)
             self._driver = driver
             self._batch_began_s = services.clock()
             limit = driver.limit_run(self._on_progress)
@@ -317,11 +317,13 @@ class Rollout:
             retries=self.retries,
             on_notice=self._on_notice,
             on_lines=files.keep_lines,
+            patience=self._engines.patience,
         )
-        await self._session.provide_workers(self.spec, self._engine_degrees)
+        unless_failed = self._session.channel.unless_failed
+        await unless_failed(self._session.provide_workers(self.spec, self._engine_degrees))
         if self._engine_degrees is None:
-            engines = self._engines
-            await wait_for_capacity(self.client, engines.count, engines.patience, self._on_progress)
+            count, patience = self._engines.count, self._engines.patience
+            await unless_failed(wait_for_capacity(self.client, count, patience, self._on_progress))
         return self._session
 
     def _check_template(self, on_progress: Callable[[str], None]) -> None:

@@ -20,7 +20,7 @@ from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec, joined_domain
 from heddle_dask.environments.base import ActionFailed, Environment, Task
 from heddle_dask.live.driver.context import BudgetExhausted, LiveContext, ReplayDiverged, StepLost
-from heddle_dask.live.driver.control_channel import ControlPlaneFailed
+from heddle_dask.live.driver.control_channel import ClusterLost, ControlChannel
 from heddle_dask.live.driver.run_writer import RunWriter
 from heddle_dask.live.driver.services import Recorded, Services
 from heddle_dask.live.driver.submission import RESULT_LOST
@@ -99,8 +99,8 @@ class Driver:
 
     Parameters
     ----------
-    failed
-        Becomes done with an exception when the control plane has failed.
+    channel
+        Its `failed` becomes done with an exception when the control plane has failed.
     """
 
     def __init__(
@@ -109,13 +109,14 @@ class Driver:
         services: Services,
         environment: Environment,
         writer: RunWriter | None,
-        failed: asyncio.Future[None],
+        channel: ControlChannel,
     ) -> None:
         self._client = client
         self._services = services
         self._environment = environment
         self._writer = writer
-        self._failed = failed
+        self._channel = channel
+        self._failed = channel.failed
         self._admitted: dict[str, asyncio.Event] = {}
         self._contexts: dict[str, LiveContext] = {}
         self._running: dict[asyncio.Task[TrajectoryRecord], None] = {}
@@ -183,7 +184,7 @@ class Driver:
         Raises
         ------
         ControlPlaneFailed
-            The scheduler plugin failed or is gone. Records yielded before are safe.
+            The scheduler plugin failed, or the cluster is lost. Records yielded before are safe.
         """
         ended: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()
         for attempt in attempts:
@@ -217,9 +218,10 @@ class Driver:
         for start in range(0, len(submitted), SUBMITTED_AT_ONCE):
             part = submitted[start : start + SUBMITTED_AT_ONCE]
             try:
-                await ask_scheduler(self._client, SubmitTrajectories(session, part))
+                request = ask_scheduler(self._client, SubmitTrajectories(session, part))
+                await self._channel.unless_failed(request)
             except (OSError, RuntimeError) as error:
-                raise ControlPlaneFailed(f"the trajectories were not submitted: {error}") from None
+                raise ClusterLost(f"the trajectories were not submitted: {error}") from None
 
     def _cancel_running(self) -> None:
         for context in self._contexts.values():

@@ -54,8 +54,9 @@ class _Row:
     submission: Submission
 
 
-InterruptKind = Literal["given-up", "result-lost"]
+InterruptKind = Literal["given-up", "result-lost", "cancelled"]
 RESULT_LOST = "its worker died with the result"
+CANCELLED = "a client of the cluster cancelled its task"
 
 
 class Interrupted(Exception):
@@ -64,7 +65,8 @@ class Interrupted(Exception):
     Attributes
     ----------
     kind
-        ``"given-up"``: by the controller; ``"result-lost"``: its worker died with the result.
+        ``"given-up"``: by the controller; ``"result-lost"``: its worker died with the result; ``"cancelled"``: by
+        a client of the cluster (`Client.cancel`). After the last two, it may be asked for again.
     cause
         One line.
     """
@@ -97,14 +99,15 @@ class Submitter:
         Raises
         ------
         Interrupted
-            The controller gave it up, or its result was lost.
+            The controller gave it up, its result was lost, or its task was cancelled.
         """
         try:
             submission = self._submission(request, call.step_id.trajectory_id)
             result: StepResult = await self._run(run_step, call, submission, FetchStepResults)
-        except asyncio.CancelledError:
-            # After what was submitted in this turn of the loop: the scheduler must know the step before.
-            asyncio.get_running_loop().call_soon(self._tell_cancelled, call)
+        except (asyncio.CancelledError, Interrupted) as error:
+            if isinstance(error, asyncio.CancelledError) or error.kind == "cancelled":
+                # After what was submitted in this turn of the loop: the scheduler must know the step before.
+                asyncio.get_running_loop().call_soon(self._tell_cancelled, call)
             raise
         self._inbox.listen(result.address, FetchStepResults)
         if call.key in self._early:
@@ -117,7 +120,7 @@ class Submitter:
         Raises
         ------
         Interrupted
-            The controller gave it up, or its result was lost.
+            The controller gave it up, its result was lost, or its task was cancelled.
         """
         submission = self._submission(request, request.trajectory_id)
         result: ActionOutcome = await self._run(run_action, call, submission, FetchActionResults)
@@ -183,6 +186,8 @@ class Submitter:
             if interrupt is not None:
                 raise interrupt from None
             if isinstance(error, FutureCancelledError):
+                if self._client.status == "running":
+                    raise Interrupted("cancelled", CANCELLED) from None
                 # The scheduler has gone, and with it every future: the control channel ends the run. Until then
                 # this must not look like a failure of the program.
                 await asyncio.Event().wait()

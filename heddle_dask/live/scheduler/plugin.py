@@ -210,6 +210,11 @@ class HeddleScheduler(SchedulerPlugin):
         for host_id in hosts:
             self._events.host_lost(host_id)
 
+    def restart(self, scheduler: Scheduler) -> None:
+        """A client has restarted the cluster: Dask forgets all tasks and ends all workers."""
+        if self.session is not None:
+            self.session.stop("a client has restarted the cluster (Client.restart): all its tasks are gone")
+
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """A driver that has gone takes its session with it."""
         if self.session is not None and self.session.client_id == client:

@@ -49,6 +49,8 @@ class Session:
         Traceback of the first exception in a hook. Once set, no command is issued any more.
     closed
         Whether the session has ended: events that are still under way are ignored.
+    stopped
+        What ended the session before the driver did, in one line; empty while nothing has.
     """
 
     def __init__(self, session_id: str, client_id: str, controller: Controller) -> None:
@@ -58,6 +60,7 @@ class Session:
         self.held: dict[Key, None] = {}
         self.failure: str | None = None
         self.closed = False
+        self.stopped = ""
         self.predictions: Predictions | None = None
         self.degrees: Closes | None = None
         self._started_s = time.monotonic()
@@ -78,6 +81,11 @@ class Session:
         for beside in (self.predictions, self.degrees):
             if beside is not None:
                 beside.close()
+
+    def stop(self, reason: str) -> None:
+        """End the session for a reason (one line) that the driver is told."""
+        self.stopped = reason
+        self.close()
 
     def now(self) -> float:
         """Seconds since the session began; never goes back."""
@@ -111,7 +119,7 @@ class Session:
         self._due.clear()
         notices, self._notices = self._notices, []
         journal, self._journal = self._journal, []
-        return Updates(tuple(notices), journal, self.counts(), self.failure)
+        return Updates(tuple(notices), journal, self.counts(), self.failure, self.stopped)
 
     async def come_to_rest(self) -> None:
         """Wait until every trajectory has ended and its actions have reported, `LAST_REPORTS_S` at most.
@@ -119,7 +127,9 @@ class Session:
         Results reach the driver before the scheduler has their reports, so the driver may be done first.
         """
         deadline_s = time.monotonic() + LAST_REPORTS_S
-        while self.controller.state.trajectories and self.failure is None and time.monotonic() < deadline_s:
+        while self.controller.state.trajectories and time.monotonic() < deadline_s:
+            if self.failure is not None or self.closed:
+                return
             await asyncio.sleep(0.002)
 
     def counts(self) -> Mapping[str, Any]:

@@ -124,6 +124,8 @@ class Updates(Message):
         Of trajectories by state, engines and moves; empty when the session is not open.
     failure
         Traceback of the first exception of the scheduler plugin, after which it issues no command.
+    stopped
+        One line that says what has ended the session before the driver did; empty: nothing has.
     """
 
     op: ClassVar[str] = "heddle_updates"
@@ -132,6 +134,7 @@ class Updates(Message):
     journal: list[Any] = field(default_factory=list)
     counts: Mapping[str, Any] = field(default_factory=dict)
     failure: str | None = None
+    stopped: str = ""
 
 
 @dataclass(frozen=True, slots=True)
