@@ -7,6 +7,7 @@ and actions are journalled when they arrive, so that a program can be run again 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from heddle_dask.live.driver.open_step import OpenStep
 from heddle_dask.live.driver.pending_input import PendingInput
 from heddle_dask.live.driver.services import Recorded, Services
 from heddle_dask.live.driver.submission import Interrupted
-from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult
+from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult, too_large
 from heddle_dask.live.wire.result_codec import action_body, action_from_body, step_body, step_from_body
 from heddle_dask.records.token_record import TokenRecord
 from heddle_dask.records.trajectory import ActionRecord, StepRecord
@@ -200,10 +201,18 @@ class LiveContext:
                 raise ReplayDiverged(f"action {index} is {name}; the journal holds {body['label']}")
             outcome = action_from_body(body)
         else:
-            payload = cloudpickle.dumps((function, args, kwargs))
             if timeout_s is None:
                 timeout_s = self._services.budget.tool_timeout_s
-            outcome = await self._run_action(index, payload, kind, name, (least, most), timeout_s)
+            call = ActionCall(
+                self._services.session,
+                action_id=f"{self._spec.trajectory_id}/a{index}",
+                payload=cloudpickle.dumps((function, args, kwargs)),
+                timeout_s=None if timeout_s == math.inf else timeout_s,
+                idempotency_key=f"{self._services.session}/{self._spec.trajectory_id}/a{index}",
+                on_loop=inspect.iscoroutinefunction(function),
+                max_bytes=self._services.budget.max_action_bytes,
+            )
+            outcome = await self._run_action(call, kind, name, (least, most))
             self._journal("action", {"action_index": index, "label": name, **action_body(outcome)})
         self._close_action(index, outcome)
         if outcome.status != "ok":
@@ -326,24 +335,17 @@ class LiveContext:
     # -- actions -----------------------------------------------------------------------------------
 
     async def _run_action(
-        self,
-        index: int,
-        payload: bytes,
-        kind: ActionKind,
-        name: str,
-        cpus: tuple[int, int],
-        timeout_s: float | None,
+        self, call: ActionCall, kind: ActionKind, name: str, cpus: tuple[int, int]
     ) -> ActionOutcome:
-        session, name_in_session = self._services.session, f"{self._spec.trajectory_id}/a{index}"
+        if call.body_bytes > call.max_bytes:
+            return ActionOutcome("raised", message=too_large("arguments", call.body_bytes, call.max_bytes))
         cause = ""
         for attempt in range(self._services.retries.max_action_attempts):
             # With the same id a second attempt would find the task of the first.
-            action_id = ActionId(f"{name_in_session}~{attempt}" if attempt else name_in_session)
+            action_id = ActionId(f"{call.action_id}~{attempt}" if attempt else call.action_id)
             request = ActionRequest(action_id, self._spec.trajectory_id, kind, name, *cpus, "cpu")
-            limit_s = None if timeout_s == math.inf else timeout_s
-            call = ActionCall(session, action_id, payload, limit_s, f"{session}/{name_in_session}")
             try:
-                return await self._services.submitter.action(call, request)
+                return await self._services.submitter.action(replace(call, action_id=action_id), request)
             except Interrupted as interrupt:
                 cause = interrupt.cause
                 if interrupt.kind == "given-up":

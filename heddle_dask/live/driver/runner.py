@@ -26,6 +26,7 @@ from heddle_dask.live.driver.services import Recorded, Services
 from heddle_dask.live.driver.submission import RESULT_LOST
 from heddle_dask.live.wire.driver_messages import (
     ActionGivenUpNotice,
+    ActionPayloadWantedNotice,
     ActionResultLostNotice,
     AdmittedNotice,
     EndedTrajectory,
@@ -149,6 +150,8 @@ class Driver:
                 submitter.interrupt(step_key(session, step_id), "result-lost", RESULT_LOST)
             case ActionResultLostNotice(action_id):
                 submitter.interrupt(action_key(session, action_id), "result-lost", RESULT_LOST)
+            case ActionPayloadWantedNotice(action_id, address):
+                submitter.send_payload(action_id, address)
             case EngineLostNotice():
                 pass  # its steps report by themselves
             case _:

@@ -19,6 +19,7 @@ from distributed.client import FutureCancelledError
 
 from heddle_dask.core.ids import StepId
 from heddle_dask.core.nouns import ActionRequest, StepRequest
+from heddle_dask.live.driver.long_payloads import LongPayloads
 from heddle_dask.live.wire._dask_internals import ANNOTATION, HOLD_RESOURCE, settled
 from heddle_dask.live.wire.driver_messages import StepCancelledReport
 from heddle_dask.live.wire.messages import (
@@ -92,6 +93,7 @@ class Submitter:
         # By trajectory, the end of a step that the scheduler may not know of yet.
         self._piggybacked_ends: dict[str, StepEnd] = {}
         self._settling: set[asyncio.Task[None]] = set()
+        self._payloads = LongPayloads(client, session)
 
     async def step(self, call: StepCall, request: StepRequest) -> StepResult:
         """Run a step, placed as its request says.
@@ -123,9 +125,14 @@ class Submitter:
             The controller gave it up, its result was lost, or its task was cancelled.
         """
         submission = self._submission(request, request.trajectory_id)
-        result: ActionOutcome = await self._run(run_action, call, submission, FetchActionResults)
+        with self._payloads.kept(call) as sent:
+            result: ActionOutcome = await self._run(run_action, sent, submission, FetchActionResults)
         self._inbox.listen(result.address, FetchActionResults)
         return result
+
+    def send_payload(self, action_id: str, address: str) -> None:
+        """Send the payload that was kept back to the worker on which its action runs."""
+        self._payloads.send(action_id, address)
 
     def take_piggybacked_end(self, trajectory_id: str) -> StepEnd | None:
         """The end of this trajectory's last step, if the scheduler may not know of it; each end is given once."""
@@ -134,6 +141,7 @@ class Submitter:
     async def close(self) -> None:
         """Stop listening to the workers."""
         await self._inbox.close()
+        await self._payloads.close()
         settling = list(self._settling)
         for task in settling:
             task.cancel()

@@ -84,6 +84,7 @@ class HeddleScheduler(SchedulerPlugin):
         take(handlers, workers.StepFailedReport, SessionEvents.step_failed)
         take(handlers, workers.ActionEndedReport, SessionEvents.action_ended)
         take(handlers, workers.MoveEndedReport, SessionEvents.move_ended)
+        handlers.take(workers.ActionPayloadWantedReport, self.payload_wanted)
         handlers.add_to(scheduler)
 
     def _take_of_session(
@@ -251,6 +252,11 @@ class HeddleScheduler(SchedulerPlugin):
         """A worker takes no actions any more."""
         if self._registry.hosts.pop(report.host_id, None) is not None and self._events is not None:
             self._events.host_lost(report.host_id)
+
+    def payload_wanted(self, worker: str, report: workers.ActionPayloadWantedReport) -> None:
+        """An action on `worker` waits for what the driver has kept."""
+        if self.session is not None and self.session.session_id == report.session:
+            self.session.notify(driver.ActionPayloadWantedNotice(report.action_id, worker))
 
     async def _host_engine(self, worker: str, spec: Mapping[str, Any] | None) -> None:
         await ask_worker(self.scheduler, worker, workers.HostEngine(spec))

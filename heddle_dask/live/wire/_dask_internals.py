@@ -127,6 +127,28 @@ async def call_worker(
     return answer
 
 
+async def call_worker_through_scheduler(
+    client: Client, address: str, handler: str, /, **arguments: Any
+) -> Any:
+    """Call an RPC handler of a worker by way of the scheduler and return its answer.
+
+    Raises
+    ------
+    OSError
+        The worker has left or has no such handler, or the scheduler does not answer.
+    """
+    if client.scheduler is None:
+        raise ConnectionError("the client has no connection to its scheduler")
+    message = {"op": handler, **arguments}
+    answers = await client.scheduler.broadcast(msg=message, workers=[address], on_error="return")
+    answer = answers.get(address)
+    if isinstance(answer, OSError):
+        raise answer
+    if answer is None:
+        raise ConnectionError(f"the worker at {address} has no handler {handler}")
+    return answer
+
+
 async def call_scheduler(client: Client, handler: str, /, **arguments: Any) -> Any:
     """Call an RPC handler of the scheduler (0.3 ms) and return its answer.
 

@@ -78,6 +78,16 @@ class EngineLostNotice(Message):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class ActionPayloadWantedNotice(Message):
+    """An action has started on the worker at `address`, and waits for its payload."""
+
+    op: ClassVar[str] = "heddle-action-payload-wanted-notice"
+
+    action_id: ActionId
+    address: str
+
+
 Notice = (
     AdmittedNotice
     | StepGivenUpNotice
@@ -85,6 +95,7 @@ Notice = (
     | StepResultLostNotice
     | ActionResultLostNotice
     | EngineLostNotice
+    | ActionPayloadWantedNotice
 )
 
 
