@@ -295,7 +295,7 @@ def test_vllm_that_does_not_start_is_one_line_with_the_end_of_its_log(heddle):
 
 
 def test_cluster_without_a_worker_for_the_model_is_refused_after_a_bounded_wait(heddle):
-    with LocalRolloutCluster(engines=0, dashboard=False) as cluster:
+    with LocalRolloutCluster(engines=0, dashboard=False, security=False) as cluster:
         process = heddle.start("--scheduler", cluster.scheduler_address, "--worker-timeout", 1)
         out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 2 and out == ""
@@ -304,7 +304,7 @@ def test_cluster_without_a_worker_for_the_model_is_refused_after_a_bounded_wait(
 
 
 def test_rollout_on_somebody_elses_cluster_leaves_it_as_it_was(heddle):
-    with LocalRolloutCluster(engines=2, dashboard=False) as cluster:
+    with LocalRolloutCluster(engines=2, dashboard=False, security=False) as cluster:
         for _ in range(2):
             result = heddle.run("--scheduler", cluster.scheduler_address, "--tasks", 2, "--overwrite")
             assert (result["trajectories"], result["failed"]) == (8, 4)

@@ -45,6 +45,9 @@ class ClusterOptions:
     """Where the rollout runs: the cluster behind `scheduler`, or a local one. Timeouts in seconds."""
 
     scheduler: str | None
+    tls_ca_file: Path | None
+    tls_cert: Path | None
+    tls_key: Path | None
     cluster: Path | None
     tool_workers: int
     tool_cpus: int | None

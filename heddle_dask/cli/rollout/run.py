@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import sys
+import warnings
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +21,7 @@ from rich.console import Console
 from heddle_dask.cli.cluster_choice import (
     CONNECT_TIMEOUT_S,
     LocalShape,
+    TlsFiles,
     local_client,
     remote_client,
     workers_joined,
@@ -41,6 +43,7 @@ from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.driver.capacity import Patience
 from heddle_dask.live.driver.control_channel import ClusterLost
+from heddle_dask.live.driver.encryption import UnencryptedConnection
 from heddle_dask.live.driver.resume import batch_of
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.rollout_inputs import Engines, Output
@@ -71,6 +74,9 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     # Dask reports every connection and worker that ends; this process ends them on purpose.
     logging.getLogger("distributed").setLevel(logging.ERROR)
+    warnings.simplefilter(
+        "ignore", UnencryptedConnection
+    )  # said in one line, as the command line says things
     collect_seldom()
     try:
         exit_code = asyncio.run(run.run())
@@ -198,8 +204,10 @@ class _Run:
         return f"what has finished is stored: give the same command with --out {out} --resume"
 
     def _client(self) -> AbstractAsyncContextManager[Client]:
-        if self.order.where.scheduler is not None:
-            return remote_client(self.order.where.scheduler, CONNECT_TIMEOUT_S)
+        where = self.order.where
+        if where.scheduler is not None:
+            tls = TlsFiles(where.tls_ca_file, where.tls_cert, where.tls_key)
+            return remote_client(where.scheduler, CONNECT_TIMEOUT_S, tls)
         self.progress.message(f"starting a local cluster for {self.shape.engines} engine(s)")
         return local_client(self.shape, self.dashboard)
 

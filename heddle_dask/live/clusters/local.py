@@ -22,6 +22,7 @@ from distributed.deploy.spec import ProcessInterface, SpecCluster
 
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.engines.supervised_process import SupervisedProcess
+from heddle_dask.live.clusters.credentials import Credentials
 from heddle_dask.live.wire.messages import ENGINE_RESOURCE, TOOL_RESOURCE
 
 # A coroutine task takes a slot and no thread: slots must never be the limit.
@@ -85,7 +86,7 @@ class SupervisedDask(ProcessInterface):
 class LocalScheduler(SupervisedDask):
     """The scheduler, alone in its process: nothing else delays its loop."""
 
-    def __init__(self, directory: str, dashboard: bool) -> None:
+    def __init__(self, directory: str, dashboard: bool, credentials: Credentials | None) -> None:
         self._file = Path(directory) / "scheduler.json"
         # Without a dashboard there still is an HTTP server, which would listen on Dask's fixed port.
         shown = ["--dashboard-address", "127.0.0.1:0", "--dashboard" if dashboard else "--no-dashboard"]
@@ -96,6 +97,7 @@ class LocalScheduler(SupervisedDask):
                 "127.0.0.1",
                 "--port",
                 "0",
+                *_tls_options(credentials),
                 *shown,
                 "--scheduler-file",
                 str(self._file),
@@ -126,7 +128,13 @@ class LocalWorker(SupervisedDask):
     """A worker with resource tags; with a nanny, which restarts it when it dies."""
 
     def __init__(
-        self, scheduler: str, name: str, resources: Mapping[str, float], directory: str, preload: str
+        self,
+        scheduler: str,
+        name: str,
+        resources: Mapping[str, float],
+        directory: str,
+        preload: str,
+        credentials: Credentials | None,
     ) -> None:
         tags = ",".join(f"{key}={value:g}" for key, value in resources.items())
         super().__init__(
@@ -142,6 +150,10 @@ class LocalWorker(SupervisedDask):
                 "--memory-limit",
                 "0",
                 "--no-dashboard",
+                # There still is an HTTP server, which would listen on all interfaces.
+                "--dashboard-address",
+                "127.0.0.1:0",
+                *_tls_options(credentials),
                 "--host",
                 "127.0.0.1",
                 "--local-directory",
@@ -155,11 +167,13 @@ class LocalWorker(SupervisedDask):
         )
         self._scheduler_address = scheduler
         self._name = name
+        security = None if credentials is None else credentials.security
+        self._connection_args = {} if security is None else security.get_connection_args("client")
 
     async def wait_until_up(self) -> None:
         """Wait until the worker has joined: a run must not begin with half of its engines."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        async with rpc(self._scheduler_address) as scheduler:
+        async with rpc(self._scheduler_address, connection_args=self._connection_args) as scheduler:
             while time.monotonic() < deadline:
                 workers = (await scheduler.identity(n_workers=-1))["workers"]
                 if any(str(worker["name"]) == self._name for worker in workers.values()):
@@ -169,6 +183,12 @@ class LocalWorker(SupervisedDask):
                     raise ClusterProcessFailed(failure)
                 await asyncio.sleep(0.05)
         raise ClusterProcessFailed(f"worker {self._name} has not joined after {START_TIMEOUT_S:.0f} s")
+
+
+def _tls_options(credentials: Credentials | None) -> list[str]:
+    if credentials is None:
+        return ["--protocol", "tcp"]
+    return ["--protocol", "tls", *credentials.options]
 
 
 class LocalRolloutCluster(SpecCluster):
@@ -184,6 +204,10 @@ class LocalRolloutCluster(SpecCluster):
         Serve the Dask dashboard on a free loopback port.
     directory
         For logs and scratch; None: a temporary one that goes with the cluster.
+    security
+        True: connections use TLS, with a key made for this cluster that only its owner can read, so that no other user
+        of the machine can connect. False: they are open to every user of the machine, who can then run code as its
+        owner.
 
     Examples
     --------
@@ -199,12 +223,14 @@ class LocalRolloutCluster(SpecCluster):
         tool_cpus: int | None = None,
         dashboard: bool = True,
         directory: str | Path | None = None,
+        security: bool = True,
         asynchronous: bool = False,
         **kwargs: Any,
     ) -> None:
         self._temporary = directory is None
         self.directory = Path(directory or tempfile.mkdtemp(prefix="heddle-cluster-"))
         self.directory.mkdir(parents=True, exist_ok=True)
+        self._credentials = Credentials.temporary(self.directory) if security else None
         cpus = tool_cpus or os.cpu_count() or 1
         share = max(1, cpus // max(1, tool_workers))
         workers = {
@@ -213,12 +239,17 @@ class LocalRolloutCluster(SpecCluster):
         }
         scheduler = {
             "cls": LocalScheduler,
-            "options": {"directory": str(self.directory), "dashboard": dashboard},
+            "options": {
+                "directory": str(self.directory),
+                "dashboard": dashboard,
+                "credentials": self._credentials,
+            },
         }
         super().__init__(
             workers=workers,
             scheduler=scheduler,
             asynchronous=asynchronous,
+            security=None if self._credentials is None else self._credentials.security,
             name="heddle-local",
             **kwargs,
         )
@@ -230,6 +261,7 @@ class LocalRolloutCluster(SpecCluster):
             "resources": dict(resources),
             "directory": str(self.directory),
             "preload": kind,
+            "credentials": self._credentials,
         }
         return {"cls": LocalWorker, "options": options}
 
@@ -238,6 +270,8 @@ class LocalRolloutCluster(SpecCluster):
         if isinstance(scheduler, SupervisedDask) and (scheduler.failed() or scheduler.is_stopped()):
             await self._close_without_scheduler()
         await super()._close()
+        if self._credentials is not None:
+            self._credentials.remove()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
 

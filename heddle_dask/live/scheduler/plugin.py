@@ -17,6 +17,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.live.scheduler.deployment import EngineDeployment
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
+from heddle_dask.live.scheduler.foreign_tasks import ForeignTasks
 from heddle_dask.live.scheduler.predictions import Predictions
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.scheduler.session_events import SessionEvents
@@ -51,6 +52,7 @@ class HeddleScheduler(SchedulerPlugin):
         self._events: SessionEvents | None = None
         self._registry = EngineRegistry()
         self._deployment = EngineDeployment(self._host_engine, self._retire)
+        self._foreign = ForeignTasks()
 
     @property
     def session(self) -> Session | None:
@@ -86,6 +88,7 @@ class HeddleScheduler(SchedulerPlugin):
         take(handlers, workers.MoveEndedReport, SessionEvents.move_ended)
         handlers.take(workers.ActionPayloadWantedReport, self.payload_wanted)
         handlers.add_to(scheduler)
+        self._foreign.workers_changed(scheduler)
 
     def _take_of_session(
         self, handlers: Handlers, kind: type[M], take: Callable[[SessionEvents, M], None]
@@ -190,6 +193,7 @@ class HeddleScheduler(SchedulerPlugin):
         scheduler: Scheduler,
         *,
         client: str,
+        tasks: list[Any],
         keys: set[Any],
         annotations: Mapping[str, Mapping[Any, Any]],
         priority: Mapping[Any, Any],
@@ -197,11 +201,18 @@ class HeddleScheduler(SchedulerPlugin):
     ) -> None:
         """Place the steps and actions of a submission, before Dask's first transition of them."""
         submissions = annotations.get(dask.ANNOTATION)
-        if submissions and self._events is not None:
+        if not submissions:
+            self._foreign.submitted(scheduler, tasks)
+        elif self._events is not None:
             self._events.tasks_submitted(submissions, priority)
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """A worker joined."""
+        self._foreign.workers_changed(scheduler)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """A worker left or died: its engine and its host are lost with all that ran there."""
+        self._foreign.workers_changed(scheduler)
         self._deployment.forget_worker(worker)
         engines, hosts = self._registry.forget_worker(worker)
         if self._events is None:

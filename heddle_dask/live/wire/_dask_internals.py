@@ -53,6 +53,38 @@ def pin(
     ts.annotations = {**(ts.annotations or {}), ANNOTATION: dict(annotation)}
 
 
+def restrict_if_free(ts: TaskState, addresses: set[str]) -> None:
+    """Bind a new task without any restriction to these workers; the set itself is kept, and may change later.
+
+    Dask takes an empty set for no restriction.
+    """
+    bound = ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions
+    if ts.state == "released" and not bound:
+        ts.worker_restrictions = addresses
+
+
+def unrunnable_in(scheduler: Scheduler, addresses: set[str]) -> list[Any]:
+    """Keys of the tasks that were bound to this set, and for which there was no worker."""
+    return [ts.key for ts in scheduler.unrunnable if ts.worker_restrictions is addresses]
+
+
+def bound_threads(worker: Worker, most: int) -> int:
+    """Let tasks that are no coroutines use at most so many threads of a worker; returns the limit before.
+
+    Steps and actions are coroutines and need none, whatever ``--nthreads`` says.
+    """
+    threads: Any = worker.executors["default"]
+    before: int = threads._max_workers
+    threads._max_workers = min(before, most)
+    return before
+
+
+def restore_threads(worker: Worker, most: int) -> None:
+    """Undo `bound_threads`."""
+    threads: Any = worker.executors["default"]
+    threads._max_workers = most
+
+
 def release(scheduler: Scheduler, keys: Iterable[Any], stimulus_id: str) -> None:
     """Dispatch held tasks that were pinned since. Must not be called inside a transition."""
     held = {}

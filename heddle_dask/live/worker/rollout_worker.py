@@ -125,6 +125,7 @@ class RolloutWorker(WorkerPlugin):
             return
         self.worker = worker
         collect_seldom()
+        self._threads = dask.bound_threads(worker, os.cpu_count() or 1)
         self.engine_id = ""
         self._incarnations = 0
         self._host: EngineHost | None = None
@@ -154,6 +155,7 @@ class RolloutWorker(WorkerPlugin):
         """Stop the engine."""
         if self.worker is not None:
             self._torn_down = True
+            dask.restore_threads(worker, self._threads)
             async with self._changing:
                 if self._host is not None:
                     await self._host.stop()

@@ -78,6 +78,7 @@ class ToolWorker(WorkerPlugin):
             return
         self.worker = worker
         collect_seldom()
+        self._threads = dask.bound_threads(worker, os.cpu_count() or 1)
         self.host_id = HostId(f"{worker.name}/{os.getpid()}")
         self._processes = ToolProcesses()
         self._processes.start()
@@ -96,6 +97,7 @@ class ToolWorker(WorkerPlugin):
         """Report the loss of the host, and end the processes of plain functions."""
         if self.worker is not None:
             send(worker, HostLostReport(self.host_id))
+            dask.restore_threads(worker, self._threads)
             await self._processes.close()
 
     async def run_action(self, call: ActionCall) -> ActionOutcome:
