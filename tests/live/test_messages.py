@@ -64,6 +64,7 @@ NOTICES = (
     driver.ActionGivenUpNotice(ACTION, "cause"),
     driver.StepResultLostNotice(STEP),
     driver.ActionResultLostNotice(ACTION),
+    driver.ActionPayloadWantedNotice(ACTION, "tcp://w"),
     driver.EngineLostNotice(EngineId("e"), "reason"),
 )
 SAMPLES: list[Message] = [
@@ -71,7 +72,7 @@ SAMPLES: list[Message] = [
     transport.Refusal("reason"),
     *NOTICES,
     driver.StartSession("s", "client", "heddle", ("a=b",), 3, {"1": {"x": 1.5}}, RetryPolicy(max_losses=1)),
-    driver.Updates(NOTICES, [LINE], {"finished": 2}, "Traceback"),
+    driver.Updates(NOTICES, [LINE], {"finished": 2}, "Traceback", "restarted"),
     driver.FetchUpdates("s", 0.25),
     driver.EndSession("s"),
     driver.SubmitTrajectories("s", (driver.SubmittedTrajectory(SPEC, 9, 1.5, 2),)),
@@ -107,6 +108,8 @@ SAMPLES: list[Message] = [
     workers.EngineStartFailedReport("reason"),
     workers.HostReadyReport(HostDescription(HostId("h"), 4)),
     workers.HostLostReport(HostId("h")),
+    workers.ActionPayloadWantedReport("s", ACTION),
+    workers.PutActionPayload("s", ACTION, b"payload"),
     workers.StepStartedReport("s", STEP, EngineId("e")),
     workers.StepEndedReport("s", END),
     workers.StepFailedReport("s", STEP, EngineId("e"), "engine-lost"),
