@@ -267,6 +267,29 @@ def test_killed_rollout_leaves_no_process_and_resumes(heddle):
     assert any(spec[7] > 0 for spec in second), "what the journal held of those that had begun"
 
 
+def test_killed_scheduler_ends_the_run_in_one_line_and_the_run_resumes(heddle):
+    arguments = ("--tasks", 4, "--samples", 1)
+    (heddle.directory / "agents.py").write_text(AGENTS.replace("STEPS = 60", "STEPS = 20"))
+    process = heddle.start(*arguments, env="agents:slow")
+    until(lambda: finished(heddle.path()) >= 2, "nothing finishes")
+    (scheduler,) = [
+        pid
+        for pid in heddle.processes()
+        if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:4] == [b"-m", b"dask", b"scheduler"]
+    ]
+    os.kill(scheduler, signal.SIGKILL)
+    out, err = process.communicate(timeout=HANG_S)
+    assert process.returncode == 1, err
+    (last,) = [line for line in err.splitlines() if line.startswith("heddle: ")]
+    assert last.startswith("heddle: the scheduler does not answer: ")
+    assert last.endswith("what has finished is stored: give the same command with --out run.zarr --resume")
+    assert "Traceback" not in err and "Error" not in err.replace(last, ""), err
+    assert json.loads(out.splitlines()[-1])["trajectories"] == 2
+    heddle.assert_nothing_left()
+    result = heddle.run(*arguments, "--resume", env="agents:slow")
+    assert (result["trajectories"], result["completed"]) == (4, 4)
+
+
 def test_engine_that_does_not_start_is_one_line_with_the_end_of_its_log(heddle):
     # No KV cache of the emulated engine holds so long a context.
     process = heddle.start("--tasks", 1, "--max-context-tokens", 10**9)
@@ -303,9 +326,21 @@ def test_cluster_without_a_worker_for_the_model_is_refused_after_a_bounded_wait(
     assert not heddle.path().exists()
 
 
-def test_rollout_on_somebody_elses_cluster_leaves_it_as_it_was(heddle):
-    with LocalRolloutCluster(engines=2, dashboard=False, security=False) as cluster:
-        for _ in range(2):
-            result = heddle.run("--scheduler", cluster.scheduler_address, "--tasks", 2, "--overwrite")
+def test_rollout_on_somebody_elses_cluster_leaves_it_as_it_was(heddle, monkeypatch):
+    with LocalRolloutCluster(engines=2, dashboard=False) as cluster:
+        refused = heddle.start("--scheduler", cluster.scheduler_address)
+        out, err = refused.communicate(timeout=HANG_S)
+        assert (refused.returncode, out, len(err.splitlines())) == (2, "", 1)
+        assert "needs TLS credentials: give --tls-ca-file" in err
+
+        (place,) = cluster.directory.glob("tls-*")
+        certificate, key = place / "certificate.pem", place / "key.pem"
+        options = ["--tls-ca-file", certificate, "--tls-cert", certificate, "--tls-key", key]
+        config = {"CA_FILE": certificate, "CLIENT__CERT": certificate, "CLIENT__KEY": key}
+        for given in (options, []):
+            if not given:
+                for name, path in config.items():
+                    monkeypatch.setenv(f"DASK_DISTRIBUTED__COMM__TLS__{name}", str(path))
+            result = heddle.run("--scheduler", cluster.scheduler_address, *given, "--tasks", 2, "--overwrite")
             assert (result["trajectories"], result["failed"]) == (8, 4)
             heddle.assert_nothing_left()
