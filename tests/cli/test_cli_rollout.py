@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from worlds.live_world import descendants
 
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
@@ -288,6 +290,31 @@ def test_killed_scheduler_ends_the_run_in_one_line_and_the_run_resumes(heddle):
     heddle.assert_nothing_left()
     result = heddle.run(*arguments, "--resume", env="agents:slow")
     assert (result["trajectories"], result["completed"]) == (4, 4)
+
+
+def test_engines_of_a_killed_driver_on_somebody_elses_cluster_are_taken_over_or_end(heddle):
+    def engines() -> list[psutil.Process]:
+        return descendants("heddle_dask.engines.emulated")
+
+    (heddle.directory / "agents.py").write_text(AGENTS.replace("STEPS = 60", "STEPS = 20"))
+    with LocalRolloutCluster(engines=1, dashboard=False, security=False) as cluster:
+        arguments = ("--scheduler", cluster.scheduler_address, "--tasks", 4, "--samples", 1)
+
+        def killed(out: str, *more: object) -> list[psutil.Process]:
+            process = heddle.start(*arguments, *more, env="agents:slow", out=out)
+            until(lambda: finished(heddle.path(out)) >= 2, "nothing finishes")
+            process.kill()
+            process.communicate(timeout=HANG_S)
+            return engines()
+
+        before = killed("run.zarr")
+        assert before
+        result = heddle.run(*arguments, "--resume", env="agents:slow")
+        assert (result["trajectories"], result["completed"]) == (4, 4)
+        until(lambda: not engines(), "the engines outlive the run that took them over")
+
+        assert killed("other.zarr", "--orphan-timeout", 0.5)
+        until(lambda: not engines(), "the engines outlive their driver")
 
 
 def test_engine_that_does_not_start_is_one_line_with_the_end_of_its_log(heddle):

@@ -30,12 +30,16 @@ LIMIT_BYTES = 4 * LONG_PAYLOAD_BYTES
 FOREIGN_TASKS = 200
 
 
-def computes(number: int) -> tuple[str, int]:
-    """A task of another client: the worker on which it ran, and its thread."""
-    until_s = time.perf_counter() + 0.005
-    while time.perf_counter() < until_s:
-        pass
-    return str(get_worker().name), threading.get_ident()
+def foreign_task() -> Any:
+    """A function that Dask sends by value: it computes, and says on which worker and thread."""
+
+    def computes(number: int) -> tuple[str, int]:
+        until_s = time.perf_counter() + 0.005
+        while time.perf_counter() < until_s:
+            pass
+        return str(get_worker().name), threading.get_ident()
+
+    return computes
 
 
 async def size_on_loop(value: bytes) -> int:
@@ -56,25 +60,24 @@ async def sends_large_values(task: Task, ctx: Context) -> float:
     return 1.0
 
 
-def largest_message(dask_scheduler: Any) -> int:
-    """Bytes of the largest task that the scheduler holds or has held since `watch_messages`."""
-    return int(dask_scheduler.heddle_test_largest)
+def watches() -> tuple[Any, Any]:
+    """Two functions for the scheduler: the first has it note the largest graph that comes, the second tells it."""
 
+    def watch(dask_scheduler: Any) -> None:
+        dask_scheduler.heddle_test_largest = 0
+        handle = dask_scheduler.stream_handlers["update-graph"]
 
-def watch_messages(dask_scheduler: Any) -> None:
-    """Note the largest graph that comes."""
-    dask_scheduler.heddle_test_largest = 0
-    plain = dask_scheduler.handlers["heddle_submit_trajectories"]
-    assert plain is not None
-    handle = dask_scheduler.stream_handlers["update-graph"]
+        async def update_graph(**message: Any) -> Any:
+            size = sum(len(frame) for frame in message["expr_ser"].frames)
+            dask_scheduler.heddle_test_largest = max(dask_scheduler.heddle_test_largest, size)
+            return await handle(**message)
 
-    async def update_graph(**message: Any) -> Any:
-        frames = message["expr_ser"].frames
-        size = sum(len(frame) for frame in frames)
-        dask_scheduler.heddle_test_largest = max(dask_scheduler.heddle_test_largest, size)
-        return await handle(**message)
+        dask_scheduler.stream_handlers["update-graph"] = update_graph
 
-    dask_scheduler.stream_handlers["update-graph"] = update_graph
+    def largest(dask_scheduler: Any) -> int:
+        return int(dask_scheduler.heddle_test_largest)
+
+    return watch, largest
 
 
 def listens_on() -> set[str]:
@@ -111,17 +114,18 @@ def test_a_local_cluster_is_closed_to_others_and_foreign_tasks_stay_off_its_engi
 
             async with rollout(ToolAgent(steps=4)) as agents, Client(made, asynchronous=True) as other:
                 running = asyncio.ensure_future(agents.run(8))
-                ran = await other.gather(other.map(computes, range(FOREIGN_TASKS), pure=False))
+                ran = await other.gather(other.map(foreign_task(), range(FOREIGN_TASKS), pure=False))
                 assert (await running).counts == {"completed": 8}
             assert {name for name, _ in ran} == {"tool-0"}
             assert len({thread for _, thread in ran}) <= (os.cpu_count() or 1)
 
             async with rollout(sends_large_values) as agents:
-                await client.run_on_scheduler(watch_messages)
+                watch, largest = watches()
+                await client.run_on_scheduler(watch)
                 (record,) = await agents.run(["large"])
                 assert record.status == "completed", record.detail
                 assert [action.status for action in record.actions] == ["ok"] * 3 + ["raised"] * 2
-                assert 0 < await client.run_on_scheduler(largest_message) < LONG_PAYLOAD_BYTES
+                assert 0 < await client.run_on_scheduler(largest) < LONG_PAYLOAD_BYTES
         assert not list((tmp_path / "cluster").glob("tls-*")), "the key goes with the cluster"
 
     run(body())

@@ -86,6 +86,7 @@ SAMPLES: list[Message] = [
     driver.StepCancelledReport("s", STEP),
     driver.Capacity((driver.ReadyEngine(ENGINE, "vllm", "dir"),), 4, {"tcp://w": "no GPU"}, ("p",), 3, 2, 1),
     driver.GetCapacity(),
+    driver.OwnEngines("s", 60.0),
     driver.DeployedEngines(("a", "b"), (2, 1)),
     driver.GetDeployedEngines(),
     driver.ClearEngines(),

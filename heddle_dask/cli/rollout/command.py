@@ -116,6 +116,13 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     show_default=True,
     help="Seconds without an answer, after which the run ends and can be resumed.",
 )
+@click.option(
+    "--orphan-timeout",
+    type=_POSITIVE,
+    default=60.0,
+    show_default=True,
+    help="Seconds that engines on a standing cluster are kept for --resume when this process is killed.",
+)
 @click.option("--dashboard/--no-dashboard", default=None, help="[default: where bokeh is installed]")
 @shared_options
 @click.pass_context

@@ -55,6 +55,7 @@ class ClusterOptions:
     engine_timeout: float
     rejoin_timeout: float
     scheduler_timeout: float
+    orphan_timeout: float
     dashboard: bool | None
     sandbox: str
 

@@ -145,7 +145,11 @@ class _Run:
             tp_degrees=parsed_degrees(fleet.tp_degrees),
             cost=parsed_cost(fleet.cost),
             patience=Patience(
-                where.worker_timeout, where.engine_timeout, where.rejoin_timeout, where.scheduler_timeout
+                workers_s=where.worker_timeout,
+                engines_s=where.engine_timeout,
+                rejoin_s=where.rejoin_timeout,
+                scheduler_s=where.scheduler_timeout,
+                orphans_s=where.orphan_timeout,
             ),
         )
 

@@ -31,6 +31,8 @@ class Patience:
         For an engine or a tool worker to come back, when a run has lost the last one and work waits for it.
     scheduler_s
         For the scheduler to answer.
+    orphans_s
+        For a resumed run to take over the engines of a driver that has died; then they end.
 
     Raises
     ------
@@ -42,6 +44,7 @@ class Patience:
     engines_s: float = 600.0
     rejoin_s: float = 600.0
     scheduler_s: float = 60.0
+    orphans_s: float = 60.0
 
     def __post_init__(self) -> None:
         for field in fields(self):

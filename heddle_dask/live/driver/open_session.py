@@ -16,7 +16,7 @@ from heddle_dask.live.driver.degrees import EngineDegrees
 from heddle_dask.live.driver.submission import Submitter
 from heddle_dask.live.scheduler.plugin import HeddleScheduler
 from heddle_dask.live.wire import _dask_internals as dask
-from heddle_dask.live.wire.driver_messages import EndSession, GetCapacity, Notice, StartSession
+from heddle_dask.live.wire.driver_messages import EndSession, GetCapacity, Notice, OwnEngines, StartSession
 from heddle_dask.live.wire.messages import STREAM_INTERVAL_S
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
@@ -92,10 +92,12 @@ class OpenSession:
         if TOOL_PLUGIN not in capacity.plugins:
             await self._client.register_plugin(ToolWorker())
         models = {(engine.kind, engine.model) for engine in capacity.engines}
-        self._owns_engines = models != {(spec.kind, spec.model)}
+        self._owns_engines = capacity.engines_inherited or models != {(spec.kind, spec.model)}
+        if self._owns_engines:
+            await ask_scheduler(self._client, OwnEngines(self.session_id, self._patience.orphans_s))
         if degrees is not None:
             await degrees.open(self.session_id, self._owns_engines)
-        elif self._owns_engines:
+        elif models != {(spec.kind, spec.model)}:
             await self._client.register_plugin(RolloutWorker(spec))
 
     async def close(self) -> None:
@@ -123,6 +125,7 @@ class OpenSession:
         self.channel.take(await ask_scheduler(self._client, EndSession(self.session_id)))
         if self._owns_engines:
             await dask.remove_worker_plugin(self._client, ENGINE_PLUGIN)
+            await ask_scheduler(self._client, OwnEngines(self.session_id, None))
 
 
 async def _registered(client: Client) -> None:

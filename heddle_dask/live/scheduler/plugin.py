@@ -18,6 +18,7 @@ from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.live.scheduler.deployment import EngineDeployment
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.live.scheduler.foreign_tasks import ForeignTasks
+from heddle_dask.live.scheduler.owned_engines import OwnedEngines
 from heddle_dask.live.scheduler.predictions import Predictions
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.scheduler.session_events import SessionEvents
@@ -26,7 +27,7 @@ from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire import driver_messages as driver
 from heddle_dask.live.wire import worker_messages as workers
 from heddle_dask.live.wire.codec import Message
-from heddle_dask.live.wire.messages import ENGINE_RESOURCE, STREAM_INTERVAL_S, TOOL_RESOURCE
+from heddle_dask.live.wire.messages import ENGINE_PLUGIN, ENGINE_RESOURCE, STREAM_INTERVAL_S, TOOL_RESOURCE
 from heddle_dask.live.wire.transport import Done, Handlers, ask_worker
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.known import KnownWork
@@ -53,6 +54,7 @@ class HeddleScheduler(SchedulerPlugin):
         self._registry = EngineRegistry()
         self._deployment = EngineDeployment(self._host_engine, self._retire)
         self._foreign = ForeignTasks()
+        self._owned = OwnedEngines(self._end_engines)
 
     @property
     def session(self) -> Session | None:
@@ -72,6 +74,7 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.answer(driver.GetDeployedEngines, self._deployment.report)
         handlers.answer(driver.ClearEngines, self._deployment.clear)
         handlers.answer(driver.ProvideEngines, self.provide_engines)
+        handlers.answer(driver.OwnEngines, self.own_engines)
         handlers.take(workers.EngineWorkerReport, self._deployment.worker_waits)
         handlers.take(workers.EngineReadyReport, self.engine_ready)
         handlers.take(workers.EngineLostReport, self.engine_lost)
@@ -129,6 +132,7 @@ class HeddleScheduler(SchedulerPlugin):
                 predictor, known, events.prediction_made, session.latch, session.now
             )
         self._events = events
+        self._owned.client_joined(request.client_id)
         dask.shorten_client_report_interval(self.scheduler, request.client_id, STREAM_INTERVAL_S)
         for _, engine in self._registry.engines.values():
             events.engine_joined(engine)
@@ -154,7 +158,19 @@ class HeddleScheduler(SchedulerPlugin):
             workers=len(tags),
             engine_workers=sum(ENGINE_RESOURCE in each for each in tags),
             tool_workers=sum(TOOL_RESOURCE in each for each in tags),
+            engines_inherited=self._owned.inherited,
         )
+
+    async def own_engines(self, request: driver.OwnEngines) -> Done:
+        """The engines belong to the driver of this session from now on, or no longer."""
+        if request.kept_s is None:
+            self._owned.release()
+        else:
+            self._owned.own(self._open(request.session).session.client_id, request.kept_s)
+        return Done()
+
+    async def _end_engines(self) -> None:
+        await dask.forget_worker_plugin(self.scheduler, ENGINE_PLUGIN)
 
     async def submit(self, request: driver.SubmitTrajectories) -> Done:
         """Announce trajectories; a notice admits each."""
@@ -228,10 +244,15 @@ class HeddleScheduler(SchedulerPlugin):
             self.session.stop("a client has restarted the cluster (Client.restart): all its tasks are gone")
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        """A driver that has gone takes its session with it."""
+        """A driver that has gone takes its session with it, and some time later its engines."""
+        self._owned.client_left(client)
         if self.session is not None and self.session.client_id == client:
             self.session.close()
             self._events = None
+
+    async def close(self) -> None:
+        """The scheduler ends."""
+        self._owned.close()
 
     # -- engines and hosts -------------------------------------------------------------------------
 

@@ -209,6 +209,12 @@ async def remove_worker_plugin(client: Client, name: str) -> None:
     await client.run(_remove_plugin, name, on_error="ignore")
 
 
+async def forget_worker_plugin(scheduler: Scheduler, name: str) -> None:
+    """Do as `remove_worker_plugin`, from the scheduler; nothing where no client has registered the plugin."""
+    if scheduler.worker_plugins.pop(name, None) is not None:
+        await scheduler.broadcast(msg={"op": "plugin-remove", "name": name}, on_error="return")
+
+
 def _forget_plugin(name: str, dask_scheduler: Scheduler) -> None:
     dask_scheduler.worker_plugins.pop(name, None)
 

@@ -250,6 +250,8 @@ class Capacity(Message):
         Names of the worker plugins that are registered.
     workers, engine_workers, tool_workers
         Workers in all; workers tagged for engines and for tools.
+    engines_inherited
+        Whether this session has taken the engines over from a driver that has died.
     """
 
     op: ClassVar[str] = "heddle_capacity"
@@ -261,6 +263,7 @@ class Capacity(Message):
     workers: int
     engine_workers: int
     tool_workers: int
+    engines_inherited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +271,16 @@ class GetCapacity(Request[Capacity]):
     """What is the cluster's capacity?"""
 
     op: ClassVar[str] = "heddle_get_capacity"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnEngines(Request[Done]):
+    """The driver of this session owns the engines; `kept_s` seconds after its death they end. None: they have ended."""
+
+    op: ClassVar[str] = "heddle_own_engines"
+
+    session: str
+    kept_s: float | None
 
 
 @dataclass(frozen=True, slots=True)

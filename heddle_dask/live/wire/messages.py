@@ -21,6 +21,7 @@ Key = tuple[str, str, str, int, int]
 STREAM_INTERVAL_S = 0.0002
 STEP_PREFIX = "llm"
 ACTION_PREFIX = "tool"
+ENGINE_PLUGIN = "heddle-rollout-worker"  # name of the worker plugin that hosts engines
 ENGINE_RESOURCE = "ENGINE"  # on a worker that may host an engine
 SLOT_RESOURCE = "LLM"  # published when its engine answers: one per slot, and for each step ahead
 TOOL_RESOURCE = "TOOL"  # on a worker for actions: one per CPU

@@ -42,6 +42,7 @@ from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.messages import (
+    ENGINE_PLUGIN,
     ENGINE_RESOURCE,
     SLOT_RESOURCE,
     STREAM_INTERVAL_S,
@@ -77,7 +78,7 @@ from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
 from heddle_dask.live.worker.context_mover import ContextMover
 from heddle_dask.live.worker.engine_host import EngineHost, Watch
 
-PLUGIN_NAME = "heddle-rollout-worker"
+PLUGIN_NAME = ENGINE_PLUGIN
 # A step's start is reported this much later: the request to the engine goes first.
 REPORT_START_AFTER_S = 0.005
 
