@@ -274,10 +274,11 @@ def test_killed_scheduler_ends_the_run_in_one_line_and_the_run_resumes(heddle):
     (heddle.directory / "agents.py").write_text(AGENTS.replace("STEPS = 60", "STEPS = 20"))
     process = heddle.start(*arguments, env="agents:slow")
     until(lambda: finished(heddle.path()) >= 2, "nothing finishes")
+    inside = {
+        each.pid: " ".join(each.cmdline()) for each in psutil.Process(process.pid).children(recursive=True)
+    }
     (scheduler,) = [
-        pid
-        for pid in heddle.processes()
-        if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:4] == [b"-m", b"dask", b"scheduler"]
+        pid for pid, line in inside.items() if "dask scheduler" in line and "watchdog.py" not in line
     ]
     os.kill(scheduler, signal.SIGKILL)
     out, err = process.communicate(timeout=HANG_S)
