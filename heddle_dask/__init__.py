@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from heddle_dask.live.clusters.local import LocalRolloutCluster
     from heddle_dask.live.driver.batch import Batch
     from heddle_dask.live.driver.capacity import Patience
+    from heddle_dask.live.driver.control_channel import ClusterLost
     from heddle_dask.live.driver.rollout import Rollout
     from heddle_dask.live.driver.rollout_inputs import Engines, Output
     from heddle_dask.live.driver.services import Budget, Sampling
@@ -28,6 +29,7 @@ _PLACES = {
     "BadInput": "heddle_dask.core.errors",
     "Batch": "heddle_dask.live.driver.batch",
     "Budget": "heddle_dask.live.driver.services",
+    "ClusterLost": "heddle_dask.live.driver.control_channel",
     "Context": "heddle_dask.environments.base",
     "EngineSpec": "heddle_dask.engines.spec",
     "Engines": "heddle_dask.live.driver.rollout_inputs",
@@ -49,6 +51,7 @@ __all__ = [
     "BadInput",
     "Batch",
     "Budget",
+    "ClusterLost",
     "Context",
     "EngineSpec",
     "Engines",

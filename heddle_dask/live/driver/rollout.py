@@ -150,7 +150,11 @@ class Rollout:
 
         Raises
         ------
-        BadInput, ControlPlaneFailed
+        BadInput
+        ClusterLost
+            In one line: the cluster cannot go on. What has finished is stored, and the run can be resumed.
+        ControlPlaneFailed
+            A bug: the scheduler plugin raised.
         """
         return self._sync(self._run, tasks)
 
