@@ -145,7 +145,8 @@ class Context(Protocol):
         ----------
         function
             Picklable. A plain function runs in a process, which is killed at the limit and otherwise used again. An
-            async one runs on the event loop of the tool worker and must not block it. If it has a parameter named ``cpus``, it gets the number of granted CPUs.
+            async one runs on the event loop of the tool worker and must not block it. A function with a parameter named
+            ``cpus`` gets the number of granted CPUs.
         cpus
             Minimum and maximum number of CPUs for the action; (0, 0) if it only waits (a remote API).
         timeout_s
