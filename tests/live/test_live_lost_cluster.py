@@ -25,7 +25,7 @@ from heddle_dask.live.driver.rollout_inputs import Engines, Output
 from heddle_dask.live.wire.messages import ACTION_PREFIX, STEP_PREFIX
 from heddle_dask.records.store import RunReader
 
-pytestmark = [pytest.mark.cluster]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 TASKS = 10
 Fault = Callable[[LocalRolloutCluster], Awaitable[Any]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import warnings
 
 from distributed.comm import parse_address, parse_host_port
 
@@ -29,3 +30,10 @@ def unencrypted(address: str) -> str:
         f"the connection to {address} is not encrypted, and whoever reaches that address can run code on the cluster: "
         "use tls:// (docs/security.md)"
     )
+
+
+def warn_if_unencrypted(address: str) -> None:
+    """Issue the warning `UnencryptedConnection` about such an address."""
+    line = unencrypted(address)
+    if line:
+        warnings.warn(UnencryptedConnection(line), stacklevel=2)

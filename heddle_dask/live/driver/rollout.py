@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import time
-import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -23,7 +22,7 @@ from heddle_dask.live.driver.batch import Batch
 from heddle_dask.live.driver.capacity import wait_for_capacity
 from heddle_dask.live.driver.continuation import tokenizer_digest
 from heddle_dask.live.driver.degrees import EngineDegrees, degrees_to_price
-from heddle_dask.live.driver.encryption import UnencryptedConnection, unencrypted
+from heddle_dask.live.driver.encryption import warn_if_unencrypted
 from heddle_dask.live.driver.open_session import OpenSession
 from heddle_dask.live.driver.resume import batch_prefix
 from heddle_dask.live.driver.rollout_inputs import (
@@ -297,9 +296,7 @@ class Rollout:
         if self._session is not None and self._files is not None:
             return self._session, self._files
         if self.client.scheduler is not None:
-            warning = unencrypted(self.client.scheduler.address or "")
-            if warning:
-                warnings.warn(UnencryptedConnection(warning), stacklevel=2)
+            warn_if_unencrypted(self.client.scheduler.address or "")
         policy, patience_s = self.budget.sandbox, self._engines.patience.workers_s
         asked = check_sandbox(self.client, self.environment, policy, patience_s, self._on_progress)
         self._sandbox = await asked
