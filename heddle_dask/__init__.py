@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from heddle_dask.live.clusters.local import LocalRolloutCluster
     from heddle_dask.live.driver.batch import Batch
     from heddle_dask.live.driver.capacity import Patience
+    from heddle_dask.live.driver.control_channel import ClusterLost
     from heddle_dask.live.driver.rollout import Rollout
     from heddle_dask.live.driver.rollout_inputs import ChatModel, Engines, Output
     from heddle_dask.live.driver.services import Budget, Sampling
@@ -31,6 +32,7 @@ _PLACES = {
     "Batch": "heddle_dask.live.driver.batch",
     "Budget": "heddle_dask.live.driver.services",
     "ChatModel": "heddle_dask.live.driver.rollout_inputs",
+    "ClusterLost": "heddle_dask.live.driver.control_channel",
     "Context": "heddle_dask.environments.base",
     "EngineSpec": "heddle_dask.engines.spec",
     "Engines": "heddle_dask.live.driver.rollout_inputs",
@@ -56,6 +58,7 @@ __all__ = [
     "Batch",
     "Budget",
     "ChatModel",
+    "ClusterLost",
     "Context",
     "EngineSpec",
     "Engines",

@@ -15,10 +15,12 @@ from distributed import Client
 from distributed.comm import parse_address, parse_host_port
 from distributed.security import Security
 
+from heddle_dask.cli.one_line import one_line
 from heddle_dask.cli.rollout.run_logs import log_tail
 from heddle_dask.cli.shared_options import read_toml, unknown_key
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.clusters.local import ClusterProcessFailed, LocalRolloutCluster
+from heddle_dask.live.driver.encryption import unencrypted
 
 CONNECT_TIMEOUT_S = 10.0
 JOIN_TIMEOUT_S = 60.0
@@ -101,11 +103,9 @@ async def local_client(shape: LocalShape, dashboard: bool, logs: Path) -> AsyncI
 
 
 def _check_scheme(scheme: str) -> None:
-    """Refuse what Dask would fail at with an error of its own: another transport, or TLS without certificates."""
+    """Refuse another transport, at which Dask would fail with an error of its own."""
     if scheme not in ("tcp", "tls"):
         raise ValueError(f"{scheme}:// is neither tcp:// nor tls://")
-    if scheme == "tls" and Security().get_connection_args("client").get("ssl_context") is None:
-        raise ValueError("tls:// needs certificates: set distributed.comm.tls in Dask's configuration")
 
 
 async def _start(cluster: LocalRolloutCluster) -> None:
@@ -131,20 +131,54 @@ async def workers_joined(client: Client, shape: LocalShape) -> None:
         ) from None
 
 
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Credentials of a client: PEM files; None: as Dask's configuration says (``distributed.comm.tls``)."""
+
+    ca_file: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    def security(self, address: str) -> Security:
+        """What a client of the scheduler at `address` needs.
+
+        Raises
+        ------
+        BadInput
+            A file cannot be used, or there are none for an address that needs them.
+        """
+        given = {"tls_ca_file": self.ca_file, "tls_client_cert": self.cert, "tls_client_key": self.key}
+        security = Security(**{name: str(path) for name, path in given.items() if path is not None})
+        try:
+            context = security.get_connection_args("client").get("ssl_context")
+        except (OSError, ValueError) as error:  # an SSLError is an OSError
+            raise BadInput(f"the TLS credentials for {address} cannot be used: {error}") from None
+        if address.startswith("tls://") and context is None:
+            raise BadInput(
+                f"{address} needs TLS credentials: give --tls-ca-file, --tls-cert and --tls-key, or set "
+                "distributed.comm.tls in Dask's configuration"
+            )
+        return security
+
+
 @contextlib.asynccontextmanager
-async def remote_client(address: str, timeout_s: float) -> AsyncIterator[Client]:
-    """A client of the scheduler at `address`.
+async def remote_client(address: str, timeout_s: float, tls: TlsFiles | None = None) -> AsyncIterator[Client]:
+    """A client of the scheduler at `address`; says so on stderr where the connection is open to others.
 
     Raises
     ------
     BadInput
-        The address is malformed, or no scheduler answers there in time.
+        The address is malformed, its credentials are missing, or no scheduler answers there in time.
     """
     try:
         scheme, place = parse_address(address)
         parse_host_port(place)
         _check_scheme(scheme)
-        client = await Client(address, asynchronous=True, timeout=timeout_s)
+        warning = unencrypted(address)
+        security = (tls or TlsFiles()).security(address)
+        if warning:
+            one_line(f"warning: {warning}")
+        client = await Client(address, asynchronous=True, timeout=timeout_s, security=security)
     except (OSError, ValueError) as error:
         said = f"{error}".strip().splitlines()
         raise BadInput(

@@ -108,6 +108,7 @@ class ClusterSnapshot:
         ready = self.ready_engines
         return {
             "alive": self.alive,
+            "not_admitted": sum(self.trajectories.values()) - self.alive,
             "generating": sum(engine.generating for engine in ready),
             "queued": sum(engine.queued for engine in ready) + self.steps_waiting,
             "acting": sum(host.running for host in self.hosts),

@@ -291,7 +291,9 @@ class Context(Protocol):
         Parameters
         ----------
         function
-            Picklable, plain or async. If it has a parameter named ``cpus``, it gets the number of granted CPUs.
+            Picklable. A plain function runs in a process, which is killed at the limit and otherwise used again. An
+            async one runs on the event loop of the tool worker and must not block it. A function with a parameter named
+            ``cpus`` gets the number of granted CPUs.
         cpus
             Minimum and maximum number of CPUs for the action; (0, 0) if it only waits (a remote API).
         timeout_s
@@ -300,7 +302,8 @@ class Context(Protocol):
         Raises
         ------
         ActionFailed
-            The function raised, ran past `timeout_s`, or its worker was lost too often.
+            The function raised, ran past `timeout_s`, its process ended, its arguments or its value are too large
+            (`Budget.max_action_bytes`), or its worker was lost too often.
         BadInput
             A parameter that is not allowed.
         """

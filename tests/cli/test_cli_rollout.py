@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from worlds.live_world import descendants
 
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
@@ -329,6 +331,55 @@ def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(heddle):
             assert_equal(before[name], record)
 
 
+def test_killed_scheduler_ends_the_run_in_one_line_and_the_run_resumes(heddle):
+    arguments = ("--tasks", 4, "--samples", 1)
+    (heddle.directory / "agents.py").write_text(AGENTS.replace("STEPS = 60", "STEPS = 20"))
+    process = heddle.start(*arguments, env="agents:slow")
+    until(lambda: finished(heddle.path()) >= 2, "nothing finishes")
+    inside = {
+        each.pid: " ".join(each.cmdline()) for each in psutil.Process(process.pid).children(recursive=True)
+    }
+    (scheduler,) = [
+        pid for pid, line in inside.items() if "dask scheduler" in line and "watchdog.py" not in line
+    ]
+    os.kill(scheduler, signal.SIGKILL)
+    out, err = process.communicate(timeout=HANG_S)
+    assert process.returncode == 1, err
+    (last,) = [line for line in err.splitlines() if line.startswith("heddle: ")]
+    assert last.startswith("heddle: the scheduler does not answer: ")
+    assert last.endswith("what has finished is stored: give the same command with --out run.zarr --resume")
+    assert "Traceback" not in err and "Error" not in err.replace(last, ""), err
+    assert json.loads(out.splitlines()[-1])["trajectories"] == 2
+    heddle.assert_nothing_left()
+    result = heddle.run(*arguments, "--resume", env="agents:slow")
+    assert (result["trajectories"], result["completed"]) == (4, 4)
+
+
+def test_engines_of_a_killed_driver_on_somebody_elses_cluster_are_taken_over_or_end(heddle):
+    def engines() -> list[psutil.Process]:
+        return descendants("heddle_dask.engines.emulated")
+
+    (heddle.directory / "agents.py").write_text(AGENTS.replace("STEPS = 60", "STEPS = 20"))
+    with LocalRolloutCluster(engines=1, dashboard=False, security=False) as cluster:
+        arguments = ("--scheduler", cluster.scheduler_address, "--tasks", 4, "--samples", 1)
+
+        def killed(out: str, *more: object) -> list[psutil.Process]:
+            process = heddle.start(*arguments, *more, env="agents:slow", out=out)
+            until(lambda: finished(heddle.path(out)) >= 2, "nothing finishes")
+            process.kill()
+            process.communicate(timeout=HANG_S)
+            return engines()
+
+        before = killed("run.zarr")
+        assert before
+        result = heddle.run(*arguments, "--resume", env="agents:slow")
+        assert (result["trajectories"], result["completed"]) == (4, 4)
+        until(lambda: not engines(), "the engines outlive the run that took them over")
+
+        assert killed("other.zarr", "--orphan-timeout", 0.5)
+        until(lambda: not engines(), "the engines outlive their driver")
+
+
 def test_engine_that_does_not_start_is_one_line_with_the_end_of_its_log(heddle):
     # No KV cache of the emulated engine holds so long a context.
     process = heddle.start("--tasks", 1, "--max-context-tokens", 10**9)
@@ -375,7 +426,7 @@ def test_vllm_that_does_not_start_is_one_line_with_the_end_of_its_log(heddle):
 
 
 def test_cluster_without_a_worker_for_the_model_is_refused_after_a_bounded_wait(heddle):
-    with LocalRolloutCluster(engines=0, dashboard=False) as cluster:
+    with LocalRolloutCluster(engines=0, dashboard=False, security=False) as cluster:
         process = heddle.start("--scheduler", cluster.scheduler_address, "--worker-timeout", 1)
         out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 2 and out == ""
@@ -412,9 +463,21 @@ def test_a_cluster_without_this_package_is_refused_in_one_line(heddle):
     assert "cannot load heddle_dask (No module named 'heddle_dask')" in err.splitlines()[-1]
 
 
-def test_rollout_on_somebody_elses_cluster_leaves_it_as_it_was(heddle):
+def test_rollout_on_somebody_elses_cluster_leaves_it_as_it_was(heddle, monkeypatch):
     with LocalRolloutCluster(engines=2, dashboard=False) as cluster:
-        for _ in range(2):
-            result = heddle.run("--scheduler", cluster.scheduler_address, "--tasks", 2, "--overwrite")
+        refused = heddle.start("--scheduler", cluster.scheduler_address)
+        out, err = refused.communicate(timeout=HANG_S)
+        assert (refused.returncode, out, len(err.splitlines())) == (2, "", 1)
+        assert "needs TLS credentials: give --tls-ca-file" in err
+
+        (place,) = cluster.directory.glob("tls-*")
+        certificate, key = place / "certificate.pem", place / "key.pem"
+        options = ["--tls-ca-file", certificate, "--tls-cert", certificate, "--tls-key", key]
+        config = {"CA_FILE": certificate, "CLIENT__CERT": certificate, "CLIENT__KEY": key}
+        for given in (options, []):
+            if not given:
+                for name, path in config.items():
+                    monkeypatch.setenv(f"DASK_DISTRIBUTED__COMM__TLS__{name}", str(path))
+            result = heddle.run("--scheduler", cluster.scheduler_address, *given, "--tasks", 2, "--overwrite")
             assert (result["trajectories"], result["failed"]) == (8, 4)
             heddle.assert_nothing_left()

@@ -41,6 +41,7 @@ def test_a_snapshot_counts_trajectories_engines_and_hosts() -> None:
     }
     assert taken.counts() == {
         "alive": 4,
+        "not_admitted": 0,
         "generating": 1,
         "queued": 2,
         "acting": 1,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -337,3 +339,81 @@ def test_a_plugin_is_removed_from_all_workers_though_one_dies_meanwhile(tmp_path
 
     asyncio.run(asyncio.wait_for(run(), 120))
     assert (tmp_path / "removed").exists()
+
+
+def test_a_set_of_workers_restricts_a_free_task_and_a_change_of_the_set_counts() -> None:
+    async def where(value: int) -> str:
+        return get_worker().address
+
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        first, second = (worker.address for worker in workers)
+        allowed = {first}
+
+        def on_graph(scheduler: Scheduler, *, tasks: list[Any], **kwargs: Any) -> None:
+            for key in tasks:
+                internals.restrict_if_free(scheduler.tasks[key], allowed)
+
+        scheduler.add_plugin(Recorder(on_graph), name="test")
+
+        async def places(count: int, **restrictions: Any) -> set[str]:
+            return set(await client.gather(client.map(where, range(count), pure=False, **restrictions)))
+
+        assert await places(40) == {first}
+        assert await places(4, workers=[second]) == {second}, "one with a restriction of its own"
+        allowed.clear()
+        allowed.add("tcp://127.0.0.1:1")
+        future = client.submit(where, 0, pure=False)
+        await until(lambda: internals.unrunnable_in(scheduler, allowed) == [future.key])
+        # Nobody is in the set any more: Dask takes that for no restriction.
+        allowed.clear()
+        internals.release(scheduler, internals.unrunnable_in(scheduler, allowed), "test")
+        assert await future in (first, second)
+
+    with_cluster(body, workers=2)
+
+
+def test_the_threads_of_a_worker_can_be_bounded_and_restored() -> None:
+    def thread_of(value: int) -> int:
+        time.sleep(0.005)
+        return threading.get_ident()
+
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        before = internals.bound_threads(workers[0], 3)
+        assert before == workers[0].state.nthreads == 64
+        threads = await client.gather(client.map(thread_of, range(60), pure=False))
+        assert len(set(threads)) <= 3
+        internals.restore_threads(workers[0], before)
+        threads = await client.gather(client.map(thread_of, range(60), pure=False))
+        assert len(set(threads)) > 3
+
+    with_cluster(body)
+
+
+def test_a_worker_is_called_through_the_scheduler() -> None:
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        async def length(value: bytes) -> dict[str, int]:
+            return {"length": len(value)}
+
+        internals.add_handlers(workers[0], {"test_length": length}, {})
+        address = workers[0].address
+        ask = internals.call_worker_through_scheduler
+        assert await ask(client, address, "test_length", value=bytes(3 << 20)) == {"length": 3 << 20}
+        with pytest.raises(OSError):
+            await ask(client, "tcp://127.0.0.1:1", "test_length", value=b"")
+
+    with_cluster(body)
+
+
+def test_the_scheduler_removes_a_plugin_from_its_workers() -> None:
+    class Noted(WorkerPlugin):
+        name = "noted"
+
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        await client.register_plugin(Noted())
+        assert all("noted" in worker.plugins for worker in workers)
+        await internals.forget_worker_plugin(scheduler, "noted")
+        assert "noted" not in scheduler.worker_plugins
+        assert all("noted" not in worker.plugins for worker in workers)
+        await internals.forget_worker_plugin(scheduler, "noted")
+
+    with_cluster(body, workers=2)

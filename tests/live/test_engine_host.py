@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -246,9 +248,11 @@ def test_a_crash_is_told_with_its_cause_and_the_end_of_the_log(tmp_path: Path) -
     asyncio.run(asyncio.wait_for(main(), CEILING_S))
 
 
-def test_a_directory_that_is_not_ours_alone_is_told_and_tried_again(tmp_path: Path) -> None:
-    records = tmp_path / "records"
-    records.mkdir()
+def test_a_directory_that_is_not_ours_alone_is_told_and_tried_again(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    records = Path(tempfile.mkdtemp())  # short: the paths of sockets are limited to 107 bytes
+    request.addfinalizer(lambda: shutil.rmtree(records))
     records.chmod(0o777)
 
     async def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,15 @@ async def hangs_in_its_step(task: Task, ctx: Context) -> float:
     ctx.append("user", task.prompt)
     await ctx.generate(max_tokens=3_000, ignore_eos=True)
     return 1.0
+
+
+async def hangs_in_a_plain_tool(task: Task, ctx: Context) -> float:
+    await ctx.call(time.sleep, HOUR_S, cpus=(0, 0), timeout_s=0.5)
+    return 1.0
+
+
+async def calls_a_plain_tool(task: Task, ctx: Context) -> float:
+    return float(await ctx.call(max, 1, 2))
 
 
 async def hangs_in_its_tool(task: Task, ctx: Context) -> float:
@@ -67,6 +77,11 @@ def test_what_hangs_ends_with_its_cause_and_a_run_that_took_too_long_can_be_resu
             assert [(t.status, t.cause, t.actions[0].status) for t in batch] == [
                 ("failed", "action", "timeout")
             ]
+            # More than run at once; none of them keeps its place.
+            batch = await rollout(hangs_in_a_plain_tool, Budget()).run([str(n) for n in range(70)])
+            assert {(t.status, t.actions[0].status) for t in batch} == {("failed", "timeout")}
+            batch = await rollout(calls_a_plain_tool, Budget(tool_timeout_s=60.0)).run(["a"])
+            assert [(t.status, t.reward) for t in batch] == [("completed", 2.0)]
             limit = Budget(tool_timeout_s=0.2, max_trajectory_s=1.5)
             batch = await rollout(hangs_in_its_tool, limit).run(["no limit"])
             assert [(t.status, t.cause) for t in batch] == [("truncated", "time")]

@@ -64,6 +64,7 @@ NOTICES = (
     driver.ActionGivenUpNotice(ACTION, "cause"),
     driver.StepResultLostNotice(STEP),
     driver.ActionResultLostNotice(ACTION),
+    driver.ActionPayloadWantedNotice(ACTION, "tcp://w"),
     driver.EngineLostNotice(EngineId("e"), "reason"),
 )
 SAMPLES: list[Message] = [
@@ -71,7 +72,7 @@ SAMPLES: list[Message] = [
     transport.Refusal("reason"),
     *NOTICES,
     driver.StartSession("s", "client", "heddle", ("a=b",), 3, {"1": {"x": 1.5}}, RetryPolicy(max_losses=1)),
-    driver.Updates(NOTICES, [LINE], {"finished": 2}, "Traceback"),
+    driver.Updates(NOTICES, [LINE], {"finished": 2}, "Traceback", "restarted"),
     driver.FetchUpdates("s", 0.25),
     driver.EndSession("s"),
     driver.SubmitTrajectories("s", (driver.SubmittedTrajectory(SPEC, 9, 1.5, 2),)),
@@ -87,6 +88,7 @@ SAMPLES: list[Message] = [
     driver.TrajectoryForkedReport("s", SPEC, TrajectoryId("t")),
     driver.Capacity((driver.ReadyEngine(ENGINE, "vllm", "dir"),), 4, {"tcp://w": "no GPU"}, ("p",), 3, 2, 1),
     driver.GetCapacity(),
+    driver.OwnEngines("s", 60.0),
     driver.DeployedEngines(("a", "b"), (2, 1)),
     driver.GetDeployedEngines(),
     driver.ClearEngines(),
@@ -111,6 +113,8 @@ SAMPLES: list[Message] = [
     workers.EngineStartFailedReport("reason"),
     workers.HostReadyReport(HostDescription(HostId("h"), 4)),
     workers.HostLostReport(HostId("h")),
+    workers.ActionPayloadWantedReport("s", ACTION),
+    workers.PutActionPayload("s", ACTION, b"payload"),
     workers.StepStartedReport("s", STEP, EngineId("e")),
     workers.StepEndedReport("s", END),
     workers.StepFailedReport("s", STEP, EngineId("e"), "engine-lost"),

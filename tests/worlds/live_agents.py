@@ -24,7 +24,7 @@ async def echo_tool(text: str, seconds: float = 0.01) -> str:
     return f"tool: {text}"
 
 
-def count_and_maybe_die(marker: str) -> int:
+async def count_and_maybe_die(marker: str) -> int:
     """Count calls in a file; the first call kills its whole worker."""
     path = Path(marker)
     calls = int(path.read_text()) + 1 if path.exists() else 1
@@ -34,7 +34,7 @@ def count_and_maybe_die(marker: str) -> int:
     return calls
 
 
-def always_die() -> None:
+async def always_die() -> None:
     """Kill the worker that runs this."""
     os.kill(os.getpid(), 9)
 

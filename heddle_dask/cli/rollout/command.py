@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from heddle_dask.live.driver.run_writer import WriteMode
 
 
+_FILE = click.Path(path_type=Path)
+_TLS = ("tls_ca_file", "tls_cert", "tls_key")
 _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 
 
@@ -62,6 +64,9 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 @click.option("--overwrite", is_flag=True, help="Replace the run at --out.")
 @click.option("--resume", is_flag=True, help="Finish the run at --out, given the same options.")
 @click.option("--scheduler", default=None, help="Address of a Dask scheduler [default: a local cluster].")
+@click.option("--tls-ca-file", type=_FILE, default=None, help="PEM file, for --scheduler tls://HOST:PORT.")
+@click.option("--tls-cert", type=_FILE, default=None, help="PEM file of this client's certificate.")
+@click.option("--tls-key", type=_FILE, default=None, help="PEM file of this client's key.")
 @click.option(
     "--cluster",
     type=click.Path(path_type=Path),
@@ -112,11 +117,34 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 )
 @click.option("--worker-timeout", type=POSITIVE, default=30.0, show_default=True, help="Seconds.")
 @click.option("--engine-timeout", type=POSITIVE, default=600.0, show_default=True, help="Seconds.")
+@click.option(
+    "--rejoin-timeout",
+    type=POSITIVE,
+    default=600.0,
+    show_default=True,
+    help="Seconds without any engine or tool worker, after which the run ends and can be resumed.",
+)
+@click.option(
+    "--scheduler-timeout",
+    type=POSITIVE,
+    default=60.0,
+    show_default=True,
+    help="Seconds without an answer, after which the run ends and can be resumed.",
+)
+@click.option(
+    "--orphan-timeout",
+    type=POSITIVE,
+    default=60.0,
+    show_default=True,
+    help="Seconds that engines on a standing cluster are kept for --resume when this process is killed.",
+)
 @click.option("--dashboard/--no-dashboard", default=None, help="[default: where bokeh is installed]")
 @shared_options
 @click.pass_context
 def rollout(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     """Roll agents out and store their trajectories."""
+    if options["scheduler"] is None and any(options[name] is not None for name in _TLS):
+        raise BadInput("--tls-ca-file, --tls-cert and --tls-key need --scheduler tls://HOST:PORT")
     mode = _mode(ctx, options)
     _one_cluster(ctx, options)
     from heddle_dask.cli.rollout.order import RolloutOrder

@@ -51,11 +51,17 @@ class ClusterOptions:
     """Where the rollout runs: the cluster behind `scheduler`, or a local one. Timeouts in seconds."""
 
     scheduler: str | None
+    tls_ca_file: Path | None
+    tls_cert: Path | None
+    tls_key: Path | None
     cluster: Path | None
     tool_workers: int
     tool_cpus: int | None
     worker_timeout: float
     engine_timeout: float
+    rejoin_timeout: float
+    scheduler_timeout: float
+    orphan_timeout: float
     dashboard: bool | None
     sandbox: str
 

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,13 +25,14 @@ from rich.text import Text
 from heddle_dask.cli.cluster_choice import (
     CONNECT_TIMEOUT_S,
     LocalShape,
+    TlsFiles,
     local_client,
     remote_client,
     workers_joined,
 )
 from heddle_dask.cli.engine_option import import_from_here, parsed_vllm_options
 from heddle_dask.cli.model_choice import chosen_model
-from heddle_dask.cli.one_line import EXIT_FAILED, EXIT_TERMINATED
+from heddle_dask.cli.one_line import EXIT_FAILED, EXIT_TERMINATED, one_line
 from heddle_dask.cli.rollout.engine_options import (
     check_cost,
     check_gpus,
@@ -52,7 +54,8 @@ from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.driver.capacity import Patience
-from heddle_dask.live.driver.control_channel import ControlPlaneFailed
+from heddle_dask.live.driver.control_channel import ClusterLost
+from heddle_dask.live.driver.encryption import UnencryptedConnection
 from heddle_dask.live.driver.resume import batch_of
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.rollout_inputs import ChatModel, Engines, Output, tasks_of
@@ -85,24 +88,21 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     # Dask reports every connection and worker that ends; this process ends them on purpose.
     logging.getLogger("distributed").setLevel(logging.ERROR)
+    warnings.simplefilter(
+        "ignore", UnencryptedConnection
+    )  # said in one line, as the command line says things
     collect_seldom()
-    broken = ""
     try:
         exit_code = asyncio.run(run.run())
-    except ControlPlaneFailed as error:
-        broken = str(error)
-        if "\n" in broken:
-            raise  # our own bug, with its traceback
-        exit_code = EXIT_FAILED
     finally:
         if order.mode == "create":
             remove_if_empty(run.out)
     out = str(run.out) if run.out.exists() else None
+    if run.lost:
+        one_line(f"{run.lost}{run.logs.tail('scheduler')}; {run.left_to_do(out)}")
     Console(stderr=to_stderr).print(table(run.tally, out), soft_wrap=True)
     failure = run.tally.failure or ""
-    if broken:
-        failure = f"{broken}{run.logs.tail('scheduler')}; finished trajectories are kept, --resume goes on with the run"
-    if failure and exit_code in (0, EXIT_FAILED):
+    if failure and exit_code == 0:
         Console(stderr=True).print(Text(f"heddle: {failure}"), soft_wrap=True)
         exit_code = EXIT_FAILED
     return Outcome(run.tally.result(out), exit_code)
@@ -156,6 +156,7 @@ class _Run:
         self.left = order.work.tasks * order.work.samples
         if order.mode == "resume":
             self._take_over()
+        self.lost = ""
         self._interrupts = Interrupts(self._stop)
         self._task: asyncio.Task[Any] | None = None
         self._rollout: Rollout | None = None
@@ -177,7 +178,13 @@ class _Run:
                 fleet.logprobs,
                 fleet.engine_args,
             ),
-            patience=Patience(where.worker_timeout, where.engine_timeout),
+            patience=Patience(
+                workers_s=where.worker_timeout,
+                engines_s=where.engine_timeout,
+                rejoin_s=where.rejoin_timeout,
+                scheduler_s=where.scheduler_timeout,
+                orphans_s=where.orphan_timeout,
+            ),
         )
 
     def _check_degrees(self) -> None:
@@ -223,12 +230,23 @@ class _Run:
         except asyncio.CancelledError:
             if not self._interrupts.exit_code:
                 raise
+        except ClusterLost as error:
+            self.lost = str(error)
+            return self._interrupts.exit_code or EXIT_FAILED
         return self._interrupts.exit_code
+
+    def left_to_do(self, out: str | None) -> str:
+        """How to get the rest of a run that ended with its cluster."""
+        if out is None:
+            return "no trajectory has begun: give the same command again"
+        return f"what has finished is stored: give the same command with --out {out} --resume"
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[Client]:
-        if self.order.where.scheduler is not None:
-            async with remote_client(self.order.where.scheduler, CONNECT_TIMEOUT_S) as client:
+        where = self.order.where
+        if where.scheduler is not None:
+            tls = TlsFiles(where.tls_ca_file, where.tls_cert, where.tls_key)
+            async with remote_client(where.scheduler, CONNECT_TIMEOUT_S, tls) as client:
                 yield client
             return
         async with self.logs.kept() as logs:

@@ -23,6 +23,7 @@ from distributed.deploy.spec import ProcessInterface, SpecCluster
 import heddle_dask
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.engines.supervised_process import SupervisedProcess
+from heddle_dask.live.clusters.credentials import Credentials
 from heddle_dask.live.wire.messages import ENGINE_LOGS_VARIABLE, ENGINE_RESOURCE, TOOL_RESOURCE
 
 # A coroutine task takes a slot and no thread: slots must never be the limit.
@@ -77,8 +78,13 @@ class SupervisedDask(ProcessInterface):
 
     async def close(self) -> None:
         """Ask it to end; after its grace everything it started is killed."""
-        await self._process.stop()
+        # A stopped program cannot end by itself: its grace would be lost time.
+        await self._process.stop(0.0 if self._process.is_stopped() else None)
         await super().close()
+
+    def is_stopped(self) -> bool:
+        """Whether the program is stopped (SIGSTOP): nothing that is asked of it will be answered."""
+        return self._process.is_stopped()
 
     def failed(self) -> str | None:
         """One line with the end of its log when it has ended, else None."""
@@ -91,7 +97,7 @@ class SupervisedDask(ProcessInterface):
 class LocalScheduler(SupervisedDask):
     """The scheduler, alone in its process: nothing else delays its loop."""
 
-    def __init__(self, directory: str, dashboard: bool, logs: str) -> None:
+    def __init__(self, directory: str, dashboard: bool, logs: str, credentials: Credentials | None) -> None:
         self._file = Path(directory) / "scheduler.json"
         # Without a dashboard there still is an HTTP server, which would listen on Dask's fixed port.
         shown = ["--dashboard-address", "127.0.0.1:0", "--dashboard" if dashboard else "--no-dashboard"]
@@ -102,6 +108,7 @@ class LocalScheduler(SupervisedDask):
                 "127.0.0.1",
                 "--port",
                 "0",
+                *_tls_options(credentials),
                 *shown,
                 "--scheduler-file",
                 str(self._file),
@@ -140,6 +147,7 @@ class LocalWorker(SupervisedDask):
         directory: str,
         preload: str,
         logs: str,
+        credentials: Credentials | None,
     ) -> None:
         tags = ",".join(f"{key}={value:g}" for key, value in resources.items())
         super().__init__(
@@ -155,6 +163,10 @@ class LocalWorker(SupervisedDask):
                 "--memory-limit",
                 "0",
                 "--no-dashboard",
+                # There still is an HTTP server, which would listen on all interfaces.
+                "--dashboard-address",
+                "127.0.0.1:0",
+                *_tls_options(credentials),
                 "--host",
                 "127.0.0.1",
                 "--local-directory",
@@ -169,11 +181,13 @@ class LocalWorker(SupervisedDask):
         )
         self._scheduler_address = scheduler
         self._name = name
+        security = None if credentials is None else credentials.security
+        self._connection_args = {} if security is None else security.get_connection_args("client")
 
     async def wait_until_up(self) -> None:
         """Wait until the worker has joined: a run must not begin with half of its engines."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        async with rpc(self._scheduler_address) as scheduler:
+        async with rpc(self._scheduler_address, connection_args=self._connection_args) as scheduler:
             while time.monotonic() < deadline:
                 workers = (await scheduler.identity(n_workers=-1))["workers"]
                 if any(str(worker["name"]) == self._name for worker in workers.values()):
@@ -183,6 +197,12 @@ class LocalWorker(SupervisedDask):
                     raise ClusterProcessFailed(failure)
                 await asyncio.sleep(0.05)
         raise ClusterProcessFailed(f"worker {self._name} has not joined after {START_TIMEOUT_S:.0f} s")
+
+
+def _tls_options(credentials: Credentials | None) -> list[str]:
+    if credentials is None:
+        return ["--protocol", "tcp"]
+    return ["--protocol", "tls", *credentials.options]
 
 
 class LocalRolloutCluster(SpecCluster):
@@ -200,6 +220,10 @@ class LocalRolloutCluster(SpecCluster):
         For logs and scratch; None: a temporary one that goes with the cluster.
     logs
         For logs alone, those of engines too; None: with the scratch.
+    security
+        True: connections use TLS, with a key made for this cluster that only its owner can read, so that no other user
+        of the machine can connect. False: they are open to every user of the machine, who can then run code as its
+        owner.
 
     Examples
     --------
@@ -216,6 +240,7 @@ class LocalRolloutCluster(SpecCluster):
         dashboard: bool = True,
         directory: str | Path | None = None,
         logs: str | Path | None = None,
+        security: bool = True,
         asynchronous: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -223,6 +248,7 @@ class LocalRolloutCluster(SpecCluster):
         self.directory = Path(directory or tempfile.mkdtemp(prefix="heddle-cluster-"))
         self.directory.mkdir(parents=True, exist_ok=True)
         self.logs = self.directory if logs is None else Path(logs).absolute()
+        self._credentials = Credentials.temporary(self.directory) if security else None
         cpus = tool_cpus or os.cpu_count() or 1
         share = max(1, cpus // max(1, tool_workers))
         workers = {
@@ -231,12 +257,18 @@ class LocalRolloutCluster(SpecCluster):
         }
         scheduler = {
             "cls": LocalScheduler,
-            "options": {"directory": str(self.directory), "dashboard": dashboard, "logs": str(self.logs)},
+            "options": {
+                "directory": str(self.directory),
+                "dashboard": dashboard,
+                "logs": str(self.logs),
+                "credentials": self._credentials,
+            },
         }
         super().__init__(
             workers=workers,
             scheduler=scheduler,
             asynchronous=asynchronous,
+            security=None if self._credentials is None else self._credentials.security,
             name="heddle-local",
             **kwargs,
         )
@@ -249,18 +281,22 @@ class LocalRolloutCluster(SpecCluster):
             "directory": str(self.directory),
             "preload": preload_file(kind),
             "logs": str(self.logs),
+            "credentials": self._credentials,
         }
         return {"cls": LocalWorker, "options": options}
 
     async def _close(self) -> None:
-        if isinstance(self.scheduler, SupervisedDask) and self.scheduler.failed():
+        scheduler = self.scheduler
+        if isinstance(scheduler, SupervisedDask) and (scheduler.failed() or scheduler.is_stopped()):
             await self._close_without_scheduler()
         await super()._close()
+        if self._credentials is not None:
+            self._credentials.remove()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     async def _close_without_scheduler(self) -> None:
-        """Close the workers here: Dask would ask the dead scheduler to retire them, for half a minute."""
+        """Close the workers here: Dask would ask the scheduler to retire them, for half a minute or for ever."""
         await asyncio.gather(*(worker.close() for worker in self.workers.values()))
         self.workers.clear()
         self.shutdown_scheduler = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from distributed import Client
 
@@ -30,6 +30,12 @@ class Patience:
         For workers with the right resource tags to join.
     engines_s
         For engines to answer, once their workers are there.
+    rejoin_s
+        For an engine or a tool worker to come back, when a run has lost the last one and work waits for it.
+    scheduler_s
+        For the scheduler to answer.
+    orphans_s
+        For a resumed run to take over the engines of a driver that has died; then they end.
 
     Raises
     ------
@@ -39,10 +45,13 @@ class Patience:
 
     workers_s: float = 30.0
     engines_s: float = 600.0
+    rejoin_s: float = 600.0
+    scheduler_s: float = 60.0
+    orphans_s: float = 60.0
 
     def __post_init__(self) -> None:
-        check_seconds("patience: workers_s", self.workers_s)
-        check_seconds("patience: engines_s", self.engines_s)
+        for field in fields(self):
+            check_seconds(f"patience: {field.name}", getattr(self, field.name))
 
 
 async def wait_for_capacity(

@@ -7,6 +7,7 @@ and actions are journalled when they arrive, so that a program can be run again 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -30,8 +31,8 @@ from heddle_dask.live.driver.pending_input import PendingInput
 from heddle_dask.live.driver.services import Recorded, Services
 from heddle_dask.live.driver.step_options import StepOptions
 from heddle_dask.live.driver.stop_strings import cut_at_stop, tokens_to_stop
-from heddle_dask.live.driver.submission import RESULT_LOST, Interrupted
-from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult
+from heddle_dask.live.driver.submission import Interrupted
+from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult, too_large
 from heddle_dask.live.wire.result_codec import (
     action_body,
     action_from_body,
@@ -267,12 +268,20 @@ class LiveContext:
         call = f"{self._spec.trajectory_id}/a{index}"
         body = self._recorded.actions.pop(index, None)
         if body is None:
-            payload = cloudpickle.dumps((function, args, kwargs))
             if timeout_s is None:
                 timeout_s = self._services.budget.tool_timeout_s
             key = self._recorded.idempotency_keys.pop(index, f"{self._services.session}/{call}")
+            order = ActionCall(
+                self._services.session,
+                action_id=ActionId(call),
+                payload=cloudpickle.dumps((function, args, kwargs)),
+                timeout_s=None if timeout_s == math.inf else timeout_s,
+                idempotency_key=key,
+                on_loop=inspect.iscoroutinefunction(function),
+                max_bytes=self._services.budget.max_action_bytes,
+            )
             with self._branch.tree.waiting():
-                outcome = await self._run_action(call, key, payload, kind, name, (least, most), timeout_s)
+                outcome = await self._run_action(order, kind, name, (least, most))
         elif body["label"] != name:
             raise ReplayDiverged(f"action {index} is {name}; the journal holds {body['label']}")
         else:
@@ -342,9 +351,9 @@ class LiveContext:
         try:
             return await self._services.submitter.step(call, request)
         except Interrupted as interrupt:
-            if interrupt.kind == "result-lost":
-                return StepResult(status="engine-lost", message=RESULT_LOST)
-            return StepResult(status="refused", message=interrupt.cause)
+            if interrupt.kind == "given-up":
+                return StepResult(status="refused", message=interrupt.cause)
+            return StepResult(status="engine-lost", message=interrupt.cause)
 
     def _seed_of(self, step: OpenStep) -> int | None:
         """The seed of the next request, if it has one: the program's, or the trajectory's; parts draw differently."""
@@ -481,29 +490,23 @@ class LiveContext:
     # -- actions -----------------------------------------------------------------------------------
 
     async def _run_action(
-        self,
-        call: str,
-        idempotency_key: str,
-        payload: bytes,
-        kind: ActionKind,
-        name: str,
-        cpus: tuple[int, int],
-        timeout_s: float | None,
+        self, call: ActionCall, kind: ActionKind, name: str, cpus: tuple[int, int]
     ) -> ActionOutcome:
+        if call.body_bytes > call.max_bytes:
+            return ActionOutcome("raised", message=too_large("arguments", call.body_bytes, call.max_bytes))
         self._announce()
-        session = self._services.session
+        cause = ""
         for attempt in range(self._services.retries.max_action_attempts):
             # With the same id a second attempt would find the task of the first.
-            action_id = ActionId(f"{call}~{attempt}" if attempt else call)
+            action_id = ActionId(f"{call.action_id}~{attempt}" if attempt else call.action_id)
             request = ActionRequest(action_id, self._spec.trajectory_id, kind, name, *cpus, "cpu")
-            limit_s = None if timeout_s == math.inf else timeout_s
-            order = ActionCall(session, action_id, payload, limit_s, idempotency_key)
             try:
-                return await self._services.submitter.action(order, request)
+                return await self._services.submitter.action(replace(call, action_id=action_id), request)
             except Interrupted as interrupt:
-                if interrupt.kind != "result-lost":
-                    return ActionOutcome("lost", message=interrupt.cause)
-        return ActionOutcome("lost", message=f"{RESULT_LOST} every time")
+                cause = interrupt.cause
+                if interrupt.kind == "given-up":
+                    return ActionOutcome("lost", message=cause)
+        return ActionOutcome("lost", message=f"{cause} every time")
 
     def _close_action(self, index: int, outcome: ActionOutcome) -> None:
         finished_s = self._services.clock()

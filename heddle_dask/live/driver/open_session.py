@@ -12,7 +12,8 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.live.driver.control_channel import ControlChannel
+from heddle_dask.live.driver.capacity import Patience
+from heddle_dask.live.driver.control_channel import ClusterLost, ControlChannel, answered_within
 from heddle_dask.live.driver.degrees import EngineDegrees
 from heddle_dask.live.driver.submission import Submitter
 from heddle_dask.live.scheduler.plugin import HeddleScheduler
@@ -21,9 +22,9 @@ from heddle_dask.live.wire.driver_messages import (
     EndSession,
     GetCapacity,
     Notice,
+    OwnEngines,
     ReadyEngine,
     StartSession,
-    Updates,
 )
 from heddle_dask.live.wire.messages import STREAM_INTERVAL_S
 from heddle_dask.live.wire.transport import ask_scheduler
@@ -32,6 +33,9 @@ from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
 from heddle_dask.live.worker.tool_worker import PLUGIN_NAME as TOOL_PLUGIN
 from heddle_dask.live.worker.tool_worker import ToolWorker
+
+# A cluster that has failed may not answer: the end of its session is not waited for longer.
+_FAILED_END_S = 2.0
 
 
 class OpenSession:
@@ -46,11 +50,13 @@ class OpenSession:
         session_id: str,
         on_notice: Callable[[Notice], None],
         on_lines: Callable[[list[Any]], None],
+        patience: Patience,
     ) -> None:
         self.session_id = session_id
         self.submitter = Submitter(client, session_id)
-        self.channel = ControlChannel(client, session_id, on_notice, on_lines)
+        self.channel = ControlChannel(client, session_id, on_notice, on_lines, patience)
         self._client = client
+        self._patience = patience
         self._owns_engines = False
 
     @classmethod
@@ -65,6 +71,7 @@ class OpenSession:
         retries: RetryPolicy,
         on_notice: Callable[[Notice], None],
         on_lines: Callable[[list[Any]], None],
+        patience: Patience,
     ) -> OpenSession:
         """Claim the cluster, before anything on it is changed but the scheduler's plugin.
 
@@ -77,13 +84,15 @@ class OpenSession:
         ------
         BadInput
             Another client has a session there, the strategy cannot be built, or the scheduler cannot load this package.
+        ClusterLost
+            The scheduler does not answer.
         """
-        await _register(client, HeddleScheduler())
+        await answered_within(patience.scheduler_s, _register(client, HeddleScheduler()))
         dask.shorten_own_interval(client, STREAM_INTERVAL_S)
         session_id = uuid.uuid4().hex[:8]
         request = StartSession(session_id, client.id, strategy, tuple(overrides), seed, cost, retries)
-        await ask_scheduler(client, request)
-        claimed = cls(client, session_id, on_notice, on_lines)
+        await answered_within(patience.scheduler_s, ask_scheduler(client, request))
+        claimed = cls(client, session_id, on_notice, on_lines, patience)
         claimed.channel.start()
         return claimed
 
@@ -104,28 +113,43 @@ class OpenSession:
         if TOOL_PLUGIN not in capacity.plugins:
             await _register(self._client, ToolWorker())
         models = {(engine.kind, engine.model) for engine in capacity.engines}
-        self._owns_engines = models != {(spec.kind, spec.model)}
-        if not self._owns_engines:
+        runs_already = models == {(spec.kind, spec.model)}
+        if runs_already:
             check_logprobs(spec, capacity.engines)
+        self._owns_engines = capacity.engines_inherited or not runs_already
+        if self._owns_engines:
+            await ask_scheduler(self._client, OwnEngines(self.session_id, self._patience.orphans_s))
         if degrees is not None:
             await degrees.open(self.session_id, self._owns_engines)
-        elif self._owns_engines:
+        elif not runs_already:
             await _register(self._client, RolloutWorker(spec, watch))
 
     async def close(self) -> None:
-        """End the session and the engines that it started, once its last journal lines are here."""
+        """End the session and the engines that it started, once its last journal lines are here.
+
+        Raises
+        ------
+        ClusterLost
+            The scheduler does not answer, and the run does not know it yet.
+        """
         await self.submitter.close()
-        last = Updates()
         self.channel.stop()
-        connected = self._client.status == "running"
+        failed = self.channel.failed.done()
+        limit_s = _FAILED_END_S if failed else self._patience.scheduler_s
         try:
-            if connected:
-                last = await ask_scheduler(self._client, EndSession(self.session_id))
+            if self._client.status == "running":
+                await answered_within(limit_s, self._end())
+        except (OSError, RuntimeError, ClusterLost) as error:
+            if not failed:
+                raise ClusterLost(f"the scheduler did not confirm the end of the session: {error}") from None
         finally:
             await self.channel.close()
-        self.channel.take(last)
-        if connected and self._owns_engines:
+
+    async def _end(self) -> None:
+        self.channel.take(await ask_scheduler(self._client, EndSession(self.session_id)))
+        if self._owns_engines:
             await dask.remove_worker_plugin(self._client, ENGINE_PLUGIN)
+            await ask_scheduler(self._client, OwnEngines(self.session_id, None))
 
 
 def check_logprobs(spec: EngineSpec, engines: Sequence[ReadyEngine]) -> None:

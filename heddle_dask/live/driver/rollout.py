@@ -24,6 +24,7 @@ from heddle_dask.live.driver.batch import Batch, BatchTally, StoredTrajectories
 from heddle_dask.live.driver.capacity import check_context, longest_context, wait_for_capacity
 from heddle_dask.live.driver.continuation import tokenizer_digest
 from heddle_dask.live.driver.degrees import EngineDegrees, degrees_to_price
+from heddle_dask.live.driver.encryption import warn_if_unencrypted
 from heddle_dask.live.driver.open_session import OpenSession
 from heddle_dask.live.driver.resume import batch_prefix
 from heddle_dask.live.driver.rollout_inputs import (
@@ -162,7 +163,11 @@ class Rollout:
 
         Raises
         ------
-        BadInput, ControlPlaneFailed, WriteFailed
+        BadInput, WriteFailed
+        ClusterLost
+            In one line: the cluster cannot go on. What has finished is stored, and the run can be resumed.
+        ControlPlaneFailed
+            A bug: the scheduler plugin raised.
         """
         return self._sync(self._run, tasks)
 
@@ -278,9 +283,9 @@ class Rollout:
             attempts = files.unfinished(
                 attempts_of(self.environment.name, chosen, self.samples, self.seed, prefix)
             )
-            await self._provide_degrees(attempts)
+            await session.channel.unless_failed(self._provide_degrees(attempts))
             services = await self._services(session, files)
-            driver = Driver(self.client, services, self.environment, files.writer, session.channel.failed)
+            driver = Driver(self.client, services, self.environment, files.writer, session.channel)
             self._driver = driver
             self._batch_began_s = services.clock()
             limit = driver.limit_run(self._on_progress)
@@ -321,6 +326,8 @@ class Rollout:
         """Sandbox and files first (they fail fastest), then session, engines; an older run is overwritten last."""
         if self._session is not None and self._files is not None:
             return self._session, self._files
+        if self.client.scheduler is not None:
+            warn_if_unencrypted(self.client.scheduler.address or "")
         policy, patience_s = self.budget.sandbox, self._engines.patience.workers_s
         asked = check_sandbox(self.client, self.environment, policy, patience_s, self._on_progress)
         self._sandbox = await asked
@@ -348,12 +355,14 @@ class Rollout:
             retries=self.retries,
             on_notice=self._on_notice,
             on_lines=files.keep_lines,
+            patience=self._engines.patience,
         )
         watch = Watch.for_start(self._engines.patience.engines_s)
-        await self._session.provide_workers(self.spec, self._engine_degrees, watch)
+        unless_failed = self._session.channel.unless_failed
+        await unless_failed(self._session.provide_workers(self.spec, self._engine_degrees, watch))
         if self._engine_degrees is None:
-            engines = self._engines
-            await wait_for_capacity(self.client, engines.count, engines.patience, self._on_progress)
+            count, patience = self._engines.count, self._engines.patience
+            await unless_failed(wait_for_capacity(self.client, count, patience, self._on_progress))
         return self._session
 
     def _check_template(self, on_progress: Callable[[str], None]) -> str:

@@ -93,7 +93,7 @@ class Engines:
         if self.cost is not None and not isinstance(self.cost, Mapping):
             raise BadInput(f"engines: cost is {self.cost!r}: use a mapping such as {{'profile': NAME}}")
         if not isinstance(self.patience, Patience):
-            raise BadInput(f"engines: patience is {self.patience!r}: use Patience(workers_s=…, engines_s=…)")
+            raise BadInput(f"engines: patience is {self.patience!r}: use Patience(workers_s=…, …)")
 
     def _check_spec(self, spec: EngineSpec) -> None:
         if not isinstance(spec, EngineSpec):

@@ -22,12 +22,13 @@ from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec, joined_domain
 from heddle_dask.environments.base import ActionFailed, Environment, Reward, Task, stored_metadata
 from heddle_dask.live.driver.context import BudgetExhausted, LiveContext, ReplayDiverged, StepLost
-from heddle_dask.live.driver.control_channel import ControlPlaneFailed
+from heddle_dask.live.driver.control_channel import ClusterLost, ControlChannel
 from heddle_dask.live.driver.run_writer import RunWriter
 from heddle_dask.live.driver.services import Recorded, Services
 from heddle_dask.live.driver.submission import RESULT_LOST
 from heddle_dask.live.wire.driver_messages import (
     ActionGivenUpNotice,
+    ActionPayloadWantedNotice,
     ActionResultLostNotice,
     AdmittedNotice,
     EndedTrajectory,
@@ -101,8 +102,8 @@ class Driver:
 
     Parameters
     ----------
-    failed
-        Becomes done with an exception when the control plane has failed.
+    channel
+        Its `failed` becomes done with an exception when the control plane has failed.
     """
 
     def __init__(
@@ -111,13 +112,14 @@ class Driver:
         services: Services,
         environment: Environment,
         writer: RunWriter | None,
-        failed: asyncio.Future[None],
+        channel: ControlChannel,
     ) -> None:
         self._client = client
         self._services = services
         self._environment = environment
         self._writer = writer
-        self._failed = failed
+        self._channel = channel
+        self._failed = channel.failed
         self._admitted: dict[str, asyncio.Event] = {}
         self._contexts: dict[str, LiveContext] = {}
         self._running: dict[asyncio.Task[TrajectoryRecord], None] = {}
@@ -151,6 +153,8 @@ class Driver:
                 submitter.interrupt(step_key(session, step_id), "result-lost", RESULT_LOST)
             case ActionResultLostNotice(action_id):
                 submitter.interrupt(action_key(session, action_id), "result-lost", RESULT_LOST)
+            case ActionPayloadWantedNotice(action_id, address):
+                submitter.send_payload(action_id, address)
             case EngineLostNotice():
                 pass  # its steps report by themselves
             case _:
@@ -186,7 +190,7 @@ class Driver:
         Raises
         ------
         ControlPlaneFailed
-            The scheduler plugin failed or is gone. Records yielded before are safe.
+            The scheduler plugin failed, or the cluster is lost. Records yielded before are safe.
         """
         self.unfinished = len(attempts)
         ended: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()
@@ -221,9 +225,10 @@ class Driver:
         for start in range(0, len(submitted), SUBMITTED_AT_ONCE):
             part = submitted[start : start + SUBMITTED_AT_ONCE]
             try:
-                await ask_scheduler(self._client, SubmitTrajectories(session, part))
+                request = ask_scheduler(self._client, SubmitTrajectories(session, part))
+                await self._channel.unless_failed(request)
             except (OSError, RuntimeError) as error:
-                raise ControlPlaneFailed(f"the trajectories were not submitted: {error}") from None
+                raise ClusterLost(f"the trajectories were not submitted: {error}") from None
 
     def _cancel_running(self) -> None:
         for context in self._contexts.values():

@@ -39,6 +39,8 @@ class Budget:
     max_run_s
         Wall-clock seconds of one `Rollout.run`, from the first submission; None: no limit. The run then ends as if it
         was interrupted, and can be resumed.
+    max_action_bytes
+        Limit of the arguments, and of the value, of one tool call, in bytes when pickled. A call that needs more fails.
     sandbox
         ``"strong"``, or ``"weak"`` to accept every sandbox of the tool workers (``docs/sandbox.md``).
 
@@ -54,6 +56,7 @@ class Budget:
     max_trajectory_s: float | None = None
     tool_timeout_s: float | None = 600.0
     max_run_s: float | None = None
+    max_action_bytes: int = 64 << 20
     sandbox: str = "strong"
 
     @property
@@ -68,6 +71,7 @@ class Budget:
             check_count("budget: max_step_tokens", self.max_step_tokens)
         if self.max_context_tokens is not None:
             check_count("budget: max_context_tokens", self.max_context_tokens, least=2)
+        check_count("budget: max_action_bytes", self.max_action_bytes)
         for name in ("max_trajectory_s", "tool_timeout_s", "max_run_s"):
             seconds = getattr(self, name)
             if seconds is not None and not (is_finite(seconds) and seconds > 0):

@@ -19,6 +19,7 @@ from distributed.client import FutureCancelledError
 
 from heddle_dask.core.ids import StepId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
+from heddle_dask.live.driver.long_payloads import LongPayloads
 from heddle_dask.live.wire._dask_internals import ANNOTATION, HOLD_RESOURCE, settled
 from heddle_dask.live.wire.driver_messages import StepCancelledReport, TrajectoryForkedReport
 from heddle_dask.live.wire.messages import (
@@ -54,8 +55,9 @@ class _Row:
     submission: Submission
 
 
-InterruptKind = Literal["given-up", "result-lost"]
+InterruptKind = Literal["given-up", "result-lost", "cancelled"]
 RESULT_LOST = "its worker died with the result"
+CANCELLED = "a client of the cluster cancelled its task"
 
 
 class Interrupted(Exception):
@@ -64,7 +66,8 @@ class Interrupted(Exception):
     Attributes
     ----------
     kind
-        ``"given-up"``: by the controller; ``"result-lost"``: its worker died with the result.
+        ``"given-up"``: by the controller; ``"result-lost"``: its worker died with the result; ``"cancelled"``: by
+        a client of the cluster (`Client.cancel`). After the last two, it may be asked for again.
     cause
         One line.
     """
@@ -91,6 +94,7 @@ class Submitter:
         # By trajectory, the end of a step that the scheduler may not know of yet.
         self._piggybacked_ends: dict[str, StepEnd] = {}
         self._settling: set[asyncio.Task[None]] = set()
+        self._payloads = LongPayloads(client, session)
 
     def fork(self, spec: TrajectorySpec, parent: TrajectoryId) -> None:
         """Announce a branch, before its first step or action is submitted: messages keep their order."""
@@ -103,14 +107,15 @@ class Submitter:
         Raises
         ------
         Interrupted
-            The controller gave it up, or its result was lost.
+            The controller gave it up, its result was lost, or its task was cancelled.
         """
         try:
             submission = self._submission(request, call.step_id.trajectory_id)
             result: StepResult = await self._run(run_step, call, submission, FetchStepResults)
-        except asyncio.CancelledError:
-            # After what was submitted in this turn of the loop: the scheduler must know the step before.
-            asyncio.get_running_loop().call_soon(self._tell_cancelled, call)
+        except (asyncio.CancelledError, Interrupted) as error:
+            if isinstance(error, asyncio.CancelledError) or error.kind == "cancelled":
+                # After what was submitted in this turn of the loop: the scheduler must know the step before.
+                asyncio.get_running_loop().call_soon(self._tell_cancelled, call)
             raise
         self._inbox.listen(result.address, FetchStepResults)
         if call.key in self._early:
@@ -123,12 +128,17 @@ class Submitter:
         Raises
         ------
         Interrupted
-            The controller gave it up, or its result was lost.
+            The controller gave it up, its result was lost, or its task was cancelled.
         """
         submission = self._submission(request, request.trajectory_id)
-        result: ActionOutcome = await self._run(run_action, call, submission, FetchActionResults)
+        with self._payloads.kept(call) as sent:
+            result: ActionOutcome = await self._run(run_action, sent, submission, FetchActionResults)
         self._inbox.listen(result.address, FetchActionResults)
         return result
+
+    def send_payload(self, action_id: str, address: str) -> None:
+        """Send the payload that was kept back to the worker on which its action runs."""
+        self._payloads.send(action_id, address)
 
     def take_piggybacked_end(self, trajectory_id: str) -> StepEnd | None:
         """The end of this trajectory's last step, if the scheduler may not know of it; each end is given once."""
@@ -137,6 +147,7 @@ class Submitter:
     async def close(self) -> None:
         """Stop listening to the workers."""
         await self._inbox.close()
+        await self._payloads.close()
         settling = list(self._settling)
         for task in settling:
             task.cancel()
@@ -189,6 +200,8 @@ class Submitter:
             if interrupt is not None:
                 raise interrupt from None
             if isinstance(error, FutureCancelledError):
+                if self._client.status == "running":
+                    raise Interrupted("cancelled", CANCELLED) from None
                 # The scheduler has gone, and with it every future: the control channel ends the run. Until then
                 # this must not look like a failure of the program.
                 await asyncio.Event().wait()

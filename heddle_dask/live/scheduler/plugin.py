@@ -17,7 +17,9 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.live.scheduler.deployment import EngineDeployment
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
+from heddle_dask.live.scheduler.foreign_tasks import ForeignTasks
 from heddle_dask.live.scheduler.gpu_seats import GpuSeats
+from heddle_dask.live.scheduler.owned_engines import OwnedEngines
 from heddle_dask.live.scheduler.predictions import Predictions
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.scheduler.session_events import SessionEvents
@@ -26,7 +28,7 @@ from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire import driver_messages as driver
 from heddle_dask.live.wire import worker_messages as workers
 from heddle_dask.live.wire.codec import Message
-from heddle_dask.live.wire.messages import ENGINE_RESOURCE, STREAM_INTERVAL_S, TOOL_RESOURCE
+from heddle_dask.live.wire.messages import ENGINE_PLUGIN, ENGINE_RESOURCE, STREAM_INTERVAL_S, TOOL_RESOURCE
 from heddle_dask.live.wire.transport import Done, Handlers, ask_worker
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.known import KnownWork
@@ -53,6 +55,8 @@ class HeddleScheduler(SchedulerPlugin):
         self._registry = EngineRegistry()
         self._deployment = EngineDeployment(self._host_engine, self._retire)
         self._seats = GpuSeats(self._host_engine, self._start_failed)
+        self._foreign = ForeignTasks()
+        self._owned = OwnedEngines(self._end_engines)
 
     @property
     def session(self) -> Session | None:
@@ -72,6 +76,7 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.answer(driver.GetDeployedEngines, self._deployment.report)
         handlers.answer(driver.ClearEngines, self.clear_engines)
         handlers.answer(driver.ProvideEngines, self.provide_engines)
+        handlers.answer(driver.OwnEngines, self.own_engines)
         handlers.take(workers.EngineWorkerReport, self.engine_worker)
         handlers.take(workers.GpusReturnedReport, lambda worker, _: self._seats.forget_worker(worker))
         handlers.take(workers.EngineReadyReport, self.engine_ready)
@@ -88,7 +93,9 @@ class HeddleScheduler(SchedulerPlugin):
         take(handlers, workers.StepFailedReport, SessionEvents.step_failed)
         take(handlers, workers.ActionEndedReport, SessionEvents.action_ended)
         take(handlers, workers.MoveEndedReport, SessionEvents.move_ended)
+        handlers.take(workers.ActionPayloadWantedReport, self.payload_wanted)
         handlers.add_to(scheduler)
+        self._foreign.workers_changed(scheduler)
 
     def _take_of_session(
         self, handlers: Handlers, kind: type[M], take: Callable[[SessionEvents, M], None]
@@ -129,6 +136,7 @@ class HeddleScheduler(SchedulerPlugin):
                 predictor, known, events.prediction_made, session.latch, session.now
             )
         self._events = events
+        self._owned.client_joined(request.client_id)
         dask.shorten_client_report_interval(self.scheduler, request.client_id, STREAM_INTERVAL_S)
         for _, engine in self._registry.engines.values():
             events.engine_joined(engine)
@@ -154,7 +162,19 @@ class HeddleScheduler(SchedulerPlugin):
             workers=len(tags),
             engine_workers=sum(ENGINE_RESOURCE in each for each in tags),
             tool_workers=sum(TOOL_RESOURCE in each for each in tags),
+            engines_inherited=self._owned.inherited,
         )
+
+    async def own_engines(self, request: driver.OwnEngines) -> Done:
+        """The engines belong to the driver of this session from now on, or no longer."""
+        if request.kept_s is None:
+            self._owned.release()
+        else:
+            self._owned.own(self._open(request.session).session.client_id, request.kept_s)
+        return Done()
+
+    async def _end_engines(self) -> None:
+        await dask.forget_worker_plugin(self.scheduler, ENGINE_PLUGIN)
 
     async def submit(self, request: driver.SubmitTrajectories) -> Done:
         """Announce trajectories; a notice admits each."""
@@ -198,6 +218,7 @@ class HeddleScheduler(SchedulerPlugin):
         scheduler: Scheduler,
         *,
         client: str,
+        tasks: list[Any],
         keys: set[Any],
         annotations: Mapping[str, Mapping[Any, Any]],
         priority: Mapping[Any, Any],
@@ -205,11 +226,18 @@ class HeddleScheduler(SchedulerPlugin):
     ) -> None:
         """Place the steps and actions of a submission, before Dask's first transition of them."""
         submissions = annotations.get(dask.ANNOTATION)
-        if submissions and self._events is not None:
+        if not submissions:
+            self._foreign.submitted(scheduler, tasks)
+        elif self._events is not None:
             self._events.tasks_submitted(submissions, priority)
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """A worker joined."""
+        self._foreign.workers_changed(scheduler)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """A worker left or died: its engine and its host are lost with all that ran there."""
+        self._foreign.workers_changed(scheduler)
         self._deployment.forget_worker(worker)
         self._seats.forget_worker(worker)
         engines, hosts = self._registry.forget_worker(worker)
@@ -220,11 +248,21 @@ class HeddleScheduler(SchedulerPlugin):
         for host_id in hosts:
             self._events.host_lost(host_id)
 
+    def restart(self, scheduler: Scheduler) -> None:
+        """A client has restarted the cluster: Dask forgets all tasks and ends all workers."""
+        if self.session is not None:
+            self.session.stop("a client has restarted the cluster (Client.restart): all its tasks are gone")
+
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        """A driver that has gone takes its session with it."""
+        """A driver that has gone takes its session with it, and some time later its engines."""
+        self._owned.client_left(client)
         if self.session is not None and self.session.client_id == client:
             self.session.close()
             self._events = None
+
+    async def close(self) -> None:
+        """The scheduler ends."""
+        self._owned.close()
 
     # -- engines and hosts -------------------------------------------------------------------------
 
@@ -267,6 +305,11 @@ class HeddleScheduler(SchedulerPlugin):
 
     def _start_failed(self, worker: str, reason: str) -> None:
         self._registry.start_failures[worker] = reason
+
+    def payload_wanted(self, worker: str, report: workers.ActionPayloadWantedReport) -> None:
+        """An action on `worker` waits for what the driver has kept."""
+        if self.session is not None and self.session.session_id == report.session:
+            self.session.notify(driver.ActionPayloadWantedNotice(report.action_id, worker))
 
     async def _host_engine(self, worker: str, spec: Mapping[str, Any] | None) -> None:
         await ask_worker(self.scheduler, worker, workers.HostEngine(spec))

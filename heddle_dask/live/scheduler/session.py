@@ -50,6 +50,8 @@ class Session:
         Traceback of the first exception in a hook. Once set, no command is issued any more.
     closed
         Whether the session has ended: events that are still under way are ignored.
+    stopped
+        What ended the session before the driver did, in one line; empty while nothing has.
     """
 
     def __init__(self, session_id: str, client_id: str, controller: Controller) -> None:
@@ -59,6 +61,7 @@ class Session:
         self.held: dict[Key, None] = {}
         self.failure: str | None = None
         self.closed = False
+        self.stopped = ""
         self.predictions: Predictions | None = None
         self.degrees: Closes | None = None
         self._started_s = time.monotonic()
@@ -80,6 +83,11 @@ class Session:
         for beside in (self.predictions, self.degrees):
             if beside is not None:
                 beside.close()
+
+    def stop(self, reason: str) -> None:
+        """End the session for a reason (one line) that the driver is told."""
+        self.stopped = reason
+        self.close()
 
     def now(self) -> float:
         """Seconds since the session began; never goes back."""
@@ -118,7 +126,7 @@ class Session:
         if self._lines_missing:
             journal.append(gap(self._lines_missing))
             self._lines_missing = 0
-        return Updates(tuple(notices), journal, self.counts(), self.failure)
+        return Updates(tuple(notices), journal, self.counts(), self.failure, self.stopped)
 
     async def come_to_rest(self) -> None:
         """Wait until every trajectory has ended and its actions have reported, `LAST_REPORTS_S` at most.
@@ -126,7 +134,9 @@ class Session:
         Results reach the driver before the scheduler has their reports, so the driver may be done first.
         """
         deadline_s = time.monotonic() + LAST_REPORTS_S
-        while self.controller.state.trajectories and self.failure is None and time.monotonic() < deadline_s:
+        while self.controller.state.trajectories and time.monotonic() < deadline_s:
+            if self.failure is not None or self.closed:
+                return
             await asyncio.sleep(0.002)
 
     def counts(self) -> Mapping[str, Any]:

@@ -53,6 +53,38 @@ def pin(
     ts.annotations = {**(ts.annotations or {}), ANNOTATION: dict(annotation)}
 
 
+def restrict_if_free(ts: TaskState, addresses: set[str]) -> None:
+    """Bind a new task without any restriction to these workers; the set itself is kept, and may change later.
+
+    Dask takes an empty set for no restriction.
+    """
+    bound = ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions
+    if ts.state == "released" and not bound:
+        ts.worker_restrictions = addresses
+
+
+def unrunnable_in(scheduler: Scheduler, addresses: set[str]) -> list[Any]:
+    """Keys of the tasks that were bound to this set, and for which there was no worker."""
+    return [ts.key for ts in scheduler.unrunnable if ts.worker_restrictions is addresses]
+
+
+def bound_threads(worker: Worker, most: int) -> int:
+    """Let tasks that are no coroutines use at most so many threads of a worker; returns the limit before.
+
+    Steps and actions are coroutines and need none, whatever ``--nthreads`` says.
+    """
+    threads: Any = worker.executors["default"]
+    before: int = threads._max_workers
+    threads._max_workers = min(before, most)
+    return before
+
+
+def restore_threads(worker: Worker, most: int) -> None:
+    """Undo `bound_threads`."""
+    threads: Any = worker.executors["default"]
+    threads._max_workers = most
+
+
 def release(scheduler: Scheduler, keys: Iterable[Any], stimulus_id: str) -> None:
     """Dispatch held tasks that were pinned since. Must not be called inside a transition."""
     held = {}
@@ -127,6 +159,28 @@ async def call_worker(
     return answer
 
 
+async def call_worker_through_scheduler(
+    client: Client, address: str, handler: str, /, **arguments: Any
+) -> Any:
+    """Call an RPC handler of a worker by way of the scheduler and return its answer.
+
+    Raises
+    ------
+    OSError
+        The worker has left or has no such handler, or the scheduler does not answer.
+    """
+    if client.scheduler is None:
+        raise ConnectionError("the client has no connection to its scheduler")
+    message = {"op": handler, **arguments}
+    answers = await client.scheduler.broadcast(msg=message, workers=[address], on_error="return")
+    answer = answers.get(address)
+    if isinstance(answer, OSError):
+        raise answer
+    if answer is None:
+        raise ConnectionError(f"the worker at {address} has no handler {handler}")
+    return answer
+
+
 async def call_scheduler(client: Client, handler: str, /, **arguments: Any) -> Any:
     """Call an RPC handler of the scheduler (0.3 ms) and return its answer.
 
@@ -153,6 +207,12 @@ async def remove_worker_plugin(client: Client, name: str) -> None:
     """
     await client.run_on_scheduler(_forget_plugin, name)  # workers that join later do not get it
     await client.run(_remove_plugin, name, on_error="ignore")
+
+
+async def forget_worker_plugin(scheduler: Scheduler, name: str) -> None:
+    """Do as `remove_worker_plugin`, from the scheduler; nothing where no client has registered the plugin."""
+    if scheduler.worker_plugins.pop(name, None) is not None:
+        await scheduler.broadcast(msg={"op": "plugin-remove", "name": name}, on_error="return")
 
 
 def _forget_plugin(name: str, dask_scheduler: Scheduler) -> None:

@@ -78,6 +78,16 @@ class EngineLostNotice(Message):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class ActionPayloadWantedNotice(Message):
+    """An action has started on the worker at `address`, and waits for its payload."""
+
+    op: ClassVar[str] = "heddle-action-payload-wanted-notice"
+
+    action_id: ActionId
+    address: str
+
+
 Notice = (
     AdmittedNotice
     | StepGivenUpNotice
@@ -85,6 +95,7 @@ Notice = (
     | StepResultLostNotice
     | ActionResultLostNotice
     | EngineLostNotice
+    | ActionPayloadWantedNotice
 )
 
 
@@ -124,6 +135,8 @@ class Updates(Message):
         Of trajectories by state, engines and moves; empty when the session is not open.
     failure
         Traceback of the first exception of the scheduler plugin, after which it issues no command.
+    stopped
+        One line that says what has ended the session before the driver did; empty: nothing has.
     """
 
     op: ClassVar[str] = "heddle_updates"
@@ -132,6 +145,7 @@ class Updates(Message):
     journal: list[Any] = field(default_factory=list)
     counts: Mapping[str, Any] = field(default_factory=dict)
     failure: str | None = None
+    stopped: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +262,8 @@ class Capacity(Message):
         Names of the worker plugins that are registered.
     workers, engine_workers, tool_workers
         Workers in all; workers tagged for engines and for tools.
+    engines_inherited
+        Whether this session has taken the engines over from a driver that has died.
     """
 
     op: ClassVar[str] = "heddle_capacity"
@@ -259,6 +275,7 @@ class Capacity(Message):
     workers: int
     engine_workers: int
     tool_workers: int
+    engines_inherited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +283,16 @@ class GetCapacity(Request[Capacity]):
     """What is the cluster's capacity?"""
 
     op: ClassVar[str] = "heddle_get_capacity"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnEngines(Request[Done]):
+    """The driver of this session owns the engines; `kept_s` seconds after its death they end. None: they have ended."""
+
+    op: ClassVar[str] = "heddle_own_engines"
+
+    session: str
+    kept_s: float | None
 
 
 @dataclass(frozen=True, slots=True)

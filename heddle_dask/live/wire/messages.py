@@ -21,6 +21,7 @@ Key = tuple[str, str, str, int, int]
 STREAM_INTERVAL_S = 0.0002
 STEP_PREFIX = "llm"
 ACTION_PREFIX = "tool"
+ENGINE_PLUGIN = "heddle-rollout-worker"  # name of the worker plugin that hosts engines
 ENGINE_RESOURCE = "ENGINE"  # on a worker that may host an engine
 SLOT_RESOURCE = "LLM"  # published when its engine answers: one per slot, and for each step ahead
 TOOL_RESOURCE = "TOOL"  # on a worker for actions: one per CPU
@@ -164,26 +165,40 @@ class ActionCall:
     Attributes
     ----------
     payload
-        A cloudpickled (function, args, kwargs).
+        A cloudpickled (function, args, kwargs); None: it is long, and the driver sends it to the worker itself.
     idempotency_key
         The same for every attempt of one call of the agent; `action_id` differs.
+    on_loop
+        Whether the function is a coroutine function: it runs on the worker's event loop, others in a process.
+    max_bytes
+        Limit of the pickled value.
     """
 
     session: str
     action_id: str
-    payload: bytes
+    payload: bytes | None
     timeout_s: float | None
     idempotency_key: str
+    on_loop: bool = False
+    max_bytes: int = 2**63
 
     @property
     def body_bytes(self) -> int:
         """Length of what it carries."""
-        return len(self.payload)
+        return 0 if self.payload is None else len(self.payload)
 
     @property
     def key(self) -> Key:
         """The Dask key this call runs under."""
         return action_key(self.session, self.action_id)
+
+
+def too_large(what: str, size_bytes: int, limit_bytes: int) -> str:
+    """One line about arguments or a value of an action that may not be sent."""
+    return (
+        f"its {what} of {size_bytes:,} bytes, pickled, is over the limit of {limit_bytes:,} (Budget.max_action_bytes): "
+        "pass the path of a file, or raise the limit"
+    )
 
 
 ActionStatus = Literal["ok", "raised", "timeout", "aborted", "lost"]

@@ -87,6 +87,20 @@ async def ask_worker(asker: Client | Scheduler | Worker, address: str, request: 
     return _answer(request, await dask.call_worker(asker, address, name, **arguments))
 
 
+async def ask_worker_through_scheduler(client: Client, address: str, request: Request[Answer]) -> Answer:
+    """Ask a worker that the client cannot reach itself; the scheduler passes request and answer on.
+
+    Raises
+    ------
+    BadInput
+        The request was refused.
+    OSError
+        The worker has left, or the scheduler has.
+    """
+    name, arguments = _call_of(request)
+    return _answer(request, await dask.call_worker_through_scheduler(client, address, name, **arguments))
+
+
 def _call_of(request: Request[Any]) -> tuple[str, dict[str, Any]]:
     arguments = request.to_wire()
     return arguments.pop(OP), arguments

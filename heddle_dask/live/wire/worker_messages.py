@@ -151,6 +151,16 @@ class StepFailedReport(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class ActionPayloadWantedReport(Message):
+    """An action has started whose payload did not come with it: the driver is to send it to this worker."""
+
+    op: ClassVar[str] = "heddle-action-payload-wanted"
+
+    session: str
+    action_id: ActionId
+
+
+@dataclass(frozen=True, slots=True)
 class ActionEndedReport(Message):
     """An action ended on its host.
 
@@ -301,6 +311,17 @@ class ExportContext(Request[ExportedContext]):
 
 
 # -- worker to driver: pushed results --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PutActionPayload(Request[Done]):
+    """Driver to worker: the long payload that a running action waits for."""
+
+    op: ClassVar[str] = "heddle_put_action_payload"
+
+    session: str
+    action_id: ActionId
+    payload: bytes
 
 
 @dataclass(frozen=True, slots=True)

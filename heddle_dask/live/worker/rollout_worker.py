@@ -49,6 +49,7 @@ from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.messages import (
     ENGINE_LOGS_VARIABLE,
+    ENGINE_PLUGIN,
     ENGINE_RESOURCE,
     SLOT_RESOURCE,
     STREAM_INTERVAL_S,
@@ -87,7 +88,7 @@ from heddle_dask.live.worker.engine_host import EngineHost, Watch
 
 _LOG = logging.getLogger(__name__)
 
-PLUGIN_NAME = "heddle-rollout-worker"
+PLUGIN_NAME = ENGINE_PLUGIN
 # A step's start is reported this much later: the request to the engine goes first.
 REPORT_START_AFTER_S = 0.005
 
@@ -140,6 +141,7 @@ class RolloutWorker(WorkerPlugin):
             return
         self.worker = worker
         collect_seldom()
+        self._threads = dask.bound_threads(worker, os.cpu_count() or 1)
         self.engine_id = ""
         self._incarnations = 0
         self._host: EngineHost | None = None
@@ -173,6 +175,7 @@ class RolloutWorker(WorkerPlugin):
         """Stop the engine."""
         if self.worker is not None:
             self._torn_down = True
+            dask.restore_threads(worker, self._threads)
             async with self._changing:
                 if self._host is not None:
                     await self._host.stop()

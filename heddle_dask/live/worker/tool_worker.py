@@ -7,12 +7,9 @@ CPUs and a host before an action is dispatched, so no action waits here.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import time
 import traceback
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import cloudpickle
@@ -32,22 +29,25 @@ from heddle_dask.live.wire.messages import (
     ActionStatus,
     Key,
     action_key,
+    too_large,
 )
 from heddle_dask.live.wire.result_push import Outbox
-from heddle_dask.live.wire.transport import Handlers, send
+from heddle_dask.live.wire.transport import Done, Handlers, send
 from heddle_dask.live.wire.worker_messages import (
     AbortActionOrder,
     ActionEndedReport,
+    ActionPayloadWantedReport,
     ActionResults,
     FetchActionResults,
     HostLostReport,
     HostReadyReport,
     PushedAction,
+    PutActionPayload,
 )
+from heddle_dask.live.worker.tool_fork_server import accepted, one_line
+from heddle_dask.live.worker.tool_processes import ToolProcessEnded, ToolProcesses, ToolRaised
 
 PLUGIN_NAME = "heddle-tool-worker"
-# Plain functions get a thread each; this many run at once, the others wait.
-MAX_THREADS = 64
 # Ended actions that are remembered: an order to abort one of them may be on its way.
 ENDED_KEPT = 10_000
 
@@ -78,22 +78,27 @@ class ToolWorker(WorkerPlugin):
             return
         self.worker = worker
         collect_seldom()
+        self._threads = dask.bound_threads(worker, os.cpu_count() or 1)
         self.host_id = HostId(f"{worker.name}/{os.getpid()}")
-        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="heddle-action")
+        self._processes = ToolProcesses()
+        self._processes.start()
         self._running: dict[Key, asyncio.Task[Any]] = {}
+        self._payloads: dict[Key, asyncio.Future[bytes]] = {}
         self._outbox: Outbox[PushedAction] = Outbox()
         handlers = Handlers()
         handlers.answer(FetchActionResults, self.action_results)
+        handlers.answer(PutActionPayload, self.put_payload)
         handlers.take(AbortActionOrder, self.abort_action)
         handlers.add_to(worker)
         dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
         send(worker, HostReadyReport(HostDescription(self.host_id, cpus)))
 
-    def teardown(self, worker: Worker) -> None:
-        """Report the loss of the host; running threads end by themselves."""
+    async def teardown(self, worker: Worker) -> None:
+        """Report the loss of the host, and end the processes of plain functions."""
         if self.worker is not None:
             send(worker, HostLostReport(self.host_id))
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            dask.restore_threads(worker, self._threads)
+            await self._processes.close()
 
     async def run_action(self, call: ActionCall) -> ActionOutcome:
         """Run the function; whatever it does ends in an `ActionOutcome`."""
@@ -104,7 +109,7 @@ class ToolWorker(WorkerPlugin):
         task = asyncio.ensure_future(self._call(call, cpus))
         self._running[call.key] = task
         try:
-            status, value, message, detail = await self._outcome(task, call.timeout_s)
+            status, value, message, detail = await self._outcome(task, call)
         finally:
             del self._running[call.key]
             self._note_ended(call.key)
@@ -136,40 +141,60 @@ class ToolWorker(WorkerPlugin):
         return ActionResults(await self._outbox.take(request.session))
 
     async def _outcome(
-        self, task: asyncio.Task[bytes], timeout_s: float | None
+        self, task: asyncio.Task[bytes], call: ActionCall
     ) -> tuple[ActionStatus, bytes, str, str]:
         try:
-            return "ok", await asyncio.wait_for(task, timeout_s), "", ""
+            value = await asyncio.wait_for(task, call.timeout_s)
+            if len(value) > call.max_bytes:
+                return "raised", b"", too_large("value", len(value), call.max_bytes), ""
+            return "ok", value, "", ""
         except TimeoutError as error:
             if task.cancelled():
-                return "timeout", b"", f"it ran past its limit of {timeout_s} s", ""
-            return "raised", b"", _one_line(error), traceback.format_exc()
+                return "timeout", b"", f"it ran past its limit of {call.timeout_s} s", ""
+            return "raised", b"", one_line(error), traceback.format_exc()
+        except ToolRaised as error:
+            return "raised", b"", str(error), error.detail
+        except ToolProcessEnded as error:
+            return "raised", b"", str(error), ""
         except asyncio.CancelledError:
             if not task.cancelled():
                 raise
             return "aborted", b"", "its trajectory ended", ""
         except Exception as error:
-            return "raised", b"", _one_line(error), traceback.format_exc()
+            return "raised", b"", one_line(error), traceback.format_exc()
 
     async def _call(self, call: ActionCall, cpus: int) -> bytes:
-        function, args, kwargs = cloudpickle.loads(call.payload)
-        accepted = _parameters(function)
-        if "cpus" in accepted:
-            kwargs["cpus"] = cpus
-        if "idempotency_key" in accepted:
-            kwargs["idempotency_key"] = call.idempotency_key
-        if inspect.iscoroutinefunction(function):
-            value = await function(*args, **kwargs)
-        else:
-            loop = asyncio.get_running_loop()
-            value = await loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))
-            if inspect.isawaitable(value):
-                value = await value
+        payload = await self._payload(call)
+        offered = {"cpus": cpus, "idempotency_key": call.idempotency_key}
+        if not call.on_loop:
+            return await self._processes.run(payload, offered)
+        function, args, kwargs = cloudpickle.loads(payload)
+        value = await function(*args, **{**kwargs, **accepted(function, offered)})
         pickled: bytes = cloudpickle.dumps(value)
         return pickled
 
+    async def _payload(self, call: ActionCall) -> bytes:
+        """What the action calls; a long one comes from the driver, and never through the scheduler."""
+        if call.payload is not None:
+            return call.payload
+        assert self.worker is not None
+        arrival: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._payloads[call.key] = arrival
+        try:
+            send(self.worker, ActionPayloadWantedReport(call.session, ActionId(call.action_id)))
+            return await arrival
+        finally:
+            del self._payloads[call.key]
+
+    async def put_payload(self, request: PutActionPayload) -> Done:
+        """The driver sends what a running action waits for."""
+        arrival = self._payloads.get(action_key(request.session, request.action_id))
+        if arrival is not None and not arrival.done():
+            arrival.set_result(request.payload)
+        return Done()
+
     def abort_action(self, sender: str, order: AbortActionOrder) -> None:
-        """Cancel a running action; a sandbox kills its whole tree then.
+        """Cancel a running action; its process, or the whole tree of its sandbox, is killed then.
 
         An action that has not come here yet was cancelled before it could start. No task will report its end, so the
         worker tells the controller that its CPUs are free.
@@ -185,18 +210,6 @@ class ToolWorker(WorkerPlugin):
             send(self.worker, report)
 
 
-def _parameters(function: Callable[..., Any]) -> frozenset[str]:
-    try:
-        return frozenset(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return frozenset()  # a builtin without a signature takes neither
-
-
 def _encodable(text: str) -> str:
     """The text with lone surrogates written out: msgpack refuses them, and would break the connection."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _one_line(error: BaseException) -> str:
-    first = str(error).splitlines()[0] if str(error) else ""
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -1,0 +1,116 @@
+"""A cluster that is lost while a run goes on: the run ends in bounded time, in one line, and can be resumed.
+
+Real processes, real signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client
+from worlds.live_agents import ToolAgent
+from worlds.live_world import cluster, emulated, run, until
+
+from heddle_dask.live.clusters.local import LocalRolloutCluster
+from heddle_dask.live.driver.capacity import Patience
+from heddle_dask.live.driver.control_channel import ClusterLost
+from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.rollout_inputs import Engines, Output
+from heddle_dask.live.wire.messages import ACTION_PREFIX, STEP_PREFIX
+from heddle_dask.records.store import RunReader
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+TASKS = 10
+Fault = Callable[[LocalRolloutCluster], Awaitable[Any]]
+
+
+def agent_rollout(client: Client, model: str, out: Output, patience: Patience | None = None) -> Rollout:
+    engine = emulated(model, seconds_per_token=0.01, slots=2)
+    engines = Engines(spec=engine, patience=patience or Patience())
+    return Rollout(client, env=ToolAgent(steps=4), model=model, engines=engines, out=out)
+
+
+async def restart(made: LocalRolloutCluster) -> None:
+    async with Client(made, asynchronous=True, set_as_default=False) as other:
+        await other.restart(wait_for_workers=False)
+
+
+async def stop_scheduler(made: LocalRolloutCluster) -> None:
+    os.kill(made.scheduler._process.program_pid, signal.SIGSTOP)
+
+
+async def end_engine(made: LocalRolloutCluster) -> None:
+    await made.workers["rollout-0"].close()
+
+
+async def end_tools(made: LocalRolloutCluster) -> None:
+    await made.workers["tool-0"].close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (restart, "a client has restarted the cluster (Client.restart): all its tasks are gone"),
+        (stop_scheduler, "the scheduler has not answered for 2.25 s"),
+        (end_engine, "the last engine is gone, and none has come back for 1 s"),
+        (end_tools, "the last tool worker is gone, and none has come back for 1 s"),
+    ],
+)
+def test_a_run_that_lost_its_cluster_ends_and_is_resumed_on_another(
+    fault: Fault, reason: str, model_dir: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "run.zarr"
+
+    async def body() -> None:
+        async with cluster(1) as (made, client):
+            patience = Patience(rejoin_s=1.0, scheduler_s=2.0)
+            rollout = agent_rollout(client, model_dir, Output(out), patience)
+            faults: list[asyncio.Future[Any]] = []
+            with pytest.raises(ClusterLost) as lost:
+                async with rollout:
+                    async for _ in rollout.stream(TASKS):
+                        if not faults:
+                            faults.append(asyncio.ensure_future(fault(made)))
+            assert str(lost.value) == reason
+            await asyncio.gather(*faults)
+        stored = len(list(RunReader(out)))
+        assert 1 <= stored < TASKS
+        async with cluster(1) as (_, client):
+            batch = await agent_rollout(client, model_dir, Output(out, "resume")).run(TASKS)
+            assert len(batch) == TASKS - stored
+
+    run(body(), 60)
+    records = list(RunReader(out))
+    assert len({record.trajectory_id for record in records}) == len(records) == TASKS
+    assert {(record.status, len(record.steps)) for record in records} == {("completed", 4)}
+
+
+def test_what_another_client_cancels_is_asked_for_again(model_dir: str, tmp_path: Path) -> None:
+    def keys(dask_scheduler: Any) -> list[Any]:
+        return [key for key in dask_scheduler.tasks if key[0] in ("llm", "tool")]
+
+    async def body() -> None:
+        async with cluster(1) as (made, client):
+            rollout = agent_rollout(client, model_dir, Output(tmp_path / "run.zarr"))
+            async with Client(made, asynchronous=True, set_as_default=False) as other, rollout:
+                running = asyncio.ensure_future(rollout.run(TASKS))
+                cancelled: set[str] = set()
+                while not running.done() and cancelled != {STEP_PREFIX, ACTION_PREFIX}:
+                    found = await other.run_on_scheduler(keys)
+                    for key in [key for key in found if key[0] not in cancelled][:3]:
+                        await other.cancel([key], asynchronous=True, force=True)
+                        cancelled.add(key[0])
+                assert cancelled == {STEP_PREFIX, ACTION_PREFIX}
+                batch = await running
+                assert batch.counts == {"completed": TASKS}
+                assert {len(record.steps) for record in batch} == {4}
+                await until(lambda: rollout.progress()["acting"] == 0)
+
+    run(body(), 60)
