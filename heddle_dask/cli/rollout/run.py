@@ -77,6 +77,8 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     # Dask reports every connection and worker that ends; this process ends them on purpose.
     logging.getLogger("distributed").setLevel(logging.ERROR)
+    # Its attempts to connect to a dead scheduler again end with tracebacks; the run says in one line what has happened.
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     collect_seldom()
     broken = ""
     try:
