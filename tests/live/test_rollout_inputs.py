@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shutil
+import sys
 from dataclasses import FrozenInstanceError, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.live.driver.continuation import check_continues
 from heddle_dask.live.driver.open_session import check_logprobs
+from heddle_dask.live.driver.rollout_inputs import tasks_of
 from heddle_dask.live.wire.driver_messages import ReadyEngine
 
 CLIENT: Any = None  # the constructor only keeps it
@@ -242,3 +244,23 @@ def test_a_template_that_rewrites_history_is_told_and_recorded(model_dir: str, t
     assert "rewrites an earlier assistant turn" in described["template_note"]
     assert told == [f"note: {described['template_note']}"]
     assert "template_note" not in rollout(model_dir)._describe()
+
+
+@pytest.mark.parametrize(
+    ("drawn", "said"),
+    [
+        (lambda: [], "gave none"),
+        (lambda: [1], "gave a int"),
+        (lambda: 1 / 0, "failed: ZeroDivisionError: division by zero"),
+        (lambda: sys.exit(3), "failed: SystemExit: 3"),
+    ],
+)
+def test_tasks_of_a_users_environment_that_cannot_be_used_are_one_line(drawn: Any, said: str) -> None:
+    class Broken(ToolAgent):
+        name = "broken"
+
+        def tasks(self, count: int, seed: int) -> Any:
+            return drawn()
+
+    with pytest.raises(BadInput, match=rf"^environment 'broken': tasks\(2, 0\) {said}"):
+        tasks_of(2, Broken(), 0)

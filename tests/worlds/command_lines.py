@@ -145,6 +145,7 @@ COMMANDS = {
     ("bench", "paper"): ["--trajectories", "16", "--seeds", "1"],
     ("bench", "predictor"): ["--trace", "tau_dialogues"],
     ("bench", "scale"): ["--trajectories", "16"],
+    ("bench", "soak"): ["--minutes", "0.1"],
 }
 """Each command with arguments that it accepts. One that is not here gets none."""
 
@@ -232,6 +233,8 @@ def _start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ReachedTheCluster
 
     for module, name in (
+        ("live.clusters.local.LocalRolloutCluster", "__init__"),
+        ("engines.process.EngineProcess", "start"),
         ("cli.rollout.run", "local_client"),
         ("cli.sweep_runs", "run_jobs"),
         ("profiling.engines", "profile_engine"),
@@ -242,6 +245,7 @@ def _start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         ("benchmarks.overhead", "measure_overhead"),
         ("benchmarks.predictor", "_held_fold"),
         ("benchmarks.scale.multiprocessing", "get_context"),
+        ("benchmarks.soak", "_run"),
         ("cli.bench.paper", "_play"),
     ):
         monkeypatch.setattr(f"heddle_dask.{module}.{name}", reached)

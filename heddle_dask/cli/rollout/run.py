@@ -88,9 +88,9 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     # Dask reports every connection and worker that ends; this process ends them on purpose.
     logging.getLogger("distributed").setLevel(logging.ERROR)
-    warnings.simplefilter(
-        "ignore", UnencryptedConnection
-    )  # said in one line, as the command line says things
+    # Its attempts to connect to a dead scheduler again end with tracebacks; the run says in one line what has happened.
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
+    warnings.simplefilter("ignore", UnencryptedConnection)  # the command line says it in one line
     collect_seldom()
     try:
         exit_code = asyncio.run(run.run())
