@@ -447,6 +447,14 @@ def test_show_without_the_model_counts_tokens():
     assert result.exit_code == 0 and "tokens]" in result.stdout
 
 
+def test_show_imports_nothing_that_a_stored_run_names():
+    Path("trap.py").write_text("from pathlib import Path\nPath('sprung').touch()\n")
+    path = stored("x.zarr", named("a"), engine={"kind": "trap:KIND"}, model="trap")
+    assert invoke("show", path).exit_code == 0
+    assert invoke("show", path, "--trajectory", "a").exit_code == 0
+    assert not Path("sprung").exists()
+
+
 def test_show_refuses_what_is_not_there():
     assert "nope" in refused("show", "nope.zarr")
     Path("dir").mkdir()
