@@ -194,7 +194,7 @@ def _trajectory(number: int, tokens: int) -> TrajectoryRecord:
     record, steps = TokenRecord(), []
     for index in range(STEPS):
         ids, logprobs = _part(number, index, tokens)
-        record.append(ids, Attribution.TOOL)
+        record.append(_part(number, STEPS + index, tokens)[0], Attribution.TOOL)
         start = len(record)
         record.append_sampled(ids, logprobs, policy_version=0)
         steps.append(_step(index, start, len(record)))

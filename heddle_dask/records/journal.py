@@ -84,10 +84,16 @@ class Journal:
             if not overwrite:
                 raise BadInput(f"{path} exists: choose another path, append to it or overwrite it")
             read_header(path)
+        is_new = not path.exists()
         descriptor, is_locked = _open_locked(path, os.O_CREAT)
         os.fchmod(descriptor, 0o600)  # an older journal may be readable by others
         os.ftruncate(descriptor, 0)
-        return cls._begin(path, descriptor, is_locked)
+        try:
+            return cls._begin(path, descriptor, is_locked)
+        except BaseException:
+            if is_new:
+                path.unlink()
+            raise
 
     @classmethod
     def open_append(cls, path: str | Path) -> Journal:
@@ -212,11 +218,7 @@ class Compaction:
         self._is_needed = is_needed
         aside = _aside(journal.path)
         aside.unlink(missing_ok=True)
-        try:
-            self._copy = Journal.create(aside)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
+        self._copy = Journal.create(aside)
 
     def copy(self) -> None:
         """Write the needed records to a file beside the journal; takes about a second for 300 MB.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -63,8 +64,11 @@ def _to_plain(value: Any, depth: int) -> Any:
         return [_to_plain(item, depth + 1) for item in value]
     if kind is dict:
         return {"dict": [[_to_plain(part, depth + 1) for part in item] for item in value.items()]}
-    if kind in (tuple, set, frozenset):
-        return {kind.__name__: [_to_plain(item, depth + 1) for item in value]}
+    if kind is tuple:
+        return {"tuple": [_to_plain(item, depth + 1) for item in value]}
+    if kind in (set, frozenset):
+        # In an order that does not depend on the hash seed of this process.
+        return {kind.__name__: sorted((_to_plain(item, depth + 1) for item in value), key=json.dumps)}
     if kind is bytes:
         return {"bytes": base64.b64encode(value).decode("ascii")}
     if kind is complex:

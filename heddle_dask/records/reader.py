@@ -180,7 +180,7 @@ class RunReader:
             steps=self._rows["steps"],
             actions=self._rows["actions"],
             stored_tokens=self._rows["tokens"],
-            sampled_tokens=int((self.column("tokens/attribution") == Attribution.POLICY).sum()),
+            sampled_tokens=self._sampled_tokens(),
             generated_tokens=int(self.column("steps/generated_tokens").sum(dtype=np.int64)),
             preemptions=int(self.column("steps/preemptions").sum(dtype=np.int64)),
             migrations=int(self.column("steps/migrations").sum(dtype=np.int64)),
@@ -188,6 +188,13 @@ class RunReader:
             reward_mean=float(known.mean()) if len(known) else None,
             makespan_s=float(np.nanmax(finished) - np.nanmin(started)) if len(self) else 0.0,
         )
+
+    def _sampled_tokens(self) -> int:
+        """Counted chunk by chunk: the column of a long run does not fit in memory."""
+        rows, chunk_rows = self._rows["tokens"], TABLES["tokens"].chunk_rows
+        authors = _Column(self._group, "tokens", "attribution", rows)
+        chunks = (authors.read(start, min(start + chunk_rows, rows)) for start in range(0, rows, chunk_rows))
+        return sum(int((chunk == Attribution.POLICY).sum()) for chunk in chunks)
 
     def __len__(self) -> int:
         return self._rows["trajectories"]

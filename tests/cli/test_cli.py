@@ -531,6 +531,14 @@ def test_a_run_is_failed_when_nothing_came_of_any_trajectory():
     assert tally.failure is None
 
 
+def test_show_imports_nothing_that_a_stored_run_names():
+    Path("trap.py").write_text("from pathlib import Path\nPath('sprung').touch()\n")
+    path = stored("x.zarr", named("a"), engine={"kind": "trap:KIND"}, model="trap")
+    assert invoke("show", path).exit_code == 0
+    assert invoke("show", path, "--trajectory", "a").exit_code == 0
+    assert not Path("sprung").exists()
+
+
 def test_show_refuses_what_is_not_there():
     assert "nope" in refused("show", "nope.zarr")
     Path("dir").mkdir()

@@ -357,10 +357,28 @@ def test_a_store_that_cannot_be_written_ends_the_run_and_the_journal_has_everyth
                 writer.finish(plain_trajectory(1))
             with pytest.raises(WriteFailed):
                 await writer.close()
+            with pytest.raises(WriteFailed, match=r"run\.zarr: No space left"):
+                RunWriter(out, "resume", {})
         await RunWriter(out, "resume", {}).close()
 
     asyncio.run(body())
     assert [exact(record) for record in RunReader(out)] == [exact(plain_trajectory(0))]
+
+
+def test_a_disk_that_is_full_from_the_start_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch
+) -> None:
+    out = tmp_path / "run.zarr"
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(WriteFailed, match=r"run\.journal: No space left"):
+            RunWriter(out, "create", {})
+    assert list(tmp_path.iterdir()) == []
+    asyncio.run(RunWriter(out, "create", {}).close())
 
 
 def test_json_of_a_journal_line_is_what_it_was() -> None:

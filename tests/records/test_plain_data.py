@@ -99,6 +99,11 @@ def test_arrays_and_scalars_come_back(array):
         back.flat[0] = back.flat[-1]  # it is the program's own
 
 
+def test_sets_are_written_in_one_order():
+    letters = [chr(code) for code in range(97, 123)]
+    assert to_plain(set(letters)) == to_plain(set(reversed(letters))) == {"set": letters}
+
+
 def test_nan_and_infinities_come_back():
     back = through_json([math.nan, math.inf, -math.inf])
     assert math.isnan(back[0]) and back[1:] == [math.inf, -math.inf]

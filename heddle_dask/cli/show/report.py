@@ -13,7 +13,7 @@ from heddle_dask.cli.rollout.summary import Tally, table
 from heddle_dask.cli.show.transcript import Passage, passages, trajectory_facts
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
-from heddle_dask.engines.kinds import engine_kind
+from heddle_dask.engines.kinds import ENGINE_KINDS
 from heddle_dask.records.causes import message_of
 from heddle_dask.records.token_record import Attribution
 
@@ -130,7 +130,6 @@ def _template(model: str) -> ChatTemplate | None:
 
 
 def _prefill_includes_queue(engine: object) -> bool:
-    try:
-        return isinstance(engine, dict) and engine_kind(engine.get("kind", "")).prefill_includes_queue
-    except BadInput:
-        return False  # a kind of another package, which is not installed here
+    """Whether the engines of a run do so; False for a kind of another package, which a stored run may not import."""
+    kind = ENGINE_KINDS.get(str(engine.get("kind"))) if isinstance(engine, dict) else None
+    return kind is not None and kind.prefill_includes_queue

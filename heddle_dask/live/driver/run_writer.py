@@ -62,6 +62,8 @@ class RunWriter:
     BadInput
         The path exists, is missing, was not written by this package, cannot be written, or holds a run of another
         model, tokenizer, sampling or environment.
+    WriteFailed
+        The disk is full.
     """
 
     def __init__(self, out: str | Path, mode: WriteMode, metadata: Mapping[str, Any]) -> None:
@@ -69,26 +71,29 @@ class RunWriter:
         self.batches = 0
         self._facts: list[Mapping[str, Any]] = []
         self._resumed_context_tokens: int | None = None
-        # The journal first: if it is locked or foreign, nothing of an older run is touched.
-        self._journal = _open_journal(journal_path(out), mode)
-        try:
-            self._store = self._open_store(mode, metadata)
-        except BaseException:
-            self._journal.close()
-            if mode == "create":
-                self._journal.path.unlink()  # this writer has made it, and it is empty
-            raise
         self._unstored: list[TrajectoryRecord] = []
         # Bytes that the journal holds of each trajectory, and of those that the store has.
         self._bytes_of: dict[str, int] = {}
         self._stored_bytes: dict[str, int] = {}
-        if mode in ("append", "resume"):
-            self._count_bytes()
         self._flush_due = False
         self._failure: BaseException | None = None
         self._storing = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        path = journal_path(out)
+        # The journal first: if it is locked or foreign, nothing of an older run is touched.
+        with self._failing(path):
+            self._journal = _open_journal(path, mode)
+        try:
+            with self._failing(self.out):
+                self._store = self._open_store(mode, metadata)
+        except BaseException:
+            self._journal.close()
+            if mode == "create":
+                path.unlink()  # this writer has made it, and it is empty
+            raise
+        if mode in ("append", "resume"):
+            self._drop_what_is_stored()
 
     def _open_store(self, mode: WriteMode, metadata: Mapping[str, Any]) -> RunStore:
         if mode in ("create", "overwrite"):
@@ -124,7 +129,8 @@ class RunWriter:
         # Batches of versions that stored no facts have none.
         self._facts += [{}] * (number - len(self._facts))
         self._facts.append(facts)
-        self._store.update_metadata({"batches": self.batches, "batch_facts": self._facts})
+        with self._failing(self.out):
+            self._store.update_metadata({"batches": self.batches, "batch_facts": self._facts})
         return number
 
     @property
@@ -155,7 +161,8 @@ class RunWriter:
                 f"{self.out} was made with contexts of up to {before} tokens, and this session has {now}: it can "
                 f"only be resumed with the same, max_context_tokens={before}"
             )
-        self._store.update_metadata(facts)
+        with self._failing(self.out):
+            self._store.update_metadata(facts)
 
     def journal(self, kind: str, body: dict[str, Any]) -> None:
         """Append to the journal; it is with the kernel before the event loop turns again.
@@ -264,20 +271,25 @@ class RunWriter:
             self._journal, RESULTS, lambda record: record.body["trajectory_id"] not in self._stored_bytes
         )
 
-    def _count_bytes(self) -> None:
-        """Count what an older session left in the journal, and drop at once what is not needed."""
+    def _drop_what_is_stored(self) -> None:
+        """Count what older sessions left in a long journal, and drop at once what is not needed."""
         if self._journal.size_bytes < COMPACTED_BYTES:
             return
-        for record in self.recorded():
-            name = record.body["trajectory_id"]
-            bytes_of = self._stored_bytes if name in self._store else self._bytes_of
-            bytes_of[name] = bytes_of.get(name, 0) + record.size_bytes
-        if self._is_worth_compacting():
-            with self._failing(self._journal.path):
-                compaction = self._compaction()
-                compaction.copy()
-                compaction.finish()
-            self._stored_bytes.clear()
+        try:
+            for record in self.recorded():
+                name = record.body["trajectory_id"]
+                bytes_of = self._stored_bytes if name in self._store else self._bytes_of
+                bytes_of[name] = bytes_of.get(name, 0) + record.size_bytes
+            if self._is_worth_compacting():
+                with self._failing(self._journal.path):
+                    compaction = self._compaction()
+                    compaction.copy()
+                    compaction.finish()
+                self._stored_bytes.clear()
+        except BaseException:
+            self._journal.close()
+            self._store.close()
+            raise
 
     def discard(self) -> None:
         """Close and remove both files: this writer made them, and no trajectory has begun."""
