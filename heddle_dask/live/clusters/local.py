@@ -117,7 +117,8 @@ class LocalScheduler(SupervisedDask):
             ],
             directory,
             "scheduler",
-            _SCHEDULER_ENV,
+            # Else its workspace is in the machine's temporary directory, and stays.
+            {**_SCHEDULER_ENV, "DASK_TEMPORARY_DIRECTORY": directory},
             logs,
         )
 
