@@ -6,6 +6,7 @@ import asyncio
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from worlds.scripted_plane import ScriptedPlane, context_on, sampled
 
@@ -87,6 +88,17 @@ def test_a_bad_value_is_refused_at_the_call(name: str, value: Any, model_dir: st
 
     asyncio.run(body())
     assert len(ctx.steps) == 1
+
+
+def test_numbers_of_numpy_are_numbers(model_dir: str) -> None:
+    plane = ScriptedPlane(sampled(65))
+    ctx = context_on(plane, model_dir)
+    ctx.append("user", "hello")
+    asked: dict[str, Any] = {"max_tokens": np.int64(9), "temperature": np.float32(0.5), "seed": np.uint32(3)}
+    asyncio.run(ctx.generate(**asked))
+    sampling = plane.calls[0].sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.seed) == (9, 0.5, 3)
+    assert {type(sampling.max_tokens), type(sampling.seed)} == {int}
 
 
 @pytest.mark.parametrize("asked", [{"stop": "a"}, {"structured": DIGITS}])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+import numpy as np
 
 from heddle_dask.core.errors import BadInput, check_count
 from heddle_dask.core.sampling import StructuredOutput, check_sampling, check_seed, checked_stop
@@ -35,6 +37,10 @@ class StepOptions:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, np.integer | np.floating):
+                object.__setattr__(self, each.name, value.item())
         if self.max_tokens is not None:
             check_count(f"{_WHERE}: max_tokens", self.max_tokens)
         if self.seed is not None:
