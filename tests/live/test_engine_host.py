@@ -13,6 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from heddle_dask.engines import watchdog
 from heddle_dask.engines.client import EngineClient, connector_to
 from heddle_dask.engines.contract import EngineInfo, EngineUnreachable, GenerateRequest, SamplingParams
 from heddle_dask.engines.emulated.options import EmulatedOptions
@@ -85,6 +86,25 @@ def test_a_stopped_engine_is_lost_and_started_again(tmp_path: Path) -> None:
             assert await told.until(3) == ["ready", "lost: its process is stopped (SIGSTOP)", "ready"]
         finally:
             await host.stop()
+
+    asyncio.run(asyncio.wait_for(main(), CEILING_S))
+
+
+def test_a_host_that_is_stopped_while_a_lost_engine_is_ended_waits_for_its_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        told = Told()
+        host = supervised(tmp_path, told)
+        host.start()
+        try:
+            await told.until(1)
+            assert host._process is not None
+            engine, guard = host._process.engine_pid, host._process.pid
+            # Stopped, it does not end on request: its end takes the whole grace.
+            os.kill(engine, signal.SIGSTOP)
+            await told.until(2)
+        finally:
+            await host.stop()
+        assert not watchdog.start_time(engine) and not watchdog.start_time(guard)
 
     asyncio.run(asyncio.wait_for(main(), CEILING_S))
 

@@ -153,8 +153,17 @@ class EngineHost:
             (self._on_lost if self._is_ready else self._on_start_failed)(reason)
         finally:
             if process is not None:
-                await asyncio.shield(process.stop())
+                await self._ended(process)
             self._process = None
+
+    async def _ended(self, process: EngineProcess) -> None:
+        """End the engine, and wait for that also when the supervision is cancelled meanwhile."""
+        stopping = asyncio.ensure_future(process.stop())
+        try:
+            await asyncio.shield(stopping)
+        except asyncio.CancelledError:
+            await stopping
+            raise
 
     async def _live_once(self, process: EngineProcess) -> str:
         """Run one incarnation to its end; returns why it ended."""
