@@ -118,13 +118,13 @@ def test_an_engine_that_hands_over_kv_has_a_connector_and_a_side_channel(spec):
 
 def test_kv_is_fetched_at_the_address_of_the_worker_and_over_its_interface_only(spec):
     local = replace(spec, kv_transfer=True)
-    outside = replace(local, kv_host="192.0.2.7")
+    outside = replace(local, kv_host="203.0.113.7")
     for build in ("cpu", "gpu"):
         here = vllm_command(local, SOCKET, build, 8124, "lo").env
         assert (here["VLLM_NIXL_SIDE_CHANNEL_HOST"], here["UCX_NET_DEVICES"]) == ("127.0.0.1", "lo")
         assert (
             vllm_command(outside, SOCKET, build, 8124, "eth7").env["VLLM_NIXL_SIDE_CHANNEL_HOST"]
-            == "192.0.2.7"
+            == "203.0.113.7"
         )
     assert vllm_command(outside, SOCKET, "cpu", 8124, "eth7").env["UCX_NET_DEVICES"] == "eth7"
     # InfiniBand is other devices than the interface with the address.
@@ -152,9 +152,9 @@ def test_the_interface_of_an_address_is_found_and_a_users_choice_wins(spec, monk
         assert interface_of(address) == name.partition(":")[0]
         assert free_port(address) > 0
     with pytest.raises(
-        BadInput, match=r"kv_host '192\.0\.2\.7' is no address of this machine: start the worker"
+        BadInput, match=r"kv_host '203\.0\.113\.7' is no address of this machine: start the worker"
     ):
-        kind.command(replace(spec, kv_transfer=True, kv_host="192.0.2.7"), SOCKET)
+        kind.command(replace(spec, kv_transfer=True, kv_host="203.0.113.7"), SOCKET)
     monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_0:1")
     assert "UCX_NET_DEVICES" not in kind.command(replace(spec, kv_transfer=True), SOCKET).env
 

@@ -141,12 +141,12 @@ def test_an_engine_is_reached_at_the_address_of_its_worker(
 
     monkeypatch.setattr("heddle_dask.live.worker.rollout_worker.EngineHost", Hosted)
     plugin = RolloutWorker(EngineSpec("emulated", model_dir, 4, 4096))
-    worker: Any = SimpleNamespace(name="w", address="tls://192.0.2.7:4321", local_directory=str(tmp_path))
+    worker: Any = SimpleNamespace(name="w", address="tls://203.0.113.7:4321", local_directory=str(tmp_path))
     plugin.worker = worker
     plugin._hosts = 0
     plugin._start_engine(plugin.spec)
     plugin._start_engine(plugin.spec)
-    assert [spec.kv_host for spec in hosted] == ["192.0.2.7"] * 2
+    assert [spec.kv_host for spec in hosted] == ["203.0.113.7"] * 2
     assert len({spec.seed for spec in hosted}) == 2, "with one seed, engines sample the same for one prompt"
 
 
