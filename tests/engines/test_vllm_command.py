@@ -120,7 +120,8 @@ def test_kv_is_fetched_at_the_address_of_the_worker_and_over_its_interface_only(
         here = vllm_command(local, 8123, build, 8124, "lo").env
         assert (here["VLLM_NIXL_SIDE_CHANNEL_HOST"], here["UCX_NET_DEVICES"]) == ("127.0.0.1", "lo")
         assert (
-            vllm_command(outside, 8123, build, 8124, "eth7").env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "203.0.113.7"
+            vllm_command(outside, 8123, build, 8124, "eth7").env["VLLM_NIXL_SIDE_CHANNEL_HOST"]
+            == "203.0.113.7"
         )
     assert vllm_command(outside, 8123, "cpu", 8124, "eth7").env["UCX_NET_DEVICES"] == "eth7"
     # InfiniBand is other devices than the interface with the address.
