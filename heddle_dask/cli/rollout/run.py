@@ -192,14 +192,16 @@ class _Run:
         self._interrupts.watch()
         try:
             async with self._client() as client:
-                await self._roll_out(client)
+                try:
+                    await self._roll_out(client)
+                except ClusterLost as error:
+                    self.lost = str(error)
+                    # The client is closed while it tries to connect again, and would log that with a traceback.
+                    logging.getLogger("distributed").setLevel(logging.CRITICAL)
         except asyncio.CancelledError:
             if not self._interrupts.exit_code:
                 raise
-        except ClusterLost as error:
-            self.lost = str(error)
-            return self._interrupts.exit_code or EXIT_LOST
-        return self._interrupts.exit_code
+        return self._interrupts.exit_code or (EXIT_LOST if self.lost else 0)
 
     def left_to_do(self, out: str | None) -> str:
         """How to get the rest of a run that ended with its cluster."""
