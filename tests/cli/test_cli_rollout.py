@@ -346,7 +346,7 @@ def test_killed_scheduler_ends_the_run_in_one_line_and_the_run_resumes(heddle):
     out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 1, err
     (last,) = [line for line in err.splitlines() if line.startswith("heddle: ")]
-    assert last.startswith("heddle: the scheduler does not answer: ")
+    assert last.startswith("heddle: the scheduler does not answer: its connection has closed")
     assert last.endswith("what has finished is stored: give the same command with --out run.zarr --resume")
     assert "Traceback" not in err and "Error" not in err.replace(last, ""), err
     assert json.loads(out.splitlines()[-1])["trajectories"] == 2

@@ -88,8 +88,6 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     # Dask reports every connection and worker that ends; this process ends them on purpose.
     logging.getLogger("distributed").setLevel(logging.ERROR)
-    # Its attempts to connect to a dead scheduler again end with tracebacks; the run says in one line what has happened.
-    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     warnings.simplefilter("ignore", UnencryptedConnection)  # the command line says it in one line
     collect_seldom()
     try:
@@ -226,14 +224,16 @@ class _Run:
         self._interrupts.watch()
         try:
             async with self._client() as client:
-                await self._roll_out(client)
+                try:
+                    await self._roll_out(client)
+                except ClusterLost as error:
+                    self.lost = str(error)
+                    # The client is closed while it tries to connect again, and would log that with a traceback.
+                    logging.getLogger("distributed").setLevel(logging.CRITICAL)
         except asyncio.CancelledError:
             if not self._interrupts.exit_code:
                 raise
-        except ClusterLost as error:
-            self.lost = str(error)
-            return self._interrupts.exit_code or EXIT_FAILED
-        return self._interrupts.exit_code
+        return self._interrupts.exit_code or (EXIT_FAILED if self.lost else 0)
 
     def left_to_do(self, out: str | None) -> str:
         """How to get the rest of a run that ended with its cluster."""

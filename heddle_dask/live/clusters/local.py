@@ -298,8 +298,9 @@ class LocalRolloutCluster(SpecCluster):
 
     async def _close_without_scheduler(self) -> None:
         """Close the workers here: Dask would ask the scheduler to retire them, for half a minute or for ever."""
+        assert self.scheduler is not None
+        # First: workers end quickly once it is gone, and wait for the answer of one that is stopped.
+        await self.scheduler.close()
         await asyncio.gather(*(worker.close() for worker in self.workers.values()))
         self.workers.clear()
         self.shutdown_scheduler = False
-        assert self.scheduler is not None
-        await self.scheduler.close()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from distributed import Client
+from distributed.comm import CommClosedError
 
 from heddle_dask.core.errors import HeddleError, WriteFailed
 from heddle_dask.live.driver.capacity import Patience
@@ -162,4 +163,6 @@ class ControlChannel:
 
 
 def _one_line(error: BaseException) -> str:
+    if isinstance(error, CommClosedError):
+        return "its connection has closed"
     return " ".join(str(error).split()) or type(error).__name__
