@@ -22,6 +22,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.gpus import InstalledGpu, named_gpus, parsed_gpus, usable_gpus
 from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.vllm_command import VllmOptions
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.driver.capacity import Patience
 from heddle_dask.live.driver.rollout import Rollout
@@ -34,6 +35,7 @@ from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.live.wire.worker_messages import EngineWorkerReport
 from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME, RolloutWorker
 from heddle_dask.records.reader import RunReader
+from workers import rollout_worker
 
 GPU = "worlds.gpu_engine:GPU"
 TESTS = Path(__file__).parents[1]
@@ -148,6 +150,29 @@ def test_an_engine_is_reached_at_the_address_of_its_worker(
     plugin._start_engine(plugin.spec)
     assert [spec.kv_host for spec in hosted] == ["203.0.113.7"] * 2
     assert len({spec.seed for spec in hosted}) == 2, "with one seed, engines sample the same for one prompt"
+
+
+def test_the_preload_of_a_standing_cluster_takes_what_engines_may_have(model_dir: str) -> None:
+    added: list[RolloutWorker] = []
+
+    async def plugin_add(plugin: RolloutWorker, catch_errors: bool) -> None:
+        added.append(plugin)
+
+    def preload(*arguments: str) -> None:
+        asked = rollout_worker.dask_setup.make_context("preload", list(arguments))
+        worker = SimpleNamespace(plugin_add=plugin_add)
+        asyncio.run(rollout_worker.dask_setup.callback(worker, **asked.params))
+
+    preload()
+    assert not added
+    options = '{"quantization": "fp8", "extra_args": ["--enforce-eager"], "logprobs": "processed"}'
+    preload("--model", model_dir, "--tp-degree", "2", "--options", options, "--start-timeout", "1800")
+    (plugin,) = added
+    chosen = VllmOptions(quantization="fp8", extra_args=("--enforce-eager",), logprobs="processed")
+    assert plugin.spec == EngineSpec("vllm", model_dir, tp_degree=2, options=chosen)
+    assert plugin.watch is not None and plugin.watch.start_timeout_s == 1800
+    with pytest.raises(BadInput, match="is no JSON"):
+        preload("--model", model_dir, "--options", "fp8")
 
 
 # -- on a cluster ----------------------------------------------------------------------------------
