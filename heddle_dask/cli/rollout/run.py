@@ -228,8 +228,9 @@ class _Run:
                     await self._roll_out(client)
                 except ClusterLost as error:
                     self.lost = str(error)
-                    # The client is closed while it tries to connect again, and would log that with a traceback.
-                    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+                    # The client is closed while it tries to connect again, and would log that with a traceback. Its
+                    # logger has a level of its own, from Dask's configuration.
+                    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
         except asyncio.CancelledError:
             if not self._interrupts.exit_code:
                 raise
