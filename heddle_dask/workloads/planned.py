@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heddle_dask.core.errors import HeddleError
+from heddle_dask.core.errors import BadInput
 from heddle_dask.core.nouns import joined_domain
 from heddle_dask.workloads.traces import TracedTrajectory
 
 
-class TraceDoesNotFit(HeddleError):
+class TraceDoesNotFit(BadInput):
     """The generated tokens alone exceed the engine's context; the message says by how many, and what to do."""
 
 
