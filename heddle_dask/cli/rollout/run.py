@@ -96,9 +96,9 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
         if order.mode == "create":
             remove_if_empty(run.out)
     out = str(run.out) if run.out.exists() else None
+    Console(stderr=to_stderr).print(table(run.tally, out), soft_wrap=True)
     if run.lost:
         one_line(f"{run.lost}{run.logs.tail('scheduler')}; {run.left_to_do(out)}")
-    Console(stderr=to_stderr).print(table(run.tally, out), soft_wrap=True)
     failure = run.tally.failure or ""
     if failure and exit_code == 0:
         Console(stderr=True).print(Text(f"heddle: {failure}"), soft_wrap=True)
