@@ -117,6 +117,15 @@ def test_every_option_with_a_setting_is_an_option_and_a_field() -> None:
         assert name in {each.name for each in fields(kinds[section])}
 
 
+def test_every_field_that_the_command_line_fills_has_its_setting_there() -> None:
+    """`heddle rollout` gives these fields itself: without an entry it would hide what the user has set."""
+    there = set(SETTINGS.values())
+    assert {("patience", each.name) for each in fields(Patience)} <= there
+    assert {("sampling", each.name) for each in fields(Sampling)} <= there
+    # No option fills the limit of an action's size, so `Budget` takes it from the settings.
+    assert {("budget", each.name) for each in fields(Budget) if each.name != "max_action_bytes"} <= there
+
+
 def test_the_command_line_takes_settings_from_files_and_variables(tmp_path: Path) -> None:
     file = "heddle:\n  budget:\n    max-steps: 7\n  strategy: heddle\n  engines: {kind: emulated}\n"
     (tmp_path / "heddle.yaml").write_text(file, encoding="utf-8")
