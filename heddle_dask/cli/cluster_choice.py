@@ -145,19 +145,25 @@ class TlsFiles:
         Raises
         ------
         BadInput
-            A file cannot be used, or there are none for an address that needs them.
+            A file cannot be used, there are none for an address that needs them, or the address is of a connection
+            without encryption although they are given or Dask's configuration requires it.
         """
         given = {"tls_ca_file": self.ca_file, "tls_client_cert": self.cert, "tls_client_key": self.key}
-        security = Security(**{name: str(path) for name, path in given.items() if path is not None})
+        paths = {name: str(path) for name, path in given.items() if path is not None}
+        security = Security(**paths)
         try:
             context = security.get_connection_args("client").get("ssl_context")
         except (OSError, ValueError) as error:  # an SSLError is an OSError
             raise BadInput(f"the TLS credentials for {address} cannot be used: {error}") from None
-        if address.startswith("tls://") and context is None:
+        encrypted = parse_address(address)[0] == "tls"
+        if encrypted and context is None:
             raise BadInput(
-                f"{address} needs TLS credentials: give --tls-ca-file, --tls-cert and --tls-key, or set "
-                "distributed.comm.tls in Dask's configuration"
+                f"{address} needs TLS credentials: give --tls-ca-file, --tls-cert and --tls-key (of heddle rollout), "
+                "or set distributed.comm.tls in Dask's configuration"
             )
+        if security.require_encryption and not encrypted:
+            asked = "TLS credentials were given" if paths else "Dask's configuration requires encryption"
+            raise BadInput(f"{address} is not encrypted, and {asked}: use tls://HOST:PORT")
         return security
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
+import dask.config
 import pytest
 
-from heddle_dask.cli.cluster_choice import remote_client
+from heddle_dask.cli.cluster_choice import TlsFiles, remote_client
 from heddle_dask.core.errors import BadInput
+from heddle_dask.live.clusters.credentials import Credentials
 from heddle_dask.live.driver.encryption import UnencryptedConnection, unencrypted, warn_if_unencrypted
 
 
@@ -55,3 +58,17 @@ def test_the_command_line_warns_in_one_line(capsys: pytest.CaptureFixture[str]) 
 def test_an_encrypted_address_without_credentials_is_refused_in_one_line() -> None:
     with pytest.raises(BadInput, match=r"^tls://127.0.0.1:1 needs TLS credentials: give --tls-ca-file"):
         connect("tls://127.0.0.1:1")
+
+
+def test_credentials_for_an_address_without_encryption_are_refused_in_one_line(tmp_path: Path) -> None:
+    made = Credentials.temporary(tmp_path)
+    tls = TlsFiles(made.certificate, made.certificate, made.key)
+    for address in ("tcp://127.0.0.1:1", "127.0.0.1:1"):
+        with pytest.raises(BadInput, match="is not encrypted, and TLS credentials were given: use tls://"):
+            tls.security(address)
+        with (
+            dask.config.set({"distributed.comm.require-encryption": True}),
+            pytest.raises(BadInput, match="and Dask's configuration requires encryption: use tls://"),
+        ):
+            connect(address)
+    assert tls.security("tls://127.0.0.1:1").require_encryption

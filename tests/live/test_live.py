@@ -116,6 +116,9 @@ def test_a_broken_agent_or_tool_fails_its_own_trajectory_only(model_dir: str, tm
             assert (record.status, record.cause, record.reward) == ("failed", "agent", None)
             assert f"ZeroDivisionError: agent of task {number} is broken" in record.detail
             assert "live_agents.py" in record.detail
+        elif number == 7:
+            assert (record.status, record.cause, record.reward) == ("failed", "agent", None)
+            assert record.detail.startswith("SystemExit: 3\n")
         elif number % 5 == 0:
             assert (record.status, record.cause, record.reward) == ("failed", "action", None)
             assert "invalid literal for int()" in record.detail

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds.live_agents import ToolAgent
 from worlds.live_world import cluster, control_lines, descendants, kill, run, until
+from worlds.record_builders import plain_trajectory
 
 from heddle_dask.cli.rollout.engine_options import parsed_cost, parsed_degrees
 from heddle_dask.core.controller import Controller
@@ -22,6 +24,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.journal_codec import replay
 from heddle_dask.core.nouns import TrajectorySpec
+from heddle_dask.core.tp_degrees import FinishedWork
 from heddle_dask.cost.engine_cost import cost_from_mapping
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.emulated.options import EmulatedOptions, emulated_options
@@ -30,7 +33,7 @@ from heddle_dask.engines.vllm_command import vllm_command
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.capacity import Patience
-from heddle_dask.live.driver.degrees import checked_degrees
+from heddle_dask.live.driver.degrees import EngineDegrees, checked_degrees
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.rollout_inputs import Engines
 from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs, cost_at
@@ -54,6 +57,31 @@ from heddle_dask.strategies.tp_degrees.assignment import (
 
 PROFILE = {"profile": "qwen3-8b-h100"}
 ENGINE = "heddle_dask.engines.emulated"
+CLIENT: Any = None  # the constructor only keeps it
+
+
+def test_observations_of_a_forked_trajectory_are_counted_in_each_branch(model_dir: str) -> None:
+    """Two steps of 4 tokens with a tool's 4 between them, and a fork of the first context with the same again."""
+    one = plain_trajectory(0, steps=2, tokens=4)
+    forked = replace(
+        one,
+        branches=(*one.branches, *one.branches),
+        steps=(*one.steps, *(replace(step, branch=1) for step in one.steps)),
+    )
+    spec = EngineSpec("emulated", model_dir)
+    for record, branches in ((one, 1), (forked, 2)):
+        degrees = EngineDegrees(
+            CLIENT,
+            TpDegreeSpecs(spec, None),
+            engines=None,
+            patience=Patience(),
+            max_context_tokens=4096,
+            seed=0,
+            told_apart=False,
+            note=lambda line: None,
+        )
+        degrees.finished(record)
+        assert degrees._finished == [FinishedWork(8 * branches, 4 * branches, 0.75 * 2)]
 
 
 def four(node: str = "n") -> list[EngineWorker]:

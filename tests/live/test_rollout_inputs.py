@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import shutil
 import sys
-from dataclasses import FrozenInstanceError, is_dataclass
+from dataclasses import FrozenInstanceError, asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import dask.config
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,6 +131,22 @@ def test_a_run_is_continued_with_the_same_kind_of_logprobs_only(tmp_path: Path) 
             BadInput, match=f"with logprobs raw, not processed: it can only be {verb} with the same"
         ):
             check_continues(tmp_path, raw, processed, resumes=resumes)
+
+
+def test_sampling_that_an_older_run_did_not_store_is_not_taken_from_todays_settings(tmp_path: Path) -> None:
+    recorded = {"sampling": {"temperature": 1.0, "top_p": 1.0}}
+    with dask.config.set({"heddle.sampling.min_p": 0.25}):
+        check_continues(tmp_path, recorded, {"sampling": asdict(Sampling(min_p=0.0))}, resumes=True)
+        with pytest.raises(BadInput, match=r"was made with sampling .*, not .*'min_p': 0\.25"):
+            check_continues(tmp_path, recorded, {"sampling": asdict(Sampling())}, resumes=True)
+
+
+def test_a_run_without_a_context_limit_is_resumed_with_the_limit_that_its_engines_had(tmp_path: Path) -> None:
+    recorded = {"limits": Budget().replayed, "context_tokens": 4096}
+    check_continues(tmp_path, recorded, {"limits": Budget().replayed}, resumes=True)
+    check_continues(tmp_path, recorded, {"limits": Budget(max_context_tokens=4096).replayed}, resumes=True)
+    with pytest.raises(BadInput, match="was made with limits"):
+        check_continues(tmp_path, recorded, {"limits": Budget(max_context_tokens=512).replayed}, resumes=True)
 
 
 def test_engines_that_run_already_must_return_the_logprobs_that_are_recorded() -> None:

@@ -117,6 +117,15 @@ def test_every_option_with_a_setting_is_an_option_and_a_field() -> None:
         assert name in {each.name for each in fields(kinds[section])}
 
 
+def test_every_field_that_the_command_line_fills_has_its_setting_there() -> None:
+    """`heddle rollout` gives these fields itself: without an entry it would hide what the user has set."""
+    there = set(SETTINGS.values())
+    assert {("patience", each.name) for each in fields(Patience)} <= there
+    assert {("sampling", each.name) for each in fields(Sampling)} <= there
+    # No option fills the limit of an action's size, so `Budget` takes it from the settings.
+    assert {("budget", each.name) for each in fields(Budget) if each.name != "max_action_bytes"} <= there
+
+
 def test_the_command_line_takes_settings_from_files_and_variables(tmp_path: Path) -> None:
     file = "heddle:\n  budget:\n    max-steps: 7\n  strategy: heddle\n  engines: {kind: emulated}\n"
     (tmp_path / "heddle.yaml").write_text(file, encoding="utf-8")
@@ -137,3 +146,39 @@ def test_a_bad_setting_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()
     assert "heddle.budget.max_steps" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [
+        ([], None),
+        (["--engines", "3"], 3),
+        (["--config"], 4),
+        (["settings"], 5),
+        (["--engines", "3", "--config"], 3),
+    ],
+)
+def test_engines_of_an_existing_cluster_are_waited_for_wherever_their_number_is_given(
+    arguments: list[str], count: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from click.testing import CliRunner
+
+    from heddle_dask.cli.rollout import run
+    from heddle_dask.cli.rollout.command import rollout
+
+    made: list[run._Run] = []
+
+    def keep(order: Any, *, to_stderr: bool) -> run.Outcome:
+        made.append(run._Run(order, run.ProgressDisplay(run.Console(stderr=True))))
+        return run.Outcome({}, 0)
+
+    monkeypatch.setattr(run, "run_rollout", keep)
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "c.toml"
+    file.write_text("engines = 4\n", encoding="utf-8")
+    settings = {"count": 5} if arguments == ["settings"] else {}
+    options = [part for part in arguments if part != "settings"] + [str(file)] * ("--config" in arguments)
+    with dask.config.set({"heddle.engines": {"kind": "emulated", **settings}}):
+        result = CliRunner().invoke(rollout, ["--scheduler", "tcp://127.0.0.1:9", *options])
+    assert result.exit_code == 0, result.output
+    assert made[0].engines.count == count

@@ -70,7 +70,7 @@ class ToolAgent:
 
 
 class FaultyAgent(ToolAgent):
-    """Every third task raises after its first step; every fifth calls a tool that raises."""
+    """Every third task raises after its first step, every fifth calls a tool that raises, the seventh exits."""
 
     name = "faulty-agent"
 
@@ -80,6 +80,8 @@ class FaultyAgent(ToolAgent):
         await ctx.generate(max_tokens=5, ignore_eos=True)
         if number % 3 == 0:
             raise ZeroDivisionError(f"agent of task {number} is broken")
+        if number == 7:
+            sys.exit(3)
         if number % 5 == 0:
             await ctx.call(int, "not a number")
         return None if number % 2 else 0.5

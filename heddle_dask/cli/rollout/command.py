@@ -151,7 +151,8 @@ def rollout(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     from heddle_dask.cli.rollout.run import run_rollout
 
     given = frozenset(name for name in options if _is_given(ctx, name))
-    outcome = run_rollout(RolloutOrder.of(options, mode, given), to_stderr=as_json)
+    by_default = frozenset(name for name in options if _is_default(ctx, name))
+    outcome = run_rollout(RolloutOrder.of(options, mode, given, by_default), to_stderr=as_json)
     if as_json:
         print_json(outcome.result)
     ctx.exit(outcome.exit_code)
@@ -159,6 +160,10 @@ def rollout(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
 
 def _is_given(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _is_default(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is ParameterSource.DEFAULT
 
 
 def _mode(ctx: click.Context, options: dict[str, Any]) -> WriteMode:

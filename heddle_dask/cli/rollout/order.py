@@ -90,7 +90,9 @@ class RolloutOrder:
     Attributes
     ----------
     given
-        Names of the options given on the command line itself, not by ``--config`` or by default.
+        Names of the options given on the command line itself, not by ``--config``, the settings or by default.
+    by_default
+        Names of the options that neither the command line, ``--config`` nor the settings give.
     """
 
     work: WorkOptions
@@ -103,9 +105,12 @@ class RolloutOrder:
     mode: WriteMode
     seed: int
     given: frozenset[str]
+    by_default: frozenset[str]
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], mode: WriteMode, given: frozenset[str]) -> RolloutOrder:
+    def of(
+        cls, options: Mapping[str, Any], mode: WriteMode, given: frozenset[str], by_default: frozenset[str]
+    ) -> RolloutOrder:
         """Group the values of all options, by name."""
         return cls(
             _group(WorkOptions, options),
@@ -118,6 +123,7 @@ class RolloutOrder:
             mode,
             options["seed"],
             given,
+            by_default,
         )
 
 

@@ -163,7 +163,8 @@ class _Run:
         fleet, where = self.order.fleet, self.order.where
         return Engines(
             kind=fleet.engine,
-            count=self.shape.engines if where.scheduler is None or "engines" in self.order.given else None,
+            # The default is the size of a local cluster; another one has as many engines as it has workers for them.
+            count=None if where.scheduler and "engines" in self.order.by_default else self.shape.engines,
             slots=self.shape.slots,
             kv_transfer=fleet.kv_transfer,
             tp_degrees=parsed_degrees(fleet.tp_degrees),

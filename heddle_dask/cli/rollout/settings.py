@@ -26,6 +26,9 @@ SETTINGS = {
     "seeded_sampling": ("sampling", "seeded"),
     "worker_timeout": ("patience", "workers_s"),
     "engine_timeout": ("patience", "engines_s"),
+    "rejoin_timeout": ("patience", "rejoin_s"),
+    "scheduler_timeout": ("patience", "scheduler_s"),
+    "orphan_timeout": ("patience", "orphans_s"),
 }
 
 

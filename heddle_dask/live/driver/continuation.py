@@ -4,7 +4,7 @@ of logprobs and environment."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,24 @@ def tokenizer_digest(model: str | Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _complete(name: str, value: Any) -> Any:
+def _complete(name: str, metadata: Mapping[str, Any]) -> Any:
     """Metadata with the values that an earlier version did not store, since it knew no others."""
-    return {**asdict(Sampling()), **value} if name == "sampling" and isinstance(value, Mapping) else value
+    value = metadata[name]
+    if name != "sampling" or not isinstance(value, Mapping):
+        return value
+    # Not those of `Sampling()`, which are the user's settings of today.
+    return {**{each.name: each.default for each in fields(Sampling)}, **value}
+
+
+def _recorded(name: str, recorded: Mapping[str, Any], described: Mapping[str, Any]) -> Any:
+    """What the run was made with; a context limit that is given now compares with the one that its engines had."""
+    value = _complete(name, recorded)
+    if name != "limits" or not isinstance(value, Mapping) or "context_tokens" not in recorded:
+        return value
+    given = described[name].get("max_context_tokens")
+    if value.get("max_context_tokens") is None and given is not None:
+        return {**value, "max_context_tokens": recorded["context_tokens"]}
+    return value
 
 
 def check_continues(
@@ -62,7 +77,7 @@ def check_continues(
     for name in compared:
         if name not in recorded or name not in described:
             continue
-        if _complete(name, recorded[name]) == _complete(name, described[name]):
+        if _recorded(name, recorded, described) == _complete(name, described):
             continue
         verb = "resumed" if resumes else "appended to"
         raise BadInput(

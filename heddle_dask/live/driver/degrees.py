@@ -237,10 +237,15 @@ class EngineDegrees:
 
 
 def _work_of(record: TrajectoryRecord) -> FinishedWork:
-    first, last = record.steps[0], record.steps[-1]
+    """What all branches took together."""
     decode = sum(step.generated_tokens for step in record.steps)
+    ranges: dict[int, tuple[int, int]] = {}
+    for step in record.steps:
+        start, _ = ranges.get(step.branch, (step.token_start, 0))
+        ranges[step.branch] = start, step.token_stop
+    added = sum(stop - start for start, stop in ranges.values())
     return FinishedWork(
         decode_tokens=decode,
-        observation_tokens=max(0, last.token_stop - first.token_start - decode),
+        observation_tokens=max(0, added - decode),
         tool_s=sum(action.run_s for action in record.actions if action.run_s == action.run_s),
     )

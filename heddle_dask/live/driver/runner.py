@@ -271,7 +271,8 @@ class Driver:
             reward = Reward.of(returned)
             reward = replace(reward, metadata={**stored_metadata(context.metadata), **reward.metadata})
             ending = Ending("truncated" if context.was_stopped else "completed", reward=reward)
-        except (Exception, asyncio.CancelledError) as error:
+        # A program that exits ends its trajectory: as an error of its task, it would end the event loop and the run.
+        except (Exception, asyncio.CancelledError, SystemExit) as error:
             ending = self._ending_of(error)
             if limit is not None and limit.expired() and isinstance(error, TimeoutError):
                 ending = Ending(
