@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -83,12 +84,20 @@ def test_a_disk_that_dies_between_two_names_leaves_what_was_committed(run, tmp_p
 
 
 def test_no_reader_sees_what_is_not_settled(run: Path, tmp_path: Path, monkeypatch) -> None:
+    """Read once in each state that the directory has while the disk is waited for."""
     path = shutil.copytree(run, tmp_path / "x.zarr")
-    store = RunStore.append_to(path)
-    seen: list[list[str]] = []
-    with monkeypatch.context() as watching:
-        watching.setattr("heddle_dask.records.synced_store.sync_path", lambda _: seen.append(stored(path)))
+    seen: dict[object, list[str]] = {}
+    reading = threading.Lock()
+
+    def read_each_state(synced: Path) -> None:
+        with reading:
+            state = frozenset(path.rglob("*.partial")), (path / "zarr.json").read_bytes()
+            if state not in seen:
+                seen[state] = stored(path)
+
+    with RunStore.append_to(path) as store, monkeypatch.context() as watching:
+        watching.setattr("heddle_dask.records.synced_store.sync_path", read_each_state)
         store.append(AFTER)
-    store.close()
-    before = [exact(record) for record in BEFORE]
-    assert all(each in (before, stored(path)) for each in seen) and seen[0] == before
+    before, after = ([exact(record) for record in records] for records in (BEFORE, BEFORE + AFTER))
+    # Rows without names, rows with names, the row counts without a name, all with names.
+    assert list(seen.values()) == [before, before, before, after]

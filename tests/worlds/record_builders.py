@@ -153,8 +153,10 @@ def trajectories(draw: Any, trajectory_id: str = "t") -> tuple[TrajectoryRecord,
 
 
 @st.composite
-def many_trajectories(draw: Any, max_size: int = 4) -> list[tuple[TrajectoryRecord, Contexts]]:
-    count = draw(st.integers(0, max_size))
+def many_trajectories(
+    draw: Any, min_size: int = 0, max_size: int = 4
+) -> list[tuple[TrajectoryRecord, Contexts]]:
+    count = draw(st.integers(min_size, max_size))
     return [draw(trajectories(f"t{index}")) for index in range(count)]
 
 
