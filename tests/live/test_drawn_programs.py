@@ -134,7 +134,9 @@ def test_drawn_programs_are_stored_as_sampled_and_resumed_to_the_same_records(
     model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen_path = tmp_path / "seen.jsonl"
-    monkeypatch.setattr(open_session, "RolloutWorker", lambda spec: RecordingWorker(spec, str(seen_path)))
+    monkeypatch.setattr(
+        open_session, "RolloutWorker", lambda spec, watch: RecordingWorker(spec, str(seen_path))
+    )
     out, cut = tmp_path / "run.zarr", tmp_path / "cut.zarr"
 
     async def body() -> None:
