@@ -10,16 +10,13 @@ of the machine, too, and what is committed may be dropped from the journal.
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import zarr
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
@@ -27,13 +24,13 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.records.journal import JournalReader
 from heddle_dask.records.locks import lock_or_refuse
 from heddle_dask.records.reader import RunReader, RunSummary
+from heddle_dask.records.rows import Rows, stored_text, to_rows
 from heddle_dask.records.schema import (
     ATTRIBUTES_CRC,
     COLUMNS_ADDED,
     FORMAT,
     FORMAT_VERSION,
     LATER_COLUMNS,
-    STRING,
     TABLES,
     absent_value,
     attributes_crc,
@@ -52,8 +49,6 @@ from heddle_dask.records.trajectory import (
 )
 
 __all__ = ["RunReader", "RunStore", "RunSummary", "recover"]
-
-_Rows = dict[str, npt.NDArray[Any]]
 
 # Bounds the memory of a recovery.
 _RECOVERED_AT_ONCE = 64
@@ -173,11 +168,11 @@ class RunStore:
             return
         with self._writing:
             self._settle()
-            new_ids = [_clean(record.trajectory_id) for record in records]
+            new_ids = [stored_text(record.trajectory_id) for record in records]
             if len(set(new_ids)) < len(new_ids) or not self._ids.isdisjoint(new_ids):
                 doubled = sorted(i for i in set(new_ids) if new_ids.count(i) > 1 or i in self._ids)
                 raise ValueError(f"trajectory {doubled[0]!r} is stored already")
-            tables = _to_rows(records, self._rows)
+            tables = to_rows(records, self._rows)
             try:
                 self._rows = self._commit(tables)
             except BaseException:
@@ -206,7 +201,7 @@ class RunStore:
     def __contains__(self, trajectory_id: str) -> bool:
         """Whether the trajectory is committed."""
         self._settle()
-        return _clean(trajectory_id) in self._ids
+        return stored_text(trajectory_id) in self._ids
 
     def __len__(self) -> int:
         """Committed trajectories."""
@@ -253,7 +248,7 @@ class RunStore:
         self._ids = set(ids.tolist())
         self._in_doubt = False
 
-    def _commit(self, tables: Mapping[str, _Rows]) -> dict[str, int]:
+    def _commit(self, tables: Mapping[str, Rows]) -> dict[str, int]:
         """Write rows, then commit them; returns the new row counts."""
         rows = dict(self._rows)
         for table, columns in tables.items():
@@ -262,7 +257,7 @@ class RunStore:
         self._set_attributes({"committed": rows})
         return rows
 
-    def _write(self, table: str, columns: _Rows) -> int:
+    def _write(self, table: str, columns: Rows) -> int:
         """Write rows after the committed ones; returns their number."""
         start = self._rows[table]
         count = len(next(iter(columns.values())))
@@ -381,78 +376,3 @@ def _add_later_columns(group: zarr.Group, rows: Mapping[str, int]) -> None:
 def _resize(array: zarr.Array[Any], rows: int) -> None:
     if array.shape[0] != rows:
         array.resize((rows,))
-
-
-def _to_rows(records: Sequence[TrajectoryRecord], first: Mapping[str, int]) -> dict[str, _Rows]:
-    """Columns of all tables for `records`, if each table already has `first` rows."""
-    branches = [branch for record in records for branch in record.branches]
-    lengths = [len(branch) for branch in branches]
-    parents = {
-        part: np.repeat(
-            np.arange(len(records)) + first["trajectories"],
-            [len(getattr(record, part)) for record in records],
-        )
-        for part in ("branches", "steps", "actions")
-    }
-    tables: dict[str, _Rows] = {
-        "tokens": {
-            "ids": _joined([branch.token_ids for branch in branches], np.int32),
-            "attribution": _joined([branch.attribution for branch in branches], np.uint8),
-            "logprobs": _joined([branch.logprobs for branch in branches], np.float32),
-            "policy_version": _joined([branch.policy_version for branch in branches], np.int32),
-        },
-        "branches": {
-            "trajectory": parents["branches"],
-            "token_offset": _offsets(lengths, first["tokens"]),
-        },
-    }
-    for part in ("steps", "actions"):
-        rows = [row for record in records for row in getattr(record, part)]
-        tables[part] = {"trajectory": parents[part]} | {
-            name: _column((getattr(row, name) for row in rows), dtype)
-            for name, dtype in TABLES[part].columns.items()
-            if name != "trajectory"
-        }
-    tables["trajectories"] = _trajectory_rows(records, first)
-    return tables
-
-
-def _trajectory_rows(records: Sequence[TrajectoryRecord], first: Mapping[str, int]) -> _Rows:
-    columns: _Rows = {
-        "id": _column((record.trajectory_id for record in records), STRING),
-        "reward": _column(
-            (math.nan if record.reward is None else record.reward for record in records), "float64"
-        ),
-    }
-    for part, column in (("steps", "step"), ("branches", "branch"), ("actions", "action")):
-        counts = [len(getattr(record, part)) for record in records]
-        columns[f"{column}_offset"] = _offsets(counts, first[part])
-    for name in ("reward_parts", "metadata"):
-        columns[name] = _column((_json(getattr(record, name)) for record in records), STRING)
-    for name, dtype in TABLES["trajectories"].columns.items():
-        if name not in columns:
-            columns[name] = _column((getattr(record, name) for record in records), dtype)
-    return columns
-
-
-def _column(values: Iterable[Any], dtype: str) -> npt.NDArray[Any]:
-    if dtype == STRING:
-        return np.array([_clean(value) for value in values], np.dtypes.StringDType())
-    return np.array(list(values), dtype)
-
-
-def _json(mapping: Mapping[str, Any]) -> str:
-    return json.dumps(mapping) if mapping else ""
-
-
-def _clean(text: str) -> str:
-    """Text that can be encoded as UTF-8: lone surrogates, which some tools print, become escapes."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _offsets(counts: Sequence[int], first: int) -> npt.NDArray[np.int64]:
-    return first + np.concatenate(([0], np.cumsum(counts[:-1], dtype=np.int64)))[: len(counts)]
-
-
-def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    return np.concatenate([np.empty(0, dtype), *arrays])

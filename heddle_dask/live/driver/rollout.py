@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import platform
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from distributed import Client
 
-from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.engines.defaults import SMALL_CONTEXT_TOKENS, model_context_tokens
-from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment
 from heddle_dask.live.driver.batch import Batch, BatchTally, StoredTrajectories
-from heddle_dask.live.driver.capacity import check_context, longest_context, wait_for_capacity
-from heddle_dask.live.driver.continuation import tokenizer_digest
-from heddle_dask.live.driver.degrees import EngineDegrees, degrees_to_price
+from heddle_dask.live.driver.capacity import check_context, longest_context
 from heddle_dask.live.driver.encryption import warn_if_unencrypted
+from heddle_dask.live.driver.loaded_model import LoadedModel
 from heddle_dask.live.driver.open_session import OpenSession
 from heddle_dask.live.driver.resume import batch_prefix
+from heddle_dask.live.driver.rollout_engines import RolloutEngines
 from heddle_dask.live.driver.rollout_inputs import (
     ChatModel,
     Engines,
@@ -37,14 +31,12 @@ from heddle_dask.live.driver.rollout_inputs import (
     strategy_of,
     tasks_of,
 )
-from heddle_dask.live.driver.run_files import RunFiles
-from heddle_dask.live.driver.runner import Attempt, Driver, attempts_of
+from heddle_dask.live.driver.run_files import RunFiles, software_versions
+from heddle_dask.live.driver.runner import Driver, attempts_of
 from heddle_dask.live.driver.sandbox_check import check_sandbox, checked_policy
 from heddle_dask.live.driver.services import Budget, Sampling, Services
-from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
 from heddle_dask.live.wire.driver_messages import EngineLostNotice, GetCapacity, Notice
 from heddle_dask.live.wire.transport import ask_scheduler
-from heddle_dask.live.worker.engine_host import Watch
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.strategies.presets import Strategy
 
@@ -120,26 +112,33 @@ class Rollout:
         self.budget = given_or_default("budget", Budget, budget)
         self.sampling = given_or_default("sampling", Sampling, sampling)
         self.retries = given_or_default("retries", RetryPolicy, retries)
-        self._engines = Engines.of(engines)
+        asked = Engines.of(engines)
+        self._patience = asked.patience
         self._strategy = strategy_of(strategy)
         self._output = Output.of(out)
         checked_policy(self.budget.sandbox)
         self._sandbox: Mapping[str, str] = {}
         self.environment = environment_of(env)
-        chosen = ChatModel.of(model)
-        self.model = str(chosen.path)
-        self.chat_template_kwargs = chosen.chat_template_kwargs
-        self.template = ChatTemplate.load(self.model).with_variables(self.chat_template_kwargs)
-        self._template_note = self._check_template(on_progress)
-        self.spec = self._engines.spec_for(self.model, self.budget.max_context_tokens, seed)
+        self._model = LoadedModel.load(ChatModel.of(model), on_progress)
+        self.model = self._model.path
+        self.chat_template_kwargs = self._model.chat_template_kwargs
+        self.template = self._model.template
+        self.spec = asked.spec_for(self.model, self.budget.max_context_tokens, seed)
         check_context(self.budget.max_context_tokens, self.spec.max_model_len)
         self.samples = samples
         self.seed = seed
         self._on_progress = on_progress
-        self.tp_degrees = self._engines.tp_degrees
-        specs = TpDegreeSpecs(self.spec, self._engines.cost)
-        self._cost = specs.described(degrees_to_price(self.tp_degrees))
-        self._engine_degrees = None if self.tp_degrees is None else self._degrees_of(specs)
+        self.tp_degrees = asked.tp_degrees
+        self._engines = RolloutEngines(
+            client,
+            asked,
+            self.spec,
+            model=self.model,
+            max_context_tokens=self.budget.max_context_tokens,
+            seed=seed,
+            told_apart=self._strategy.knows_lengths,
+            note=on_progress,
+        )
         self._session: OpenSession | None = None
         self._files: RunFiles | None = None
         self._driver: Driver | None = None
@@ -204,7 +203,7 @@ class Rollout:
     @property
     def running_tp_degrees(self) -> tuple[int, ...]:
         """TP degrees of the engines that run, from the largest to the smallest; empty where none were asked for."""
-        return () if self._engine_degrees is None else self._engine_degrees.running
+        return self._engines.running_tp_degrees
 
     def close(self) -> Any:
         """End the session, stop the engines, close the store."""
@@ -214,12 +213,7 @@ class Rollout:
         self._entered = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Rollout:
@@ -259,12 +253,10 @@ class Rollout:
             assert self._driver is not None
             tally.add(record, is_stored=self._driver.stores(record))
             began_s = self._batch_began_s
-        makespan_s = tally.last_end_s - began_s
         out = None if self._output is None else str(self._output.path)
-        kept = tally.kept
         return Batch(
-            trajectories=kept if out is None else StoredTrajectories(out, self._batch_rows, kept),
-            makespan_s=makespan_s,
+            trajectories=tally.kept if out is None else StoredTrajectories(out, self._batch_rows, tally.kept),
+            makespan_s=tally.last_end_s - began_s,
             reward_mean=tally.reward_mean,
             generated_tokens=tally.generated_tokens,
             out=out,
@@ -283,7 +275,7 @@ class Rollout:
             attempts = files.unfinished(
                 attempts_of(self.environment.name, chosen, self.samples, self.seed, prefix)
             )
-            await session.channel.unless_failed(self._provide_degrees(attempts))
+            await session.channel.unless_failed(self._engines.provide(self.tp_degrees, attempts))
             services = await self._services(session, files)
             driver = Driver(self.client, services, self.environment, files.writer, session.channel)
             self._driver = driver
@@ -291,8 +283,7 @@ class Rollout:
             limit = driver.limit_run(self._on_progress)
             try:
                 async for record in driver.run(attempts):
-                    if self._engine_degrees is not None:
-                        self._engine_degrees.finished(record)
+                    self._engines.finished(record)
                     yield record
             finally:
                 limit.cancel()
@@ -328,7 +319,7 @@ class Rollout:
             return self._session, self._files
         if self.client.scheduler is not None:
             warn_if_unencrypted(self.client.scheduler.address or "")
-        policy, patience_s = self.budget.sandbox, self._engines.patience.workers_s
+        policy, patience_s = self.budget.sandbox, self._patience.workers_s
         asked = check_sandbox(self.client, self.environment, policy, patience_s, self._on_progress)
         self._sandbox = await asked
         self._started_s = time.monotonic()
@@ -351,53 +342,14 @@ class Rollout:
             strategy=self._strategy.preset,
             overrides=self._strategy.overrides,
             seed=self.seed,
-            cost=self._cost,
+            cost=self._engines.cost,
             retries=self.retries,
             on_notice=self._on_notice,
             on_lines=files.keep_lines,
-            patience=self._engines.patience,
+            patience=self._patience,
         )
-        watch = Watch.for_start(self._engines.patience.engines_s)
-        unless_failed = self._session.channel.unless_failed
-        await unless_failed(self._session.provide_workers(self.spec, self._engine_degrees, watch))
-        if self._engine_degrees is None:
-            count, patience = self._engines.count, self._engines.patience
-            await unless_failed(wait_for_capacity(self.client, count, patience, self._on_progress))
+        await self._engines.start(self._session)
         return self._session
-
-    def _check_template(self, on_progress: Callable[[str], None]) -> str:
-        """Say so when the template would rewrite history; the record keeps what was sampled all the same."""
-        try:
-            self.template.check_append_only()
-        except BadInput as error:
-            note = f"{error}; trajectories keep their history as it was sampled"
-            on_progress(f"note: {note}")
-            return note
-        return ""
-
-    def _degrees_of(self, specs: TpDegreeSpecs) -> EngineDegrees:
-        """What keeps the engines at the TP degrees asked for."""
-        return EngineDegrees(
-            self.client,
-            specs,
-            engines=self._engines.count,
-            patience=self._engines.patience,
-            max_context_tokens=self.budget.max_context_tokens
-            or self.spec.max_model_len
-            or model_context_tokens(self.model)
-            or SMALL_CONTEXT_TOKENS,
-            seed=self.seed,
-            told_apart=self._strategy.knows_lengths,
-            note=self._on_progress,
-        )
-
-    async def _provide_degrees(self, attempts: Sequence[Attempt]) -> None:
-        """Engines at the TP degrees asked for, before the first step of a batch."""
-        if self._engine_degrees is None:
-            if self.tp_degrees is not None:
-                raise BadInput("tp_degrees were not given when this rollout opened: give them to `Engines`")
-        elif attempts:
-            await self._engine_degrees.provide(self.tp_degrees, attempts)
 
     def _next_batch(self, files: RunFiles) -> int:
         number = files.begin_batch()
@@ -409,24 +361,17 @@ class Rollout:
     def _describe(self) -> dict[str, Any]:
         return {
             "environment": self.environment.name,
-            "model": self.model,
-            "tokenizer": tokenizer_digest(self.model),
-            **({"template_note": self._template_note} if self._template_note else {}),
+            **self._model.description(),
             "sampling": asdict(self.sampling),
-            "chat_template_kwargs": dict(self.chat_template_kwargs),
             "limits": self.budget.replayed,
-            "logprobs": engine_kind(self.spec.kind).logprobs(self.spec.options),
-            "engine": self.spec.to_mapping(),
+            **self._engines.description(),
             "strategy": self._strategy.preset,
             "overrides": list(self._strategy.overrides),
-            "cost": self._cost,
             "retries": asdict(self.retries),
             **self._sandbox,
             "samples": self.samples,
             "seed": self.seed,
-            "heddle_dask": version("heddle-dask"),
-            "distributed": version("distributed"),
-            "python": platform.python_version(),
+            **software_versions(),
         }
 
     def _on_notice(self, notice: Notice) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from heddle_dask.live.driver.resume import unfinished
@@ -144,3 +146,12 @@ class RunFiles:
     @property
     def _resumes(self) -> bool:
         return self._output is not None and self._output.mode == "resume"
+
+
+def software_versions() -> dict[str, str]:
+    """Versions of what makes a run, for its metadata."""
+    return {
+        "heddle_dask": version("heddle-dask"),
+        "distributed": version("distributed"),
+        "python": platform.python_version(),
+    }
