@@ -24,7 +24,7 @@ from heddle_dask.live.driver.resume import recorded_results
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.rollout_inputs import Output
 from heddle_dask.live.driver.run_writer import journal_path
-from heddle_dask.live.driver.services import Budget
+from heddle_dask.live.driver.services import Budget, Sampling
 from heddle_dask.live.wire.messages import StepCall, StepResult
 from heddle_dask.records.journal import Journal, read_journal
 from heddle_dask.records.store import RunReader, RunStore
@@ -153,6 +153,7 @@ def test_drawn_programs_are_stored_as_sampled_and_resumed_to_the_same_records(
                     samples=2,
                     seed=3,
                     budget=Budget(max_steps=8, max_context_tokens=600),
+                    sampling=Sampling(seeded=True),
                     out=where,
                 )
 
