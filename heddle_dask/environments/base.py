@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, SupportsFloat
 
 from heddle_dask.core.errors import BadInput
@@ -71,6 +71,11 @@ class Reply:
         ``"stop"``: the model ended its turn; ``"length"``: the token limit cut it.
     engine_s
         Seconds reported by the engine, including its own queue; NaN if it reports none.
+    alternatives
+        With ``generate(n=…)``, the replies of the forks: `n` - 1 of them.
+    context
+        The context in which this reply is the last step, to go on from. A copy that is pickled, such as an argument
+        of `Context.call`, has None.
     """
 
     text: str
@@ -78,6 +83,13 @@ class Reply:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     engine_s: float = float("nan")
+    alternatives: tuple[Reply, ...] = ()
+    # Typed for programs, whose replies all have one.
+    context: Context = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[type[Reply], tuple[Any, ...]]:
+        values = (getattr(self, each.name) for each in fields(self) if each.name != "context")
+        return Reply, tuple(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +208,8 @@ class Context(Protocol):
 
         Branches may run side by side (`asyncio.gather`). They share the trajectory's reward, its limit of time and its
         `metadata`; `max_steps` and `max_context_tokens` bound each branch with what it has in common with others. A
-        branch is stored with the trajectory: the common tokens come first, masked. Several replies to one prompt::
-
-            forks = [ctx.fork() for _ in range(4)]
-            replies = await asyncio.gather(*(fork.generate() for fork in forks))
-            ctx = forks[best_of(replies)]
+        branch is stored with the trajectory: the common tokens come first, masked. Several replies to one prompt are
+        one call of `generate`.
 
         Raises
         ------
@@ -266,7 +275,13 @@ class Context(Protocol):
         seed
             Of this step; None: derived from `seed` of the trajectory.
         n
-            1: a step samples one reply. For more, `fork` the context.
+            Number of continuations that are sampled side by side: the first goes on in this context, each other one in
+            a fork of it, with a seed of its own (`seed`, if given, plus its number)::
+
+                reply = await ctx.generate(n=4)
+                ctx = max([reply, *reply.alternatives], key=score).context
+
+            If one fails, or the call is cancelled, all others are cancelled, and none has appended a token.
         ignore_eos
             True: exactly `max_tokens` tokens.
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 from typing import Any
 
 import pytest
-from worlds.scripted_plane import NEVER, ScriptedPlane, context_on, sampled
+from worlds.scripted_plane import NEVER, ScriptedPlane, context_on, lost, sampled
 
-from heddle_dask.live.driver.context import BudgetExhausted, LiveContext
+from heddle_dask.core.errors import BadInput
+from heddle_dask.live.driver.context import BudgetExhausted, LiveContext, StepLost
 from heddle_dask.live.driver.resume import recorded_results
 from heddle_dask.live.driver.services import Budget
 from heddle_dask.records.token_record import Attribution
@@ -143,3 +146,192 @@ def test_a_resumed_program_finds_the_results_of_its_branches(model_dir: str) -> 
 
 def kept_steps(journal: list[Any]) -> int:
     return sum(kind == "step" for kind, _ in journal)
+
+
+async def best_of_three(ctx: LiveContext) -> list[LiveContext]:
+    """A step with three continuations, of which the second goes on, with two."""
+    ctx.append("user", "hello")
+    first = await ctx.generate(n=3, max_tokens=5)
+    best = first.alternatives[0].context
+    best.append("user", "and now?")
+    second = await best.generate(n=2)
+    assert second.context is best
+    await second.alternatives[0].context.generate()
+    return list(ctx.branches())
+
+
+def test_continuations_are_sampled_side_by_side_each_in_a_context_of_its_own(model_dir: str) -> None:
+    plane = ScriptedPlane(sampled(65), sampled(66), sampled(67))
+    ctx = context_on(plane, model_dir)
+    ctx.append("user", "hello")
+    reply = asyncio.run(ctx.generate(n=3, max_tokens=5))
+    replies = [reply, *reply.alternatives]
+    assert [each.token_ids for each in replies] == [(65,), (66,), (67,)]
+    assert [each.alternatives for each in replies[1:]] == [(), ()]
+    assert reply.context is ctx
+    assert [each.context for each in replies] == list(ctx.branches())
+    assert [call.step_id for call in plane.calls] == [("t", 0, 0), ("t#1", 0, 0), ("t#2", 0, 0)]
+    assert plane.seen[0] == plane.seen[1] == plane.seen[2]
+    assert {call.sampling.max_tokens for call in plane.calls} == {5}
+    assert len({call.sampling.seed for call in plane.calls}) == 3
+    for branch, ids in zip(ctx.branches(), (65, 66, 67), strict=True):
+        assert branch.record.token_ids[branch.record.loss_mask].tolist() == [ids]
+        assert [step.generated_tokens for step in branch.steps] == [1]
+
+
+def test_a_seed_that_is_given_differs_by_continuation(model_dir: str) -> None:
+    plane = ScriptedPlane(*[sampled(65)] * 3)
+    ctx = context_on(plane, model_dir)
+    ctx.append("user", "hello")
+    asyncio.run(ctx.generate(n=3, seed=2**63 - 2))
+    assert [call.sampling.seed for call in plane.calls] == [2**63 - 2, 2**63 - 1, 0]
+
+
+def test_continuations_are_sampled_at_the_same_time(model_dir: str) -> None:
+    plane = ScriptedPlane(*[NEVER] * 3)
+    ctx = context_on(plane, model_dir)
+    ctx.append("user", "hello")
+
+    async def body() -> None:
+        asked = asyncio.ensure_future(ctx.generate(n=3))
+        while len(plane.calls) < 3:
+            await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match=r"generate\(\) while the step before is awaited"):
+            await ctx.generate()
+        ctx.end()
+        await asyncio.wait([asked])
+        assert asked.cancelled()
+        assert len(asyncio.all_tasks()) == 1, "all that it waited for has ended"
+
+    asyncio.run(body())
+
+
+def test_a_reply_may_be_an_argument_of_a_tool(model_dir: str) -> None:
+    """Its context stays in the driver."""
+    plane = ScriptedPlane(sampled(65), sampled(66))
+    ctx = context_on(plane, model_dir)
+    ctx.append("user", "hello")
+
+    async def body() -> None:
+        reply = await ctx.generate(n=2)
+        sent = pickle.loads(pickle.dumps(reply))
+        assert [r.token_ids for r in (sent, *sent.alternatives)] == [(65,), (66,)]
+        assert sent.finish_reason == reply.finish_reason
+        assert (sent.context, sent.alternatives[0].context) == (None, None)
+        assert (await ctx.call(copy.copy, reply)).token_ids == (65,)
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("asked", [{"top_p": 2.0}, {"stop": [""]}])
+def test_continuations_that_are_refused_leave_no_fork(asked: dict[str, Any], model_dir: str) -> None:
+    ctx = context_on(ScriptedPlane(sampled(65)), model_dir, budget=Budget(max_steps=1))
+    ctx.append("user", "hello")
+
+    async def body() -> None:
+        with pytest.raises(BadInput):
+            await ctx.generate(n=4, **asked)
+        await ctx.generate()
+        with pytest.raises(BudgetExhausted):
+            await ctx.generate(n=4)
+
+    asyncio.run(body())
+    assert list(ctx.branches()) == [ctx]
+
+
+def resumed_from_everywhere(
+    program: Any, script: list[Any], model_dir: str
+) -> tuple[list[Any], ScriptedPlane]:
+    """Run a program, and again from each part of its journal; the journal and the plane of the first run."""
+    journal: list[Any] = []
+    plane = ScriptedPlane(*script)
+    whole = asyncio.run(program(context_on(plane, model_dir, journal=journal)))
+    for kept in range(len(journal) + 1):
+        (recorded,) = recorded_results(journal[:kept]).values() if kept else [None]
+        answers = {
+            (call.step_id, call.sampling.seed): answer
+            for call, answer in zip(plane.calls, script, strict=True)
+        }
+        again = AnswersByStep(answers)
+        ctx = context_on(again, model_dir, recorded=recorded)
+        assert [c.record for c in asyncio.run(program(ctx))] == [c.record for c in whole], kept
+    return journal, plane
+
+
+class AnswersByStep(ScriptedPlane):
+    """Answers each request as it was answered in another run, whatever is asked before it."""
+
+    def __init__(self, answers: dict[Any, Any]) -> None:
+        super().__init__()
+        self.answers = answers
+
+    async def step(self, call: Any, request: Any) -> Any:
+        self.script = [self.answers[call.step_id, call.sampling.seed]]
+        return await super().step(call, request)
+
+
+def test_a_resumed_program_finds_its_continuations(model_dir: str) -> None:
+    journal, plane = resumed_from_everywhere(best_of_three, [sampled(65 + n) for n in range(6)], model_dir)
+    assert [body.get("branch", "") for _, body in journal] == ["", "#1", "#2", "#1", "#1#1", "#1#1"]
+    assert [call.step_id for call in plane.calls][3:] == [("t#1", 1, 0), ("t#1#1", 1, 0), ("t#1#1", 2, 0)]
+
+
+async def cancelling(ctx: LiveContext) -> list[LiveContext]:
+    """Two continuations have ended when the program cancels all three; then it asks for one."""
+    ctx.append("user", "hello")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await ctx.generate(n=3)
+    assert [step for branch in ctx.branches() for step in branch.steps] == []
+    assert ctx.generated_tokens == 0
+    assert len(asyncio.all_tasks()) == 1
+    ctx.append("user", "shorter")
+    await ctx.generate()
+    return list(ctx.branches())
+
+
+def test_continuations_that_are_cancelled_leave_no_token(model_dir: str) -> None:
+    journal, plane = resumed_from_everywhere(
+        cancelling, [sampled(65), NEVER, sampled(67), sampled(68)], model_dir
+    )
+    kinds = ["step", "step", *["step-cancelled"] * 3, "step"]
+    assert [kind for kind, _ in journal] == kinds
+    assert plane.calls[-1].step_id == ("t", 0, 1)
+
+
+async def losing(ctx: LiveContext) -> list[LiveContext]:
+    """One of three continuations fails; the program goes on with another message."""
+    ctx.append("user", "hello")
+    with pytest.raises(StepLost, match="step 0: gone"):
+        await ctx.generate(n=3)
+    assert len(asyncio.all_tasks()) == 1, "the others are cancelled and awaited"
+    assert ctx.generated_tokens == 0
+    ctx.append("user", "and now?")
+    await ctx.generate()
+    return list(ctx.branches())
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_continuation_that_fails_cancels_the_others(failing: int, model_dir: str) -> None:
+    first: list[Any] = [NEVER, NEVER]
+    first.insert(failing, lost("refused"))
+    journal, plane = resumed_from_everywhere(losing, [*first, sampled(68)], model_dir)
+    assert [kind for kind, _ in journal] == ["step-lost", "step-cancelled", "step-cancelled", "step"]
+    assert plane.calls[-1].step_id == ("t", 0, 1)
+
+
+async def losing_once(ctx: LiveContext) -> list[LiveContext]:
+    """A step that was preempted fails; the program asks again."""
+    ctx.append("user", "hello")
+    with pytest.raises(StepLost):
+        await ctx.generate()
+    await ctx.generate()
+    return [ctx]
+
+
+def test_a_resumed_program_loses_the_steps_that_it_lost(model_dir: str) -> None:
+    script = [sampled(65, status="aborted", reason="abort"), lost("refused"), sampled(66)]
+    journal, plane = resumed_from_everywhere(losing_once, script, model_dir)
+    assert [kind for kind, _ in journal] == ["step", "step-lost", "step"]
+    assert plane.seen[2] == plane.seen[0], "a step that failed leaves no token"
+    assert [call.step_id for call in plane.calls] == [("t", 0, 0), ("t", 0, 1), ("t", 0, 2)]

@@ -54,7 +54,11 @@ def _parameters(rng: random.Random) -> dict[str, Any]:
         "seed": rng.randint(0, 2**62),
         "stop": rng.choice(["a", ["b", "cd"]]),
     }
-    return {name: value for name, value in choices.items() if rng.random() < 0.4}
+    drawn = {name: value for name, value in choices.items() if rng.random() < 0.4}
+    if rng.random() < 0.2:
+        drawn["n"] = rng.randint(2, 3)
+        drawn["go_on_in"] = rng.randrange(drawn["n"])
+    return drawn
 
 
 def double(number: int) -> str:
@@ -74,7 +78,10 @@ async def play(program: Program, ctx: Context) -> None:
             ctx.metadata["asked"] = ctx.done or ctx.context_tokens > 0
         elif name == "step":
             if not ctx.done:
-                await ctx.generate(**arguments[0])
+                parameters = dict(arguments[0])
+                chosen = parameters.pop("go_on_in", 0)
+                reply = await ctx.generate(**parameters)
+                ctx = [reply, *reply.alternatives][chosen].context
         elif name == "tool":
             ctx.append("tool", await ctx.call(double, *arguments))
         elif name == "fork":

@@ -20,7 +20,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import ActionId, StepId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
 from heddle_dask.core.sampling import StructuredOutput
-from heddle_dask.engines.contract import VersionSpan
+from heddle_dask.engines.contract import SamplingParams, VersionSpan
 from heddle_dask.environments.base import ActionFailed, ActionKind, Reply, Role
 from heddle_dask.live.driver.action_options import check_call
 from heddle_dask.live.driver.action_results import value_body, value_from_body
@@ -29,7 +29,8 @@ from heddle_dask.live.driver.held_context import HeldContext
 from heddle_dask.live.driver.open_step import OpenStep
 from heddle_dask.live.driver.pending_input import PendingInput
 from heddle_dask.live.driver.services import Recorded, Services
-from heddle_dask.live.driver.step_options import StepOptions
+from heddle_dask.live.driver.side_by_side import side_by_side
+from heddle_dask.live.driver.step_options import StepOptions, with_seed_of
 from heddle_dask.live.driver.stop_strings import cut_at_stop, tokens_to_stop
 from heddle_dask.live.driver.submission import Interrupted
 from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult, too_large
@@ -78,11 +79,10 @@ class LiveContext:
         self._input = PendingInput(services.template)
         self._held = HeldContext()
         self._told_done = False
-        # Where the step that is awaited began.
-        self._open_at: int | None = None
-        # Attempts at the next step that the program has cancelled.
-        self._cancelled = 0
-        self._replayed_cancel = False
+        # The step that is awaited.
+        self._open: OpenStep | None = None
+        # Attempts at the next step that were cancelled or have failed.
+        self._given_up = 0
         self.record = TokenRecord()
         self.steps: list[StepRecord] = []
         self.actions: list[ActionRecord] = []
@@ -180,7 +180,7 @@ class LiveContext:
         n: int = 1,
         ignore_eos: bool = False,
     ) -> Reply:
-        """Run one LLM step over everything appended so far; the parameters are those of the protocol.
+        """Run one LLM step over everything appended so far, `n` times; the parameters are those of the protocol.
 
         Raises
         ------
@@ -194,7 +194,8 @@ class LiveContext:
             The step before is still awaited: a context is one conversation.
 
         A step that is cancelled (by ``asyncio.timeout``, for instance) leaves no token behind: the engine stops, and
-        the next step starts from the same messages. Messages that are appended in between follow an empty answer.
+        the next step starts from the same messages. Messages that are appended in between follow an empty answer. Of
+        `n` continuations, one that fails cancels the others.
         """
         self._check_rests("generate()")
         options = StepOptions(
@@ -204,41 +205,67 @@ class LiveContext:
         if self._exhausted():
             self._told_done = True
             raise BudgetExhausted(self._why_exhausted())
-        budget = self._services.budget
-        room = self.max_context_tokens - len(self.record)
-        step = OpenStep(
-            index=self._next_step,
-            start=len(self.record),
-            sampling=options.completed(
-                self._services.sampling, budget, room, self._input.template.end_token_ids
-            ),
-            submitted_s=self._services.clock(),
-            came_from=self.steps[-1].engine_id if self.steps else "",
-            attempt=self._cancelled,
-            send_all=self._cancelled > 0,
+        sampling = options.completed(
+            self._services.sampling,
+            self._services.budget,
+            self.max_context_tokens - len(self.record),
+            self._input.template.end_token_ids,
         )
-        self._open_at = step.start
+        contexts = [self, *(self.fork() for _ in range(1, options.n))]
+        for number, context in enumerate(contexts):
+            context._open_step(with_seed_of(sampling, number))
         try:
             with self._branch.tree.waiting():
-                while not step.finished:
-                    step = self._take(step, await self._operation(step))
-        except asyncio.CancelledError:
-            self._give_up(step)
+                await side_by_side([context._finish_step() for context in contexts])
+        except (Exception, asyncio.CancelledError):
+            # A context whose step has failed has no open step any more.
+            for context in contexts:
+                context._give_up()
             raise
-        finally:
-            self._open_at = None
-        self._cancelled = 0
-        return self._close(step)
+        first, *others = [context._close() for context in contexts]
+        return replace(first, alternatives=tuple(others))
 
-    def _give_up(self, step: OpenStep) -> None:
-        """The program has cancelled the step, or the run is interrupted: tokens that it sampled are dropped."""
-        self._cancelled = step.attempt + 1
+    def _open_step(self, sampling: SamplingParams) -> None:
+        self._open = OpenStep(
+            index=self._next_step,
+            start=len(self.record),
+            sampling=sampling,
+            submitted_s=self._services.clock(),
+            came_from=self.steps[-1].engine_id if self.steps else "",
+            attempt=self._given_up,
+            send_all=self._given_up > 0,
+        )
+
+    async def _finish_step(self) -> None:
+        """Ask for the open step until it is finished."""
+        step = self._open
+        assert step is not None
+        try:
+            while not step.finished:
+                self._open = step = self._take(step, await self._operation(step))
+        except Exception:
+            self._drop_step()
+            raise
+
+    def _give_up(self) -> None:
+        """The open step, if there is one, is cancelled, or the run is interrupted."""
+        step = self._open
+        if step is None:
+            return
+        self._drop_step()
+        tree = self._branch.tree
+        if self._recorded.next_is_cancelled(step.index):
+            self._recorded.steps.popleft()
+        elif not (tree.interrupted or tree.ended):
+            self._journal("step-cancelled", {"step_index": step.index})
+
+    def _drop_step(self) -> None:
+        """The open step ends without a reply: tokens that it sampled are dropped."""
+        step, self._open = self._open, None
+        assert step is not None
+        self._given_up = step.attempt + (not step.finished)
         self.record = self.record.fork(step.start)
         self._generated -= step.generated
-        tree = self._branch.tree
-        if not (tree.interrupted or tree.ended or self._replayed_cancel):
-            self._journal("step-cancelled", {"step_index": step.index})
-        self._replayed_cancel = False
 
     async def call(
         self,
@@ -307,15 +334,16 @@ class LiveContext:
     async def _operation(self, step: OpenStep) -> StepResult:
         """The next journalled result of this step, or one from an engine."""
         if self._recorded.steps:
-            body = self._recorded.steps.popleft()
-            if "cancelled" in body and body["step_index"] == step.index:
-                # The program will cancel this step, as it did in the recorded run.
-                self._replayed_cancel = True
+            if self._recorded.next_is_cancelled(step.index):
+                # It will be cancelled, as in the recorded run.
                 await asyncio.Event().wait()
+            body = self._recorded.steps.popleft()
             self._held.not_sent()  # the first real step brings everything
+            if "lost" in body and body["step_index"] == step.index:
+                raise StepLost(body["lost"])
             asked = (step.index, len(self.record), context_crc(self.record.token_ids))
             if (body["step_index"], body.get("context_tokens"), body.get("context_crc")) != asked:
-                held = "that was given up" if "cancelled" in body else f"over {body['context_tokens']}"
+                held = f"over {body['context_tokens']}" if "context_tokens" in body else "that was given up"
                 held += " other ones" if body.get("context_tokens") == len(self.record) else ""
                 raise ReplayDiverged(
                     f"step {step.index} over {len(self.record)} tokens; the journal holds step "
@@ -366,12 +394,12 @@ class LiveContext:
     def _take(self, step: OpenStep, result: StepResult) -> OpenStep:
         """Fold one answer into the record and the open step."""
         if result.status == "refused":
-            raise StepLost(f"step {step.index}: {result.message}")
+            raise self._lost(step, f"step {step.index}: {result.message}")
         attempt = step.attempt + 1
         if result.status in ("engine-lost", "context-missing"):
-            lost = attempt - self._cancelled
+            lost = attempt - self._given_up
             if lost >= self._services.retries.max_step_attempts:
-                raise StepLost(f"step {step.index} was lost {lost} times: {result.message}")
+                raise self._lost(step, f"step {step.index} was lost {lost} times: {result.message}")
             # With the engine, the worker's copy of the context may be gone: send everything.
             return step.asked_again()
         if result.status == "aborted" and step.sampling.structured is not None:
@@ -386,6 +414,12 @@ class LiveContext:
         if result.status == "aborted" and step.tokens_left <= 0:
             return replace(step, last=replace(result, status="ok", finish_reason="length"))
         return step
+
+    def _lost(self, step: OpenStep, message: str) -> StepLost:
+        """The failure, journalled: the program may go on after it, and does the same when it is resumed."""
+        if not self._branch.tree.interrupted:
+            self._journal("step-lost", {"step_index": step.index, "lost": message})
+        return StepLost(message)
 
     def _ended_at_stop(self, step: OpenStep, result: StepResult) -> StepResult:
         """The answer up to the token that completes a stop string, if one does."""
@@ -406,9 +440,11 @@ class LiveContext:
             part = slice(span.start, span.stop)
             self.record.append_sampled(ids[part], logprobs[part], span.policy_version)
 
-    def _close(self, step: OpenStep) -> Reply:
+    def _close(self) -> Reply:
+        step, self._open = self._open, None
+        assert step is not None and step.last is not None, step
         last = step.last
-        assert last is not None, step
+        self._given_up = 0
         self.steps.append(step.as_record(len(self.record), self._services.clock()))
         ids = self.record.token_ids[step.start :]
         self._input.turn_ended = len(ids) > 0 and int(ids[-1]) in self._input.template.end_token_ids
@@ -418,6 +454,7 @@ class LiveContext:
             logprobs=tuple(self.record.logprobs[step.start :].tolist()),
             finish_reason="stop" if last.finish_reason == "stop" else "length",
             engine_s=step.engine_s,
+            context=self,
         )
 
     def _exhausted(self) -> bool:
@@ -443,7 +480,7 @@ class LiveContext:
 
     def _check_rests(self, what: str) -> None:
         self._check_goes_on(what)
-        if self._open_at is not None:
+        if self._open is not None:
             raise RuntimeError(f"{what} while the step before is awaited: await one step after the other")
 
     def _check_goes_on(self, what: str) -> None:
@@ -485,7 +522,7 @@ class LiveContext:
     @property
     def finished_record(self) -> TokenRecord:
         """The record without the tokens of a step that has not ended."""
-        return self.record if self._open_at is None else self.record.fork(self._open_at)
+        return self.record if self._open is None else self.record.fork(self._open.start)
 
     # -- actions -----------------------------------------------------------------------------------
 

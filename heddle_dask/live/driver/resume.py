@@ -9,10 +9,12 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.action_results import can_be_replayed, key_path
-from heddle_dask.live.driver.run_writer import RunWriter, journal_path
+from heddle_dask.live.driver.run_writer import RESULTS, RunWriter, journal_path
 from heddle_dask.live.driver.runner import Attempt
 from heddle_dask.live.driver.services import Recorded
+from heddle_dask.records.trajectory import TRAJECTORY_FINISHED
 
+_REPLAYED = RESULTS - {TRAJECTORY_FINISHED}
 _LATER_BATCH = re.compile(r"b(\d+)/")
 
 
@@ -57,10 +59,10 @@ def recorded_results(
     recorded: dict[str, Recorded] = {}
     for kind, body in journal:
         name = body["trajectory_id"]
-        if kind not in ("step", "step-cancelled", "action") or (wanted is not None and name not in wanted):
+        if kind not in _REPLAYED or (wanted is not None and name not in wanted):
             continue
         mine = recorded.setdefault(name, Recorded()).branch(body.get("branch", ""))
-        if kind == "step":
+        if kind in ("step", "step-lost"):
             mine.steps.append(body)
         elif kind == "step-cancelled":
             mine.cancel(body["step_index"])

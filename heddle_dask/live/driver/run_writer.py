@@ -30,7 +30,7 @@ STORE_INTERVAL_S = 2.0
 # Less than this is not worth a rewrite.
 COMPACTED_BYTES = 64 << 20
 
-RESULTS = frozenset({"step", "step-cancelled", "action", TRAJECTORY_FINISHED})
+RESULTS = frozenset({"step", "step-cancelled", "step-lost", "action", TRAJECTORY_FINISHED})
 """Kinds of journal records that are of one trajectory, and needed until the store has it."""
 
 

@@ -175,9 +175,13 @@ class Recorded:
 
     def cancel(self, step_index: int) -> None:
         """The program cancelled that step: its sampled parts do not count, but the cancelled request is replayed."""
-        while self.steps and self.steps[-1]["step_index"] == step_index and "cancelled" not in self.steps[-1]:
+        while self.steps and self.steps[-1]["step_index"] == step_index and _is_answer(self.steps[-1]):
             self.steps.pop()
         self.steps.append({"step_index": step_index, "cancelled": True})
+
+    def next_is_cancelled(self, step_index: int) -> bool:
+        """Whether that step comes next, and was cancelled."""
+        return bool(self.steps) and self.steps[0] == {"step_index": step_index, "cancelled": True}
 
     @property
     def generated_tokens(self) -> int:
@@ -198,12 +202,16 @@ class Recorded:
 
     @property
     def _whole(self) -> list[Mapping[str, Any]]:
-        return [body for body in self.steps if "cancelled" not in body]
+        return [body for body in self.steps if _is_answer(body)]
 
     @property
     def tools_s(self) -> float:
         """Seconds that its actions ran."""
         return float(sum(body["run_s"] for body in self.actions.values()))
+
+
+def _is_answer(body: Mapping[str, Any]) -> bool:
+    return "cancelled" not in body and "lost" not in body
 
 
 def _sampled(body: Mapping[str, Any]) -> int:

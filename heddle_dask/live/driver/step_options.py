@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -46,10 +46,6 @@ class StepOptions:
         if self.seed is not None:
             check_seed(_WHERE, self.seed)
         check_count(f"{_WHERE}: n", self.n)
-        if self.n > 1:
-            raise BadInput(
-                f"{_WHERE}: n is {self.n}: a step samples one reply; ctx.fork() gives a branch for each more"
-            )
         if not isinstance(self.ignore_eos, bool):
             raise BadInput(f"{_WHERE}: ignore_eos is {self.ignore_eos!r}: use True or False")
         if self.structured is not None and not isinstance(self.structured, StructuredOutput):
@@ -84,3 +80,10 @@ class StepOptions:
             structured=self.structured,
             **chosen,
         )
+
+
+def with_seed_of(sampling: SamplingParams, number: int) -> SamplingParams:
+    """The sampling of continuation `number` of one context, from 0: with one seed, all would be the same."""
+    if sampling.seed is None:
+        return sampling
+    return replace(sampling, seed=(sampling.seed + number) % 2**63)
