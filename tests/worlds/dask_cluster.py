@@ -19,6 +19,8 @@ def with_cluster(body: Body, workers: int = 1, **resources: float) -> None:
             "distributed.scheduler.validate": True,
             "distributed.worker.validate": True,
             "distributed.scheduler.work-stealing-interval": "10ms",
+            # Tests of addresses where no process listens wait this long.
+            "distributed.comm.timeouts.connect": "5s",
         }
         with dask.config.set(config):
             async with (
