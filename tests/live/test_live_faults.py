@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import dask
 import psutil
 import pytest
 from worlds.live_agents import ToolAgent, always_die, count_and_maybe_die, echo_tool
@@ -58,6 +59,11 @@ def check_complete(records: Sequence[TrajectoryRecord], count: int, steps: int) 
 
 def test_a_killed_rollout_worker_takes_its_engine_and_loses_nothing(model_dir: str, tmp_path: Path) -> None:
     async def body() -> None:
+        # Dask looks this long after the death whether the worker is back.
+        with dask.config.set({"distributed.deploy.lost-worker-timeout": "10ms"}):
+            await killed()
+
+    async def killed() -> None:
         async with cluster() as (_, client):
             rollout = Rollout(
                 client,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed.core import rpc
+from distributed.deploy.cluster import Cluster
 from distributed.deploy.spec import ProcessInterface, SpecCluster
 
 import heddle_dask
@@ -285,6 +286,14 @@ class LocalRolloutCluster(SpecCluster):
             "credentials": self._credentials,
         }
         return {"cls": LocalWorker, "options": options}
+
+    def _update_worker_status(self, op: str, msg: Any) -> None:
+        """Keep a worker that is gone: its nanny starts it again.
+
+        `SpecCluster` looks again `distributed.deploy.lost-worker-timeout` (15 s) after a death, and closes a worker that is
+        away then for good, also one that had come back and died a second time.
+        """
+        Cluster._update_worker_status(self, op, msg)
 
     async def _close(self) -> None:
         scheduler = self.scheduler
