@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import EngineCost, load_profile
@@ -53,7 +54,13 @@ class Workload:
         )
 
     def planned(self, max_context_tokens: int) -> tuple[list[PlannedTrajectory], list[PlannedTrajectory]]:
-        """The replayed trajectories, and the file's trajectories of all other groups, for a warm start."""
+        """The replayed trajectories, and the file's trajectories of all other groups, for a warm start.
+
+        Raises
+        ------
+        BadInput
+            The file is no trace, or a trajectory that is to be replayed generates more than a context holds.
+        """
         environment = self.environment()
         chosen = {task.task_id for task in environment.tasks(self.tasks, self.seed)}
         traces = [trace for trace in read_traces(self.trace) if is_replayable(trace)]
@@ -69,7 +76,11 @@ class Workload:
         )
         for trace in traces:
             if trace.trajectory_id in chosen:
-                drawn.append(plan(trace))
+                try:
+                    drawn.append(plan(trace))
+                except TraceDoesNotFit as error:
+                    # Skipping it would silently shorten the tail.
+                    raise BadInput(f"trace {str(self.trace)!r}: {error}") from error
             elif trace.group_id not in groups:
                 with contextlib.suppress(TraceDoesNotFit):
                     others.append(plan(trace))

@@ -76,3 +76,10 @@ def test_name_and_file_are_the_same_trace() -> None:
     one, other = (Workload(Path(each), 8, 0.5, 0.02, 0) for each in (name, path))
     assert one.name == other.name == name
     assert one.planned(4096) == other.planned(4096)
+
+
+def test_a_trace_that_does_not_fit_is_refused_in_one_line_before_anything_is_measured() -> None:
+    with pytest.raises(
+        BadInput, match=r"^trace 'tau_dialogues': trajectory .* do not fit into a context of 4096"
+    ):
+        Workload(Path("tau_dialogues"), 2, 50.0, 1.0, 0).planned(4096)
