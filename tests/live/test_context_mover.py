@@ -67,11 +67,11 @@ def test_an_error_of_a_background_task_is_logged(caplog: pytest.LogCaptureFixtur
             finally:
                 ended.set()
 
-        hosted._background(fails())
+        hosted._background.start(fails())
         await ended.wait()
         while "a task of the rollout worker failed" not in caplog.text:
             await asyncio.sleep(0.01)
         assert "ZeroDivisionError: no such thing" in caplog.text
-        assert not hosted._tasks
+        assert not len(hosted._background)
 
     with_cluster(body, ENGINE=1)

@@ -141,6 +141,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_sigkill_of_a_writer_that_compacts_loses_nothing(tmp_path: Path) -> None:
     """Neither a finished trajectory nor a step of an open one nor a line of the controller, that was acknowledged."""
     out = tmp_path / "run.zarr"

@@ -64,6 +64,7 @@ def test_segments_up_to_a_step_are_the_context_that_the_engine_saw(drawn):
                 assert ids[: step.token_start] == context
 
 
+@pytest.mark.slow
 @settings(few, max_examples=5)
 @given(many_trajectories(min_size=2, max_size=6), st.sets(st.integers(1, 5), min_size=1))
 def test_any_partition_into_batches_gives_the_same_store(drawn, cuts):

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,11 +81,10 @@ from heddle_dask.live.wire.worker_messages import (
     StepStartedReport,
     TakeContext,
 )
+from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
 from heddle_dask.live.worker.context_mover import ContextMover
 from heddle_dask.live.worker.engine_host import EngineHost, Watch
-
-_LOG = logging.getLogger(__name__)
 
 PLUGIN_NAME = ENGINE_PLUGIN
 # A step's start is reported this much later: the request to the engine goes first.
@@ -152,7 +150,7 @@ class RolloutWorker(WorkerPlugin):
         self._outbox: Outbox[PushedStep] = Outbox()
         self._mover = ContextMover(self, self._contexts, self._send)
         self._running: dict[Key, str] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks(worker.loop)
         handlers = Handlers()
         handlers.answer(TakeContext, self._mover.take)
         handlers.answer(ExportContext, self._mover.export)
@@ -246,7 +244,7 @@ class RolloutWorker(WorkerPlugin):
         self._client = client
         assert self.worker is not None
         self.engine_id = f"{self.worker.name}/{os.getpid()}-{self._incarnations}"
-        self._background(self._announce(info))
+        self._background.start(self._announce(info))
 
     async def _announce(self, info: EngineInfo) -> None:
         """Publish the slots first: a step placed here must find the resource."""
@@ -279,21 +277,6 @@ class RolloutWorker(WorkerPlugin):
     def _send(self, message: Message) -> None:
         assert self.worker is not None
         send(self.worker, message)
-
-    def _background(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        assert self.worker is not None
-        self.worker.loop.add_callback(self._begin, coroutine)
-
-    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(coroutine)
-        # The loop itself would let go of a task that nothing else refers to.
-        self._tasks.add(task)
-        task.add_done_callback(self._note_end)
-
-    def _note_end(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _LOG.error("a task of the rollout worker failed", exc_info=task.exception())
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -394,7 +377,7 @@ class RolloutWorker(WorkerPlugin):
         """
         request_id = self._running.get(step_key(order.session, order.step_id))
         if request_id is not None and self._client is not None:
-            self._background(self._abort(self._client, request_id))
+            self._background.start(self._abort(self._client, request_id))
 
     async def _abort(self, client: EngineClient, request_id: str) -> None:
         # An engine that is gone has aborted it; its steps report that by themselves.
@@ -403,7 +386,7 @@ class RolloutWorker(WorkerPlugin):
 
     def move_context(self, sender: str, order: MoveContextOrder) -> None:
         """Bring a trajectory's context here, in the background as `abort_step` does."""
-        self._background(self._mover.move(order))
+        self._background.start(self._mover.move(order))
 
     def drop_context(self, sender: str, order: DropContextOrder) -> None:
         """Drop the context of a trajectory."""
