@@ -15,7 +15,8 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.environments.base import ActionFailed
-from heddle_dask.live.driver.context import BudgetExhausted, LiveContext, ReplayDiverged, StepLost
+from heddle_dask.live.driver.context import LiveContext
+from heddle_dask.live.driver.program_errors import BudgetExhausted, ReplayDiverged, StepLost
 from heddle_dask.live.driver.services import Budget, Recorded, Sampling
 from heddle_dask.live.driver.submission import Interrupted
 from heddle_dask.live.wire.messages import ActionOutcome, StepResult

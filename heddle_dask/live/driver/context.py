@@ -7,54 +7,32 @@ and actions are journalled when they arrive, so that a program can be run again 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.ids import ActionId, StepId, TrajectoryId
-from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
+from heddle_dask.core.ids import TrajectoryId
+from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.engines.contract import SamplingParams, VersionSpan
-from heddle_dask.environments.base import ActionFailed, ActionKind, Reply, Role
-from heddle_dask.live.driver.action_options import check_call
-from heddle_dask.live.driver.action_results import value_body, value_from_body
-from heddle_dask.live.driver.branch import Branch, BranchTree, fork_seed
-from heddle_dask.live.driver.held_context import HeldContext
+from heddle_dask.environments.base import ActionKind, Reply, Role
+from heddle_dask.live.driver.action_calls import ActionCalls
+from heddle_dask.live.driver.branch import Branch, fork_seed
+from heddle_dask.live.driver.branch_port import BranchPort
 from heddle_dask.live.driver.open_step import OpenStep
 from heddle_dask.live.driver.pending_input import PendingInput
+from heddle_dask.live.driver.program_errors import BudgetExhausted
 from heddle_dask.live.driver.services import Recorded, Services
 from heddle_dask.live.driver.side_by_side import side_by_side
+from heddle_dask.live.driver.step_answers import StepAnswers
 from heddle_dask.live.driver.step_options import StepOptions, with_seed_of
 from heddle_dask.live.driver.stop_strings import cut_at_stop, tokens_to_stop
-from heddle_dask.live.driver.submission import Interrupted
-from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult, too_large
-from heddle_dask.live.wire.result_codec import (
-    action_body,
-    action_from_body,
-    context_crc,
-    step_body,
-    step_from_body,
-)
+from heddle_dask.live.wire.messages import StepResult
 from heddle_dask.records.token_record import TokenRecord
 from heddle_dask.records.trajectory import ActionRecord, StepRecord
-
-
-class BudgetExhausted(Exception):
-    """The program asked for a step although its step, token or context budget is used up."""
-
-
-class StepLost(Exception):
-    """A step has no result: the engine refuses it, or it was lost too often. The message says why."""
-
-
-class ReplayDiverged(Exception):
-    """On resuming, the program asked for something else than the journal holds."""
 
 
 class LiveContext:
@@ -71,13 +49,12 @@ class LiveContext:
         self._services = services
         self._spec = spec
         self._seed = seed
-        self._recorded = recorded or Recorded()
-        self._branch = branch or Branch(BranchTree(spec.trajectory_id, self._recorded.branches))
+        self._port = BranchPort(services, spec, recorded, branch)
+        self._branch = self._port.branch
+        self._answers = StepAnswers(self._port, seed)
+        self._calls = ActionCalls(self._port)
         self._forks: list[LiveContext] = []
-        # The first context is announced before its program begins, a fork with its first request.
-        self._announced = branch is None
         self._input = PendingInput(services.template)
-        self._held = HeldContext()
         self._told_done = False
         # The step that is awaited.
         self._open: OpenStep | None = None
@@ -85,7 +62,6 @@ class LiveContext:
         self._given_up = 0
         self.record = TokenRecord()
         self.steps: list[StepRecord] = []
-        self.actions: list[ActionRecord] = []
         self._generated = 0
 
     # -- what the program may ask ------------------------------------------------------------------
@@ -225,48 +201,6 @@ class LiveContext:
         first, *others = [context._close() for context in contexts]
         return replace(first, alternatives=tuple(others))
 
-    def _open_step(self, sampling: SamplingParams) -> None:
-        self._open = OpenStep(
-            index=self._next_step,
-            start=len(self.record),
-            sampling=sampling,
-            submitted_s=self._services.clock(),
-            came_from=self.steps[-1].engine_id if self.steps else "",
-            attempt=self._given_up,
-            send_all=self._given_up > 0,
-        )
-
-    async def _finish_step(self) -> None:
-        """Ask for the open step until it is finished."""
-        step = self._open
-        assert step is not None
-        try:
-            while not step.finished:
-                self._open = step = self._take(step, await self._operation(step))
-        except Exception:
-            self._drop_step()
-            raise
-
-    def _give_up(self) -> None:
-        """The open step, if there is one, is cancelled, or the run is interrupted."""
-        step = self._open
-        if step is None:
-            return
-        self._drop_step()
-        tree = self._branch.tree
-        if self._recorded.next_is_cancelled(step.index):
-            self._recorded.steps.popleft()
-        elif not (tree.interrupted or tree.ended):
-            self._journal("step-cancelled", {"step_index": step.index})
-
-    def _drop_step(self) -> None:
-        """The open step ends without a reply: tokens that it sampled are dropped."""
-        step, self._open = self._open, None
-        assert step is not None
-        self._given_up = step.attempt + (not step.finished)
-        self.record = self.record.fork(step.start)
-        self._generated -= step.generated
-
     async def call(
         self,
         function: Callable[..., Any],
@@ -285,121 +219,66 @@ class LiveContext:
         BadInput
             A parameter that is not allowed.
         """
-        least, most = check_call(function, cpus, kind, label, timeout_s)
-        name = str(label or getattr(function, "__name__", type(function).__name__))
-        self._check_goes_on("call()")
-        index = len(self.actions)
-        submitted_s = self._services.clock()
-        # Its place in the list is fixed now: actions of one trajectory may run side by side.
-        self.actions.append(_pending_action(index, self._next_step - 1, kind, name, submitted_s))
-        call = f"{self._spec.trajectory_id}/a{index}"
-        body = self._recorded.actions.pop(index, None)
-        if body is None:
-            if timeout_s is None:
-                timeout_s = self._services.budget.tool_timeout_s
-            key = self._recorded.idempotency_keys.pop(index, f"{self._services.session}/{call}")
-            order = ActionCall(
-                self._services.session,
-                action_id=ActionId(call),
-                payload=cloudpickle.dumps((function, args, kwargs)),
-                timeout_s=None if timeout_s == math.inf else timeout_s,
-                idempotency_key=key,
-                on_loop=inspect.iscoroutinefunction(function),
-                max_bytes=self._services.budget.max_action_bytes,
-            )
-            with self._branch.tree.waiting():
-                outcome = await self._run_action(order, kind, name, (least, most))
-        elif body["label"] != name:
-            raise ReplayDiverged(f"action {index} is {name}; the journal holds {body['label']}")
-        else:
-            outcome = action_from_body(body)
-        self._close_action(index, outcome)
-        if body is not None:
-            value = value_from_body(call, body) if outcome.status == "ok" else None
-        else:
-            body = {"action_index": index, "label": name, **action_body(outcome)}
-            value = None
-            if outcome.status == "ok":
-                value = cloudpickle.loads(outcome.value)
-                body |= value_body(call, value, outcome.value, key)
-            self._journal("action", body)
-        if outcome.status != "ok":
-            raise ActionFailed(
-                outcome.status, f"action {name} {outcome.status}: {outcome.message}", outcome.detail
-            )
-        return value
+        return await self._calls.call(
+            function,
+            args,
+            kwargs,
+            cpus=cpus,
+            kind=kind,
+            label=label,
+            timeout_s=timeout_s,
+            after_step=self._next_step - 1,
+        )
 
     # -- steps -------------------------------------------------------------------------------------
 
-    async def _operation(self, step: OpenStep) -> StepResult:
-        """The next journalled result of this step, or one from an engine."""
-        if self._recorded.steps:
-            if self._recorded.next_is_cancelled(step.index):
-                # It will be cancelled, as in the recorded run.
-                await asyncio.Event().wait()
-            body = self._recorded.steps.popleft()
-            self._held.not_sent()  # the first real step brings everything
-            if "lost" in body and body["step_index"] == step.index:
-                raise StepLost(body["lost"])
-            asked = (step.index, len(self.record), context_crc(self.record.token_ids))
-            if (body["step_index"], body.get("context_tokens"), body.get("context_crc")) != asked:
-                held = f"over {body['context_tokens']}" if "context_tokens" in body else "that was given up"
-                held += " other ones" if body.get("context_tokens") == len(self.record) else ""
-                raise ReplayDiverged(
-                    f"step {step.index} over {len(self.record)} tokens; the journal holds step "
-                    f"{body['step_index']} {held}"
-                )
-            return step_from_body(body)
-        asked_s = self._services.clock()
-        result = await self._ask(step)
-        if result.status in ("ok", "aborted"):
-            # Waiting for an engine and for a slot, and the control plane; a wait inside the engine comes on top.
-            outside_s = max(0.0, self._services.clock() - asked_s - result.run_s)
-            inside_s = 0.0 if math.isnan(result.queue_s) else result.queue_s
-            result = replace(result, queue_s=outside_s + inside_s)
-            self._journal("step", step_body(step.index, self.record.token_ids, result))
-        return result
+    def _open_step(self, sampling: SamplingParams) -> None:
+        self._open = OpenStep(
+            index=self._next_step,
+            start=len(self.record),
+            sampling=sampling,
+            submitted_s=self._services.clock(),
+            came_from=self.steps[-1].engine_id if self.steps else "",
+            attempt=self._given_up,
+            send_all=self._given_up > 0,
+        )
 
-    async def _ask(self, step: OpenStep) -> StepResult:
-        request = StepRequest(
-            StepId(self._spec.trajectory_id, step.index, step.attempt),
-            len(self.record),
-            step.tokens_left,
-        )
-        self._announce()
-        delta = self._held.delta(self.record, step.send_all)
-        call = StepCall(
-            session=self._services.session,
-            step_id=request.step_id,
-            base_tokens=delta.base_tokens,
-            base_crc=delta.base_crc,
-            delta=delta.token_ids,
-            sampling=replace(step.sampling, max_tokens=step.tokens_left, seed=self._seed_of(step)),
-        )
+    async def _finish_step(self) -> None:
+        """Ask for the open step until it is finished."""
+        step = self._open
+        assert step is not None
         try:
-            return await self._services.submitter.step(call, request)
-        except Interrupted as interrupt:
-            if interrupt.kind == "given-up":
-                return StepResult(status="refused", message=interrupt.cause)
-            return StepResult(status="engine-lost", message=interrupt.cause)
+            while not step.finished:
+                self._open = step = self._take(step, await self._answers.next(step, self.record))
+        except Exception:
+            self._drop_step()
+            raise
 
-    def _seed_of(self, step: OpenStep) -> int | None:
-        """The seed of the next request, if it has one: the program's, or the trajectory's; parts draw differently."""
-        if step.sampling.seed is not None:
-            return (step.sampling.seed + step.parts) % 2**63
-        if not self._services.sampling.seeded:
-            return None
-        return (self._seed * 1_000_003 + step.index * 1_009 + step.parts) % 2**31
+    def _give_up(self) -> None:
+        """The open step, if there is one, is cancelled, or the run is interrupted."""
+        step = self._open
+        if step is None:
+            return
+        self._drop_step()
+        self._answers.give_up(step)
+
+    def _drop_step(self) -> None:
+        """The open step ends without a reply: tokens that it sampled are dropped."""
+        step, self._open = self._open, None
+        assert step is not None
+        self._given_up = step.attempt + (not step.finished)
+        self.record = self.record.fork(step.start)
+        self._generated -= step.generated
 
     def _take(self, step: OpenStep, result: StepResult) -> OpenStep:
         """Fold one answer into the record and the open step."""
         if result.status == "refused":
-            raise self._lost(step, f"step {step.index}: {result.message}")
+            raise self._answers.lost(step, f"step {step.index}: {result.message}")
         attempt = step.attempt + 1
         if result.status in ("engine-lost", "context-missing"):
             lost = attempt - self._given_up
             if lost >= self._services.retries.max_step_attempts:
-                raise self._lost(step, f"step {step.index} was lost {lost} times: {result.message}")
+                raise self._answers.lost(step, f"step {step.index} was lost {lost} times: {result.message}")
             # With the engine, the worker's copy of the context may be gone: send everything.
             return step.asked_again()
         if result.status == "aborted" and step.sampling.structured is not None:
@@ -408,18 +287,12 @@ class LiveContext:
             result = self._ended_at_stop(step, result)
         ids = np.frombuffer(result.token_ids, dtype="<i4")
         self._append_sampled(ids, result)
-        self._held.answered(self.record, result.token_ids)
+        self._answers.held.answered(self.record, result.token_ids)
         self._generated += len(ids)
         step = step.with_part(result, len(ids))
         if result.status == "aborted" and step.tokens_left <= 0:
             return replace(step, last=replace(result, status="ok", finish_reason="length"))
         return step
-
-    def _lost(self, step: OpenStep, message: str) -> StepLost:
-        """The failure, journalled: the program may go on after it, and does the same when it is resumed."""
-        if not self._branch.tree.interrupted:
-            self._journal("step-lost", {"step_index": step.index, "lost": message})
-        return StepLost(message)
 
     def _ended_at_stop(self, step: OpenStep, result: StepResult) -> StepResult:
         """The answer up to the token that completes a stop string, if one does."""
@@ -429,7 +302,7 @@ class LiveContext:
         if tokens is None:
             return result
         if tokens < len(whole):
-            self._held.not_sent()  # the worker holds more than the record
+            self._answers.held.not_sent()  # the worker holds more than the record
         return cut_at_stop(result, tokens - step.generated)
 
     def _append_sampled(self, ids: Any, result: StepResult) -> None:
@@ -479,21 +352,16 @@ class LiveContext:
         return self._branch.steps + len(self.steps)
 
     def _check_rests(self, what: str) -> None:
-        self._check_goes_on(what)
+        self._port.check_goes_on(what)
         if self._open is not None:
             raise RuntimeError(f"{what} while the step before is awaited: await one step after the other")
 
-    def _check_goes_on(self, what: str) -> None:
-        if self._branch.tree.ended:
-            raise RuntimeError(f"{what} after the program has ended: await everything before it returns")
-
-    def _announce(self) -> None:
-        """The scheduler must know a branch before its first step or action."""
-        if not self._announced:
-            self._announced = True
-            self._services.submitter.fork(self._spec, self._branch.tree.trajectory_id)
-
     # -- of the driver -----------------------------------------------------------------------------
+
+    @property
+    def actions(self) -> list[ActionRecord]:
+        """The actions of this branch, in the order of their calls."""
+        return self._calls.records
 
     @property
     def generated_tokens(self) -> int:
@@ -517,55 +385,9 @@ class LiveContext:
     @property
     def announced(self) -> TrajectoryId | None:
         """The name by which the scheduler knows this branch; None before its first request."""
-        return self._spec.trajectory_id if self._announced else None
+        return self._spec.trajectory_id if self._port.announced else None
 
     @property
     def finished_record(self) -> TokenRecord:
         """The record without the tokens of a step that has not ended."""
         return self.record if self._open is None else self.record.fork(self._open.start)
-
-    # -- actions -----------------------------------------------------------------------------------
-
-    async def _run_action(
-        self, call: ActionCall, kind: ActionKind, name: str, cpus: tuple[int, int]
-    ) -> ActionOutcome:
-        if call.body_bytes > call.max_bytes:
-            return ActionOutcome("raised", message=too_large("arguments", call.body_bytes, call.max_bytes))
-        self._announce()
-        cause = ""
-        for attempt in range(self._services.retries.max_action_attempts):
-            # With the same id a second attempt would find the task of the first.
-            action_id = ActionId(f"{call.action_id}~{attempt}" if attempt else call.action_id)
-            request = ActionRequest(action_id, self._spec.trajectory_id, kind, name, *cpus, "cpu")
-            try:
-                return await self._services.submitter.action(replace(call, action_id=action_id), request)
-            except Interrupted as interrupt:
-                cause = interrupt.cause
-                if interrupt.kind == "given-up":
-                    return ActionOutcome("lost", message=cause)
-        return ActionOutcome("lost", message=f"{cause} every time")
-
-    def _close_action(self, index: int, outcome: ActionOutcome) -> None:
-        finished_s = self._services.clock()
-        pending = self.actions[index]
-        self.actions[index] = replace(
-            pending,
-            cpus=outcome.cpus,
-            status=outcome.status,
-            finished_s=finished_s,
-            queue_s=max(0.0, finished_s - pending.submitted_s - outcome.run_s),
-            run_s=outcome.run_s,
-        )
-
-    # -- the journal -------------------------------------------------------------------------------
-
-    def _journal(self, kind: str, body: dict[str, Any]) -> None:
-        at: dict[str, Any] = {"trajectory_id": self._branch.tree.trajectory_id}
-        if self._branch.path:
-            at["branch"] = self._branch.path
-        self._services.journal(kind, {**at, **body})
-
-
-def _pending_action(index: int, after: int, kind: str, label: str, at: float) -> ActionRecord:
-    nan = float("nan")
-    return ActionRecord(index, after, kind, label, 0, "pending", at, nan, nan, nan)

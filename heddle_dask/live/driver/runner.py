@@ -21,8 +21,9 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec, joined_domain
 from heddle_dask.environments.base import ActionFailed, Environment, Reward, Task, stored_metadata
-from heddle_dask.live.driver.context import BudgetExhausted, LiveContext, ReplayDiverged, StepLost
+from heddle_dask.live.driver.context import LiveContext
 from heddle_dask.live.driver.control_channel import ClusterLost, ControlChannel
+from heddle_dask.live.driver.program_errors import BudgetExhausted, ReplayDiverged, StepLost
 from heddle_dask.live.driver.run_writer import RunWriter
 from heddle_dask.live.driver.services import Recorded, Services
 from heddle_dask.live.driver.submission import RESULT_LOST

@@ -1,0 +1,141 @@
+"""The actions of one branch: replayed from the journal, or run on the tool pool and journalled."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+
+from heddle_dask.core.ids import ActionId
+from heddle_dask.core.nouns import ActionRequest
+from heddle_dask.environments.base import ActionFailed, ActionKind
+from heddle_dask.live.driver.action_options import check_call
+from heddle_dask.live.driver.action_results import value_body, value_from_body
+from heddle_dask.live.driver.branch_port import BranchPort
+from heddle_dask.live.driver.program_errors import ReplayDiverged
+from heddle_dask.live.driver.submission import Interrupted
+from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, too_large
+from heddle_dask.live.wire.result_codec import action_body, action_from_body
+from heddle_dask.records.trajectory import ActionRecord
+
+
+class ActionCalls:
+    """Calls of functions by the program of one branch.
+
+    Attributes
+    ----------
+    records
+        In the order of the calls; those that run have the status ``"pending"``.
+    """
+
+    def __init__(self, port: BranchPort) -> None:
+        self._port = port
+        self.records: list[ActionRecord] = []
+
+    async def call(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        cpus: tuple[int, int],
+        kind: ActionKind,
+        label: str | None,
+        timeout_s: float | None,
+        after_step: int,
+    ) -> Any:
+        """The value of the function; the other parameters are those of the protocol.
+
+        Raises
+        ------
+        ActionFailed
+        BadInput
+            A parameter that is not allowed.
+        ReplayDiverged
+            The journal holds another call.
+        RuntimeError
+            The program has ended.
+        """
+        least, most = check_call(function, cpus, kind, label, timeout_s)
+        name = str(label or getattr(function, "__name__", type(function).__name__))
+        self._port.check_goes_on("call()")
+        index = len(self.records)
+        submitted_s = self._port.services.clock()
+        # Its place in the list is fixed now: actions of one trajectory may run side by side.
+        self.records.append(_pending_action(index, after_step, kind, name, submitted_s))
+        call = f"{self._port.spec.trajectory_id}/a{index}"
+        body = self._port.recorded.actions.pop(index, None)
+        if body is None:
+            if timeout_s is None:
+                timeout_s = self._port.services.budget.tool_timeout_s
+            key = self._port.recorded.idempotency_keys.pop(index, f"{self._port.services.session}/{call}")
+            order = ActionCall(
+                self._port.services.session,
+                action_id=ActionId(call),
+                payload=cloudpickle.dumps((function, args, kwargs)),
+                timeout_s=None if timeout_s == math.inf else timeout_s,
+                idempotency_key=key,
+                on_loop=inspect.iscoroutinefunction(function),
+                max_bytes=self._port.services.budget.max_action_bytes,
+            )
+            with self._port.branch.tree.waiting():
+                outcome = await self._run_action(order, kind, name, (least, most))
+        elif body["label"] != name:
+            raise ReplayDiverged(f"action {index} is {name}; the journal holds {body['label']}")
+        else:
+            outcome = action_from_body(body)
+        self._close_action(index, outcome)
+        if body is not None:
+            value = value_from_body(call, body) if outcome.status == "ok" else None
+        else:
+            body = {"action_index": index, "label": name, **action_body(outcome)}
+            value = None
+            if outcome.status == "ok":
+                value = cloudpickle.loads(outcome.value)
+                body |= value_body(call, value, outcome.value, key)
+            self._port.journal("action", body)
+        if outcome.status != "ok":
+            raise ActionFailed(
+                outcome.status, f"action {name} {outcome.status}: {outcome.message}", outcome.detail
+            )
+        return value
+
+    async def _run_action(
+        self, call: ActionCall, kind: ActionKind, name: str, cpus: tuple[int, int]
+    ) -> ActionOutcome:
+        if call.body_bytes > call.max_bytes:
+            return ActionOutcome("raised", message=too_large("arguments", call.body_bytes, call.max_bytes))
+        self._port.announce()
+        cause = ""
+        for attempt in range(self._port.services.retries.max_action_attempts):
+            # With the same id a second attempt would find the task of the first.
+            action_id = ActionId(f"{call.action_id}~{attempt}" if attempt else call.action_id)
+            request = ActionRequest(action_id, self._port.spec.trajectory_id, kind, name, *cpus, "cpu")
+            try:
+                return await self._port.services.submitter.action(replace(call, action_id=action_id), request)
+            except Interrupted as interrupt:
+                cause = interrupt.cause
+                if interrupt.kind == "given-up":
+                    return ActionOutcome("lost", message=cause)
+        return ActionOutcome("lost", message=f"{cause} every time")
+
+    def _close_action(self, index: int, outcome: ActionOutcome) -> None:
+        finished_s = self._port.services.clock()
+        pending = self.records[index]
+        self.records[index] = replace(
+            pending,
+            cpus=outcome.cpus,
+            status=outcome.status,
+            finished_s=finished_s,
+            queue_s=max(0.0, finished_s - pending.submitted_s - outcome.run_s),
+            run_s=outcome.run_s,
+        )
+
+
+def _pending_action(index: int, after: int, kind: str, label: str, at: float) -> ActionRecord:
+    nan = float("nan")
+    return ActionRecord(index, after, kind, label, 0, "pending", at, nan, nan, nan)
