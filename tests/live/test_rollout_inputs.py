@@ -141,6 +141,28 @@ def test_sampling_that_an_older_run_did_not_store_is_not_taken_from_todays_setti
             check_continues(tmp_path, recorded, {"sampling": asdict(Sampling())}, resumes=True)
 
 
+def test_another_kind_of_engine_is_refused_and_seeds_of_steps_are_not_compared(tmp_path: Path) -> None:
+    vllm, emulated = ({"engine": {"kind": kind, "slots": 4}} for kind in ("vllm", "emulated"))
+    check_continues(tmp_path, vllm, {"engine": {"kind": "vllm", "slots": 8}}, resumes=False)
+    with pytest.raises(BadInput, match="was made with engine vllm, not emulated: it can only be appended to"):
+        check_continues(tmp_path, vllm, emulated, resumes=False)
+    unseeded, seeded = ({"sampling": asdict(Sampling(seeded=seeded))} for seeded in (False, True))
+    check_continues(tmp_path, unseeded, seeded, resumes=True)
+
+
+def test_a_resumed_batch_has_the_seed_and_the_samples_of_that_batch(tmp_path: Path) -> None:
+    recorded = {
+        "seed": 1,
+        "samples": 2,
+        "batch_facts": [{"seed": 1, "samples": 2}, {"seed": 5, "samples": 4}],
+    }
+    check_continues(tmp_path, recorded, {"seed": 5, "samples": 4}, resumes=True)
+    check_continues(tmp_path, recorded, {"seed": 7, "samples": 3}, resumes=False)
+    for other in ({"seed": 1, "samples": 4}, {"seed": 5, "samples": 2}):
+        with pytest.raises(BadInput, match="it can only be resumed with the same"):
+            check_continues(tmp_path, recorded, other, resumes=True)
+
+
 def test_a_run_without_a_context_limit_is_resumed_with_the_limit_that_its_engines_had(tmp_path: Path) -> None:
     recorded = {"limits": Budget().replayed, "context_tokens": 4096}
     check_continues(tmp_path, recorded, {"limits": Budget().replayed}, resumes=True)

@@ -17,10 +17,15 @@ from heddle_dask.cli.one_line import OneLineGroup
 
 
 @click.group("bench", cls=OneLineGroup)
-def bench() -> None:
+@click.pass_context
+def bench(ctx: click.Context) -> None:
     """Measure this installation on this machine."""
+    import dask.config
+
     from heddle_dask.benchmarks.code_digest import code_digest
 
+    # A measurement does not depend on the settings of the user.
+    ctx.with_resource(dask.config.set({"heddle": None}))
     # Compute the digest now: the files may change while the measurement runs.
     code_digest()
 

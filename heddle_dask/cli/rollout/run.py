@@ -54,6 +54,7 @@ from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.driver.capacity import Patience
+from heddle_dask.live.driver.continuation import check_continues
 from heddle_dask.live.driver.control_channel import ClusterLost
 from heddle_dask.live.driver.encryption import UnencryptedConnection
 from heddle_dask.live.driver.resume import batch_of
@@ -202,17 +203,14 @@ class _Run:
         TpDegreeSpecs(spec, self.engines.cost).check(tp_degrees)
 
     def _take_over(self) -> None:
-        """Count the trajectories of the resumed run; refuse options that would not continue it."""
+        """Count the trajectories of the resumed run; refuse, before a cluster starts, what would not continue it."""
         before = StoredRun(self.out)
         mine = {
             "environment": self.environment.name,
             "seed": self.order.seed,
             "samples": self.order.work.samples,
         }
-        for name, value in mine.items():
-            was = before.metadata.get(name, value)
-            if was != value:
-                raise BadInput(f"--resume: {self.out} was made with {name} {was}, not {value}: give the same")
+        check_continues(self.out, before.metadata, mine, resumes=True)
         for record in before.outlines():
             self.tally.add(record, timed=False)
         last = int(before.metadata.get("batches", 1)) - 1

@@ -290,8 +290,8 @@ class LocalRolloutCluster(SpecCluster):
     def _update_worker_status(self, op: str, msg: Any) -> None:
         """Keep a worker that is gone: its nanny starts it again.
 
-        `SpecCluster` looks again `distributed.deploy.lost-worker-timeout` (15 s) after a death. A worker that is away then
-        would be closed for good, also one that had come back and died a second time.
+        `SpecCluster` looks again `distributed.deploy.lost-worker-timeout` (15 s) after a death. A worker that is away
+        then would be closed for good, also one that had come back and died a second time.
         """
         Cluster._update_worker_status(self, op, msg)
 

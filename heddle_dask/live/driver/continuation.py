@@ -1,5 +1,5 @@
-"""Whether a session may continue a stored run: it must use the same model, tokenizer, sampling, kind
-of logprobs and environment."""
+"""Whether a session may continue a stored run: it must use the same model, tokenizer, kind of engine, sampling, kind of
+logprobs and environment. A batch that is resumed must also have the same limits, seed and samples."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.services import Sampling
 
-_COMPARED = ("environment", "model", "tokenizer", "sampling", "chat_template_kwargs", "logprobs")
-# A program that runs again with other limits would ask for other steps than the journal holds.
-_COMPARED_ON_RESUME = ("limits",)
+_COMPARED = ("environment", "model", "tokenizer", "engine", "sampling", "chat_template_kwargs", "logprobs")
+# A program that runs again with other limits would ask for other steps than the journal holds; another seed draws other
+# tasks.
+_COMPARED_ON_RESUME = ("limits", "seed", "samples")
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -39,12 +40,17 @@ def tokenizer_digest(model: str | Path) -> str:
 
 
 def _complete(name: str, metadata: Mapping[str, Any]) -> Any:
-    """Metadata with the values that an earlier version did not store, since it knew no others."""
+    """What is compared of one entry, with the values that an earlier version did not store, since it knew no others."""
     value = metadata[name]
-    if name != "sampling" or not isinstance(value, Mapping):
+    if not isinstance(value, Mapping):
         return value
-    # Not those of `Sampling()`, which are the user's settings of today.
-    return {**{each.name: each.default for each in fields(Sampling)}, **value}
+    if name == "engine":
+        return value.get("kind")
+    if name != "sampling":
+        return value
+    # Not those of `Sampling()`, which are the user's settings of today. Seeds do not change the distribution.
+    complete = {**{each.name: each.default for each in fields(Sampling)}, **value}
+    return {each: setting for each, setting in complete.items() if each != "seeded"}
 
 
 def _recorded(name: str, recorded: Mapping[str, Any], described: Mapping[str, Any]) -> Any:
@@ -66,7 +72,8 @@ def check_continues(
     Parameters
     ----------
     recorded, described
-        Metadata of the run, and of the session. What one of them lacks is not compared.
+        Metadata of the run, and of the session. What one of them lacks is not compared. A session that resumes is
+        compared with the last batch.
 
     Raises
     ------
@@ -74,12 +81,14 @@ def check_continues(
         They differ; the message has both values.
     """
     compared = (*_COMPARED, *_COMPARED_ON_RESUME) if resumes else _COMPARED
+    if resumes:
+        recorded = {**recorded, **(recorded.get("batch_facts") or [{}])[-1]}
     for name in compared:
         if name not in recorded or name not in described:
             continue
-        if _recorded(name, recorded, described) == _complete(name, described):
-            continue
-        verb = "resumed" if resumes else "appended to"
-        raise BadInput(
-            f"{out} was made with {name} {recorded[name]}, not {described[name]}: it can only be {verb} with the same"
-        )
+        was, now = _recorded(name, recorded, described), _complete(name, described)
+        if was != now:
+            verb = "resumed" if resumes else "appended to"
+            raise BadInput(
+                f"{out} was made with {name} {was}, not {now}: it can only be {verb} with the same"
+            )

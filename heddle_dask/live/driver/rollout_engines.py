@@ -78,7 +78,7 @@ class RolloutEngines:
                 engines=asked.count,
                 patience=asked.patience,
                 max_context_tokens=max_context_tokens
-                or spec.max_model_len
+                or engine_kind(spec.kind).completed(spec).max_model_len
                 or model_context_tokens(model)
                 or SMALL_CONTEXT_TOKENS,
                 seed=seed,
