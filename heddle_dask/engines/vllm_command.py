@@ -216,32 +216,47 @@ def vllm_command(
         argv += ["--quantization", options.quantization]
     if build == "gpu" and options.gpu_memory_utilization is not None:
         argv += ["--gpu-memory-utilization", str(options.gpu_memory_utilization)]
+    parts = []
     if build == "cpu":
-        argv.append("--enforce-eager")
-        # vLLM rewinds the random generator of a seeded request when it splits its prefill; Torch's CPU generator cannot
-        # do that, and the engine core would die. Without chunks a prompt waits until all of it fits into one iteration.
-        argv += ["--no-enable-chunked-prefill", "--max-num-batched-tokens"]
-        argv.append(str(max(spec.max_model_len or 0, _LEAST_BATCHED_TOKENS)))
-        # vLLM reads whole GiB only.
-        env["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(options.kv_cache_gib))
-        env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        env["OMP_NUM_THREADS"] = str(options.cpu_threads)
-        if spec.tp_degree == 1:
-            argv += _IN_PROCESS
+        parts.append(_cpu_build(spec, options))
     elif spec.devices:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.devices)
     if spec.kv_transfer:
         assert side_channel_port is not None, "KV transfers need a side channel port"
-        argv += ["--kv-transfer-config", json.dumps(_kv_transfer_config(build), separators=(",", ":"))]
-        env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = spec.kv_host
-        env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(side_channel_port)
-        if build == "cpu":
-            env["UCX_TLS"] = "tcp,self,sm"
-        # Without a choice UCX listens on every interface. Between GPU nodes InfiniBand is other devices than the
-        # interface with the address, and faster: there the choice is left to UCX.
-        if interface is not None and (build == "cpu" or is_loopback(spec.kv_host)):
-            env["UCX_NET_DEVICES"] = interface
+        parts.append(_kv_transfer(spec, build, side_channel_port, interface))
+    for part in parts:
+        argv += part.argv
+        env |= part.env
     return EngineCommand((*argv, *options.extra_args), env)
+
+
+def _cpu_build(spec: EngineSpec, options: VllmOptions) -> EngineCommand:
+    """What only a CPU build takes."""
+    batched_tokens = max(spec.max_model_len or 0, _LEAST_BATCHED_TOKENS)
+    # vLLM rewinds the random generator of a seeded request when it splits its prefill; Torch's CPU generator cannot do
+    # that, and the engine core would die. Without chunks a prompt waits until all of it fits into one iteration.
+    whole_prompts = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(batched_tokens))
+    env = {
+        # vLLM reads whole GiB only.
+        "VLLM_CPU_KVCACHE_SPACE": str(math.ceil(options.kv_cache_gib)),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(options.cpu_threads),
+    }
+    in_process = _IN_PROCESS if spec.tp_degree == 1 else ()
+    return EngineCommand(("--enforce-eager", *whole_prompts, *in_process), env)
+
+
+def _kv_transfer(spec: EngineSpec, build: VllmBuild, port: int, interface: str | None) -> EngineCommand:
+    """What transfers of KV caches take."""
+    config = json.dumps(_kv_transfer_config(build), separators=(",", ":"))
+    env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": spec.kv_host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}
+    if build == "cpu":
+        env["UCX_TLS"] = "tcp,self,sm"
+    # Without a choice UCX listens on every interface. Between GPU nodes InfiniBand is other devices than the interface
+    # with the address, and faster: there the choice is left to UCX.
+    if interface is not None and (build == "cpu" or is_loopback(spec.kv_host)):
+        env["UCX_NET_DEVICES"] = interface
+    return EngineCommand(("--kv-transfer-config", config), env)
 
 
 def _kv_transfer_config(build: VllmBuild) -> dict[str, Any]:

@@ -69,39 +69,51 @@ class ActionCalls:
         self.records.append(_pending_action(index, after_step, kind, name, submitted_s))
         call = f"{self._port.spec.trajectory_id}/a{index}"
         body = self._port.recorded.actions.pop(index, None)
-        if body is None:
-            if timeout_s is None:
-                timeout_s = self._port.services.budget.tool_timeout_s
-            key = self._port.recorded.idempotency_keys.pop(index, f"{self._port.services.session}/{call}")
-            order = ActionCall(
-                self._port.services.session,
-                action_id=ActionId(call),
-                payload=cloudpickle.dumps((function, args, kwargs)),
-                timeout_s=None if timeout_s == math.inf else timeout_s,
-                idempotency_key=key,
-                on_loop=inspect.iscoroutinefunction(function),
-                max_bytes=self._port.services.budget.max_action_bytes,
-            )
+        if body is not None:
+            outcome, value = _replayed(call, index, name, body)
+        else:
+            order = self._order(call, index, function, args, kwargs, timeout_s)
             with self._port.branch.tree.waiting():
                 outcome = await self._run_action(order, kind, name, (least, most))
-        elif body["label"] != name:
-            raise ReplayDiverged(f"action {index} is {name}; the journal holds {body['label']}")
-        else:
-            outcome = action_from_body(body)
+            value = self._journalled(order, index, name, outcome)
         self._close_action(index, outcome)
-        if body is not None:
-            value = value_from_body(call, body) if outcome.status == "ok" else None
-        else:
-            body = {"action_index": index, "label": name, **action_body(outcome)}
-            value = None
-            if outcome.status == "ok":
-                value = cloudpickle.loads(outcome.value)
-                body |= value_body(call, value, outcome.value, key)
-            self._port.journal("action", body)
         if outcome.status != "ok":
             raise ActionFailed(
                 outcome.status, f"action {name} {outcome.status}: {outcome.message}", outcome.detail
             )
+        return value
+
+    def _order(
+        self,
+        call: str,
+        index: int,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        timeout_s: float | None,
+    ) -> ActionCall:
+        services = self._port.services
+        if timeout_s is None:
+            timeout_s = services.budget.tool_timeout_s
+        return ActionCall(
+            services.session,
+            action_id=ActionId(call),
+            payload=cloudpickle.dumps((function, args, kwargs)),
+            timeout_s=None if timeout_s == math.inf else timeout_s,
+            # Of a call that is made again on resume, the key of the first time.
+            idempotency_key=self._port.recorded.idempotency_keys.pop(index, f"{services.session}/{call}"),
+            on_loop=inspect.iscoroutinefunction(function),
+            max_bytes=services.budget.max_action_bytes,
+        )
+
+    def _journalled(self, order: ActionCall, index: int, name: str, outcome: ActionOutcome) -> Any:
+        """The value of a new outcome, which is journalled; None where there is none."""
+        body = {"action_index": index, "label": name, **action_body(outcome)}
+        value = None
+        if outcome.status == "ok":
+            value = cloudpickle.loads(outcome.value)
+            body |= value_body(order.action_id, value, outcome.value, order.idempotency_key)
+        self._port.journal("action", body)
         return value
 
     async def _run_action(
@@ -134,6 +146,14 @@ class ActionCalls:
             queue_s=max(0.0, finished_s - pending.submitted_s - outcome.run_s),
             run_s=outcome.run_s,
         )
+
+
+def _replayed(call: str, index: int, name: str, body: Mapping[str, Any]) -> tuple[ActionOutcome, Any]:
+    """A journalled outcome and its value."""
+    if body["label"] != name:
+        raise ReplayDiverged(f"action {index} is {name}; the journal holds {body['label']}")
+    outcome = action_from_body(body)
+    return outcome, value_from_body(call, body) if outcome.status == "ok" else None
 
 
 def _pending_action(index: int, after: int, kind: str, label: str, at: float) -> ActionRecord:
