@@ -531,6 +531,13 @@ def test_a_run_is_failed_when_nothing_came_of_any_trajectory():
     assert tally.failure is None
 
 
+def test_show_gives_no_makespan_of_a_run_that_two_sessions_wrote():
+    for sessions, known in ((1, True), (2, False)):
+        path = stored(f"{sessions}.zarr", timed("a", 3.0, [(5.0, 1.0)]), sessions=sessions)
+        shown = json.loads(invoke("show", path, "--json").stdout.splitlines()[-1])
+        assert (shown["makespan_s"] > 0) is known
+
+
 def test_show_imports_nothing_that_a_stored_run_names():
     Path("trap.py").write_text("from pathlib import Path\nPath('sprung').touch()\n")
     path = stored("x.zarr", named("a"), engine={"kind": "trap:KIND"}, model="trap")

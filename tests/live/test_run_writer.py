@@ -30,7 +30,7 @@ from heddle_dask.live.driver.action_results import value_body
 from heddle_dask.live.driver.resume import unfinished
 from heddle_dask.live.driver.rollout_inputs import Output
 from heddle_dask.live.driver.run_files import RunFiles
-from heddle_dask.live.driver.run_writer import RESULTS, RunWriter, journal_path
+from heddle_dask.live.driver.run_writer import RESULTS, RunWriter, WriteMode, journal_path
 from heddle_dask.live.driver.runner import Attempt
 from heddle_dask.live.wire.messages import StepResult
 from heddle_dask.live.wire.result_codec import step_body
@@ -387,3 +387,20 @@ def test_json_of_a_journal_line_is_what_it_was() -> None:
     assert json.dumps(value_body("c", {"a": (1, "x")}, b"", "k")) == (
         '{"value": {"dict": [["a", {"tuple": [1, "x"]}]]}}'
     )
+
+
+def test_each_session_that_reaches_its_engines_counts(tmp_path: Path) -> None:
+    """Clocks of two sessions do not compare: a reader must know that there was more than one."""
+    out, facts = tmp_path / "run.zarr", {"context_tokens": 64}
+
+    async def session(mode: WriteMode, *, has_engines: bool) -> None:
+        writer = RunWriter(out, mode, {})
+        if has_engines:
+            writer.learned(facts)
+        await writer.close()
+
+    counts = []
+    for mode, has_engines in (("create", True), ("resume", False), ("resume", True), ("append", True)):
+        asyncio.run(session(mode, has_engines=has_engines))
+        counts.append(RunReader(out).metadata.get("sessions"))
+    assert counts == [1, 1, 2, 3]

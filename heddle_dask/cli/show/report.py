@@ -42,7 +42,7 @@ def show_run(path: Path, *, to_stderr: bool) -> dict[str, Any]:
         queued_inside=_prefill_includes_queue(run.metadata.get("engine")),
     )
     # Each session that writes to a run has its own clock: times of two sessions cannot be compared.
-    timed = int(run.metadata.get("batches", 1)) <= 1
+    timed = all(int(run.metadata.get(count, 1)) <= 1 for count in ("batches", "sessions"))
     for record in run.outlines():
         tally.add(record, timed=timed)
     console = Console(stderr=to_stderr, soft_wrap=True)

@@ -70,6 +70,7 @@ class RunWriter:
         self.out = Path(out)
         self.batches = 0
         self._facts: list[Mapping[str, Any]] = []
+        self._sessions = 1
         self._resumed_context_tokens: int | None = None
         self._unstored: list[TrajectoryRecord] = []
         # Bytes that the journal holds of each trajectory, and of those that the store has.
@@ -108,6 +109,7 @@ class RunWriter:
             raise
         self.batches = int(recorded.get("batches", 0))
         self._facts = list(recorded.get("batch_facts", []))
+        self._sessions = int(recorded.get("sessions", 1)) + 1
         if mode == "resume":
             self._resumed_context_tokens = recorded.get("context_tokens")
         return store
@@ -148,7 +150,7 @@ class RunWriter:
         return iter(JournalReader(self._journal.path, RESULTS))
 
     def learned(self, facts: Mapping[str, Any]) -> None:
-        """Add to the metadata what the engines of the session have said.
+        """Add to the metadata what the engines of the session have said, and that it is one more session.
 
         Raises
         ------
@@ -162,7 +164,7 @@ class RunWriter:
                 f"only be resumed with the same, max_context_tokens={before}"
             )
         with self._failing(self.out):
-            self._store.update_metadata(facts)
+            self._store.update_metadata({**facts, "sessions": self._sessions})
 
     def journal(self, kind: str, body: dict[str, Any]) -> None:
         """Append to the journal; it is with the kernel before the event loop turns again.
