@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import random
 import socket
+from pathlib import Path
 
 import psutil
 
 from heddle_dask.core.errors import BadInput
 
 LOOPBACK = "127.0.0.1"
+# Below are ports of well-known services.
+_LOWEST_PORT = 20_000
+_PORTS_TRIED = 64
 
 
 def free_port(host: str = LOOPBACK) -> int:
     """A port on which no process listens at this address of the machine now.
+
+    An engine binds it seconds later, so it lies below the ports that the kernel gives to connections: one of those is
+    often taken meanwhile.
 
     Raises
     ------
@@ -21,12 +30,27 @@ def free_port(host: str = LOOPBACK) -> int:
         The machine has no such address.
     """
     family, address = _resolved(host)
-    with socket.socket(family) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            raise _not_here(host) from None
-        return int(probe.getsockname()[1])
+    below = range(_LOWEST_PORT, max(_first_of_connections(), _LOWEST_PORT + 1))
+    # Drawn by the system: two engines that start together must not try the same ones.
+    drawn = random.SystemRandom().sample(below, min(_PORTS_TRIED, len(below)))
+    for port in (*drawn, 0):
+        with socket.socket(family) as probe:
+            try:
+                probe.bind((address, port))
+            except OSError as error:
+                if port and error.errno == errno.EADDRINUSE:
+                    continue
+                raise _not_here(host) from None
+            return int(probe.getsockname()[1])
+    raise AssertionError("port 0 is always free")
+
+
+def _first_of_connections() -> int:
+    """The first port that the kernel gives to connections."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return _LOWEST_PORT  # unknown: the kernel chooses
 
 
 def is_loopback(host: str) -> bool:

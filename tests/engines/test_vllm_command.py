@@ -351,3 +351,10 @@ def test_a_port_is_on_loopback(spec):
     text = " ".join(vllm_command(spec, EngineAddress(port=8123), "cpu").argv)
     assert "--host 127.0.0.1 --port 8123" in text
     assert "--uds" not in text
+
+
+def test_a_port_of_an_engine_is_none_that_a_connection_could_take_before_it_is_bound(monkeypatch):
+    monkeypatch.setattr("heddle_dask.engines.ports._first_of_connections", lambda: 30_000)
+    ports = [free_port() for _ in range(50)]
+    assert all(20_000 <= port < 30_000 for port in ports), "an engine binds its port seconds later"
+    assert len(set(ports)) > 25, "engines that start together have different ones"
