@@ -13,7 +13,7 @@ import traceback
 from typing import Any
 
 import cloudpickle
-from distributed import Worker, get_worker
+from distributed import Status, Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from heddle_dask.core.ids import ActionId, HostId
@@ -101,7 +101,10 @@ class ToolWorker(WorkerPlugin):
             await self._processes.close()
 
     async def run_action(self, call: ActionCall) -> ActionOutcome:
-        """Run the function; whatever it does ends in an `ActionOutcome`."""
+        """Run the function; whatever it does ends in an `ActionOutcome`.
+
+        An action that runs when its worker closes has no outcome: it is lost with its host, and runs again on another.
+        """
         assert self.worker is not None
         placement = ActionPlacement.from_wire(dask.task_annotation(self.worker, call.key))
         cpus = placement.cpus
@@ -157,7 +160,9 @@ class ToolWorker(WorkerPlugin):
         except ToolProcessEnded as error:
             return "raised", b"", str(error), ""
         except asyncio.CancelledError:
-            if not task.cancelled():
+            assert self.worker is not None
+            # Dask cancels what runs on a worker that closes, and schedules it again.
+            if not task.cancelled() or self.worker.status is Status.closing:
                 raise
             return "aborted", b"", "its trajectory ended", ""
         except Exception as error:
