@@ -295,17 +295,20 @@ def test_a_move_goes_before_the_steps_that_wait_in_a_full_engine(pair):
     """Its trajectory waits for it, and would for as long as the engine has anything more urgent than 0."""
 
     async def scenario(source: EngineClient, target: EngineClient) -> None:
-        async def step(client: EngineClient) -> None:
-            sampling = SamplingParams(250, 0.0, ignore_eos=True)
-            await client.generate(GenerateRequest(name(), context(60), sampling, priority=-100_000))
-
         async def behind(client: EngineClient, *moves: Callable[[], Awaitable[object]]) -> None:
-            steps = [asyncio.create_task(step(client)) for _ in range(4 + 8)]
+            moved = asyncio.Event()
+
+            async def steps() -> None:
+                sampling = SamplingParams(50, 0.0, ignore_eos=True)
+                while not moved.is_set():
+                    await client.generate(GenerateRequest(name(), context(60), sampling, priority=-100_000))
+
+            # Four steps run at a time: eight always wait, until the moves have found slots.
+            load = [asyncio.create_task(steps()) for _ in range(4 + 8)]
             await asyncio.sleep(0.1)
             await asyncio.gather(*(move() for move in moves))
-            # Four steps run at a time: the moves found slots when the first of them ended.
-            assert sum(task.done() for task in steps) <= 8
-            await asyncio.gather(*steps)
+            moved.set()
+            await asyncio.gather(*load)
 
         tokens = context(300)
         handles: list[KvHandle] = []
