@@ -6,7 +6,8 @@ STAMP := $(VENV)/.installed
 ROLLOUT_ARGS ?= --env math --tasks 16 --samples 4 --engines 2 --max-step-tokens 512 --overwrite --out runs/math.zarr
 
 # Pure tests start neither a Dask cluster nor vLLM; they run beside each other, a file in one process.
-PURE := not cluster and not vllm
+PURE := not cluster and not vllm and not slurm
+LIVE := (cluster or vllm) and not slurm
 PARALLEL := -n logical --maxprocesses 8 --dist loadfile
 ROUNDS ?= 3
 
@@ -18,12 +19,12 @@ rollout: $(STAMP)
 # Tests with `hash_seed` in their name set hash seeds themselves: the second run leaves them out.
 test: lint
 	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE)"
-	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q -m "cluster or vllm"
+	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q -m "$(LIVE)"
 	PYTHONHASHSEED=1 $(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE) and not slow" -k "not hash_seed"
 
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE) and not slow"
-	$(BIN)/python -m pytest -q -m "cluster and not slow and not vllm"
+	$(BIN)/python -m pytest -q -m "cluster and not slow and not vllm and not slurm"
 
 # New examples for the property tests, ROUNDS times; `make test` draws the same ones every time.
 explore: $(STAMP)

@@ -19,7 +19,7 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("bench", "cpu", "slurm", "dashboard", "dev")
+EXTRAS = ("bench", "cpu", "slurm", "dashboard", "otel", "docs", "dev")
 PYTHONS = ("3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
 
@@ -31,6 +31,11 @@ LEFT_OUT = {
     "torchcodec": "as torchvision",
     "triton": "compiles kernels for GPUs; xgrammar asks for it on every Linux",
     "nvidia-nccl-cu12": "connects GPUs; xgboost asks for it on every Linux",
+    "kopf": "dask-kubernetes asks for it; a test reads only the CRDs in its wheel",
+    "kr8s": "as kopf",
+    "kubernetes": "as kopf",
+    "kubernetes-asyncio": "as kopf",
+    "pykube-ng": "as kopf",
 }
 # uv reads the metadata of one wheel of a version; the wheel for Linux asks for more.
 ONLY_ON_LINUX = ("intel-cmplr-lib-ur==2024.2.1; platform_machine == 'x86_64'",)
