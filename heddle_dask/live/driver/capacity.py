@@ -75,17 +75,22 @@ async def wait_for_capacity(
         No worker carries the tags in time, an engine does not start (with its reason), or engines take longer
         than `patience` allows.
     """
-    began_s = time.monotonic()
+    waited_s, asked_s = 0.0, time.monotonic()
     told = ""
     while True:
         capacity = await ask_scheduler(client, GetCapacity())
-        waited_s = time.monotonic() - began_s
+        now_s = time.monotonic()
+        queue = jobs_waited_for(capacity, engines)
+        # What waits in a queue has not begun to start: only the rest of the time counts.
+        waited_s += 0.0 if queue else now_s - asked_s
+        asked_s = now_s
         missing = missing_workers(capacity, engines)
         if missing:
             if waited_s > patience.workers_s:
                 raise BadInput(f"{missing}; waited {waited_s:.0f} s")
+            missing = queue or missing
         else:
-            wanted = engines or capacity.engine_workers
+            wanted = engines or capacity.queued.engines_to_begin or capacity.engine_workers
             ready = len(capacity.engines)
             if ready >= wanted:
                 return capacity
@@ -100,7 +105,7 @@ async def wait_for_capacity(
                     return capacity
             if waited_s > patience.engines_s:
                 raise BadInput(f"{ready} of {wanted} engines answer after {waited_s:.0f} s; see their logs")
-            missing = f"{ready} of {wanted} engines ready"
+            missing = queue or f"{ready} of {wanted} engines ready"
         if missing != told:
             told = missing
             on_wait(missing)
@@ -143,6 +148,17 @@ def longest_context(
     if longest is None:
         raise BadInput("no engine answers any more: see their logs")
     return longest
+
+
+def jobs_waited_for(capacity: Capacity, engines: int | None) -> str:
+    """One line that says which of the missing workers are in jobs that wait in a queue; empty: none of them is."""
+    queued, told = capacity.queued, []
+    wanted = engines or queued.engines_to_begin or 1
+    if capacity.engine_workers < wanted and queued.engines:
+        told.append(f"{capacity.engine_workers} of {wanted} rollout workers, {queued.engines} in queued jobs")
+    if capacity.tool_workers < 1 and queued.tool_workers:
+        told.append(f"no tool worker, {queued.tool_workers} in queued jobs")
+    return "; ".join(told)
 
 
 def missing_workers(capacity: Capacity, engines: int | None) -> str:

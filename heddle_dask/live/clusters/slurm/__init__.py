@@ -1,0 +1,1 @@
+"""Clusters with groups of different workers: as SLURM jobs, as steps of an allocation, or on this machine."""
