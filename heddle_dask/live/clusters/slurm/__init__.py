@@ -1,1 +1,1 @@
-"""Clusters with groups of different workers: as SLURM jobs, as steps of an allocation, or on this machine."""
+"""A cluster of worker groups: jobs of SLURM, of one allocation, or of this machine."""
