@@ -205,7 +205,10 @@ class HeddleScheduler(SchedulerPlugin):
     async def updates(self, request: driver.FetchUpdates) -> driver.Updates:
         """Long poll of the driver: notices, journal lines, counts, and the latched failure if any."""
         updates = await self._open(request.session).session.updates(request.wait_s)
-        queued = {"engines_queued": self._queue.now.engines, "tool_workers_queued": self._queue.now.tool_workers}
+        queued = {
+            "engines_queued": self._queue.now.engines,
+            "tool_workers_queued": self._queue.now.tool_workers,
+        }
         return replace(updates, counts={**updates.counts, **queued})
 
     async def end_session(self, request: driver.EndSession) -> driver.Updates:

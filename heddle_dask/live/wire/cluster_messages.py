@@ -84,19 +84,26 @@ class Demand(Message):
 
 @dataclass(frozen=True, slots=True)
 class QueuedCapacity(WireValue):
-    """What the cluster's jobs that wait in a queue will bring.
+    """What the cluster's jobs that have not joined will bring.
 
     Attributes
     ----------
     engines, tool_workers
         Number of rollout workers and of tool workers in jobs that wait in a queue which may let them start.
+    starting_engines, starting_tool_workers
+        The same in jobs that run and have not joined; the cluster object replaces those that take too long.
     engines_to_begin
-        Engines with which a rollout may begin; more may join later.
+        Engines with which a rollout may begin; more may join later. 0: there is no such cluster object.
+    trouble
+        Why the latest job failed, in one line; empty while none has.
     """
 
     engines: int = 0
     tool_workers: int = 0
+    starting_engines: int = 0
+    starting_tool_workers: int = 0
     engines_to_begin: int = 0
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)

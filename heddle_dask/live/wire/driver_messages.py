@@ -279,7 +279,7 @@ class Capacity(Message):
     engine_workers: int
     tool_workers: int
     engines_inherited: bool = False
-    queued: QueuedCapacity = QueuedCapacity()
+    queued: QueuedCapacity = field(default_factory=QueuedCapacity)
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ class Losses:
     not_before_s: float = 0.0
 
     def after_failure(self, now_s: float) -> Losses:
-        """These after one more failure, which doubles the delay. Failures at one moment have one cause: they are one."""
+        """These after one more failure, which doubles the delay; failures at one moment have one cause."""
         if self.in_a_row and now_s == self.failed_s:
             return self
         delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self.in_a_row, 30))

@@ -1,0 +1,101 @@
+"""Jobs that are processes of the driver's machine: the workers of a group here, or as steps of an allocation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from distributed.deploy.spec import ProcessInterface
+
+from heddle_dask.engines.supervised_process import SupervisedProcess
+from heddle_dask.live.clusters.slurm.replacement import Observation, Phase
+from heddle_dask.live.clusters.slurm.worker_group import WorkerGroup
+
+_GRACE_S = 8.0
+# What srun prints while a step waits for resources that other steps of the allocation hold.
+_WAITS = ("temporarily disabled, retrying", "temporarily unable to create job step", "Requested nodes are busy")
+_BEGINS = "Step created for"
+
+
+class ScriptOf(Protocol):
+    """Writes the script of a job."""
+
+    def __call__(self, group: WorkerGroup, job_name: str, scheduler: str) -> str:
+        """The script of one job of this group for the scheduler at this address."""
+
+
+class LocalGroupJob(ProcessInterface):
+    """One job of a group as a supervised process of this machine: it never outlives the driver.
+
+    Parameters
+    ----------
+    scheduler, name
+        Given by `SpecCluster`: the scheduler's address and the name of the job.
+    script
+        Writes its script.
+    records
+        Directory of the records of supervised processes.
+    """
+
+    def __init__(
+        self, scheduler: str, name: str, *, group: WorkerGroup, script: ScriptOf, logs: Path, records: Path
+    ) -> None:
+        argv = [*self.prefix(group, name), "/bin/bash", "-c", script(group, name, scheduler)]
+        self.name = name
+        self.process = SupervisedProcess(argv, logs, name, records=records, grace_s=_GRACE_S)
+        super().__init__()
+
+    def prefix(self, group: WorkerGroup, name: str) -> list[str]:
+        """The command that runs the script."""
+        return []
+
+    async def start(self) -> None:
+        """Launch it; its workers join later."""
+        self.process.launch()
+        await super().start()
+
+    async def close(self) -> None:
+        """End it; after its grace everything that it started is killed."""
+        await self.process.stop()
+        await super().close()
+
+    @property
+    def job_id(self) -> str:
+        """Pid of the process; empty before it was launched."""
+        return str(self.process.pid or "")
+
+    def observation(self) -> Observation:
+        """Whether it runs, and how it has ended."""
+        code = self.process.returncode
+        if code is None:
+            return Observation(Phase.RUNNING)
+        tail = " | ".join(self.process.log_tail(2))
+        reason = f"it ended with exit code {code}" + (f": {tail}" if tail and code else "")
+        return Observation(Phase.ENDED, reason, planned=code == 0)
+
+
+class SrunJob(LocalGroupJob):
+    """One job of a group as a step of the allocation in which the driver runs."""
+
+    def prefix(self, group: WorkerGroup, name: str) -> list[str]:
+        """``srun`` with what one job of the group may use; it waits while other steps use it."""
+        options: dict[str, Any] = {
+            "job-name": name,
+            "nodes": 1,
+            "ntasks": 1,
+            "cpus-per-task": group.cpus,
+            # Else a step takes all GPUs, and all memory, of the allocation.
+            "gres": group.gres or "none",
+            "constraint": group.constraint,
+            "mem": None if group.memory_bytes is None else f"{max(1, group.memory_bytes >> 10)}K",
+        }
+        given = [f"--{key}={value}" for key, value in options.items() if value is not None]
+        return ["srun", "--exact", "--kill-on-bad-exit=1", *given]
+
+    def observation(self) -> Observation:
+        """As of a process, except that a step may wait for resources."""
+        seen = super().observation()
+        tail = " ".join(self.process.log_tail(3))
+        if seen.phase is Phase.RUNNING and any(sign in tail for sign in _WAITS) and _BEGINS not in tail:
+            return Observation(Phase.PENDING, "other steps of the allocation use what it needs")
+        return seen
