@@ -22,6 +22,9 @@ _REFUSED_DIRECTIVES = {
     "--het-group": "heterogeneous jobs are not supported: use one group for each kind of node",
     "hetjob": "heterogeneous jobs are not supported: use one group for each kind of node",
 }
+# No separators of binds, and nothing that ends a string in double quotes or runs a command in it.
+_NODE_PATH = re.compile(r"(/|\$[A-Za-z_]|\$\{[A-Za-z_]\w*\})(?:[\w./@%+=~-]|\$[A-Za-z_]|\$\{[A-Za-z_]\w*\})*")
+_EXPORT = re.compile(r"[A-Za-z_]\w*(,[A-Za-z_]\w*)*")
 _NODE_COUNTS = re.compile(r"(?:--nodes[= ]|-N ?)(\d+)(?:-(\d+))?")
 
 
@@ -76,3 +79,27 @@ def check_line(name: str, text: object) -> None:
     """
     if not isinstance(text, str) or any(ord(sign) < 32 for sign in text):
         raise BadInput(f"{name} is {text!r}: use a text of one line, without control characters")
+
+
+def check_node_path(name: str, path: str) -> None:
+    """Refuse what is no absolute path on a node, in which the shell replaces variables and nothing else.
+
+    Raises
+    ------
+    BadInput
+    """
+    if not _NODE_PATH.fullmatch(path):
+        raise BadInput(
+            f"{name} is {path!r}: give an absolute path of letters, digits, variables ($NAME) and . _ - + = % @ ~"
+        )
+
+
+def check_export(export: str) -> None:
+    """Refuse what is neither ALL, NONE nor names of variables: values are in the job script, and seen by others.
+
+    Raises
+    ------
+    BadInput
+    """
+    if not _EXPORT.fullmatch(export):
+        raise BadInput(f"export is {export!r}: use ALL, NONE, or names of variables separated by commas")

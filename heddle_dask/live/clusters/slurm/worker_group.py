@@ -17,7 +17,9 @@ from heddle_dask.live.clusters.slurm.amounts import slurm_time
 from heddle_dask.live.clusters.slurm.directives import (
     check_choice,
     check_directive,
+    check_export,
     check_line,
+    check_node_path,
     gpus_asked_for,
 )
 
@@ -28,6 +30,9 @@ Runtime = Literal["apptainer", "pyxis"]
 ROLES: tuple[str, ...] = get_args(Role)
 BACKENDS: tuple[str, ...] = get_args(Backend)
 RUNTIMES: tuple[str, ...] = get_args(Runtime)
+
+LONGEST_SIGNAL_S = 65535
+"""``sbatch --signal`` takes no more."""
 
 # A part behind a hyphen begins with a letter: workers are called GROUP-JOB or GROUP-JOB-WORKER, with numbers.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*(-[A-Za-z][A-Za-z0-9_]*)*")
@@ -282,6 +287,8 @@ class ClusterPlan:
         Whether jobs must not try to reach the model hub.
     adaptive
         Whether groups are scaled by demand between their minimum and maximum.
+    export
+        Variables of the driver that jobs get, as ``sbatch --export`` takes them: ``ALL``, ``NONE`` or names.
     poll_s
         Seconds between two questions to ``squeue``, for all jobs together.
     dashboard_address
@@ -302,6 +309,7 @@ class ClusterPlan:
     tls: bool = True
     offline: bool = True
     adaptive: bool = True
+    export: str = "ALL"
     poll_s: float = 30.0
     dashboard_address: str = "127.0.0.1:0"
 
@@ -314,20 +322,20 @@ class ClusterPlan:
                 raise BadInput(f"group {group.name} is listed as {name!r}: use one name")
         self._check_network()
         check_seconds("poll", self.poll_s)
-        for name in ("interface", "host", "scratch", "caches", "python"):
+        for name in ("interface", "host", "python"):
             value = getattr(self, name)
             if value is not None:
                 check_line(name, value)
                 if not value.strip():
                     raise BadInput(f"{name} is empty: give a value, or leave it out")
-        for name in ("scratch", "caches"):
-            value = getattr(self, name)
-            if value is not None and not value.startswith(("/", "$")):
-                raise BadInput(f"{name} is {value!r}: give an absolute path, or begin with a variable")
+        check_node_path("scratch", self.scratch)
+        if self.caches is not None:
+            check_node_path("caches", self.caches)
+        check_export(self.export)
         if self.backend == "slurm":
             self._check_slurm()
-        if self.backend == "local":
-            self._check_local()
+        else:
+            self._check_containers()
 
     def _check_network(self) -> None:
         if self.interface is not None and self.host is not None:
@@ -348,13 +356,21 @@ class ClusterPlan:
                 raise BadInput(
                     f"group {group.name} has no partition: give partition = NAME (`sinfo` lists them)"
                 )
+            if group.drain_s > LONGEST_SIGNAL_S:
+                raise BadInput(
+                    f"group {group.name}: drain {group.drain_s:g} s is longer than SLURM warns a job before its end "
+                    f"({LONGEST_SIGNAL_S} s): lower it"
+                )
             if group.role == "rollout" and group.tp_degree > 1 and group.gpus is None:
                 raise BadInput(
                     f"group {group.name}: an engine of TP degree {group.tp_degree} needs GPUs of one node, and a job "
                     f"asks for none: give gres = 'gpu:{group.engines * group.tp_degree}'"
                 )
 
-    def _check_local(self) -> None:
+    def _check_containers(self) -> None:
         for group in self.groups.values():
-            if group.container is not None:
-                raise BadInput(f"group {group.name}: backend local starts no container: leave container out")
+            runtime = None if group.container is None else group.container.runtime
+            if runtime == "pyxis":
+                raise BadInput(
+                    f"group {group.name}: backend {self.backend} starts no Pyxis container: use runtime = 'apptainer'"
+                )
