@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from distributed.deploy.spec import ProcessInterface
 
@@ -33,21 +34,28 @@ class LocalGroupJob(ProcessInterface):
         Given by `SpecCluster`: the scheduler's address and the name of the job.
     script
         Writes its script.
+    command
+        What runs the shell with the script.
     records
         Directory of the records of supervised processes.
     """
 
     def __init__(
-        self, scheduler: str, name: str, *, group: WorkerGroup, script: ScriptOf, logs: Path, records: Path
+        self,
+        scheduler: str,
+        name: str,
+        *,
+        group: WorkerGroup,
+        script: ScriptOf,
+        command: Sequence[str] = (),
+        logs: Path,
+        records: Path,
     ) -> None:
-        argv = [*self.prefix(group, name), "/bin/bash", "-c", script(group, name, scheduler)]
+        argv = [*command, "/bin/bash", "-c", script(group, name, scheduler)]
         self.name = name
-        self.process = SupervisedProcess(argv, logs, name, records=records, grace_s=_GRACE_S)
+        # Not under the name of the worker, whose log is there too.
+        self.process = SupervisedProcess(argv, logs, f"{name}-job", records=records, grace_s=_GRACE_S)
         super().__init__()
-
-    def prefix(self, group: WorkerGroup, name: str) -> list[str]:
-        """The command that runs the script."""
-        return []
 
     async def start(self) -> None:
         """Launch it; its workers join later."""
@@ -75,22 +83,7 @@ class LocalGroupJob(ProcessInterface):
 
 
 class SrunJob(LocalGroupJob):
-    """One job of a group as a step of the allocation in which the driver runs."""
-
-    def prefix(self, group: WorkerGroup, name: str) -> list[str]:
-        """``srun`` with what one job of the group may use; it waits while other steps use it."""
-        options: dict[str, Any] = {
-            "job-name": name,
-            "nodes": 1,
-            "ntasks": 1,
-            "cpus-per-task": group.cpus,
-            # Else a step takes all GPUs, and all memory, of the allocation.
-            "gres": group.gres or "none",
-            "constraint": group.constraint,
-            "mem": None if group.memory_bytes is None else f"{max(1, group.memory_bytes >> 10)}K",
-        }
-        given = [f"--{key}={value}" for key, value in options.items() if value is not None]
-        return ["srun", "--exact", "--kill-on-bad-exit=1", *given]
+    """One job of a group as a step of the allocation in which the driver runs; it waits while others use its share."""
 
     def observation(self) -> Observation:
         """As of a process, except that a step may wait for resources."""

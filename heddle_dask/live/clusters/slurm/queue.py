@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from heddle_dask.core.errors import BadInput, HeddleError
+from heddle_dask.live.clusters.slurm.job_script import submission_environment
 from heddle_dask.live.clusters.slurm.queue_parsing import (
     SQUEUE_FORMAT,
     job_id_of,
@@ -117,7 +118,7 @@ class SlurmQueue:
 async def _run(argv: Sequence[str]) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of a command."""
     # Times are parsed, whatever the user has set for reading them.
-    env = {**os.environ, "SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
+    env = {**submission_environment(os.environ), "SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,

@@ -113,7 +113,11 @@ class JobRecord:
         """Whether it counts towards the number that is wanted of its group."""
         if self.leaving or self.phase in (Phase.ENDED, Phase.REFUSED):
             return False
-        return self.ends_s is None or self.ends_s - now_s > lead_s
+        if self.ends_s is None:
+            return True
+        # A job that is shorter than the lead serves for half of its time: else none would ever serve.
+        began_s = self.submitted_s if self.running_s is None else self.running_s
+        return self.ends_s - now_s > min(lead_s, (self.ends_s - began_s) / 2)
 
 
 @dataclass(frozen=True, slots=True)
