@@ -353,7 +353,9 @@ class SlurmCluster(SupervisedCluster):
     def _repr_html_(self, cluster_status: Any = None) -> str:
         title = f"{type(self).__name__} {self.name} ({self.plan.backend}), {self.scheduler_address}"
         counts, present = self._table.counts(), self._table.present.values()
-        return html_table(title, counts, self.wanted, [*present, *self._table.ended][-10:], self.dashboard_link)
+        return html_table(
+            title, counts, self.wanted, [*present, *self._table.ended][-10:], self.dashboard_link
+        )
 
     def _ipython_display_(self, **kwargs: Any) -> None:
         """Dask's widget scales a cluster of equal workers: it is not shown."""

@@ -97,7 +97,9 @@ class JobTable:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Of every group: jobs that work, start, wait and leave."""
-        table = {group: dict.fromkeys(("working", "starting", "queued", "leaving"), 0) for group in self._numbers}
+        table = {
+            group: dict.fromkeys(("working", "starting", "queued", "leaving"), 0) for group in self._numbers
+        }
         for job in self.present.values():
             table[job.group][state_of(job)] += 1
         return table

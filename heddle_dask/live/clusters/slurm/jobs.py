@@ -14,7 +14,11 @@ from heddle_dask.live.clusters.slurm.worker_group import WorkerGroup
 
 _GRACE_S = 8.0
 # What srun prints while a step waits for resources that other steps of the allocation hold.
-_WAITS = ("temporarily disabled, retrying", "temporarily unable to create job step", "Requested nodes are busy")
+_WAITS = (
+    "temporarily disabled, retrying",
+    "temporarily unable to create job step",
+    "Requested nodes are busy",
+)
 _BEGINS = "Step created for"
 
 

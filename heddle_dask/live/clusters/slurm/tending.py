@@ -173,7 +173,9 @@ class Tending:
             if job.joined_s is not None and name not in before:
                 start_s = job.joined_s - (job.running_s or job.joined_s)
                 self._starts_s[job.group] = max(start_s, self._starts_s.get(job.group, 0.0))
-                self._cluster.note(f"{name} has joined, {job.joined_s - job.submitted_s:.0f} s after its submission")
+                self._cluster.note(
+                    f"{name} has joined, {job.joined_s - job.submitted_s:.0f} s after its submission"
+                )
 
     def _follow(self, demand: Demand, now_s: float) -> None:
         sizes = [self._size(group, now_s) for group in self._plan.groups.values()]
