@@ -11,6 +11,7 @@ import secrets
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -123,7 +124,7 @@ GresTypes=gpu
 
 
 def gres_conf(root: Path) -> str:
-    """Return the text of gres.conf: every GPU is a file that exists and that nobody opens."""
+    """Return the text of gres.conf: every GPU is a device that nobody opens."""
     return "".join(
         f"NodeName={node.name} Name=gpu File={root}/devices/gpu[0-{node.gpus - 1}]\n"
         for node in NODES
@@ -256,7 +257,10 @@ class Lab:
         for name in ("log", "state", "spool", "devices"):
             (self.root / name).mkdir(exist_ok=True)
         for number in range(max(node.gpus for node in NODES)):
-            (self.root / "devices" / f"gpu{number}").touch()
+            # Another /dev/null: SLURM asks for devices, and counts them by the digits of their names.
+            os.mknod(
+                self.root / "devices" / f"gpu{number}", stat.S_IFCHR | 0o666, os.stat(os.devnull).st_rdev
+            )
         ports = free_ports(1 + len(NODES))
         self.conf.write_text(slurm_conf(self.root, socket.gethostname().split(".")[0], ports))
         (self.root / "gres.conf").write_text(gres_conf(self.root))
@@ -301,7 +305,9 @@ def running_lab() -> Iterator[Lab]:
     """Start a lab in a directory of its own and end it with everything that ran in it."""
     for attempt in range(ATTEMPTS):
         # Short: munge's socket has to fit into 107 characters.
-        with tempfile.TemporaryDirectory(prefix="heddle-slurm-", dir="/tmp", ignore_cleanup_errors=True) as directory:
+        with tempfile.TemporaryDirectory(
+            prefix="heddle-slurm-", dir="/tmp", ignore_cleanup_errors=True
+        ) as directory:
             lab = Lab(Path(directory))
             try:
                 lab._start()
@@ -327,7 +333,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with running_lab() as lab:
         print(lab.run("sinfo"), end="")
-        print(f"\nexport SLURM_CONF={lab.conf}\n\nIn another shell, that line first. Ctrl-C here ends it.", flush=True)
+        print(
+            f"\nexport SLURM_CONF={lab.conf}\n\nIn another shell, that line first. Ctrl-C here ends it.",
+            flush=True,
+        )
         try:
             signal.pause()
         except KeyboardInterrupt:
