@@ -17,8 +17,8 @@ from distributed.security import Security
 
 from heddle_dask.cli.one_line import one_line
 from heddle_dask.cli.rollout.run_logs import log_tail
-from heddle_dask.cli.shared_options import read_toml, unknown_key
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.toml_table import read_toml, unknown_key
 from heddle_dask.live.clusters.local import ClusterProcessFailed, LocalRolloutCluster
 from heddle_dask.live.driver.encryption import unencrypted
 
