@@ -52,6 +52,7 @@ from heddle_dask.live.wire.messages import (
     ENGINE_RESOURCE,
     SLOT_RESOURCE,
     STREAM_INTERVAL_S,
+    WEIGHTS_VARIABLE,
     Key,
     StepCall,
     StepEnd,
@@ -218,6 +219,7 @@ class RolloutWorker(WorkerPlugin):
             on_lost=self._on_lost,
             on_start_failed=self._on_start_failed,
             watch=self.watch,
+            weights=Path(weights) if (weights := os.environ.get(WEIGHTS_VARIABLE)) else None,
         )
         self._host.start()
 
