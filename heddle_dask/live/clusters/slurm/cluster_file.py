@@ -137,7 +137,10 @@ def _container(value: Any, name: str) -> Container:
     for key in ("runtime", "image"):
         if key not in values:
             raise BadInput(f"[{name}] has no {key}: give runtime = 'apptainer' or 'pyxis', and image")
-    return Container(**values)
+    try:
+        return Container(**values)
+    except BadInput as error:
+        raise BadInput(f"[{name}] {error}") from None
 
 
 def _plan_keys(directory: Path) -> dict[str, _Key]:

@@ -63,14 +63,14 @@ class Container:
     python: str = "python3"
 
     def __post_init__(self) -> None:
-        check_choice("container.runtime", self.runtime, RUNTIMES)
+        check_choice("runtime", self.runtime, RUNTIMES)
         for name in ("image", "python"):
             if not getattr(self, name).strip():
-                raise BadInput(f"container.{name} is empty")
+                raise BadInput(f"{name} is empty")
         for name in ("image", "python", "binds", "options"):
             value = getattr(self, name)
             for text in (value,) if isinstance(value, str) else value:
-                check_line(f"container.{name}", text)
+                check_line(name, text)
 
 
 @dataclass(frozen=True, slots=True)
