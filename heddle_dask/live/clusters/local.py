@@ -21,35 +21,21 @@ from distributed.core import rpc
 from distributed.deploy.cluster import Cluster
 from distributed.deploy.spec import ProcessInterface, SpecCluster
 
-import heddle_dask
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.live.clusters.credentials import Credentials
+from heddle_dask.live.clusters.worker_command import QUICK_LOOP, preload_file, worker_arguments
 from heddle_dask.live.wire.messages import ENGINE_LOGS_VARIABLE, ENGINE_RESOURCE, TOOL_RESOURCE
 
-# A coroutine task takes a slot and no thread: slots must never be the limit.
-WORKER_SLOTS = 4096
 START_TIMEOUT_S = 60.0
-_INSTALLATION = Path(heddle_dask.__file__).parents[1]
 
-# uvloop takes a quarter off the latency of a message. Dask's profiler samples threads, in which none of our tasks run,
-# 100 times a second in every process.
-_QUICK_LOOP = {
-    "DASK_DISTRIBUTED__ADMIN__EVENT_LOOP": "uvloop",
-    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
-}
 _SCHEDULER_ENV = {
-    **_QUICK_LOOP,
+    **QUICK_LOOP,
     "DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING": "False",
     # Dask blames every task of a dead worker; the controller counts losses itself.
     "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "100",
     "DASK_DISTRIBUTED__SCHEDULER__ACTIVE_MEMORY_MANAGER__START": "False",
 }
-
-
-def preload_file(name: str) -> str:
-    """The preload `name` of this installation: by its file, since a user's package may also be called `workers`."""
-    return str(_INSTALLATION / "workers" / f"{name}.py")
 
 
 class ClusterProcessFailed(HeddleError):
@@ -147,38 +133,15 @@ class LocalWorker(SupervisedDask):
         name: str,
         resources: Mapping[str, float],
         directory: str,
-        preload: str,
         logs: str,
         credentials: Credentials | None,
     ) -> None:
-        tags = ",".join(f"{key}={value:g}" for key, value in resources.items())
+        connection = [*_tls_options(credentials), "--host", "127.0.0.1"]
         super().__init__(
-            [
-                "worker",
-                scheduler,
-                "--name",
-                name,
-                "--nthreads",
-                str(WORKER_SLOTS),
-                "--resources",
-                tags,
-                "--memory-limit",
-                "0",
-                "--no-dashboard",
-                # There still is an HTTP server, which would listen on all interfaces.
-                "--dashboard-address",
-                "127.0.0.1:0",
-                *_tls_options(credentials),
-                "--host",
-                "127.0.0.1",
-                "--local-directory",
-                str(Path(directory) / name),
-                "--preload",
-                preload,
-            ],
+            worker_arguments(scheduler, name, resources, Path(directory), connection),
             directory,
             name,
-            {**_QUICK_LOOP, ENGINE_LOGS_VARIABLE: str(Path(logs) / name)},
+            {**QUICK_LOOP, ENGINE_LOGS_VARIABLE: str(Path(logs) / name)},
             logs,
         )
         self._scheduler_address = scheduler
@@ -276,12 +239,10 @@ class LocalRolloutCluster(SpecCluster):
         )
 
     def _spec(self, name: str, resources: Mapping[str, float]) -> dict[str, Any]:
-        kind = "rollout_worker" if ENGINE_RESOURCE in resources else "tool_worker"
         options = {
             "name": name,
             "resources": dict(resources),
             "directory": str(self.directory),
-            "preload": preload_file(kind),
             "logs": str(self.logs),
             "credentials": self._credentials,
         }

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from distributed import Client, Future, Scheduler, Worker
+from distributed.core import rpc
 from distributed.scheduler import TaskState
 
 from heddle_dask.core.priority import Priority
@@ -195,6 +196,23 @@ async def call_scheduler(client: Client, handler: str, /, **arguments: Any) -> A
         raise ConnectionError("the client has no connection to its scheduler")
     answer = await getattr(client.scheduler, handler)(**arguments)
     if answer is None:  # Dask's answer to an operation that it does not know; ours never answer None
+        raise RuntimeError(f"the scheduler has no handler {handler}: is the heddle plugin registered?")
+    return answer
+
+
+async def call_scheduler_at(
+    address: str, connection_args: Mapping[str, Any], handler: str, /, **arguments: Any
+) -> Any:
+    """Call an RPC handler of the scheduler at an address, over a connection of its own, and return its answer.
+
+    Raises
+    ------
+    OSError, RuntimeError
+        As `call_scheduler`.
+    """
+    async with rpc(address, connection_args=connection_args) as scheduler:
+        answer = await getattr(scheduler, handler)(**arguments)
+    if answer is None:
         raise RuntimeError(f"the scheduler has no handler {handler}: is the heddle plugin registered?")
     return answer
 

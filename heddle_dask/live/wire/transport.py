@@ -73,6 +73,20 @@ async def ask_scheduler(client: Client, request: Request[Answer]) -> Answer:
     return _answer(request, await dask.call_scheduler(client, name, **arguments))
 
 
+async def ask_scheduler_at(
+    address: str, connection_args: Mapping[str, Any], request: Request[Answer]
+) -> Answer:
+    """Ask the plugin of the scheduler at an address, without a client.
+
+    Raises
+    ------
+    BadInput, OSError, RuntimeError
+        As `ask_scheduler`.
+    """
+    name, arguments = _call_of(request)
+    return _answer(request, await dask.call_scheduler_at(address, connection_args, name, **arguments))
+
+
 async def ask_worker(asker: Client | Scheduler | Worker, address: str, request: Request[Answer]) -> Answer:
     """Ask the worker at an address and return its answer.
 

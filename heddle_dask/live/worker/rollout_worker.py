@@ -50,6 +50,7 @@ from heddle_dask.live.wire.messages import (
     ENGINE_LOGS_VARIABLE,
     ENGINE_PLUGIN,
     ENGINE_RESOURCE,
+    NODE_VARIABLE,
     SLOT_RESOURCE,
     STREAM_INTERVAL_S,
     WEIGHTS_VARIABLE,
@@ -196,7 +197,7 @@ class RolloutWorker(WorkerPlugin):
         assert self.worker is not None
         return EngineWorkerReport(
             name=str(self.worker.name),
-            node=socket.gethostname(),
+            node=os.environ.get(NODE_VARIABLE) or socket.gethostname(),
             units=max(1, int(self.worker.state.total_resources[ENGINE_RESOURCE])),
             gpus=tuple(gpus),
             wants=wants,
