@@ -24,8 +24,6 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-import psutil
-
 from heddle_dask.core.errors import BadInput
 
 _LOG = logging.getLogger(__name__)
@@ -49,8 +47,8 @@ class Holder:
         Names this one lease; never used twice.
     machine
         Boot and process namespace in which `pid` means something.
-    started_s
-        When the process started: a later process may have its pid.
+    started_ticks
+        When the process started, in ticks since the boot: a later process may have its pid.
     job
         The SLURM job of the holder, for the message; empty outside of one.
     """
@@ -59,7 +57,7 @@ class Holder:
     host: str
     machine: str
     pid: int
-    started_s: float
+    started_ticks: int
     job: str = ""
 
     @classmethod
@@ -71,7 +69,7 @@ class Holder:
             socket.gethostname(),
             _machine(),
             pid,
-            psutil.Process(pid).create_time(),
+            _process(pid)[1],
             os.environ.get("SLURM_JOB_ID", ""),
         )
 
@@ -83,12 +81,8 @@ class Holder:
     @property
     def is_dead(self) -> bool:
         """Whether its process, one of this machine, is gone."""
-        try:
-            process = psutil.Process(self.pid)
-            # Both are read from the kernel, to a hundredth of a second.
-            return abs(process.create_time() - self.started_s) > 0.05 or process.status() == "zombie"
-        except psutil.NoSuchProcess:
-            return True
+        state, started_ticks = _process(self.pid)
+        return state in ("", "Z", "X") or started_ticks != self.started_ticks
 
     def __str__(self) -> str:
         job = f", job {self.job}" if self.job else ""
@@ -286,10 +280,18 @@ def _read(path: Path) -> _Found | None:
     return _Found(holder.nonce, holder, status.st_mtime)
 
 
+def _process(pid: int) -> tuple[str, int]:
+    """State and start of a process, as the kernel tells them; an empty state if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "", 0
+    # The name before it may contain anything.
+    fields = stat.rpartition(")")[2].split()
+    return fields[0], int(fields[19])
+
+
 @cache
 def _machine() -> str:
     """This boot of this machine, and the process namespace."""
-    try:
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return f"{socket.gethostname()} {psutil.boot_time():.0f}"
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"

@@ -127,7 +127,7 @@ def test_the_end_of_a_silent_lease_is_waited_for(tmp_path: Path) -> None:
 
 def test_a_later_process_with_the_same_pid_is_not_the_holder(tmp_path: Path) -> None:
     mine = Holder.this_process()
-    leave(tmp_path / "run.lease", replace(mine, started_s=mine.started_s - 100))
+    leave(tmp_path / "run.lease", replace(mine, started_ticks=mine.started_ticks - 100))
     Lease.take(tmp_path / "run").release()
 
 
