@@ -1,4 +1,4 @@
-"""A cluster of groups of different workers that grows and shrinks: as SLURM jobs, as steps of one allocation, or here."""
+"""A cluster of groups of different workers: as SLURM jobs, as steps of one allocation, or as processes here."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SlurmCluster(SupervisedCluster):
 
     Attributes
     ----------
-    plan
+    cluster_plan
         The groups with the limits in force.
     logs
         Where the logs are.
@@ -87,14 +87,14 @@ class SlurmCluster(SupervisedCluster):
     ) -> None:
         given = plan if isinstance(plan, ClusterPlan) else read_cluster_file(plan)
         self.logs = Path(logs or given.logs or "heddle-logs").absolute()
-        self.plan = replace(given, logs=self.logs, shared=given.shared or self.logs)
+        self.cluster_plan = replace(given, logs=self.logs, shared=given.shared or self.logs)
         self._on_event = on_event
         self._directory = ""
         self._credentials: Credentials | None = None
         self._queue = SlurmQueue()
-        self._tending = Tending(self, self.plan, rule or ScalingRule())
+        self._tending = Tending(self, self.cluster_plan, rule or ScalingRule())
         self._tending_task: asyncio.Task[None] | None = None
-        listens = listen_options(self.plan)
+        listens = listen_options(self.cluster_plan)
         scheduler = {"cls": LocalScheduler, "options": {"dashboard": True, "listens": listens}}
         try:
             super().__init__(scheduler=scheduler, asynchronous=asynchronous, name=name, **kwargs)
@@ -131,10 +131,12 @@ class SlurmCluster(SupervisedCluster):
         ------
         BadInput
         """
-        groups = self.plan.groups.values()
-        if self.plan.backend == "srun" and not ("SLURM_JOB_ID" in os.environ and shutil.which("srun")):
+        groups = self.cluster_plan.groups.values()
+        if self.cluster_plan.backend == "srun" and not (
+            "SLURM_JOB_ID" in os.environ and shutil.which("srun")
+        ):
             raise BadInput("backend srun uses the allocation around it: start inside salloc or sbatch")
-        if self.plan.backend == "slurm":
+        if self.cluster_plan.backend == "slurm":
             texts = {
                 group.name: self._script(group, f"{group.name}-check", "tcp://127.0.0.1:1")
                 for group in groups
@@ -147,21 +149,21 @@ class SlurmCluster(SupervisedCluster):
 
     def _prepare(self) -> None:
         """Make the directories and the keys."""
-        assert self.plan.shared is not None
-        for path in (self.logs, self.plan.shared):
+        assert self.cluster_plan.shared is not None
+        for path in (self.logs, self.cluster_plan.shared):
             try:
                 path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise BadInput(f"cannot make {path}: {error.strerror}: give another directory") from None
         self._directory = tempfile.mkdtemp(prefix="heddle-cluster-")
-        if self.plan.tls:
-            self._credentials = Credentials.temporary(self.plan.shared)
+        if self.cluster_plan.tls:
+            self._credentials = Credentials.temporary(self.cluster_plan.shared)
             self.security = self._credentials.security
         self.scheduler_spec["options"].update(
             directory=self._directory,
             logs=str(self.logs),
             credentials=self._credentials,
-            dashboard_address=self.plan.dashboard_address,
+            dashboard_address=self.cluster_plan.dashboard_address,
         )
 
     def _remove_files(self) -> None:
@@ -198,24 +200,27 @@ class SlurmCluster(SupervisedCluster):
     def job_spec(self, group: WorkerGroup, name: str) -> dict[str, Any]:
         """What `SpecCluster` needs to start a job of a group."""
         options: dict[str, Any] = {"group": group, "script": self._script}
-        if self.plan.backend == "slurm":
+        if self.cluster_plan.backend == "slurm":
             from heddle_dask.live.clusters.slurm.slurm_job import SlurmGroupJob
 
             spec: dict[str, Any] = {"cls": SlurmGroupJob, "options": {**options, "queue": self._queue}}
         else:
             options.update(logs=self.logs, records=Path(self._directory))
-            if self.plan.backend == "srun":
-                options["command"] = srun_arguments(self.plan, group, name)
-            spec = {"cls": SrunJob if self.plan.backend == "srun" else LocalGroupJob, "options": options}
+            if self.cluster_plan.backend == "srun":
+                options["command"] = srun_arguments(self.cluster_plan, group, name)
+            spec = {
+                "cls": SrunJob if self.cluster_plan.backend == "srun" else LocalGroupJob,
+                "options": options,
+            }
         names = worker_names(group, name)
         return spec if names == (name,) else {**spec, "group": [each.removeprefix(name) for each in names]}
 
     def _script(self, group: WorkerGroup, job_name: str, scheduler: str) -> str:
-        return job_script(self.plan, group, job_name, scheduler, self._credentials)
+        return job_script(self.cluster_plan, group, job_name, scheduler, self._credentials)
 
     async def cancel_jobs(self, names: list[str]) -> None:
         """Cancel the SLURM jobs among these, in one call; the other jobs are ended when they are closed."""
-        if self.plan.backend != "slurm":
+        if self.cluster_plan.backend != "slurm":
             return
         jobs = [self.workers[name] for name in names if name in self.workers]
         await self._queue.cancel([job.job_id for job in jobs if job.job_id])
@@ -261,11 +266,11 @@ class SlurmCluster(SupervisedCluster):
             raise BadInput("scale takes jobs by group, not memory or cores: scale(gpu=4)")
         wanted = dict(groups)
         if n == 0:
-            wanted.update({name: group.minimum for name, group in self.plan.groups.items()})
+            wanted.update({name: group.minimum for name, group in self.cluster_plan.groups.items()})
         elif n is not None:
-            if len(self.plan.groups) > 1:
-                raise BadInput(f"there are several groups: scale({next(iter(self.plan.groups))}={n})")
-            wanted[next(iter(self.plan.groups))] = n
+            if len(self.cluster_plan.groups) > 1:
+                raise BadInput(f"there are several groups: scale({next(iter(self.cluster_plan.groups))}={n})")
+            wanted[next(iter(self.cluster_plan.groups))] = n
         for group, number in wanted.items():
             self._check_number(group, number)
         for group, number in wanted.items():
@@ -300,17 +305,19 @@ class SlurmCluster(SupervisedCluster):
             if least > most:
                 raise BadInput(f"{group}: minimum {least} exceeds maximum {most}")
         changed = {
-            name: replace(self.plan.groups[name], minimum=least, maximum=most, initial=least)
+            name: replace(self.cluster_plan.groups[name], minimum=least, maximum=most, initial=least)
             for name, (least, most) in limits.items()
         }
-        self.plan = replace(self.plan, groups={**self.plan.groups, **changed})
-        self._tending.adapt(self.plan, rule)
+        self.cluster_plan = replace(self.cluster_plan, groups={**self.cluster_plan.groups, **changed})
+        self._tending.adapt(self.cluster_plan, rule)
         return self._wake()
 
     def _group(self, name: str) -> WorkerGroup:
-        group = self.plan.groups.get(name)
+        group = self.cluster_plan.groups.get(name)
         if group is None:
-            raise BadInput(f"there is no group {name!r}: the groups are {', '.join(self.plan.groups)}")
+            raise BadInput(
+                f"there is no group {name!r}: the groups are {', '.join(self.cluster_plan.groups)}"
+            )
         return group
 
     def _check_number(self, name: str, number: int) -> None:
@@ -345,13 +352,14 @@ class SlurmCluster(SupervisedCluster):
     def dashboard_link(self) -> str:
         """Address of the Dask dashboard, as it listens."""
         port = self.scheduler_info.get("services", {}).get("dashboard")
-        return dashboard_url(self.plan, port) if port else ""
+        return dashboard_url(self.cluster_plan, port) if port else ""
 
     def __repr__(self) -> str:
-        return f"SlurmCluster({self.name}, {self.plan.backend}: {counts_text(self._table.counts(), self.wanted)})"
+        groups = counts_text(self._table.counts(), self.wanted)
+        return f"SlurmCluster({self.name}, {self.cluster_plan.backend}: {groups})"
 
     def _repr_html_(self, cluster_status: Any = None) -> str:
-        title = f"{type(self).__name__} {self.name} ({self.plan.backend}), {self.scheduler_address}"
+        title = f"{type(self).__name__} {self.name} ({self.cluster_plan.backend}), {self.scheduler_address}"
         counts, present = self._table.counts(), self._table.present.values()
         return html_table(
             title, counts, self.wanted, [*present, *self._table.ended][-10:], self.dashboard_link
