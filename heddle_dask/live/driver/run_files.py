@@ -68,10 +68,6 @@ class RunFiles:
             return
         description = {**self._describe(), **self._output.metadata}
         self.writer = RunWriter(self._output.path, self._output.mode, description)
-        if not self.writer.is_locked:
-            self._note(
-                f"note: the file system of {self.writer.out} has no locks: see to it that no other process writes there"
-            )
         self.writer.journal("session", description)
         if self._early_lines:
             self.keep_lines(self._early_lines)

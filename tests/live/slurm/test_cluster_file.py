@@ -18,6 +18,7 @@ worker-ports = "40000:40100"
 scheduler-port = 8786
 scratch = "$TMPDIR"
 caches = "/local/$USER/caches"
+stage-weights = true
 shared = "shared"
 logs = "/project/logs"
 python = "/project/env/bin/python"
@@ -123,6 +124,7 @@ def test_every_key_is_read(tmp_path: Path):
         scheduler_port=8786,
         scratch="$TMPDIR",
         caches="/local/$USER/caches",
+        stage_weights=True,
         shared=tmp_path / "shared",
         logs=Path("/project/logs"),
         python="/project/env/bin/python",

@@ -133,6 +133,13 @@ def test_a_tool_job_and_what_is_left_out():
         assert option not in script
 
 
+def test_weights_are_staged_in_the_caches_of_the_node_if_the_plan_says_so(tmp_path: Path):
+    group = dataclasses.replace(TOOL, role="rollout", tool_cpus=0)
+    script = job_script(plan(group, caches=str(tmp_path), stage_weights=True), group, "gpu-0", ADDRESS, None)
+    assert variables_of(script, ("HEDDLE_WEIGHTS",)) == [f"{tmp_path}/weights"]
+    assert "HEDDLE_WEIGHTS" not in GOLDEN
+
+
 def test_no_credential_is_in_the_text(tmp_path: Path):
     credentials = Credentials.temporary(tmp_path)
     script = job_script(plan(GPU), GPU, "gpu-0", ADDRESS, credentials)

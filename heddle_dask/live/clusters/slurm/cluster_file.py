@@ -158,6 +158,7 @@ def _plan_keys(directory: Path) -> dict[str, _Key]:
         "scheduler-port": _Key("scheduler_port", _whole),
         "scratch": _Key("scratch", _text),
         "caches": _Key("caches", _text),
+        "stage-weights": _Key("stage_weights", _switch),
         "shared": _Key("shared", path),
         "logs": _Key("logs", path),
         "python": _Key("python", _text),

@@ -275,6 +275,9 @@ class ClusterPlan:
     caches
         Directory on node-local disk for caches of models and compilers, which jobs of one user share and which stays.
         None: in the directory of the user under `scratch`.
+    stage_weights
+        Whether model weights are copied to `caches` once per node, and engines load them from there. Copies stay for
+        later jobs; one that no engine uses goes when another one needs its room.
     shared
         Directory that all nodes see, for credentials. None: beside the logs.
     logs
@@ -303,6 +306,7 @@ class ClusterPlan:
     scheduler_port: int = 0
     scratch: str = "/tmp"
     caches: str | None = None
+    stage_weights: bool = False
     shared: Path | None = None
     logs: Path | None = None
     python: str | None = None
