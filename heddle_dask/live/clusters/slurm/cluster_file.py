@@ -29,6 +29,11 @@ def read_cluster_file(path: str | Path) -> ClusterPlan:
     return cluster_plan(read_toml(path, "cluster file"), f"cluster file {path}", path.absolute().parent)
 
 
+def is_plan(content: Mapping[str, Any]) -> bool:
+    """Whether the content of a TOML file is a plan of groups, well-formed or not, by its keys."""
+    return not content.keys().isdisjoint(_plan_keys(Path()))
+
+
 def cluster_plan(
     content: Mapping[str, Any], where: str = "cluster", directory: Path | None = None
 ) -> ClusterPlan:
@@ -137,7 +142,10 @@ def _container(value: Any, name: str) -> Container:
     for key in ("runtime", "image"):
         if key not in values:
             raise BadInput(f"[{name}] has no {key}: give runtime = 'apptainer' or 'pyxis', and image")
-    return Container(**values)
+    try:
+        return Container(**values)
+    except BadInput as error:
+        raise BadInput(f"[{name}] {error}") from None
 
 
 def _plan_keys(directory: Path) -> dict[str, _Key]:
@@ -150,6 +158,7 @@ def _plan_keys(directory: Path) -> dict[str, _Key]:
         "scheduler-port": _Key("scheduler_port", _whole),
         "scratch": _Key("scratch", _text),
         "caches": _Key("caches", _text),
+        "stage-weights": _Key("stage_weights", _switch),
         "shared": _Key("shared", path),
         "logs": _Key("logs", path),
         "python": _Key("python", _text),

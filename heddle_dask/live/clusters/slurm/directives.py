@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from heddle_dask.core.errors import BadInput
 
-_GPUS = re.compile(r"(?:gres/)?gpu(?::[^:,=]+)?(?:[:=](\d+))?(?:\(.*\))?")
+_GPUS = re.compile(r"(?:gres/)?gpu(?::[A-Za-z_][^:,=]*)?(?:[:=](\d+))?")
 _GPU_DIRECTIVES = re.compile(r"(?:--gpus(?:-per-node|-per-task)?[= ]|-G ?)(?:[^:=]+:)?(\d+)")
 
 # What the job script says itself, or what one job of one node cannot be.

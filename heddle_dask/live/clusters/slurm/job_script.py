@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import heddle_dask
 from heddle_dask.live.clusters.slurm.amounts import slurm_memory, slurm_time
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, Container, WorkerGroup
+from heddle_dask.live.wire.messages import WEIGHTS_VARIABLE
 
 if TYPE_CHECKING:
     from heddle_dask.live.clusters.credentials import Credentials
@@ -163,6 +164,7 @@ def _caches(plan: ClusterPlan) -> list[str]:
         "}",
         'export TMPDIR="$scratch"',
         *(f'export {name}="$caches/{directory}"' for name, directory in _CACHES.items()),
+        *([f'export {WEIGHTS_VARIABLE}="$caches/weights"'] if plan.stage_weights else []),
     ]
 
 

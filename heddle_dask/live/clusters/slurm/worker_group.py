@@ -63,14 +63,14 @@ class Container:
     python: str = "python3"
 
     def __post_init__(self) -> None:
-        check_choice("container.runtime", self.runtime, RUNTIMES)
+        check_choice("runtime", self.runtime, RUNTIMES)
         for name in ("image", "python"):
             if not getattr(self, name).strip():
-                raise BadInput(f"container.{name} is empty")
+                raise BadInput(f"{name} is empty")
         for name in ("image", "python", "binds", "options"):
             value = getattr(self, name)
             for text in (value,) if isinstance(value, str) else value:
-                check_line(f"container.{name}", text)
+                check_line(name, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +275,9 @@ class ClusterPlan:
     caches
         Directory on node-local disk for caches of models and compilers, which jobs of one user share and which stays.
         None: in the directory of the user under `scratch`.
+    stage_weights
+        Whether model weights are copied to `caches` once per node, and engines load them from there. Copies stay for
+        later jobs; one that no engine uses goes when another one needs its room.
     shared
         Directory that all nodes see, for credentials. None: beside the logs.
     logs
@@ -303,6 +306,7 @@ class ClusterPlan:
     scheduler_port: int = 0
     scratch: str = "/tmp"
     caches: str | None = None
+    stage_weights: bool = False
     shared: Path | None = None
     logs: Path | None = None
     python: str | None = None
