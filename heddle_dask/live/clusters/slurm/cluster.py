@@ -121,7 +121,11 @@ class SlurmCluster(SupervisedCluster):
             if isinstance(error.__cause__, ClusterProcessFailed):
                 raise BadInput(f"{error.__cause__} (logs: {self.logs})") from None
             raise
-        await asyncio.shield(asyncio.ensure_future(self._tending.begin()))
+        try:
+            await asyncio.shield(asyncio.ensure_future(self._tending.begin()))
+        except BaseException:
+            await self._close()
+            raise
         self._tending_task = asyncio.create_task(self._tending.run())
 
     async def _check(self) -> None:
