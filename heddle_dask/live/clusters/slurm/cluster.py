@@ -28,8 +28,8 @@ from heddle_dask.live.clusters.slurm.scaling import ScalingRule
 from heddle_dask.live.clusters.slurm.scheduler_process import dashboard_url, listen_options
 from heddle_dask.live.clusters.slurm.tending import Tending
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, WorkerGroup
+from heddle_dask.live.wire.drain_messages import DrainWorkers
 from heddle_dask.live.wire.transport import ask_over
-from heddle_dask.live.wire.worker_messages import DrainWorkers
 
 _LOG = logging.getLogger(__name__)
 # A pass of the tending ends within this, unless SLURM does not answer.
@@ -150,6 +150,7 @@ class SlurmCluster(SupervisedCluster):
             for error in refused:
                 assert error is not None
                 raise error
+            await self._queue.check_walltimes(groups)
 
     def _prepare(self) -> None:
         """Make the directories and the keys."""
