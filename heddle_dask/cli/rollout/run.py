@@ -33,7 +33,7 @@ from heddle_dask.cli.cluster_choice import (
 from heddle_dask.cli.engine_option import import_from_here, parsed_vllm_options
 from heddle_dask.cli.group_cluster import check_plan, engines_of_groups, groups_client, plan_of_file
 from heddle_dask.cli.model_choice import chosen_model
-from heddle_dask.cli.one_line import EXIT_FAILED, EXIT_TERMINATED, one_line
+from heddle_dask.cli.one_line import EXIT_FAILED, EXIT_TERMINATED, EXIT_TO_RESUME, one_line
 from heddle_dask.cli.rollout.engine_options import (
     check_cost,
     check_gpus,
@@ -90,6 +90,7 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
     run = _Run(order, ProgressDisplay(Console(stderr=True)))
     # Before the event loop watches signals, nothing runs that needs an orderly end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(EXIT_TO_RESUME))
     # Dask reports every connection and worker that ends; this process ends them on purpose.
     logging.getLogger("distributed").setLevel(logging.ERROR)
     warnings.simplefilter("ignore", UnencryptedConnection)  # the command line says it in one line
@@ -339,10 +340,11 @@ class _Run:
         self.tally.slots = max(self.tally.slots, int(counts.get("slots", 0)))
         self.tally.tool_cpus = max(self.tally.tool_cpus, int(counts.get("tool_cpus", 0)))
 
-    def _stop(self) -> None:
+    def _stop(self, to_resume: bool) -> None:
         """On the first signal: abort running trajectories, or the start if none runs yet."""
-        self.progress.message("stopping: finished trajectories are kept; interrupt again to end at once")
-        if self._rollout is None or not self._rollout.interrupt():
+        left = "the others go on with --resume" if to_resume else "interrupt again to end at once"
+        self.progress.message(f"stopping: finished trajectories are kept; {left}")
+        if self._rollout is None or not self._rollout.interrupt(to_resume):
             assert self._task is not None
             self._task.cancel()
 
