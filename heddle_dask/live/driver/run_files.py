@@ -15,7 +15,7 @@ from heddle_dask.live.driver.runner import Attempt
 BATCH_FACTS = (
     *("environment", "model", "tokenizer", "sampling", "limits", "chat_template_kwargs"),
     *("engine", "strategy", "overrides", "samples", "seed"),
-    *("sandbox", "heddle_dask"),
+    *("task_list", "sandbox", "heddle_dask"),
 )
 """What of a session's metadata is stored for each of its batches: another session may append with other values."""
 

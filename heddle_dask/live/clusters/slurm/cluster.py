@@ -184,7 +184,8 @@ class SlurmCluster(SupervisedCluster):
             # First of all: nothing that fails below may leave a job behind.
             await self.cancel_jobs(list(self.workers))
             self.worker_spec.clear()
-            if self._scheduler_is_silent:
+            if self.scheduler is not None and self.scheduler.status == Status.running:
+                # The scheduler first: it closes the workers, and jobs that find no scheduler have nothing to drain.
                 await self._close_without_scheduler()
         finally:
             await super()._close()

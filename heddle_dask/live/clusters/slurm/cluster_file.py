@@ -29,6 +29,11 @@ def read_cluster_file(path: str | Path) -> ClusterPlan:
     return cluster_plan(read_toml(path, "cluster file"), f"cluster file {path}", path.absolute().parent)
 
 
+def is_plan(content: Mapping[str, Any]) -> bool:
+    """Whether the content of a TOML file is a plan of groups, well-formed or not, by its keys."""
+    return not content.keys().isdisjoint(_plan_keys(Path()))
+
+
 def cluster_plan(
     content: Mapping[str, Any], where: str = "cluster", directory: Path | None = None
 ) -> ClusterPlan:
