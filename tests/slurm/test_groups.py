@@ -35,7 +35,7 @@ def workers(cluster: SlurmCluster, group: str) -> set[str]:
 async def roll(client: Client, model: str, count: int, engines: int = 1, **agent: Any) -> list[Any]:
     spec = emulated(model, seconds_per_token=0.02, slots=4)
     rollout = Rollout(
-        client, env=ToolAgent(**agent), model=model, engines=Engines(spec=spec, count=engines)
+        client, env=ToolAgent(**agent), model=model, engines=Engines(spec=spec, count=engines), strategy="heddle"
     )
     batch = list(await rollout.run(count))
     assert [(record.status, record.detail) for record in batch] == [("completed", "")] * count
