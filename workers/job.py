@@ -23,7 +23,7 @@ import click
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.clusters.job.launcher import run_job
-from heddle_dask.live.clusters.job.options import JobOptions, Role, TlsFiles
+from heddle_dask.live.clusters.job.options import JobOptions, Role, WorkerTls
 
 EXIT_BAD_INPUT = 2
 _SECONDS = click.FloatRange(min=0, min_open=True)
@@ -85,7 +85,7 @@ def main(
     """Host workers of the scheduler at ADDRESS until this job ends."""
     tls = None
     if tls_ca_file is not None and tls_cert is not None and tls_key is not None:
-        tls = TlsFiles(tls_ca_file, tls_cert, tls_key)
+        tls = WorkerTls(tls_ca_file, tls_cert, tls_key)
     elif tls_ca_file or tls_cert or tls_key:
         raise click.UsageError("give all of --tls-ca-file, --tls-cert and --tls-key, or none")
     options = JobOptions(

@@ -26,8 +26,10 @@ from heddle_dask.live.scheduler.predictions import Predictions
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.scheduler.session_events import SessionEvents
 from heddle_dask.live.scheduler.warm_start import warm_predictor
+from heddle_dask.live.scheduler.worker_drains import WorkerDrains
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire import cluster_messages as cluster
+from heddle_dask.live.wire import drain_messages as drains
 from heddle_dask.live.wire import driver_messages as driver
 from heddle_dask.live.wire import worker_messages as workers
 from heddle_dask.live.wire.codec import Message
@@ -61,6 +63,9 @@ class HeddleScheduler(SchedulerPlugin):
         self._foreign = ForeignTasks()
         self._owned = OwnedEngines(self._end_engines)
         self._queue = AnnouncedQueue()
+        self._drains = WorkerDrains(
+            self._registry, lambda: self._events, lambda worker: self._deployment.forget_worker(worker)
+        )
 
     @property
     def session(self) -> Session | None:
@@ -69,7 +74,7 @@ class HeddleScheduler(SchedulerPlugin):
 
     async def start(self, scheduler: Scheduler) -> None:
         """Add our handlers."""
-        self.scheduler = scheduler
+        self.scheduler = self._drains.scheduler = scheduler
         collect_seldom()
         handlers = Handlers()
         handlers.answer(driver.StartSession, self.start_session)
@@ -82,6 +87,7 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.answer(driver.ProvideEngines, self.provide_engines)
         handlers.answer(driver.OwnEngines, self.own_engines)
         handlers.answer(cluster.ExchangeDemand, self.exchange_demand)
+        handlers.answer(drains.DrainWorkers, self._drains.drain)
         handlers.take(workers.EngineWorkerReport, self.engine_worker)
         handlers.take(workers.GpusReturnedReport, lambda worker, _: self._seats.forget_worker(worker))
         handlers.take(workers.EngineReadyReport, self.engine_ready)
@@ -135,7 +141,9 @@ class HeddleScheduler(SchedulerPlugin):
         if self.session is not None:
             self.session.close()
         session = Session(request.session, request.client_id, Controller(strategies, request.retries))
-        events = SessionEvents(self.scheduler, session, self._registry, self._deployment, predictor)
+        events = SessionEvents(
+            self.scheduler, session, self._registry, self._deployment, predictor, self._drains.released
+        )
         if predictor is not None:
             session.predictions = Predictions(
                 predictor, known, events.prediction_made, session.latch, session.now
@@ -143,10 +151,12 @@ class HeddleScheduler(SchedulerPlugin):
         self._events = events
         self._owned.client_joined(request.client_id)
         dask.shorten_client_report_interval(self.scheduler, request.client_id, STREAM_INTERVAL_S)
-        for _, engine in self._registry.engines.values():
-            events.engine_joined(engine)
-        for _, host in self._registry.hosts.values():
-            events.host_joined(host)
+        for worker, engine in self._registry.engines.values():
+            if worker not in self._drains:
+                events.engine_joined(engine)
+        for worker, host in self._registry.hosts.values():
+            if worker not in self._drains:
+                events.host_joined(host)
         return Done()
 
     def _check_free(self) -> None:
@@ -257,6 +267,7 @@ class HeddleScheduler(SchedulerPlugin):
         self._foreign.workers_changed(scheduler)
         self._deployment.forget_worker(worker)
         self._seats.forget_worker(worker)
+        self._drains.worker_left(worker)
         engines, hosts = self._registry.forget_worker(worker)
         if self._events is None:
             return
@@ -280,11 +291,14 @@ class HeddleScheduler(SchedulerPlugin):
     async def close(self) -> None:
         """The scheduler ends."""
         self._owned.close()
+        self._drains.close()
 
     # -- engines and hosts -------------------------------------------------------------------------
 
     def engine_ready(self, worker: str, report: workers.EngineReadyReport) -> None:
-        """An engine on `worker` answers."""
+        """An engine on `worker` answers; on one that is about to leave it would get no step."""
+        if worker in self._drains:
+            return
         self._deployment.started(report.engine.tp_degree, report.start_s)
         ready = driver.ReadyEngine(report.engine, report.kind, report.model, report.logprobs)
         if self._registry.add_engine(worker, ready):
@@ -310,6 +324,8 @@ class HeddleScheduler(SchedulerPlugin):
 
     def host_ready(self, worker: str, report: workers.HostReadyReport) -> None:
         """A worker takes actions."""
+        if worker in self._drains:
+            return
         if self._registry.add_host(worker, report.host):
             dask.shorten_worker_interval(self.scheduler, worker, STREAM_INTERVAL_S)
             if self._events is not None:

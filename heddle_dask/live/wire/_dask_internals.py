@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from distributed import Client, Future, Scheduler, Worker
+from distributed import Client, Future, Scheduler, Status, Worker
 from distributed.core import rpc
 from distributed.scheduler import TaskState, WorkerState
+from distributed.worker_state_machine import UnpauseEvent
 
 from heddle_dask.core.priority import Priority
 
@@ -95,6 +96,28 @@ def release(scheduler: Scheduler, keys: Iterable[Any], stimulus_id: str) -> None
             held[key] = "processing"
     if held:
         scheduler.transitions(held, stimulus_id)  # type: ignore[arg-type]
+
+
+def tasks_at(scheduler: Scheduler, address: str) -> list[Any]:
+    """Keys of the tasks that a worker runs or has been sent, and of those whose results it holds."""
+    ws = scheduler.workers.get(address)
+    return [] if ws is None else [ts.key for ts in (*ws.processing, *ws.has_what)]
+
+
+def is_pending(worker: Worker, key: Any) -> bool:
+    """Whether a task has come to this worker and has not ended."""
+    ts = worker.state.tasks.get(key)
+    return ts is not None and ts.state not in ("memory", "error", "released", "forgotten", "cancelled")
+
+
+def lend_resource(worker: Worker, name: str, units: float) -> None:
+    """Let tasks that wait for a resource take so many more units, or fewer, than the scheduler knows of."""
+    state = worker.state
+    for known in (state.available_resources, state.total_resources):
+        known[name] = known.get(name, 0.0) + units
+    if units > 0 and worker.status is Status.running:
+        # The worker looks for a task that can start when something has happened, and a lent unit is nothing to it.
+        worker.handle_stimulus(UnpauseEvent(stimulus_id="heddle-lent-resource"))
 
 
 def reset_suspicion(ts: TaskState) -> None:

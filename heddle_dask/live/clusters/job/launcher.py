@@ -32,6 +32,7 @@ _GRACE_S = 4.0
 # Without a scheduler workers end by themselves.
 _DEATH_TIMEOUT_S = 60
 _AGAIN_S = 2.0
+_CLOSING_S = 15.0
 
 
 async def run_job(options: JobOptions, environ: Mapping[str, str]) -> int:
@@ -50,7 +51,7 @@ async def run_job(options: JobOptions, environ: Mapping[str, str]) -> int:
     host = await link.worker_host()
     left_s = await asyncio.to_thread(seconds_to_end, options.ends_in_s, environ, time.time())
     with job_scratch(options.scratch) as scratch:
-        job = Job(options, link, scratch, left_s)
+        job = RunningJob(options, link, scratch, left_s)
         workers = [
             _worker(options, name, host, gpus, scratch, environ)
             for name, gpus in zip(options.worker_names, slices, strict=True)
@@ -89,7 +90,7 @@ def _worker(
     return SupervisedProcess(argv, logs, name, env=env, records=scratch, grace_s=_GRACE_S, shielded=True)
 
 
-class Job:
+class RunningJob:
     """One job from the start of its workers to their end.
 
     Parameters
@@ -185,6 +186,8 @@ class Job:
                 )
                 if answer.late:
                     self._say(f"{', '.join(answer.late)} had work left at the end")
+                # They close by themselves; one that had not joined yet is not needed any more.
+                self._deadline_s = min(self._deadline_s, time.monotonic() + _CLOSING_S)
                 return
             except OSError as error:
                 # The scheduler is gone, and the workers end with it; or a message was lost.

@@ -17,7 +17,7 @@ GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
-class TlsFiles:
+class WorkerTls:
     """Files for TLS connections: the authority, the certificate and its key."""
 
     ca: Path
@@ -75,7 +75,7 @@ class JobOptions:
     worker_ports: tuple[int, int] | None = None
     scratch: Path | None = None
     logs: Path | None = None
-    tls: TlsFiles | None = None
+    tls: WorkerTls | None = None
     connect_s: float = 30.0
 
     @property
@@ -119,6 +119,12 @@ class JobOptions:
                     f"--worker-ports {first}:{last}: {self.workers} workers with their nannies need a range of "
                     f"{needed} ports or more between 1 and 65535"
                 )
+        if self.address.startswith("tls:") != (self.tls is not None):
+            wrong = "are given" if self.tls is not None else "are missing"
+            raise BadInput(
+                f"scheduler address {self.address}: --tls-ca-file, --tls-cert and --tls-key {wrong}; "
+                "they belong to an address tls://HOST:PORT, and to no other"
+            )
         for path in () if self.tls is None else (self.tls.ca, self.tls.certificate, self.tls.key):
             if not path.is_file():
                 raise BadInput(

@@ -14,14 +14,20 @@ from distributed.utils import get_ip_interface
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.clusters.job.options import JobOptions
+from heddle_dask.live.wire.drain_messages import DrainedWorkers, DrainWorkers
 from heddle_dask.live.wire.transport import ask_scheduler_at
-from heddle_dask.live.wire.worker_messages import DrainedWorkers, DrainWorkers
 
 _RETRY_S = 1.0
 
 
 class SchedulerLink:
-    """What a job needs of its scheduler."""
+    """What a job needs of its scheduler.
+
+    Raises
+    ------
+    BadInput
+        The TLS files cannot be used.
+    """
 
     def __init__(self, options: JobOptions) -> None:
         self._options = options
@@ -36,7 +42,10 @@ class SchedulerLink:
                 tls_worker_key=str(tls.key),
             )
         )
-        self._connection_args: dict[str, Any] = security.get_connection_args("worker")
+        try:
+            self._connection_args: dict[str, Any] = security.get_connection_args("worker")
+        except (OSError, ValueError) as error:  # an SSLError is an OSError
+            raise BadInput(f"the TLS files of job {options.name} cannot be used: {error}") from None
 
     async def worker_host(self) -> str:
         """Reach the scheduler; returns the address at which the workers of this job are to listen.

@@ -28,8 +28,8 @@ from heddle_dask.live.clusters.slurm.scaling import ScalingRule
 from heddle_dask.live.clusters.slurm.scheduler_process import dashboard_url, listen_options
 from heddle_dask.live.clusters.slurm.tending import Tending
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, WorkerGroup
+from heddle_dask.live.wire.drain_messages import DrainWorkers
 from heddle_dask.live.wire.transport import ask_over
-from heddle_dask.live.wire.worker_messages import DrainWorkers
 
 _LOG = logging.getLogger(__name__)
 # A pass of the tending ends within this, unless SLURM does not answer.
@@ -121,7 +121,11 @@ class SlurmCluster(SupervisedCluster):
             if isinstance(error.__cause__, ClusterProcessFailed):
                 raise BadInput(f"{error.__cause__} (logs: {self.logs})") from None
             raise
-        await asyncio.shield(asyncio.ensure_future(self._tending.begin()))
+        try:
+            await asyncio.shield(asyncio.ensure_future(self._tending.begin()))
+        except BaseException:
+            await self._close()
+            raise
         self._tending_task = asyncio.create_task(self._tending.run())
 
     async def _check(self) -> None:
@@ -146,6 +150,7 @@ class SlurmCluster(SupervisedCluster):
             for error in refused:
                 assert error is not None
                 raise error
+            await self._queue.check_walltimes(groups)
 
     def _prepare(self) -> None:
         """Make the directories and the keys."""

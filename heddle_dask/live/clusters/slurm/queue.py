@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from heddle_dask.core.errors import BadInput, HeddleError
+from heddle_dask.live.clusters.slurm.amounts import slurm_time
 from heddle_dask.live.clusters.slurm.job_script import submission_environment
 from heddle_dask.live.clusters.slurm.queue_parsing import (
     SQUEUE_FORMAT,
@@ -17,8 +19,10 @@ from heddle_dask.live.clusters.slurm.queue_parsing import (
     one_line,
     only_busy,
     refusal,
+    walltime_limits,
 )
 from heddle_dask.live.clusters.slurm.replacement import Observation
+from heddle_dask.live.clusters.slurm.worker_group import WorkerGroup
 
 _ANSWER_S = 60.0
 _TRIES = 3
@@ -42,6 +46,24 @@ class SlurmQueue:
 
     def __init__(self) -> None:
         self.squeue_calls = 0
+
+    async def check_walltimes(self, groups: Iterable[WorkerGroup]) -> None:
+        """Refuse walltimes over the limit of the partition: most sites accept such jobs, and never start them.
+
+        Raises
+        ------
+        BadInput
+        """
+        code, out, _ = await _run(["sinfo", "-h", "-o", "%R|%l"])
+        limits = {} if code else walltime_limits(out)
+        for group in groups:
+            partitions = (group.partition or "").split(",")
+            longest_s = max((limits.get(name, math.inf) for name in partitions), default=math.inf)
+            if group.walltime_s is not None and group.walltime_s > longest_s:
+                raise BadInput(
+                    f"group {group.name}: walltime {slurm_time(group.walltime_s)} exceeds the limit "
+                    f"{slurm_time(longest_s)} of partition {group.partition}: its jobs would never start"
+                )
 
     async def check(self, group: str, script: str) -> None:
         """Have SLURM check a job script without submitting it.

@@ -111,6 +111,18 @@ def _monotonic(end: str, now_s: float, wall_s: float) -> float | None:
         return None
 
 
+def walltime_limits(printed: str) -> dict[str, float]:
+    """Longest walltime in seconds of each partition that ``sinfo -h -o "%R|%l"`` names with one."""
+    limits: dict[str, float] = {}
+    for line in printed.splitlines():
+        partition, _, limit = line.strip().partition("|")
+        clock = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
+        if clock is not None:
+            days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+            limits[partition] = 86400.0 * days + 3600 * hours + 60 * minutes + seconds
+    return limits
+
+
 def refusal(printed: str) -> str:
     """SLURM's own words in what ``sbatch`` printed, in one line."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]

@@ -71,7 +71,8 @@ class SlurmGroupJob(SLURMJob):
             account=group.account,
             job_name=name,
             cores=group.cpus,
-            memory=f"{group.memory_bytes or 0}B",
+            # It writes a script of its own of these, which is not used; it cannot do without a memory.
+            memory=f"{group.memory_bytes or 1024}B",
             processes=1,
         )
         self.refused = ""
