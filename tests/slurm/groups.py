@@ -38,14 +38,17 @@ async def where_am_i():
     await asyncio.sleep(0.05)
     return os.environ.get("SLURM_JOB_NAME", "nowhere")
 
+
 async def solve(task, ctx):
     ctx.append("user", task.prompt)
+    jobs = []
     for step in range(STEPS):
         await ctx.generate(max_tokens=TOKENS, ignore_eos=True)
-        ctx.append("tool", await ctx.call(where_am_i))
+        jobs.append(await ctx.call(where_am_i))
+        ctx.append("tool", jobs[-1])
+    ctx.metadata["jobs"] = jobs
     return 1.0
 '''
-SECONDS_PER_TOKEN = 0.02
 
 
 def write_cluster_file(directory: Path, *tables: str, **groups: str) -> Path:
@@ -59,10 +62,10 @@ def write_cluster_file(directory: Path, *tables: str, **groups: str) -> Path:
     return path
 
 
-def write_agents(directory: Path) -> None:
+def write_agents(directory: Path, seconds_per_token: float = 0.02) -> None:
     """Write the module `agents` and the engines' cost."""
     (directory / "agents.py").write_text(AGENTS)
-    (directory / "cost.toml").write_text(f"seconds_per_token = {SECONDS_PER_TOKEN}\n")
+    (directory / "cost.toml").write_text(f"seconds_per_token = {seconds_per_token}\n")
 
 
 def rollout_command(directory: Path, *options: str) -> list[str]:
