@@ -196,6 +196,12 @@ class Lab:
         words = self.run("scontrol", "--oneliner", "show", "job", str(number)).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
+    def named(self, name: str) -> dict[str, str]:
+        """Return what SLURM says of the latest job of this name, also for ten minutes after its end."""
+        lines = self.run("scontrol", "--oneliner", "show", "job").splitlines()
+        numbers = [line.split()[0].removeprefix("JobId=") for line in lines if f" JobName={name} " in line]
+        return self.job_fields(max(map(int, numbers)))
+
     def state(self, number: int) -> str:
         """Return the state of a job: PENDING, RUNNING, COMPLETED, CANCELLED, TIMEOUT, ..."""
         return self.job_fields(number)["JobState"]

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from heddle_dask.engines.ports import PORTS_VARIABLE
 from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.engines.watchdog import SHIELDED_VARIABLE
 from heddle_dask.live.clusters.job.job_end import JOB_VARIABLE, seconds_to_end
@@ -80,6 +81,8 @@ def _worker(
         SHIELDED_VARIABLE: "1",
         ENGINE_LOGS_VARIABLE: str(logs / name),
     }
+    if options.worker_ports is not None:
+        env[PORTS_VARIABLE] = "{}:{}".format(*options.worker_ports)
     if gpus is not None:
         env[GPUS_VARIABLE] = gpus
         # Jobs on one node have different GPUs, which may carry the same numbers.
