@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import shlex
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -131,3 +132,21 @@ def test_groups_share_an_allocation_as_steps(slurm: Lab, tmp_path: Path, launche
     job = subprocess.run(allocation, input=text, capture_output=True, text=True, check=True).stdout.strip()
     told = wait_for_lines(tmp_path / job, 3)
     assert sorted(" ".join(line.split()[2:]) for line in told) == ["", "0", "1"]
+
+
+def test_a_rollout_that_slurm_refuses_starts_and_writes_nothing(slurm: Lab, tmp_path: Path):
+    """Exit code 2 and one line with SLURM's message; no job, no file."""
+    (tmp_path / "c.toml").write_text(
+        '[groups.gpu]\nrole = "rollout"\npartition = "gpu"\ngres = "tpu:1"\n'
+        '[groups.cpu]\nrole = "tool"\npartition = "cpu"\n'
+    )
+    heddle = [sys.executable, "-c", "from heddle_dask.cli.main import main; main()"]
+    command = [*heddle, "rollout", "--engine", "emulated", "--cluster", "c.toml", "--out", "x.zarr"]
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert told.returncode == 2 and told.stdout == ""
+    last = told.stderr.splitlines()[-1]
+    assert (
+        last.startswith("heddle: group gpu: SLURM refuses its jobs: ") and "Invalid generic resource" in last
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["c.toml"]
+    assert slurm.jobs() == {}

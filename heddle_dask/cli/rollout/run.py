@@ -165,6 +165,7 @@ class _Run:
             kind.check_installed()
         self.dashboard = _dashboard(where.dashboard)
         self.left = order.work.tasks * order.work.samples
+        self.is_finished = False
         if order.mode in ("append", "resume"):
             self._take_over(resumes=order.mode == "resume")
         self.lost = ""
@@ -244,9 +245,13 @@ class _Run:
         last = int(before.metadata.get("batches", 1)) - 1
         stored = sum(batch_of(trajectory_id) == last for trajectory_id in before.ids)
         self.left = max(0, self.left - stored)
+        self.is_finished = self.left == 0 and not before.recovered
 
     async def run(self) -> int:
         """Run to the end or to a signal; returns the exit code."""
+        if self.is_finished:  # the last jobs of a chain ask for no GPUs
+            self.progress.message(f"every trajectory of {self.out} has ended: nothing is left to do")
+            return 0
         self._task = asyncio.current_task()
         self._interrupts.watch()
         try:
@@ -360,8 +365,8 @@ def _environment(order: RolloutOrder, *, by_value: bool) -> Environment:
 
 
 def _groups_text(plan: ClusterPlan) -> str:
-    jobs = ", ".join(f"{group.first} to {group.most} jobs of {name}" for name, group in plan.groups.items())
-    return f"worker groups ({plan.backend}: {jobs})"
+    jobs = ", ".join(f"{group.minimum} to {group.most} of {name}" for name, group in plan.groups.items())
+    return f"worker groups ({plan.backend}, jobs: {jobs})"
 
 
 def _send_by_value(name: str, here: str) -> None:
