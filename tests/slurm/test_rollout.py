@@ -5,13 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-    REPOSITORY,
-    journal_kinds,
-    rollout_command,
-    summary_of,
-    write_agents,
-    write_cluster_file,
-)
 from slurm.groups import (
     REPOSITORY,
     Background,
