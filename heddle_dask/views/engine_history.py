@@ -175,7 +175,7 @@ class EngineHistory:
                 capacity += row.kv_capacity_tokens
         return slots, resident, capacity
 
-    def sample(self, columns: dict[Any, array[float]]) -> None:
+    def sample(self, columns: dict[Any, array[Any]]) -> None:
         """Append one number to every column of an engine, zeros for one that is forgotten."""
         by_index = {row.index: row for row in self.rows.values()}
         for index in self.charted:
