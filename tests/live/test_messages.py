@@ -147,7 +147,7 @@ DASK_NAMES = {OP, "worker", "client", "comm", "reply", "close", "serializers", "
 
 
 def message_types() -> Iterator[type[Message]]:
-    for module in (transport, driver, workers):
+    for module in (transport, driver, workers, watching):
         for _, kind in inspect.getmembers(module, inspect.isclass):
             if kind.__module__ == module.__name__ and issubclass(kind, Message):
                 yield kind
