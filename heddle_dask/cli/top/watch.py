@@ -22,7 +22,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.live.wire.transport import ask_at
 from heddle_dask.live.wire.watch_messages import GetSnapshot
 
-CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 10.0
 _ONCE_LINES = 40
 
