@@ -50,7 +50,8 @@ class Page:
         if snapshot is None or snapshot is self._shown:
             return
         views = views_of(self._scheduler)
-        for panel in self.panels:
+        # The first panel is the headline. It comes last: the offset there tells that all others have arrived.
+        for panel in reversed(self.panels):
             panel.show(views.of(type(panel).make, snapshot), snapshot)
         self._shown = snapshot
 
