@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle_dask.core import commands as cmd
@@ -62,8 +63,10 @@ class EngineHistory:
     def joined(self, event: ev.EngineJoined) -> None:
         """An engine has joined."""
         spec = event.engine
+        taken = {row.seat for row in self.rows.values() if row.state != "lost"}
         row = EngineRow(
             index=self.joined_count,
+            seat=next(seat for seat in count() if seat not in taken),
             engine_id=spec.engine_id,
             slots=spec.slots,
             tp_degree=spec.tp_degree,
@@ -180,7 +183,7 @@ class EngineHistory:
                 capacity += row.kv_capacity_tokens
         return slots, resident, capacity
 
-    def sample(self, columns: dict[Any, array[float]]) -> None:
+    def sample(self, columns: dict[Any, array[Any]]) -> None:
         """Append one number to every column of an engine, zeros for one that is forgotten."""
         by_index = {row.index: row for row in self.rows.values()}
         for index in self.charted:

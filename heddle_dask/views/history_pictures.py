@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
 
 from heddle_dask.views.action_history import OTHER_LABEL
@@ -12,6 +13,7 @@ from heddle_dask.views.lanes import EngineRow, Lane
 from heddle_dask.views.phases import LLM_QUEUE, MIGRATION, PHASES
 from heddle_dask.views.run_history import RunHistory
 from heddle_dask.views.run_snapshot import (
+    SNAPSHOT_FORMAT,
     ActionView,
     EngineSeries,
     EngineView,
@@ -19,8 +21,57 @@ from heddle_dask.views.run_snapshot import (
     PoolView,
     RunCounts,
     RunSeries,
+    RunSnapshot,
     TrajectoryView,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PictureLimits:
+    """How much of a history one picture shows: what a person can read, and what a browser can draw every second."""
+
+    longest: int = 60
+    latest_ended: int = 40
+    segments: int = 100
+
+
+def picture_of(
+    history: RunHistory,
+    *,
+    session: str,
+    is_open: bool,
+    strategy: str,
+    now_s: float,
+    lines_missing: int = 0,
+    taken_unix_s: float = 0.0,
+    heddle_version: str = "",
+    limits: PictureLimits | None = None,
+) -> RunSnapshot:
+    """A frozen picture of the history; O(live trajectories + samples of the series)."""
+    limits = limits or PictureLimits()
+    return RunSnapshot(
+        format=SNAPSHOT_FORMAT,
+        heddle_version=heddle_version,
+        session=session,
+        is_open=is_open,
+        strategy=strategy,
+        journal_offset=history.events + lines_missing,
+        at_s=history.at_s,
+        now_s=now_s,
+        taken_unix_s=taken_unix_s,
+        counts=counts_of(history),
+        engines=engines_of(history),
+        pools=pools_of(history),
+        actions=actions_of(history),
+        failures=history.failures.rows(),
+        moves=moves_of(history),
+        longest=longest_of(history, limits.longest, limits.segments),
+        latest_ended=latest_ended_of(history, limits.latest_ended, limits.segments),
+        series=series_of(history),
+        lengths=history.lengths.pairs(),
+        lengths_seen=history.lengths.seen,
+        lines_missing=lines_missing,
+    )
 
 
 def counts_of(history: RunHistory) -> RunCounts:
@@ -49,6 +100,7 @@ def engines_of(history: RunHistory) -> tuple[EngineView, ...]:
 def _engine(row: EngineRow) -> EngineView:
     return EngineView(
         index=row.index,
+        seat=row.seat,
         engine_id=row.engine_id,
         state=row.state,
         tp_degree=row.tp_degree,

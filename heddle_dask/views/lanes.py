@@ -21,6 +21,7 @@ class EngineRow:
     """One engine incarnation, with sums over its steps and residents."""
 
     index: int
+    seat: int
     engine_id: str
     slots: int
     tp_degree: int

@@ -21,7 +21,9 @@ class EngineView:
     Attributes
     ----------
     index
-        Number in the order of joining, from 0; segments and moves name engines by it.
+        Number in the order of joining, from 0; segments name engines by it.
+    seat
+        The lowest number that no living engine had when it joined: a name that a replacement takes over.
     state
         ``ready``, ``draining`` or ``lost``.
     generating, queued
@@ -35,6 +37,7 @@ class EngineView:
     """
 
     index: int
+    seat: int
     engine_id: str
     state: str
     tp_degree: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 C = TypeVar("C", bound=Hashable)
 
@@ -25,7 +25,7 @@ class ThinnedSeries(Generic[C]):
         self.interval_s = interval_s
         self.next_s = 0.0
         self.at_s = array("d")
-        self.columns: dict[C, array[float]] = {}
+        self.columns: dict[C, array[Any]] = {}
 
     def add_column(self, column: C, typecode: str = "d") -> None:
         """Add a column, with zeros at the times before."""

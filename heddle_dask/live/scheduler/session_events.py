@@ -156,6 +156,8 @@ class SessionEvents:
             known = self.session.controller.state.trajectories.get(ended.trajectory_id)
             if known is not None and self.session.predictions is not None:
                 self.session.predictions.ended(known, ended.status)
+            if self.session.watched is not None:
+                self.session.watched.name_cause(ended.trajectory_id, ended.cause)
             self._feed(ev.TrajectoryEnded(self.session.now(), ended.trajectory_id, ended.status))
 
     # -- of workers --------------------------------------------------------------------------------
