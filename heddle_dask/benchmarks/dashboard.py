@@ -1,7 +1,7 @@
 """What the page of the dashboard costs the scheduler: seconds for each picture, and for each open tab.
 
-A simulated rollout is played second by second around the moment at which most trajectories are alive, to the code that
-serves a tab: the picture is taken, the views are made, and a Bokeh document is updated; every message of it is
+A simulated rollout is played second by second from the moment at which half of its trajectories have ended, to the code
+that serves a tab: the picture is taken, the views are made, and a Bokeh document is updated; every message of it is
 serialized as for the browser, and not sent.
 """
 
@@ -60,7 +60,7 @@ def measure_dashboard(sizes: Sequence[int], *, seed: int) -> Iterator[DashboardR
 
 def _measure(trajectories: int, seed: int) -> DashboardRow:
     run = PlayedRun(simulated_run(trajectories, seed), lambda: 0.0)
-    middle_s = run.makespan_s * 0.4
+    middle_s = run.ended_s(0.5)
     tab = PageTab()
     tab.show(run.at(middle_s))
     live: list[int] = []

@@ -39,17 +39,20 @@ class PlayedRun:
         self._latest: RunSnapshot | None = None
         self._taken_s = 0.0
 
-    @property
-    def makespan_s(self) -> float:
-        """When the last trajectory ends."""
-        return max((event.at for event, _ in self.pairs if isinstance(event, ev.TrajectoryEnded)), default=0.0)
+    def ended_s(self, share: float) -> float:
+        """When so large a share of the trajectories has ended."""
+        ends_s = [event.at for event, _ in self.pairs if isinstance(event, ev.TrajectoryEnded)]
+        return ends_s[max(0, round(share * len(ends_s)) - 1)] if ends_s else 0.0
 
     def latest(self) -> RunSnapshot:
         """The picture of this interval, as the scheduler's feed."""
         now_s = time.monotonic()
         if self._latest is None or now_s - self._taken_s >= INTERVAL_S:
             taken = self.at(self._clock_s())
-            if self._latest is not None and replace(taken, taken_unix_s=self._latest.taken_unix_s) == self._latest:
+            if (
+                self._latest is not None
+                and replace(taken, taken_unix_s=self._latest.taken_unix_s) == self._latest
+            ):
                 return self._latest
             self._latest, self._taken_s = taken, now_s
         return self._latest

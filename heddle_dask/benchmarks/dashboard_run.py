@@ -47,7 +47,11 @@ def simulated_run(trajectories: int, seed: int = 0) -> list[Pair]:
     """Every event of a rollout with its commands: an engine is lost and some tools fail."""
     size = RunSize.of(trajectories)
     plans = load_workload(
-        "coding", trajectories=trajectories, samples=size.samples, seed=seed, max_context_tokens=MAX_CONTEXT_TOKENS
+        "coding",
+        trajectories=trajectories,
+        samples=size.samples,
+        seed=seed,
+        max_context_tokens=MAX_CONTEXT_TOKENS,
     )
     cost = replace(load_profile("qwen3-8b-h100"), capacity_tokens=size.kv_tokens)
     fleet = SimulatedFleet(

@@ -49,7 +49,9 @@ def one_page(scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> None:
     doc.template_variables["ours"] = "text of ours"
 
 
-def test_routes_modules_are_imported_when_the_scheduler_knows_whether_it_has_a_dashboard(tmp_path: Path) -> None:
+def test_routes_modules_are_imported_when_the_scheduler_knows_whether_it_has_a_dashboard(
+    tmp_path: Path,
+) -> None:
     """In a process of its own: Dask imports its dashboard once per process."""
     (tmp_path / "routes_of_ours.py").write_text(
         "from heddle_dask.live.scheduler.dashboard import _dask_dashboard as internals\n"

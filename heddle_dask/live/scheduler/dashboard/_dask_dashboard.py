@@ -75,9 +75,7 @@ def add_pages_to(scheduler: Scheduler, pages: Mapping[str, PageFunction], tab: s
 
     variables = template_variables(scheduler)
     _add_tab(variables, tab)
-    application = BokehApplication(
-        pages, scheduler, prefix=before[0].prefix, template_variables=variables
-    )
+    application = BokehApplication(pages, scheduler, prefix=before[0].prefix, template_variables=variables)
     scheduler.http_application.add_application(application)
     application.initialize(scheduler.io_loop)
     application.start()

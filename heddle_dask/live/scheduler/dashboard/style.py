@@ -46,7 +46,8 @@ h2 {{ font-size: 15px; margin: 0; font-weight: 600; display: inline; }}
 .chip {{ display: inline-block; white-space: nowrap; margin-right: 10px; }}
 .chip i {{ display: inline-block; width: 10px; height: 10px; margin-right: 4px; border-radius: 2px;
            border: 1px solid rgba(0, 0, 0, 0.25); box-sizing: border-box; vertical-align: -1px; }}
-.chip i.line {{ height: 0; border: 0; border-top: 2px dashed {TEXT}; vertical-align: 3px; border-radius: 0; width: 14px; }}
+.chip i.line {{ height: 0; border: 0; border-top: 2px dashed {TEXT}; vertical-align: 3px; border-radius: 0;
+                width: 14px; }}
 .chip i.ring {{ border-radius: 50%; background: none; border: 2px solid; }}
 .chip i.dot {{ border-radius: 50%; }}
 .empty {{ color: {QUIET}; font-style: italic; padding: 8px 0; }}

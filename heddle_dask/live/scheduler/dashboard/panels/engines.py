@@ -34,8 +34,12 @@ def engines_view(snapshot: RunSnapshot) -> View:
     if len(here) > MOST_ROWS:
         shown = sorted(here, key=lambda each: (-_load(each), each.index))[:MOST_ROWS]
     labels = style.elide(each.engine_id for each in shown)
-    slots, at_engine, queued = (sum(getattr(e, name) for e in here) for name in ("slots", "generating", "queued"))
-    part = f", the {MOST_ROWS} with the most work of {style.count(len(here))}" if len(shown) < len(here) else ""
+    slots, at_engine, queued = (
+        sum(getattr(e, name) for e in here) for name in ("slots", "generating", "queued")
+    )
+    part = (
+        f", the {MOST_ROWS} with the most work of {style.count(len(here))}" if len(shown) < len(here) else ""
+    )
     heading = (
         f'<span class="sub"><b>{style.count(at_engine)}</b> steps at engines with <b>{style.count(slots)}</b> slots, '
         f"<b>{style.count(queued)}</b> queued{part}</span><div class='chips'>{_LEGEND}</div>"
@@ -88,7 +92,9 @@ class EnginesPanel(Panel):
         steps = self.chart("steps", "", y_range=rows, tools="")
         steps.x_range.start = 0
         bars = {"y": "row", "source": source, "line_color": None}
-        steps.hbar(left=0, right="slots", height=0.74, fill_color=style.FREE, **(bars | {"line_color": style.EDGE}))
+        steps.hbar(
+            left=0, right="slots", height=0.74, fill_color=style.FREE, **(bars | {"line_color": style.EDGE})
+        )
         steps.hbar(left=0, right="generating", height=0.54, fill_color=style.GENERATING, **bars)
         steps.hbar(left="queue_from", right="queue_to", height=0.54, fill_color=style.QUEUED, **bars)
         kv = self.chart("KV memory", "", y_range=rows, tools="", x_range=Range1d(0, 1.05))

@@ -16,9 +16,8 @@ MOST_ROWS = 14
 def failures_view(snapshot: RunSnapshot) -> View:
     """The most frequent causes."""
     failures = sorted(snapshot.failures, key=lambda each: (-each.count, each.boundary, each.cause))
-    ended = ", ".join(
-        f"<b>{style.count(number)}</b> {style.escape(status)}" for status, number in sorted(snapshot.counts.ended.items())
-    )
+    statuses = sorted(snapshot.counts.ended.items())
+    ended = ", ".join(f"<b>{style.count(number)}</b> {style.escape(status)}" for status, number in statuses)
     heading = f'<span class="sub">trajectories that ended: {ended or "none"}</span>'
     if not failures:
         return View(heading, html='<div class="empty">Nothing has failed.</div>')
@@ -44,8 +43,9 @@ def _row(failure: FailureView, largest: int, now_s: float) -> str:
     ago = style.duration(max(0.0, round(now_s - failure.latest_s)))
     return (
         f'<tr><td class="text">{what}</td><td class="text wide" title="{cause}">{cause}</td>'
-        f'<td data-cause="{cause}" data-boundary="{what}" data-value="{failure.count}">{style.count(failure.count)}</td>'
-        f'<td class="bar text"><i style="width:{width:.0f}%;background:{style.FAILURE}"></i></td><td>{ago} ago</td></tr>'
+        f'<td data-cause="{cause}" data-boundary="{what}" data-value="{failure.count}">{style.count(failure.count)}'
+        f'</td><td class="bar text"><i style="width:{width:.0f}%;background:{style.FAILURE}"></i></td>'
+        f"<td>{ago} ago</td></tr>"
     )
 
 

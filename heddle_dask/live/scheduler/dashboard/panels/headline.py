@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from heddle_dask.live.scheduler.dashboard import style
-from heddle_dask.live.scheduler.dashboard.panel import Panel, html_block
+from heddle_dask.live.scheduler.dashboard.panel import Panel
 from heddle_dask.live.scheduler.dashboard.view import View
 from heddle_dask.views.run_snapshot import RunSnapshot
 
@@ -42,8 +42,18 @@ def headline_view(snapshot: RunSnapshot) -> View:
         _tile("submitted", counts.submitted, "trajectories"),
         _tile("waiting", counts.by_phase.get("admission", 0), "wait for admission"),
         _tile("live", counts.live, "live"),
-        _tile("ended", ended, "ended", ", ".join(f"{style.count(n)} {name}" for name, n in sorted(others.items()))),
-        _tile("generating", sum(e.generating for e in ready), "steps at engines", f"of {style.count(slots)} slots"),
+        _tile(
+            "ended",
+            ended,
+            "ended",
+            ", ".join(f"{style.count(n)} {name}" for name, n in sorted(others.items())),
+        ),
+        _tile(
+            "generating",
+            sum(e.generating for e in ready),
+            "steps at engines",
+            f"of {style.count(slots)} slots",
+        ),
         _tile("queued", sum(e.queued for e in ready) + counts.steps_waiting, "queued"),
         _tile("steps", counts.steps, "steps finished"),
         _tile("tokens", counts.generated_tokens, "tokens", f"{style.short(tokens_per_s(snapshot))} tokens/s"),

@@ -33,7 +33,9 @@ def lengths_view(snapshot: RunSnapshot) -> View:
     after = [each for each in pairs if each.after_step_tokens is not None]
     told = [f"before the first step <b>{_within(first, pairs):.0%}</b>"]
     if after:
-        told.append(f"after it <b>{_within([each.after_step_tokens or 0.0 for each in after], after):.0%}</b>")
+        told.append(
+            f"after it <b>{_within([each.after_step_tokens or 0.0 for each in after], after):.0%}</b>"
+        )
     sample = "" if len(shown) == snapshot.lengths_seen else f", {style.count(len(shown))} shown"
     heading = (
         f'<span class="sub">{style.count(snapshot.lengths_seen)} ended with a prediction{sample}; within a factor of '
@@ -99,10 +101,22 @@ class LengthsPanel(Panel):
         )
         chart.line("tokens", "tokens", line_color=style.TEXT, line_dash="dashed", line_width=2, source=exact)
         rings = chart.scatter(
-            "predicted", "actual", size=8, fill_alpha=0.0, line_color=BEFORE_COLOUR, line_width=1.5, source=before
+            "predicted",
+            "actual",
+            size=8,
+            fill_alpha=0.0,
+            line_color=BEFORE_COLOUR,
+            line_width=1.5,
+            source=before,
         )
         dots = chart.scatter(
-            "predicted", "actual", size=6, fill_color=AFTER_COLOUR, fill_alpha=0.7, line_color=None, source=after
+            "predicted",
+            "actual",
+            size=6,
+            fill_color=AFTER_COLOUR,
+            fill_alpha=0.7,
+            line_color=None,
+            source=after,
         )
         for axis in (*chart.xaxis, *chart.yaxis):
             axis.formatter = NumeralTickFormatter(format="0,0")

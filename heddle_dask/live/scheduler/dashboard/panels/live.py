@@ -49,7 +49,9 @@ def series_until_now(snapshot: RunSnapshot) -> dict[str, Any]:
     def until_now(samples: Sequence[int], latest: int) -> Any:
         return np.array([*samples, latest] if now else list(samples), dtype=float)
 
-    columns = {_column(name): until_now(here.get(name, ()), counts.by_phase.get(name, 0)) for name in phases.PHASES}
+    columns = {
+        _column(name): until_now(here.get(name, ()), counts.by_phase.get(name, 0)) for name in phases.PHASES
+    }
     return columns | {
         "at": np.array([*series.at_s, *now], dtype=float),
         "live": until_now(series.live, counts.live),
@@ -100,7 +102,15 @@ class LivePanel(Panel):
         stacked = [_column(name) for name in STACKED]
         colours = [style.PHASE_COLOURS[name] for name in STACKED]
         live.varea_stack(stacked, x="at", color=colours, source=source)
-        live.step("at", "slots", mode="after", line_color=style.TEXT, line_dash="dashed", line_width=2, source=source)
+        live.step(
+            "at",
+            "slots",
+            mode="after",
+            line_color=style.TEXT,
+            line_dash="dashed",
+            line_width=2,
+            source=source,
+        )
         hidden = live.line("at", "live", line_alpha=0.0, source=source)
         progress = self.chart("", "trajectories", x_range=live.x_range, min_height=70, height=70)
         progress.sizing_mode = "stretch_width"

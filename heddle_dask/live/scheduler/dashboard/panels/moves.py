@@ -48,7 +48,7 @@ def _table(moves: Sequence[MoveView]) -> str:
 
 def _row(move: MoveView) -> str:
     ended = move.started - move.running
-    mean = style.duration(move.seconds / ended) if ended > 0 else "–"
+    mean = style.duration(move.seconds / ended) if ended > 0 else "-"
     failed = f'<span class="bad">{style.count(move.failed)}</span>' if move.failed else "0"
     return (
         f'<tr><td class="text">{style.escape(move.kind)}</td><td>{style.count(ended)}</td><td>{failed}</td>'

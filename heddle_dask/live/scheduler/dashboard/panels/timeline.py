@@ -22,7 +22,16 @@ ENDED_ROWS = 8
 MOST_SEGMENTS = 1500
 PIXELS = 700
 
-_SHOWN_PHASES = ("generating", "llm queue", "tool", "tool queue", "reward", "migration", "driver", "admission")
+_SHOWN_PHASES = (
+    "generating",
+    "llm queue",
+    "tool",
+    "tool queue",
+    "reward",
+    "migration",
+    "driver",
+    "admission",
+)
 _LEGEND = style.phase_chips(_SHOWN_PHASES) + style.chip(style.TEXT, "end", "dot")
 _LEGEND += style.chip(style.FAILURE, "end without completion", "dot")
 
