@@ -166,6 +166,11 @@ class EngineHistory:
             counts.exposed_s += at - lane.requested_s
             self._run.enter(lane, LLM_QUEUE, at)
 
+    @property
+    def moves_started(self) -> int:
+        """Moves of all kinds that have started."""
+        return sum(counts.started for counts in self.moves.values())
+
     # -- series ------------------------------------------------------------------------------------
 
     def sums(self) -> tuple[int, int, int]:

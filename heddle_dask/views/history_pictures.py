@@ -205,6 +205,8 @@ def series_of(history: RunHistory) -> RunSeries:
         resident_tokens=ints("resident_tokens", resident),
         kv_capacity_tokens=ints("kv_capacity_tokens", capacity),
         engines=tuple(charted),
+        moves=ints("moves", engines.moves_started),
+        preemptions=ints("preemptions", history.preemptions),
     )
 
 

@@ -48,6 +48,8 @@ TOTALS: Final = (
     "slots",
     "resident_tokens",
     "kv_capacity_tokens",
+    "moves",
+    "preemptions",
 )
 """Columns of the series beside the phases and the engines."""
 
@@ -385,7 +387,8 @@ class RunHistory:
         series.begin_sample(at)
         columns = series.columns
         slots, resident, capacity = engines.sums()
-        values = (self.live, self.ended_count, self.steps, self.generated_tokens, slots, resident, capacity)
+        counts = (self.live, self.ended_count, self.steps, self.generated_tokens)
+        values = (*counts, slots, resident, capacity, engines.moves_started, self.preemptions)
         for total, value in zip(TOTALS, values, strict=True):
             columns[total].append(value)
         for phase, count in enumerate(self.by_phase):

@@ -201,6 +201,8 @@ class RunSeries:
         Sums over the engines that are not lost.
     engines
         The engines whose series are kept: the latest 64 at most.
+    moves, preemptions
+        Totals up to that time: moves that have started, and preempted steps.
     """
 
     at_s: tuple[float, ...]
@@ -213,6 +215,8 @@ class RunSeries:
     resident_tokens: tuple[int, ...]
     kv_capacity_tokens: tuple[int, ...]
     engines: tuple[EngineSeries, ...]
+    moves: tuple[int, ...]
+    preemptions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

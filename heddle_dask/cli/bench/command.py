@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from heddle_dask.cli.bench.dashboard import dashboard
 from heddle_dask.cli.bench.decisions import decisions
 from heddle_dask.cli.bench.fidelity import fidelity
 from heddle_dask.cli.bench.live import live
@@ -30,6 +31,7 @@ def bench(ctx: click.Context) -> None:
     code_digest()
 
 
+bench.add_command(dashboard)
 bench.add_command(decisions)
 bench.add_command(fidelity)
 bench.add_command(live)

@@ -16,6 +16,7 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.live.scheduler import metrics
+from heddle_dask.live.scheduler.dashboard.registration import ensure_page
 from heddle_dask.live.scheduler.deployment import EngineDeployment
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.live.scheduler.foreign_tasks import ForeignTasks
@@ -107,6 +108,7 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.add_to(scheduler)
         self._foreign.workers_changed(scheduler)
         metrics.export(self.snapshots)
+        ensure_page(scheduler)
 
     def _take_of_session(
         self, handlers: Handlers, kind: type[M], take: Callable[[SessionEvents, M], None]
