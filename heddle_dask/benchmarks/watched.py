@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import sys
 import time
@@ -22,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 
+import psutil
 from distributed import Client
 
 from heddle_dask.benchmarks.dashboard_run import simulated_run
@@ -48,6 +50,9 @@ class WatchedRow:
     ----------
     ratio, ratio_range
         Steps per second over those of ``not installed`` in the same round.
+    scheduler_us_per_step, scheduler_ratio
+        CPU microseconds of the scheduler's process for each step, which other programs of the machine disturb less;
+        and the median of its ratios.
     messages_per_s
         Messages that the tab received; 0 without a tab.
     """
@@ -57,6 +62,8 @@ class WatchedRow:
     steps_per_s: float
     ratio: float
     ratio_range: tuple[float, float]
+    scheduler_us_per_step: float
+    scheduler_ratio: float
     messages_per_s: float
 
 
@@ -68,11 +75,15 @@ class _Side:
     rollout: Rollout
     agent: EmptyAgent
     page: str
+    scheduler: psutil.Process
 
 
 @dataclass(slots=True)
 class _Measured:
+    """Figures of each round by arm."""
+
     rates: dict[str, list[float]] = field(default_factory=lambda: {arm: [] for arm in ARMS})
+    scheduler_us: dict[str, list[float]] = field(default_factory=lambda: {arm: [] for arm in ARMS})
     messages: dict[str, list[float]] = field(default_factory=lambda: {arm: [] for arm in ARMS})
 
 
@@ -81,27 +92,30 @@ async def measure_watched(
     *,
     trajectories: int = 200,
     rounds: int = 5,
+    seconds: float = 4.0,
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> list[WatchedRow]:
     """A row per arm."""
     measured = _Measured()
     order = random.Random(seed)
-    async with _side(str(model), False, seed) as bare, _side(str(model), True, seed) as shown:
+    sides = [_side(str(model), dashboard, EmptyAgent(seconds), seed) for dashboard in (False, True)]
+    async with sides[0] as bare, sides[1] as shown:
         for side in (bare, shown):  # connections, imports and the first fits are made
             await _roll(side, trajectories)
         for number in range(rounds):
             for arm in order.sample(ARMS, len(ARMS)):
                 on_progress(f"round {number + 1} of {rounds}: {arm}")
                 async with _watching(arm, shown) as messages:
-                    rate, seconds = await _roll(bare if arm == BASE else shown, trajectories)
+                    rate, scheduler_us, seconds = await _roll(bare if arm == BASE else shown, trajectories)
                 measured.rates[arm].append(rate)
+                measured.scheduler_us[arm].append(scheduler_us)
                 measured.messages[arm].append(sum(messages) / seconds)
     return [_row(arm, measured) for arm in ARMS]
 
 
 @contextlib.asynccontextmanager
-async def _side(model: str, dashboard: bool, seed: int) -> AsyncIterator[_Side]:
+async def _side(model: str, dashboard: bool, agent: EmptyAgent, seed: int) -> AsyncIterator[_Side]:
     spec = EngineSpec(
         "emulated",
         model,
@@ -110,7 +124,6 @@ async def _side(model: str, dashboard: bool, seed: int) -> AsyncIterator[_Side]:
         seed=seed,
         options=EmulatedOptions({"seconds_per_token": 0.0}),
     )
-    agent = EmptyAgent()
     async with (
         LocalRolloutCluster(engines=1, tool_cpus=1, dashboard=dashboard, asynchronous=True) as cluster,
         Client(cluster, asynchronous=True) as client,
@@ -119,18 +132,26 @@ async def _side(model: str, dashboard: bool, seed: int) -> AsyncIterator[_Side]:
         rollout = Rollout(client, env=agent, model=model, engines=spec, budget=budget, seed=seed)
         async with rollout:
             port = client.scheduler_info()["services"]["dashboard"]
-            yield _Side(client, rollout, agent, f"http://127.0.0.1:{port}/{PAGE}")
+            pid: int = await client.run_on_scheduler(os.getpid)
+            page = f"http://127.0.0.1:{port}/{PAGE}"
+            yield _Side(client, rollout, agent, page, psutil.Process(pid))
 
 
-async def _roll(side: _Side, trajectories: int) -> tuple[float, float]:
-    """One rollout: steps per second, and its seconds."""
+async def _roll(side: _Side, trajectories: int) -> tuple[float, float, float]:
+    """One rollout: steps per second, the scheduler's CPU microseconds per step, and its seconds."""
     side.agent.finished_s.clear()
-    began_s = time.perf_counter()
+    began_s, used_s = time.perf_counter(), _cpu_s(side.scheduler)
     batch = await side.rollout.run(trajectories)
+    scheduler_us = 1e6 * (_cpu_s(side.scheduler) - used_s) / len(side.agent.finished_s)
     bad = [record for record in batch if record.status != "completed"]
     if bad:
         raise RuntimeError(f"{len(bad)} of {trajectories} trajectories did not complete: {bad[0].detail}")
-    return side.agent.steps_per_s(), time.perf_counter() - began_s
+    return side.agent.steps_per_s(), scheduler_us, time.perf_counter() - began_s
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    used = process.cpu_times()
+    return float(used.user + used.system)
 
 
 @contextlib.asynccontextmanager
@@ -170,14 +191,17 @@ async def _ask_each_second(side: _Side) -> None:
 
 
 def _row(arm: str, measured: _Measured) -> WatchedRow:
-    rates = measured.rates[arm]
+    rates, used_us = measured.rates[arm], measured.scheduler_us[arm]
     ratios = [rate / base for rate, base in zip(rates, measured.rates[BASE], strict=True)]
+    used = [each / base for each, base in zip(used_us, measured.scheduler_us[BASE], strict=True)]
     return WatchedRow(
         arm=arm,
         rounds=len(rates),
         steps_per_s=round(median(rates), 1),
         ratio=round(median(ratios), 4),
         ratio_range=(round(min(ratios), 4), round(max(ratios), 4)),
+        scheduler_us_per_step=round(median(used_us), 1),
+        scheduler_ratio=round(median(used), 4),
         messages_per_s=round(median(measured.messages[arm]), 2),
     )
 
