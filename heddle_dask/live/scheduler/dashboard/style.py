@@ -33,12 +33,14 @@ TEXT = "#22272E"
 QUIET = "#5B6570"
 FAILURE = "#B3261E"
 ENDED = "#7B8794"
+LIVE = "#A9C4E4"
 FONT = "Helvetica, Arial, sans-serif"
 
 PHASE_LABELS = {name: name for name in phases.PHASES} | {"llm queue": "LLM queue"}
 
 CSS = f"""
 :host {{ font-family: {FONT}; color: {TEXT}; font-size: 12.5px; line-height: 1.4; }}
+:host > div {{ width: 100%; }}
 h2 {{ font-size: 15px; margin: 0; font-weight: 600; display: inline; }}
 .sub {{ color: {QUIET}; }}
 .sub b {{ color: {TEXT}; font-weight: 600; font-variant-numeric: tabular-nums; }}
@@ -55,9 +57,9 @@ table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-n
 th {{ text-align: right; font-weight: 600; color: {QUIET}; padding: 2px 0 2px 12px; border-bottom: 1px solid #D5DAE0;
       white-space: nowrap; position: sticky; top: 0; background: #FAFAFA; }}
 td {{ text-align: right; padding: 2px 0 2px 12px; white-space: nowrap; border-bottom: 1px solid #ECEFF2; }}
-th.text, td.text {{ text-align: left; padding-left: 0; }}
+th.text, td.text {{ text-align: left; padding: 2px 12px 2px 0; }}
 td.wide {{ width: 99%; max-width: 0; overflow: hidden; text-overflow: ellipsis; }}
-td.bar {{ width: 30%; min-width: 60px; }}
+td.bar {{ min-width: 90px; padding-left: 8px; }}
 td.bar i {{ display: inline-block; height: 10px; border-radius: 2px; vertical-align: -1px; }}
 .bad {{ color: {FAILURE}; font-weight: 600; }}
 .tiles {{ display: flex; flex-wrap: wrap; gap: 4px 26px; align-items: baseline; }}

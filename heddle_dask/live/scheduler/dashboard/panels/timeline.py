@@ -41,7 +41,7 @@ def timeline_view(snapshot: RunSnapshot) -> View:
     shown = shown_trajectories(snapshot)
     if not shown:
         why = "No trajectory yet." if snapshot.session else "No session is open."
-        return View("", {"segments": _segments([], snapshot, 0.0), "ends": _ends([], [])}, why)
+        return View("", {"segments": _segments([], snapshot, 0.0), "ends": _NOWHERE}, why)
     labels = style.elide(each.trajectory_id for each in shown)
     rows = row_positions(len(shown))
     pieces = sum(len(each.segment_starts_s) for each in shown)
@@ -126,6 +126,10 @@ def _ends(shown: Sequence[TrajectoryView], rows: Sequence[float]) -> dict[str, A
     }
 
 
+# Above the chart: an axis of time needs one point, or the browser warns.
+_NOWHERE = {"row": np.array([-1.0]), "at": np.array([0.0]), "colour": [style.TEXT]}
+
+
 class TimelinePanel(Panel):
     """One row per trajectory."""
 
@@ -136,7 +140,8 @@ class TimelinePanel(Panel):
     def body(self) -> Sequence[Any]:
         """One chart."""
         segments = self.source("segments", ["row", "left", "right", "colour"])
-        ends = self.source("ends", ["row", "at", "colour"])
+        ends = self.source("ends", list(_NOWHERE))
+        ends.data = dict(_NOWHERE)
         self._rows, self._labels = Range1d(12, 0), RowLabels()
         chart = self.chart("seconds since the session began", "", y_range=self._rows)
         drawn = chart.hbar(
