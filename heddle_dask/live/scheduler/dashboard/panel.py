@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from bokeh.layouts import column
-from bokeh.models import ColumnDataSource, Div, InlineStyleSheet
+from bokeh.models import ColumnDataSource, InlineStyleSheet
+from bokeh.models.widgets import Div
 from bokeh.plotting import figure
 
 from heddle_dask.live.scheduler.dashboard.style import CSS, EDGE, FONT, QUIET, TEXT
-from heddle_dask.live.scheduler.dashboard.view import MakeView, View
+from heddle_dask.live.scheduler.dashboard.view import View
 from heddle_dask.views.run_snapshot import RunSnapshot
 
 # Bokeh's toolbars cover the data: they appear under the pointer only.
@@ -32,7 +33,7 @@ class Panel:
 
     title: ClassVar[str]
     name: ClassVar[str]
-    make: ClassVar[MakeView]
+    make: ClassVar[staticmethod[[RunSnapshot], View]]
 
     def __init__(self) -> None:
         self._heading = html_block(f"heddle-{self.name}-heading")

@@ -111,7 +111,7 @@ class EnginesPanel(Panel):
         """Two charts with common rows."""
         source = self.source("engines", list(_columns([], [])))
         self._ticks = RowLabels()
-        rows = Range1d(8, 0)
+        rows = Range1d(start=8, end=0)
         steps = self.chart("steps", "", y_range=rows, tools="")
         steps.x_range.start = 0
         bars = {"y": "row", "source": source, "line_color": None}
@@ -120,7 +120,7 @@ class EnginesPanel(Panel):
         )
         steps.hbar(left=0, right="generating", height=0.54, fill_color=style.GENERATING, **bars)
         steps.hbar(left="queue_from", right="queue_to", height=0.54, fill_color=style.QUEUED, **bars)
-        kv = self.chart("KV memory", "", y_range=rows, tools="", x_range=Range1d(0, MOST_KV_SHARE))
+        kv = self.chart("KV memory", "", y_range=rows, tools="", x_range=Range1d(start=0, end=MOST_KV_SHARE))
         kv.hbar(left=0, right=1, height=0.74, fill_color=style.FREE, **(bars | {"line_color": style.EDGE}))
         kv.hbar(left=0, right="kv", height=0.54, fill_color=style.MOVE, **bars)
         kv.xaxis.formatter = NumeralTickFormatter(format="0%")
