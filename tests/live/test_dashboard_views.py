@@ -287,7 +287,14 @@ def test_durations_as_text(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(0, "0"), (9_999, "9,999"), (12_345, "12.3 k"), (1_234_567, "1.23 M"), (999_999, "1e+03 k")],
+    [
+        (0, "0"),
+        (9_999, "9,999"),
+        (12_345, "12.3 k"),
+        (1_234_567, "1.23 M"),
+        (999_999, "1 M"),
+        (7.5e9, "7.5 G"),
+    ],
 )
 def test_short_numbers(number: float, text: str) -> None:
     assert style.short(number) == text

@@ -97,11 +97,13 @@ def count(number: int | float) -> str:
 
 
 def short(number: float) -> str:
-    """A number in three digits: 950, 12.3 k, 4.56 M."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(number) >= size * (10 if unit == "k" else 1):
+    """A number in three digits: 9,500, 12.3 k, 4.56 M."""
+    if abs(number) < 10_000:
+        return f"{number:,.0f}"
+    for unit, size in (("k", 1e3), ("M", 1e6)):
+        if abs(number) < 999.5 * size:
             return f"{number / size:.3g} {unit}"
-    return f"{number:,.0f}"
+    return f"{number / 1e9:.3g} G"
 
 
 def duration(seconds: float) -> str:
