@@ -89,7 +89,7 @@ SAMPLES: list[Message] = [
     driver.TrajectoryForkedReport("s", SPEC, TrajectoryId("t")),
     driver.Capacity((driver.ReadyEngine(ENGINE, "vllm", "dir"),), 4, {"tcp://w": "no GPU"}, ("p",), 3, 2, 1),
     driver.GetCapacity(),
-    watching.Snapshot({"journal_offset": 3, "engines": [{"index": 0}]}),
+    watching.CurrentSnapshot({"journal_offset": 3, "engines": [{"index": 0}]}),
     watching.GetSnapshot(),
     driver.OwnEngines("s", 60.0),
     driver.DeployedEngines(("a", "b"), (2, 1)),
@@ -147,7 +147,7 @@ DASK_NAMES = {OP, "worker", "client", "comm", "reply", "close", "serializers", "
 
 
 def message_types() -> Iterator[type[Message]]:
-    for module in (transport, driver, workers):
+    for module in (transport, driver, workers, watching):
         for _, kind in inspect.getmembers(module, inspect.isclass):
             if kind.__module__ == module.__name__ and issubclass(kind, Message):
                 yield kind
@@ -185,7 +185,7 @@ def test_a_message_comes_back_as_it_was_and_without_a_pickle(message: Message) -
     received = type(message).from_wire(through_dask(wire))
     assert listed(received.to_wire()) == listed(wire)
     if not isinstance(
-        message, driver.Updates | workers.HostEngine | watching.Snapshot
+        message, driver.Updates | workers.HostEngine | watching.CurrentSnapshot
     ):  # they hold lists of any form
         assert received == message
     assert no_record_is_positional(message, wire)

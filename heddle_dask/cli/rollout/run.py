@@ -261,6 +261,7 @@ class _Run:
         rollout = self._make(client)
         if self.order.where.scheduler is None:
             await workers_joined(client, self.shape)
+            self.progress.message(f"watch it with: heddle top {self.out}")
         if self.dashboard:
             self.progress.message(f"dashboard: {client.dashboard_link}")
         async with rollout:

@@ -179,9 +179,9 @@ class HeddleScheduler(SchedulerPlugin):
             engines_inherited=self._owned.inherited,
         )
 
-    async def snapshot(self, request: watching.GetSnapshot) -> watching.Snapshot:
+    async def snapshot(self, request: watching.GetSnapshot) -> watching.CurrentSnapshot:
         """The picture of this interval."""
-        return watching.Snapshot(self.snapshots.latest_json())
+        return watching.CurrentSnapshot(self.snapshots.latest_json())
 
     async def own_engines(self, request: driver.OwnEngines) -> Done:
         """The engines belong to the driver of this session from now on, or no longer."""

@@ -10,7 +10,7 @@ from heddle_dask.live.wire.codec import Message, Request
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot(Message):
+class CurrentSnapshot(Message):
     """A picture of the cluster and its latest session, as `views.run_snapshot.RunSnapshot.as_json`."""
 
     op: ClassVar[str] = "heddle_snapshot"
@@ -19,7 +19,7 @@ class Snapshot(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class GetSnapshot(Request[Snapshot]):
+class GetSnapshot(Request[CurrentSnapshot]):
     """What does a person see of the cluster now? Without prompts and tokens."""
 
     op: ClassVar[str] = "heddle_get_snapshot"
