@@ -303,3 +303,9 @@ def test_short_numbers(number: float, text: str) -> None:
 @given(names=st.lists(st.text("ab-/", min_size=1, max_size=60), unique=True, max_size=20))
 def test_shortened_names_stay_different(names: list[str]) -> None:
     assert len(set(style.elide(names))) == len(names)
+
+
+def test_without_our_plugin_every_panel_says_so() -> None:
+    for panel in PANELS:
+        texts = [model.text for model in panel().root.select({"name": f"heddle-{panel.name}-heading"})]
+        assert len(texts) == 1 and "no heddle plugin yet" in texts[0]

@@ -17,6 +17,8 @@ from heddle_dask.views.run_snapshot import RunSnapshot
 # Bokeh's toolbars cover the data: they appear under the pointer only.
 _TOOLS = "xpan,xwheel_zoom,xbox_zoom,reset"
 
+_NO_PLUGIN = "The scheduler has no heddle plugin yet: it comes with the first rollout."
+
 
 class Panel:
     """Base of the panels.
@@ -37,9 +39,10 @@ class Panel:
 
     def __init__(self) -> None:
         self._heading = html_block(f"heddle-{self.name}-heading")
-        self._shown = View("")
+        self._heading.text = f'<h2>{self.title}</h2><div class="empty">{_NO_PLUGIN}</div>'
+        self._shown = View("", empty=_NO_PLUGIN)
         self.sources: dict[str, ColumnDataSource] = {}
-        self._body = column(*self.body(), sizing_mode="stretch_both", spacing=2)
+        self._body = column(*self.body(), sizing_mode="stretch_both", spacing=2, visible=False)
         self.root = column(
             self._heading, self._body, sizing_mode="stretch_both", name=f"heddle-{self.name}", spacing=2
         )
