@@ -31,7 +31,7 @@ class PageTab:
         for panel in self.panels:
             self._views.of(type(panel).make, snapshot)
 
-    @without_property_validation  # type: ignore[untyped-decorator]
+    @without_property_validation
     def show(self, snapshot: RunSnapshot) -> int:
         """Show a snapshot; returns the bytes that a browser would be sent."""
         self._sent_bytes = 0

@@ -198,7 +198,9 @@ def test_every_figure_is_that_of_the_journal_at_the_offset_that_the_page_shows(l
 
 
 def test_the_charts_draw_what_the_journal_tells(looked: Looked) -> None:
-    for reading in looked.readings[1:-1]:
+    during = [reading for reading in looked.readings[:-1] if reading["figures"].get("submitted")]
+    assert len(during) >= 2
+    for reading in during:
         picture = replayed(looked.lines, reading["offsets"]["headline"])
         names = ("engine", "slots", "generating", "queued")
         assert shown(reading, "heddle-engines-engines", *names) == columns(
@@ -253,7 +255,8 @@ def test_jupyterlab_finds_every_panel_and_each_shows_the_same(looked: Looked) ->
 
 
 def test_behind_a_proxy_under_another_path_the_page_is_the_same(looked: Looked) -> None:
-    assert looked.behind_proxy["figures"] == looked.readings[-1]["figures"]
+    # The rollout's engines have left with it.
+    assert looked.behind_proxy["figures"] == looked.readings[-1]["figures"] | {"engines": 0}
 
 
 def test_a_screenshot_shows_something(looked: Looked) -> None:

@@ -264,7 +264,7 @@ class _Run:
             await workers_joined(client, self.shape)
             self.progress.message(f"watch it with: heddle top {shlex.quote(str(self.out))}")
         if self.dashboard:
-            self.progress.message(f"dashboard: {client.dashboard_link}")
+            self.progress.message(f"dashboard: {client.dashboard_link.removesuffix('/status')}/heddle")
         async with rollout:
             self._rollout = rollout
             meter = Meter(self.left, self.tally, rollout.progress)

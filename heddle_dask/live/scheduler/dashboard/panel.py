@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from bokeh.layouts import column
-from bokeh.models import ColumnDataSource, Div, InlineStyleSheet, Label
+from bokeh.models import ColumnDataSource, InlineStyleSheet
+from bokeh.models.widgets import Div
 from bokeh.plotting import figure
 
 from heddle_dask.live.scheduler.dashboard.style import CSS, EDGE, FONT, QUIET, TEXT
-from heddle_dask.live.scheduler.dashboard.view import MakeView, View
+from heddle_dask.live.scheduler.dashboard.view import View
 from heddle_dask.views.run_snapshot import RunSnapshot
 
 # Bokeh's toolbars cover the data: they appear under the pointer only.
 _TOOLS = "xpan,xwheel_zoom,xbox_zoom,reset"
+
+_NO_PLUGIN = "The scheduler has no heddle plugin yet: it comes with the first rollout."
 
 
 class Panel:
@@ -32,17 +35,16 @@ class Panel:
 
     title: ClassVar[str]
     name: ClassVar[str]
-    make: ClassVar[MakeView]
+    make: ClassVar[staticmethod[[RunSnapshot], View]]
 
     def __init__(self) -> None:
         self._heading = html_block(f"heddle-{self.name}-heading")
-        self._shown = View("")
+        self._heading.text = f'<h2>{self.title}</h2><div class="empty">{_NO_PLUGIN}</div>'
+        self._shown = View("", empty=_NO_PLUGIN)
         self.sources: dict[str, ColumnDataSource] = {}
-        self.figures: list[Any] = []
-        self._notes: list[Label] = []
-        body = self.body()
+        self._body = column(*self.body(), sizing_mode="stretch_both", spacing=2, visible=False)
         self.root = column(
-            self._heading, *body, sizing_mode="stretch_both", name=f"heddle-{self.name}", spacing=2
+            self._heading, self._body, sizing_mode="stretch_both", name=f"heddle-{self.name}", spacing=2
         )
 
     def body(self) -> Sequence[Any]:
@@ -52,14 +54,16 @@ class Panel:
     def show(self, view: View, snapshot: RunSnapshot) -> None:
         """Show this view; the heading tells to which line of the journal it belongs."""
         offset = f'<span class="heddle-offset" data-panel="{self.name}" data-offset="{snapshot.journal_offset}"></span>'
-        text = f"<h2>{self.title}</h2> {offset}{view.heading}"
+        why = f'<div class="empty">{view.empty}</div>' if view.empty else ""
+        text = f"<h2>{self.title}</h2> {offset}{view.heading}{why}"
         if text != self._heading.text:
             self._heading.text = text
         for name, columns in view.sources.items():
             if self._shown.sources.get(name) is not columns:
                 self.sources[name].data = columns
         if view.empty != self._shown.empty:
-            self._show_empty(view.empty)
+            # Axes without data say nothing: they go until there is some.
+            self._body.visible = not view.empty
         self.adjust(view, self._shown)
         self._shown = view
 
@@ -92,32 +96,7 @@ class Panel:
             axis.minor_tick_line_color = None
             axis.axis_label_standoff = 4
         made.grid.grid_line_color = "#E3E7EB"
-        note = Label(
-            x=12,
-            y=12,
-            x_units="screen",
-            y_units="screen",
-            text="",
-            text_color=QUIET,
-            text_font=FONT,
-            text_font_size="13px",
-            text_font_style="italic",
-            visible=False,
-        )
-        made.add_layout(note)
-        self._notes.append(note)
-        self.figures.append(made)
         return made
-
-    def _show_empty(self, why: str) -> None:
-        """Say why there is nothing, in the first chart, and hide the axes."""
-        for number, (chart, note) in enumerate(zip(self.figures, self._notes, strict=True)):
-            for axis in chart.axis:
-                axis.visible = not why
-            for grid in chart.grid:
-                grid.visible = not why
-            note.text = why if number == 0 else ""
-            note.visible = bool(note.text)
 
 
 def html_block(name: str, **options: Any) -> Div:

@@ -33,12 +33,14 @@ TEXT = "#22272E"
 QUIET = "#5B6570"
 FAILURE = "#B3261E"
 ENDED = "#7B8794"
+LIVE = "#A9C4E4"
 FONT = "Helvetica, Arial, sans-serif"
 
 PHASE_LABELS = {name: name for name in phases.PHASES} | {"llm queue": "LLM queue"}
 
 CSS = f"""
 :host {{ font-family: {FONT}; color: {TEXT}; font-size: 12.5px; line-height: 1.4; }}
+:host > div {{ width: 100%; }}
 h2 {{ font-size: 15px; margin: 0; font-weight: 600; display: inline; }}
 .sub {{ color: {QUIET}; }}
 .sub b {{ color: {TEXT}; font-weight: 600; font-variant-numeric: tabular-nums; }}
@@ -55,9 +57,9 @@ table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-n
 th {{ text-align: right; font-weight: 600; color: {QUIET}; padding: 2px 0 2px 12px; border-bottom: 1px solid #D5DAE0;
       white-space: nowrap; position: sticky; top: 0; background: #FAFAFA; }}
 td {{ text-align: right; padding: 2px 0 2px 12px; white-space: nowrap; border-bottom: 1px solid #ECEFF2; }}
-th.text, td.text {{ text-align: left; padding-left: 0; }}
+th.text, td.text {{ text-align: left; padding: 2px 12px 2px 0; }}
 td.wide {{ width: 99%; max-width: 0; overflow: hidden; text-overflow: ellipsis; }}
-td.bar {{ width: 30%; min-width: 60px; }}
+td.bar {{ min-width: 90px; padding-left: 8px; }}
 td.bar i {{ display: inline-block; height: 10px; border-radius: 2px; vertical-align: -1px; }}
 .bad {{ color: {FAILURE}; font-weight: 600; }}
 .tiles {{ display: flex; flex-wrap: wrap; gap: 4px 26px; align-items: baseline; }}
@@ -95,11 +97,13 @@ def count(number: int | float) -> str:
 
 
 def short(number: float) -> str:
-    """A number in three digits: 950, 12.3 k, 4.56 M."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(number) >= size * (10 if unit == "k" else 1):
+    """A number in three digits: 9,500, 12.3 k, 4.56 M."""
+    if abs(number) < 10_000:
+        return f"{number:,.0f}"
+    for unit, size in (("k", 1e3), ("M", 1e6)):
+        if abs(number) < 999.5 * size:
             return f"{number / size:.3g} {unit}"
-    return f"{number:,.0f}"
+    return f"{number / 1e9:.3g} G"
 
 
 def duration(seconds: float) -> str:

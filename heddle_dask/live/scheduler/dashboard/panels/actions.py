@@ -90,7 +90,7 @@ class ActionsPanel(Panel):
     def body(self) -> Sequence[Any]:
         """A chart, and the table below."""
         source = self.source("pools", list(_columns([])))
-        self._rows, self._labels = Range1d(2, 0), RowLabels()
+        self._rows, self._labels = Range1d(start=2, end=0), RowLabels()
         chart = self.chart("CPUs; behind them, waiting actions", "", y_range=self._rows, tools="", height=130)
         chart.sizing_mode = "stretch_width"
         chart.x_range.start = 0

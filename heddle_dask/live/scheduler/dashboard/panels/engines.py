@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from heddle_dask.live.scheduler.dashboard.rows import RowLabels, label_rows, row
 from heddle_dask.live.scheduler.dashboard.view import View
 from heddle_dask.views.run_snapshot import EngineView, RunSnapshot
 
-MOST_ROWS = 32
+MOST_ROWS = 16
+# Contexts of trajectories in tool calls may have been evicted: their sum may exceed the memory.
+MOST_KV_SHARE = 1.2
 _LEGEND = (
     style.chip(style.FREE, "slots")
     + style.chip(style.GENERATING, "steps at the engine")
@@ -32,41 +35,61 @@ def engines_view(snapshot: RunSnapshot) -> View:
         return View("", {"engines": _columns([], [])}, why)
     shown = here
     if len(here) > MOST_ROWS:
-        shown = sorted(here, key=lambda each: (-_load(each), each.index))[:MOST_ROWS]
+        shown = sorted(here, key=lambda each: (-_load(each), each.index))[: MOST_ROWS - 1]
     labels = style.elide(each.engine_id for each in shown)
     slots, at_engine, queued = (
         sum(getattr(e, name) for e in here) for name in ("slots", "generating", "queued")
     )
-    part = (
-        f", the {MOST_ROWS} with the most work of {style.count(len(here))}" if len(shown) < len(here) else ""
-    )
+    part = ""
+    rows = [_row(engine) for engine in shown]
+    if len(shown) < len(here):
+        part = (
+            f"; the {len(shown)} with the most work of {style.count(len(here))}, and the mean of the others"
+        )
+        names = {engine.index for engine in shown}
+        others = [_row(engine) for engine in here if engine.index not in names]
+        rows.append(_mean(others))
+        labels.append(f"{style.count(len(others))} others")
     heading = (
         f'<span class="sub"><b>{style.count(at_engine)}</b> steps at engines with <b>{style.count(slots)}</b> slots, '
         f"<b>{style.count(queued)}</b> queued{part}</span><div class='chips'>{_LEGEND}</div>"
     )
-    return View(heading, {"engines": _columns(shown, labels)}, rows=tuple(labels))
+    return View(heading, {"engines": _columns(rows, labels)}, rows=tuple(labels))
 
 
 def _load(engine: EngineView) -> float:
     return (engine.generating + engine.queued) / max(1, engine.slots)
 
 
-def _columns(engines: Sequence[EngineView], labels: Sequence[str]) -> dict[str, Any]:
-    kv = [engine.kv_share for engine in engines]
+_NUMBERS = ("slots", "generating", "queued", "kv", "steps", "tokens")
+
+
+def _row(engine: EngineView) -> dict[str, Any]:
+    numbers = (engine.slots, engine.generating, engine.queued, engine.kv_share or 0.0, engine.steps)
     return {
-        "row": row_positions(len(engines)),
+        **dict(zip(_NUMBERS, (*numbers, engine.generated_tokens), strict=True)),
+        "kv_text": _kv_text(engine),
+        "state": f"{engine.state}, TP {engine.tp_degree}",
+    }
+
+
+def _mean(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    means = {name: fmean(row[name] for row in rows) for name in _NUMBERS}
+    return {**means, "kv_text": f"{means['kv']:.0%}", "state": "mean"}
+
+
+def _columns(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> dict[str, Any]:
+    columns: dict[str, Any] = {name: np.array([row[name] for row in rows], dtype=float) for name in _NUMBERS}
+    # The queue stands behind the slots, also while a slot is free for a moment.
+    queue_from = np.maximum(columns["slots"], columns["generating"])
+    return columns | {
+        "row": row_positions(len(rows)),
         "engine": list(labels),
-        "slots": np.array([e.slots for e in engines], dtype=float),
-        "generating": np.array([e.generating for e in engines], dtype=float),
-        # The queue stands behind the slots, also while a slot is free for a moment.
-        "queue_from": np.array([max(e.slots, e.generating) for e in engines], dtype=float),
-        "queue_to": np.array([max(e.slots, e.generating) + e.queued for e in engines], dtype=float),
-        "queued": np.array([e.queued for e in engines], dtype=float),
-        "kv": np.array([min(each or 0.0, 1.2) for each in kv], dtype=float),
-        "kv_text": [_kv_text(e) for e in engines],
-        "state": [f"{e.state}, TP {e.tp_degree}" for e in engines],
-        "steps": np.array([e.steps for e in engines], dtype=float),
-        "tokens": np.array([e.generated_tokens for e in engines], dtype=float),
+        "queue_from": queue_from,
+        "queue_to": queue_from + columns["queued"],
+        "kv": np.minimum(columns["kv"], MOST_KV_SHARE),
+        "kv_text": [row["kv_text"] for row in rows],
+        "state": [row["state"] for row in rows],
     }
 
 
@@ -88,7 +111,7 @@ class EnginesPanel(Panel):
         """Two charts with common rows."""
         source = self.source("engines", list(_columns([], [])))
         self._ticks = RowLabels()
-        rows = Range1d(8, 0)
+        rows = Range1d(start=8, end=0)
         steps = self.chart("steps", "", y_range=rows, tools="")
         steps.x_range.start = 0
         bars = {"y": "row", "source": source, "line_color": None}
@@ -97,8 +120,7 @@ class EnginesPanel(Panel):
         )
         steps.hbar(left=0, right="generating", height=0.54, fill_color=style.GENERATING, **bars)
         steps.hbar(left="queue_from", right="queue_to", height=0.54, fill_color=style.QUEUED, **bars)
-        kv = self.chart("KV memory", "", y_range=rows, tools="", x_range=Range1d(0, 1.05))
-        kv.frame_width = None
+        kv = self.chart("KV memory", "", y_range=rows, tools="", x_range=Range1d(start=0, end=MOST_KV_SHARE))
         kv.hbar(left=0, right=1, height=0.74, fill_color=style.FREE, **(bars | {"line_color": style.EDGE}))
         kv.hbar(left=0, right="kv", height=0.54, fill_color=style.MOVE, **bars)
         kv.xaxis.formatter = NumeralTickFormatter(format="0%")
@@ -124,7 +146,7 @@ class EnginesPanel(Panel):
 
 _TOOLTIP = [
     ("engine", "@engine (@state)"),
-    ("steps", "@generating{0,0} at the engine, @queued{0,0} queued, @slots{0,0} slots"),
+    ("steps", "@generating{0,0.[0]} at the engine, @queued{0,0.[0]} queued, @slots{0,0} slots"),
     ("KV memory", "@kv_text"),
     ("so far", "@steps{0,0} steps, @tokens{0,0} tokens"),
 ]

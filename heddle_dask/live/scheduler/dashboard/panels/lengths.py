@@ -75,8 +75,8 @@ def _points(predicted: Sequence[float], pairs: Sequence[LengthPair]) -> dict[str
 
 
 def _exact(values: Sequence[float]) -> dict[str, Any]:
-    """The diagonal."""
-    ends = [max(1.0, min(values)), max(1.0, *values)] if values else []
+    """The diagonal; without values some other one, since a logarithmic axis cannot be empty."""
+    ends = [max(1.0, min(values)), max(1.0, *values)] if values else [100.0, 10_000.0]
     return {"tokens": np.array(ends, dtype=float)}
 
 
@@ -99,6 +99,7 @@ class LengthsPanel(Panel):
             y_axis_type="log",
             tools="pan,wheel_zoom,box_zoom,reset",
         )
+        exact.data = dict(_exact([]))
         chart.line("tokens", "tokens", line_color=style.TEXT, line_dash="dashed", line_width=2, source=exact)
         rings = chart.scatter(
             "predicted",

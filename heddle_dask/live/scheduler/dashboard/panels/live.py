@@ -17,10 +17,12 @@ from heddle_dask.views.run_snapshot import RunSnapshot
 # From the bottom: below the dashed line of slots, everything that does not generate is an idle slot.
 STACKED = ("generating", "migration", "llm queue", "tool", "reward", "tool queue", "driver")
 TAIL_SHARE = 0.1
+# Counts jump. With more samples than this, the slope between two of them is too steep to be seen.
+DRAWN_AS_STEPS = 150
 _LEGEND = style.phase_chips(STACKED) + style.chip(style.TEXT, "slots", "line")
 _PROGRESS_LEGEND = (
     style.chip(style.ENDED, "ended")
-    + style.chip(style.GENERATING, "live")
+    + style.chip(style.LIVE, "live")
     + style.chip(style.PHASE_COLOURS["admission"], "wait for admission")
 )
 
@@ -49,14 +51,23 @@ def series_until_now(snapshot: RunSnapshot) -> dict[str, Any]:
     def until_now(samples: Sequence[int], latest: int) -> Any:
         return np.array([*samples, latest] if now else list(samples), dtype=float)
 
-    columns = {
+    columns: dict[str, Any] = {
         _column(name): until_now(here.get(name, ()), counts.by_phase.get(name, 0)) for name in phases.PHASES
     }
-    return columns | {
+    columns |= {
         "at": np.array([*series.at_s, *now], dtype=float),
         "live": until_now(series.live, counts.live),
         "ended": until_now(series.ended, sum(counts.ended.values())),
         "slots": until_now(series.slots, slots),
+    }
+    return as_steps(columns) if 1 < len(columns["at"]) <= DRAWN_AS_STEPS else columns
+
+
+def as_steps(columns: dict[str, Any]) -> dict[str, Any]:
+    """The columns with two points per change, so that lines between points are steps."""
+    return {
+        name: np.repeat(column, 2)[1:] if name == "at" else np.repeat(column, 2)[:-1]
+        for name, column in columns.items()
     }
 
 
@@ -117,7 +128,7 @@ class LivePanel(Panel):
         progress.varea_stack(
             ["ended", "live", "admission"],
             x="at",
-            color=[style.ENDED, style.GENERATING, style.PHASE_COLOURS["admission"]],
+            color=[style.ENDED, style.LIVE, style.PHASE_COLOURS["admission"]],
             source=source,
         )
         over = progress.line("at", "ended", line_alpha=0.0, source=source)

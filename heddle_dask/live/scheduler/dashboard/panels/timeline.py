@@ -18,9 +18,9 @@ from heddle_dask.views.run_snapshot import RunSnapshot, TrajectoryView
 MOST_ROWS = 32
 # Of these rows, when there are enough of both.
 ENDED_ROWS = 8
-# More segments than pixels cannot be seen: beyond this number, those shorter than a pixel join the one before.
+# Beyond this number of segments, those too short to be seen are drawn together.
 MOST_SEGMENTS = 1500
-PIXELS = 700
+FINEST_SHARE = 1 / 350
 
 _SHOWN_PHASES = (
     "generating",
@@ -41,12 +41,12 @@ def timeline_view(snapshot: RunSnapshot) -> View:
     shown = shown_trajectories(snapshot)
     if not shown:
         why = "No trajectory yet." if snapshot.session else "No session is open."
-        return View("", {"segments": _segments([], snapshot, 0.0), "ends": _ends([], [])}, why)
+        return View("", {"segments": _segments([], snapshot, 0.0), "ends": _NOWHERE}, why)
     labels = style.elide(each.trajectory_id for each in shown)
     rows = row_positions(len(shown))
     pieces = sum(len(each.segment_starts_s) for each in shown)
     began_s = min(_start(each) for each in shown)
-    finest_s = (snapshot.now_s - began_s) / PIXELS if pieces > MOST_SEGMENTS else 0.0
+    finest_s = (snapshot.now_s - began_s) * FINEST_SHARE if pieces > MOST_SEGMENTS else 0.0
     live = sum(each.ended_s is None for each in shown)
     alive = sum(snapshot.counts.by_phase.values())
     ended = sum(snapshot.counts.ended.values())
@@ -69,24 +69,48 @@ def _start(trajectory: TrajectoryView) -> float:
     return trajectory.segment_starts_s[0] if trajectory.segment_starts_s else trajectory.submitted_s
 
 
-def merged_segments(
-    trajectory: TrajectoryView, now_s: float, finest_s: float
-) -> list[tuple[float, float, int, int]]:
-    """Begin, end, phase and engine of each segment; those shorter than `finest_s` are part of the one before."""
+Segment = tuple[float, float, int, int]
+"""Begin, end, phase and engine."""
+
+
+def merged_segments(trajectory: TrajectoryView, now_s: float, finest_s: float) -> list[Segment]:
+    """The segments of a trajectory; neighbours shorter than `finest_s` are one, of what takes most of its time."""
     ends_s = (*trajectory.segment_starts_s[1:], now_s if trajectory.ended_s is None else trajectory.ended_s)
-    found: list[tuple[float, float, int, int]] = []
     columns = (trajectory.segment_starts_s, ends_s, trajectory.segment_phases, trajectory.segment_engines)
-    for begin_s, end_s, phase, engine in zip(*columns, strict=True):
-        if found and (end_s - begin_s < finest_s or found[-1][2:] == (phase, engine)):
-            found[-1] = (found[-1][0], end_s, *found[-1][2:])
-        else:
-            found.append((begin_s, end_s, phase, engine))
+    found: list[Segment] = []
+    tiny: list[Segment] = []
+    for segment in zip(*columns, strict=True):
+        is_tiny = segment[1] - segment[0] < finest_s
+        if is_tiny:
+            tiny.append(segment)
+        if tiny and (not is_tiny or segment[1] - tiny[0][0] >= finest_s):
+            _append(found, _as_one(tiny))
+            tiny = []
+        if not is_tiny:
+            _append(found, segment)
+    if tiny:
+        _append(found, _as_one(tiny))
     return found
+
+
+def _as_one(tiny: Sequence[Segment]) -> Segment:
+    seconds: dict[tuple[int, int], float] = {}
+    for begin_s, end_s, phase, engine in tiny:
+        seconds[phase, engine] = seconds.get((phase, engine), 0.0) + end_s - begin_s
+    most = max(seconds, key=lambda kind: seconds[kind])
+    return (tiny[0][0], tiny[-1][1], *most)
+
+
+def _append(found: list[Segment], segment: Segment) -> None:
+    if found and found[-1][2:] == segment[2:]:
+        found[-1] = (found[-1][0], *segment[1:])
+    else:
+        found.append(segment)
 
 
 def _segments(shown: Sequence[TrajectoryView], snapshot: RunSnapshot, finest_s: float) -> dict[str, Any]:
     names = {engine.index: engine.engine_id for engine in snapshot.engines}
-    rows: list[tuple[int, TrajectoryView, tuple[float, float, int, int]]] = [
+    rows: list[tuple[int, TrajectoryView, Segment]] = [
         (number, each, segment)
         for number, each in enumerate(shown)
         for segment in merged_segments(each, snapshot.now_s, finest_s)
@@ -126,6 +150,10 @@ def _ends(shown: Sequence[TrajectoryView], rows: Sequence[float]) -> dict[str, A
     }
 
 
+# Above the chart: an axis of time needs one point, or the browser warns.
+_NOWHERE = {"row": np.array([-1.0]), "at": np.array([0.0]), "colour": [style.TEXT]}
+
+
 class TimelinePanel(Panel):
     """One row per trajectory."""
 
@@ -136,8 +164,9 @@ class TimelinePanel(Panel):
     def body(self) -> Sequence[Any]:
         """One chart."""
         segments = self.source("segments", ["row", "left", "right", "colour"])
-        ends = self.source("ends", ["row", "at", "colour"])
-        self._rows, self._labels = Range1d(12, 0), RowLabels()
+        ends = self.source("ends", list(_NOWHERE))
+        ends.data = dict(_NOWHERE)
+        self._rows, self._labels = Range1d(start=12, end=0), RowLabels()
         chart = self.chart("seconds since the session began", "", y_range=self._rows)
         drawn = chart.hbar(
             y="row",
