@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from heddle_dask.cli.bench.dashboard import dashboard
 from heddle_dask.cli.bench.decisions import decisions
 from heddle_dask.cli.bench.fidelity import fidelity
 from heddle_dask.cli.bench.live import live
@@ -14,6 +15,7 @@ from heddle_dask.cli.bench.records import records
 from heddle_dask.cli.bench.scale import scale
 from heddle_dask.cli.bench.slurm import slurm
 from heddle_dask.cli.bench.soak import soak
+from heddle_dask.cli.bench.watched import watched
 from heddle_dask.cli.one_line import OneLineGroup
 
 
@@ -31,6 +33,7 @@ def bench(ctx: click.Context) -> None:
     code_digest()
 
 
+bench.add_command(dashboard)
 bench.add_command(decisions)
 bench.add_command(fidelity)
 bench.add_command(live)
@@ -41,3 +44,4 @@ bench.add_command(records)
 bench.add_command(scale)
 bench.add_command(slurm)
 bench.add_command(soak)
+bench.add_command(watched)

@@ -176,7 +176,15 @@ def _tls_options(credentials: Credentials | None) -> list[str]:
 
 
 class SupervisedCluster(SpecCluster):
-    """A cluster whose scheduler is a `SupervisedDask`, and whose workers come back by themselves."""
+    """A cluster whose scheduler is a `SupervisedDask`, and whose workers come back by themselves.
+
+    Attributes
+    ----------
+    credentials
+        Its TLS files; None while there are none.
+    """
+
+    credentials: Credentials | None
 
     def _update_worker_status(self, op: str, msg: Any) -> None:
         """Keep a worker that is gone: its nanny starts it again.
@@ -222,6 +230,11 @@ class LocalRolloutCluster(SupervisedCluster):
         of the machine can connect. False: they are open to every user of the machine, who can then run code as its
         owner.
 
+    Attributes
+    ----------
+    credentials
+        The key of this cluster; None without `security`.
+
     Examples
     --------
     >>> with LocalRolloutCluster(engines=2) as cluster, Client(cluster) as client:  # doctest: +SKIP
@@ -245,7 +258,7 @@ class LocalRolloutCluster(SupervisedCluster):
         self.directory = Path(directory or tempfile.mkdtemp(prefix="heddle-cluster-"))
         self.directory.mkdir(parents=True, exist_ok=True)
         self.logs = self.directory if logs is None else Path(logs).absolute()
-        self._credentials = Credentials.temporary(self.directory) if security else None
+        self.credentials = Credentials.temporary(self.directory) if security else None
         cpus = tool_cpus or os.cpu_count() or 1
         share = max(1, cpus // max(1, tool_workers))
         workers = {
@@ -258,14 +271,14 @@ class LocalRolloutCluster(SupervisedCluster):
                 "directory": str(self.directory),
                 "dashboard": dashboard,
                 "logs": str(self.logs),
-                "credentials": self._credentials,
+                "credentials": self.credentials,
             },
         }
         super().__init__(
             workers=workers,
             scheduler=scheduler,
             asynchronous=asynchronous,
-            security=None if self._credentials is None else self._credentials.security,
+            security=None if self.credentials is None else self.credentials.security,
             name="heddle-local",
             **kwargs,
         )
@@ -276,7 +289,7 @@ class LocalRolloutCluster(SupervisedCluster):
             "resources": dict(resources),
             "directory": str(self.directory),
             "logs": str(self.logs),
-            "credentials": self._credentials,
+            "credentials": self.credentials,
         }
         return {"cls": LocalWorker, "options": options}
 
@@ -284,7 +297,7 @@ class LocalRolloutCluster(SupervisedCluster):
         if self._scheduler_is_silent:
             await self._close_without_scheduler()
         await super()._close()
-        if self._credentials is not None:
-            self._credentials.remove()
+        if self.credentials is not None:
+            self.credentials.remove()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)

@@ -16,6 +16,8 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
+from heddle_dask.live.scheduler import metrics
+from heddle_dask.live.scheduler.dashboard.registration import ensure_page
 from heddle_dask.live.scheduler.demand import AnnouncedQueue, demand_of
 from heddle_dask.live.scheduler.deployment import EngineDeployment
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
@@ -25,12 +27,14 @@ from heddle_dask.live.scheduler.owned_engines import OwnedEngines
 from heddle_dask.live.scheduler.predictions import Predictions
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.scheduler.session_events import SessionEvents
+from heddle_dask.live.scheduler.snapshot_feed import SnapshotFeed
 from heddle_dask.live.scheduler.warm_start import warm_predictor
 from heddle_dask.live.scheduler.worker_drains import WorkerDrains
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire import cluster_messages as cluster
 from heddle_dask.live.wire import drain_messages as drains
 from heddle_dask.live.wire import driver_messages as driver
+from heddle_dask.live.wire import watch_messages as watching
 from heddle_dask.live.wire import worker_messages as workers
 from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.messages import ENGINE_PLUGIN, ENGINE_RESOURCE, STREAM_INTERVAL_S, TOOL_RESOURCE
@@ -50,6 +54,11 @@ class HeddleScheduler(SchedulerPlugin):
 
     Register with ``client.register_plugin(HeddleScheduler())`` or by ``--preload workers.scheduler``;
     a second registration changes nothing.
+
+    Attributes
+    ----------
+    snapshots
+        What a person sees of the cluster and its latest session.
     """
 
     name = PLUGIN_NAME
@@ -66,6 +75,7 @@ class HeddleScheduler(SchedulerPlugin):
         self._drains = WorkerDrains(
             self._registry, lambda: self._events, lambda worker: self._deployment.forget_worker(worker)
         )
+        self.snapshots = SnapshotFeed(self._registry)
 
     @property
     def session(self) -> Session | None:
@@ -82,6 +92,7 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.answer(driver.FetchUpdates, self.updates)
         handlers.answer(driver.EndSession, self.end_session)
         handlers.answer(driver.GetCapacity, self.capacity)
+        handlers.answer(watching.GetSnapshot, self.snapshot)
         handlers.answer(driver.GetDeployedEngines, self._deployment.report)
         handlers.answer(driver.ClearEngines, self.clear_engines)
         handlers.answer(driver.ProvideEngines, self.provide_engines)
@@ -107,6 +118,8 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.take(workers.ActionPayloadWantedReport, self.payload_wanted)
         handlers.add_to(scheduler)
         self._foreign.workers_changed(scheduler)
+        metrics.export(self.snapshots)
+        ensure_page(scheduler)
 
     def _take_of_session(
         self, handlers: Handlers, kind: type[M], take: Callable[[SessionEvents, M], None]
@@ -141,6 +154,7 @@ class HeddleScheduler(SchedulerPlugin):
         if self.session is not None:
             self.session.close()
         session = Session(request.session, request.client_id, Controller(strategies, request.retries))
+        session.watched = self.snapshots.watch(request.session, request.strategy, session.now)
         events = SessionEvents(
             self.scheduler, session, self._registry, self._deployment, predictor, self._drains.released
         )
@@ -186,6 +200,10 @@ class HeddleScheduler(SchedulerPlugin):
         self._queue.announce(request.queued, request.valid_s)
         state = None if self.session is None else self.session.controller.state
         return demand_of(self.scheduler, self._registry, state)
+
+    async def snapshot(self, request: watching.GetSnapshot) -> watching.CurrentSnapshot:
+        """The picture of this interval."""
+        return watching.CurrentSnapshot(self.snapshots.latest_json())
 
     async def own_engines(self, request: driver.OwnEngines) -> Done:
         """The engines belong to the driver of this session from now on, or no longer."""
@@ -292,6 +310,7 @@ class HeddleScheduler(SchedulerPlugin):
         """The scheduler ends."""
         self._owned.close()
         self._drains.close()
+        metrics.withdraw(self.snapshots)
 
     # -- engines and hosts -------------------------------------------------------------------------
 

@@ -61,6 +61,8 @@ class SlurmCluster(SupervisedCluster):
         The groups with the limits in force.
     logs
         Where the logs are.
+    credentials
+        Its TLS files; None before the start, and without TLS.
 
     Raises
     ------
@@ -90,7 +92,7 @@ class SlurmCluster(SupervisedCluster):
         self.cluster_plan = replace(given, logs=self.logs, shared=given.shared or self.logs)
         self._on_event = on_event
         self._directory = ""
-        self._credentials: Credentials | None = None
+        self.credentials: Credentials | None = None
         self._queue = SlurmQueue()
         self._tending = Tending(self, self.cluster_plan, rule or ScalingRule())
         self._tending_task: asyncio.Task[None] | None = None
@@ -162,18 +164,18 @@ class SlurmCluster(SupervisedCluster):
                 raise BadInput(f"cannot make {path}: {error.strerror}: give another directory") from None
         self._directory = tempfile.mkdtemp(prefix="heddle-cluster-")
         if self.cluster_plan.tls:
-            self._credentials = Credentials.temporary(self.cluster_plan.shared)
-            self.security = self._credentials.security
+            self.credentials = Credentials.temporary(self.cluster_plan.shared)
+            self.security = self.credentials.security
         self.scheduler_spec["options"].update(
             directory=self._directory,
             logs=str(self.logs),
-            credentials=self._credentials,
+            credentials=self.credentials,
             dashboard_address=self.cluster_plan.dashboard_address,
         )
 
     def _remove_files(self) -> None:
-        if self._credentials is not None:
-            self._credentials.remove()
+        if self.credentials is not None:
+            self.credentials.remove()
         if self._directory:
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -222,7 +224,7 @@ class SlurmCluster(SupervisedCluster):
         return spec if names == (name,) else {**spec, "group": [each.removeprefix(name) for each in names]}
 
     def _script(self, group: WorkerGroup, job_name: str, scheduler: str) -> str:
-        return job_script(self.cluster_plan, group, job_name, scheduler, self._credentials)
+        return job_script(self.cluster_plan, group, job_name, scheduler, self.credentials)
 
     async def cancel_jobs(self, names: list[str]) -> None:
         """Cancel the SLURM jobs among these, in one call; the other jobs are ended when they are closed."""
