@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -35,6 +36,8 @@ PANELS: tuple[type[Panel], ...] = (
 # The snapshot itself is taken at its own interval; a tab only looks whether there is a new one.
 LOOK_EVERY_MS = 250
 
+_log = logging.getLogger(__name__)
+
 
 class Page:
     """The panels of one tab, which always show the same snapshot."""
@@ -43,9 +46,19 @@ class Page:
         self.panels = panels
         self._scheduler = scheduler
         self._shown: RunSnapshot | None = None
+        self._failed = False
 
     def update(self) -> None:
-        """Show the latest snapshot, if it is a new one."""
+        """Show the latest snapshot, if it is a new one. After a failure, which is logged, the tab stays as it is."""
+        if self._failed:
+            return
+        try:
+            self._update()
+        except Exception:
+            self._failed = True
+            _log.exception("a tab of the heddle page is not updated any more")
+
+    def _update(self) -> None:
         snapshot = latest_snapshot(self._scheduler)
         if snapshot is None or snapshot is self._shown:
             return
