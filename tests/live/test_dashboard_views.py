@@ -23,7 +23,7 @@ from heddle_dask.core.ids import EngineId, GroupId, StepId, TrajectoryId
 from heddle_dask.core.nouns import EngineDescription, StepRequest, TrajectorySpec
 from heddle_dask.core.priority import NORMAL
 from heddle_dask.live.scheduler.dashboard import style
-from heddle_dask.live.scheduler.dashboard.pages import PANELS, Page
+from heddle_dask.live.scheduler.dashboard.pages import PANELS, OpenPage
 from heddle_dask.live.scheduler.dashboard.panels.actions import actions_view
 from heddle_dask.live.scheduler.dashboard.panels.engines import MOST_ROWS as MOST_ENGINES
 from heddle_dask.live.scheduler.dashboard.panels.engines import engines_view
@@ -315,7 +315,7 @@ def test_a_tab_that_fails_stops_and_says_so_once(caplog: pytest.LogCaptureFixtur
     class Broken:
         plugins: ClassVar[dict[str, Any]] = {"heddle": object()}
 
-    page = Page(Broken(), [])  # type: ignore[arg-type]
+    page = OpenPage(Broken(), [])  # type: ignore[arg-type]
     page.update()
     page.update()
     assert [record.message for record in caplog.records] == [

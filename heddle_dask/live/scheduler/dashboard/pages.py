@@ -39,7 +39,7 @@ LOOK_EVERY_MS = 250
 _log = logging.getLogger(__name__)
 
 
-class Page:
+class OpenPage:
     """The panels of one tab, which always show the same snapshot."""
 
     def __init__(self, scheduler: Scheduler, panels: Sequence[Panel]) -> None:
@@ -71,7 +71,7 @@ class Page:
 
 def heddle_page(scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> None:
     """The page of the tab."""
-    page = Page(scheduler, [panel() for panel in PANELS])
+    page = OpenPage(scheduler, [panel() for panel in PANELS])
     _fill(doc, page)
     doc.title = "Dask: Heddle"
     doc.template = _template()
@@ -81,11 +81,11 @@ def heddle_page(scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> Non
 
 def panel_page(panel: type[Panel], scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> None:
     """A panel alone."""
-    _fill(doc, Page(scheduler, [panel()]))
+    _fill(doc, OpenPage(scheduler, [panel()]))
     doc.title = f"Dask: Heddle: {panel.title}"
 
 
-def _fill(doc: Any, page: Page) -> None:
+def _fill(doc: Any, page: OpenPage) -> None:
     page.update()
     dask.update_every(doc, page, LOOK_EVERY_MS)
     for panel in page.panels:
