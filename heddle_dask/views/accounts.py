@@ -11,6 +11,7 @@ seconds are in other parts: see `PART_TEXT`.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -217,7 +218,7 @@ def flattened(spans: Sequence[Segment], start_ns: int, stop_ns: int) -> list[Seg
         for start, stop, part in spans
         if min(stop, stop_ns) > max(start, start_ns)
     )
-    overlap = any(second[0] < first[1] for first, second in zip(inside, inside[1:], strict=False))
+    overlap = any(second[0] < first[1] for first, second in itertools.pairwise(inside))
     segments: list[Segment] = []
     reached = start_ns
     for start, stop, rank in _swept(inside) if overlap else inside:

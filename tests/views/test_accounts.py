@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds.record_builders import make_step, plain_trajectory
 
 from heddle_dask.records.trajectory import ActionRecord, StepRecord, TrajectoryOutline
 from heddle_dask.views.accounts import (
@@ -20,7 +22,6 @@ from heddle_dask.views.accounts import (
     flattened,
     summed,
 )
-from worlds.record_builders import make_step, plain_trajectory
 
 
 def _outline(
@@ -157,7 +158,7 @@ _spans = st.lists(
 def test_segments_cover_the_time_once(spans: list[Segment]) -> None:
     segments = flattened(spans, 0, 100)
     assert segments[0].start_ns == 0 and segments[-1].stop_ns == 100
-    for first, second in zip(segments, segments[1:], strict=False):
+    for first, second in itertools.pairwise(segments):
         assert first.stop_ns == second.start_ns and first.part is not second.part
     assert sum(summed(segments).values()) == 100
     order = list(Part)
