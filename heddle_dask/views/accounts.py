@@ -120,6 +120,11 @@ class ControlFacts:
     paths: list[str] = field(default_factory=lambda: [""])
 
     @property
+    def losses(self) -> int:
+        """Attempts that failed or were stranded with their engine."""
+        return sum((each.failed_s > 0) + (each.stranded_s > 0) for each in self.waits.values())
+
+    @property
     def admission_s(self) -> float:
         """Seconds from submission to admission; nan where it was not admitted or the journal does not tell."""
         return self.admitted_s - self.submitted_s
@@ -263,11 +268,10 @@ def _step_spans(step: StepRecord, waits: StepWaits) -> list[Segment] | None:
     """
     start, stop = _ns(step.submitted_s), _ns(step.finished_s)
     whole = max(0, stop - start)
-    prefill, decode = _ns(step.prefill_s), _ns(step.decode_s)
-    if prefill + decode > whole + _TOLERANCE_NS:
+    if not worked_here(step):
         return None
-    decode = min(decode, whole)
-    prefill = min(prefill, whole - decode)
+    decode = min(max(0, _ns(step.decode_s)), whole)
+    prefill = min(max(0, _ns(step.prefill_s)), whole - decode)
     left = whole - prefill - decode
     queue = min(max(0, _ns(step.queue_s)), left)
     left -= queue
@@ -295,10 +299,9 @@ def _action_spans(action: ActionRecord, end_ns: int) -> list[Segment] | None:
     whole = max(0, _ns(action.finished_s) - start)
     if action.status == "lost":
         return [Segment(start, start + whole, Part.LOST)]
-    ran = max(0, _ns(action.run_s))
-    if ran > whole + _TOLERANCE_NS:
+    if not worked_here(action):
         return None
-    ran = min(ran, whole)
+    ran = min(max(0, _ns(action.run_s)), whole)
     runs = Part.REWARD if action.kind == "reward" else Part.TOOL
     return list(_one_after_another(start, ((Part.TOOL_QUEUE, whole - ran), (runs, ran))))
 
@@ -336,6 +339,14 @@ def _paths_by_branch(record: AnyRecord, facts: ControlFacts | None) -> dict[int,
     if len(numbers) != len(paths):
         return {0: ""}
     return dict(zip(sorted(numbers), paths, strict=True))
+
+
+def worked_here(part: StepRecord | ActionRecord) -> bool:
+    """Whether its time of work fits into its time: False for results that a resumed run took from its journal."""
+    worked_s = (
+        _known(part.prefill_s) + _known(part.decode_s) if isinstance(part, StepRecord) else _known(part.run_s)
+    )
+    return _ns(worked_s) <= max(0, _ns(part.finished_s) - _ns(part.submitted_s)) + _TOLERANCE_NS
 
 
 def _ns(seconds: float) -> int:
