@@ -349,6 +349,13 @@ def worked_here(part: StepRecord | ActionRecord) -> bool:
     return _ns(worked_s) <= max(0, _ns(part.finished_s) - _ns(part.submitted_s)) + _TOLERANCE_NS
 
 
+def work_began_s(step: StepRecord) -> float:
+    """When the work on a step of this session began: before that it waited."""
+    if math.isnan(step.prefill_s) or math.isnan(step.decode_s):
+        return min(step.finished_s, step.submitted_s + _known(step.queue_s))
+    return max(step.submitted_s, step.finished_s - step.prefill_s - step.decode_s)
+
+
 def _ns(seconds: float) -> int:
     """Whole nanoseconds; 0 for what is unknown."""
     return round(seconds * NS_PER_S) if math.isfinite(seconds) else 0

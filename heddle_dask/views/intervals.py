@@ -45,6 +45,12 @@ class Intervals:
         cells[np.abs(cells) < 1e-9 * max(1.0, float(np.abs(weights).sum()))] = 0.0
         return cells
 
+    def _arrays(self) -> tuple[Floats, Floats, Floats]:
+        starts, stops, weights = (
+            np.frombuffer(each, np.float64) for each in (self._starts, self._stops, self._weights)
+        )
+        return starts, stops, weights
+
     def total(self) -> float:
         """Sum of length times weight."""
         starts, stops, weights = (

@@ -22,6 +22,7 @@ from heddle_dask.views.accounts import (
     ControlFacts,
     Part,
     account_of,
+    work_began_s,
     worked_here,
 )
 from heddle_dask.views.intervals import Intervals
@@ -206,16 +207,9 @@ class RunFigures:
             until = next_of.get(step.branch)
             next_of[step.branch] = step
             if worked_here(step):
-                work_s = sum(each for each in (step.prefill_s, step.decode_s) if not math.isnan(each))
-                if math.isnan(step.prefill_s) or math.isnan(step.decode_s):
-                    work_s = (
-                        step.finished_s
-                        - step.submitted_s
-                        - (0.0 if math.isnan(step.queue_s) else step.queue_s)
-                    )
-                begun_s = max(step.submitted_s, step.finished_s - work_s)
-                use.running.add(begun_s, step.finished_s)
-                use.queued.add(step.submitted_s, begun_s)
+                began_s = work_began_s(step)
+                use.running.add(began_s, step.finished_s)
+                use.queued.add(step.submitted_s, began_s)
             held_until_s = record.finished_s if until is None else until.submitted_s
             use.held.add(step.submitted_s, held_until_s, step.prompt_tokens + step.generated_tokens)
         main = [step for step in record.steps if step.branch == 0]
