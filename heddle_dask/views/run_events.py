@@ -42,7 +42,7 @@ def predictions_section(figures: RunFigures) -> str:
                 [
                     "before the first step" if not progress else f"after {progress:.0%} of the steps",
                     f"{len(known):,}",
-                    f"{rank_correlation(known):.2f}",
+                    _shown(rank_correlation(known)),
                     f"{statistics.median(factors):.2f}",
                     f"{factors[math.ceil(0.9 * len(factors)) - 1]:.2f}",
                 ]
@@ -91,6 +91,10 @@ def rank_correlation(points: Sequence[tuple[float, float]]) -> float:
         return statistics.correlation(left, right)
     except statistics.StatisticsError:
         return math.nan
+
+
+def _shown(correlation: float) -> str:
+    return "all equal" if math.isnan(correlation) else f"{correlation:.2f}"
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
