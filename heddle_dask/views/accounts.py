@@ -73,7 +73,7 @@ PART_TEXT: Mapping[Part, str] = {
 }
 
 
-class Segment(NamedTuple):
+class TimeSegment(NamedTuple):
     """A stretch of a trajectory's time, in nanoseconds of its session."""
 
     start_ns: int
@@ -149,7 +149,7 @@ class Account:
     """
 
     trajectory_id: str
-    segments: tuple[Segment, ...]
+    segments: tuple[TimeSegment, ...]
     parts_ns: Mapping[Part, int]
     duration_ns: int
     admission_known: bool
@@ -180,7 +180,7 @@ def account_of(record: AnyRecord, facts: ControlFacts | None = None) -> Account:
     """
     start_ns = _ns(record.started_s)
     stop_ns = max(start_ns, _ns(record.finished_s))
-    spans: list[Segment] = []
+    spans: list[TimeSegment] = []
     earlier_s = 0.0
     paths = _paths_by_branch(record, facts)
     for step in record.steps:
@@ -195,7 +195,7 @@ def account_of(record: AnyRecord, facts: ControlFacts | None = None) -> Account:
     if facts is not None:
         spans += _spans_without_result(record, facts, paths)
     admission_ns = 0 if facts is None else max(0, _ns(facts.admission_s))
-    admission = [Segment(start_ns - admission_ns, start_ns, Part.ADMISSION)] if admission_ns else []
+    admission = [TimeSegment(start_ns - admission_ns, start_ns, Part.ADMISSION)] if admission_ns else []
     segments = (*admission, *flattened(spans, start_ns, stop_ns))
     return Account(
         trajectory_id=record.trajectory_id,
@@ -208,7 +208,7 @@ def account_of(record: AnyRecord, facts: ControlFacts | None = None) -> Account:
     )
 
 
-def summed(segments: Iterable[Segment]) -> dict[Part, int]:
+def summed(segments: Iterable[TimeSegment]) -> dict[Part, int]:
     """Nanoseconds by part."""
     sums: dict[Part, int] = {}
     for start, stop, part in segments:
@@ -216,7 +216,7 @@ def summed(segments: Iterable[Segment]) -> dict[Part, int]:
     return sums
 
 
-def flattened(spans: Sequence[Segment], start_ns: int, stop_ns: int) -> list[Segment]:
+def flattened(spans: Sequence[TimeSegment], start_ns: int, stop_ns: int) -> list[TimeSegment]:
     """Spans that may overlap and leave gaps, as segments that cover start to stop once; gaps are `Part.DRIVER`."""
     inside = sorted(
         (max(start, start_ns), min(stop, stop_ns), _RANK[part])
@@ -224,19 +224,19 @@ def flattened(spans: Sequence[Segment], start_ns: int, stop_ns: int) -> list[Seg
         if min(stop, stop_ns) > max(start, start_ns)
     )
     overlap = any(second[0] < first[1] for first, second in itertools.pairwise(inside))
-    segments: list[Segment] = []
+    segments: list[TimeSegment] = []
     reached = start_ns
     for start, stop, rank in _swept(inside) if overlap else inside:
         if start > reached:
-            segments.append(Segment(reached, start, Part.DRIVER))
+            segments.append(TimeSegment(reached, start, Part.DRIVER))
         part = _PARTS[rank]
         if segments and segments[-1].part is part and segments[-1].stop_ns == start:
-            segments[-1] = Segment(segments[-1].start_ns, stop, part)
+            segments[-1] = TimeSegment(segments[-1].start_ns, stop, part)
         else:
-            segments.append(Segment(start, stop, part))
+            segments.append(TimeSegment(start, stop, part))
         reached = stop
     if stop_ns > reached:
-        segments.append(Segment(reached, stop_ns, Part.DRIVER))
+        segments.append(TimeSegment(reached, stop_ns, Part.DRIVER))
     return segments
 
 
@@ -260,7 +260,7 @@ def _swept(spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, in
         previous = at
 
 
-def _step_spans(step: StepRecord, waits: StepWaits) -> list[Segment] | None:
+def _step_spans(step: StepRecord, waits: StepWaits) -> list[TimeSegment] | None:
     """The phases of one step inside its time: waiting first, then prefill and decode, as most steps have it.
 
     A preempted step has several of each; their sums are right, their order is not. None: the record's times are of an
@@ -291,14 +291,14 @@ def _step_spans(step: StepRecord, waits: StepWaits) -> list[Segment] | None:
     return list(_one_after_another(start, phases))
 
 
-def _action_spans(action: ActionRecord, end_ns: int) -> list[Segment] | None:
+def _action_spans(action: ActionRecord, end_ns: int) -> list[TimeSegment] | None:
     """Waiting, then running; None as for `_step_spans`."""
     start = _ns(action.submitted_s)
     if math.isnan(action.finished_s):
-        return [Segment(start, end_ns, Part.LOST)]
+        return [TimeSegment(start, end_ns, Part.LOST)]
     whole = max(0, _ns(action.finished_s) - start)
     if action.status == "lost":
-        return [Segment(start, start + whole, Part.LOST)]
+        return [TimeSegment(start, start + whole, Part.LOST)]
     if not worked_here(action):
         return None
     ran = min(max(0, _ns(action.run_s)), whole)
@@ -306,17 +306,17 @@ def _action_spans(action: ActionRecord, end_ns: int) -> list[Segment] | None:
     return list(_one_after_another(start, ((Part.TOOL_QUEUE, whole - ran), (runs, ran))))
 
 
-def _one_after_another(start: int, phases: Iterable[tuple[Part, int]]) -> Iterator[Segment]:
+def _one_after_another(start: int, phases: Iterable[tuple[Part, int]]) -> Iterator[TimeSegment]:
     for part, length in phases:
         if length > 0:
             if part is not Part.DRIVER:
-                yield Segment(start, start + length, part)
+                yield TimeSegment(start, start + length, part)
             start += length
 
 
 def _spans_without_result(
     record: AnyRecord, facts: ControlFacts, paths: Mapping[int, str]
-) -> Iterator[Segment]:
+) -> Iterator[TimeSegment]:
     """Requests of steps that have no record: they were lost or cancelled."""
     if math.isnan(facts.admitted_s):
         return
@@ -326,7 +326,7 @@ def _spans_without_result(
     for path, index, start_s, stop_s in facts.attempts:
         if (path, index) not in has_record:
             stop_s = record.finished_s - offset_s if math.isnan(stop_s) else stop_s
-            yield Segment(_ns(start_s + offset_s), _ns(stop_s + offset_s), Part.LOST)
+            yield TimeSegment(_ns(start_s + offset_s), _ns(stop_s + offset_s), Part.LOST)
 
 
 def _paths_by_branch(record: AnyRecord, facts: ControlFacts | None) -> dict[int, str]:

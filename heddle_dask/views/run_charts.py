@@ -16,7 +16,15 @@ from heddle_dask.views.page import figure, section, table
 from heddle_dask.views.reasons import shown_s, why_last
 from heddle_dask.views.run_figures import ActionUse, Axis, EngineUse, RunFigures, session_offset_s
 from heddle_dask.views.svg import heat_map
-from heddle_dask.views.svg_runs import Mark, TimelineRow, area_chart, on_axis, part_bar, part_legend, timeline
+from heddle_dask.views.svg_runs import (
+    TimelineRow,
+    TimeMark,
+    area_chart,
+    on_axis,
+    part_bar,
+    part_legend,
+    timeline,
+)
 
 AREA_CELLS, HEAT_CELLS = 400, 120
 HEAT_ROWS = 48
@@ -56,10 +64,10 @@ class RunAxis:
             return None
         return self.axis.at(session, seconds + offset_s)
 
-    def marks(self) -> list[Mark]:
+    def marks(self) -> list[TimeMark]:
         """Where sessions begin after the first, and where engines were lost."""
         marks = [
-            Mark(place, f"session {number + 1}")
+            TimeMark(place, f"session {number + 1}")
             for number, place in enumerate(self.axis.places_s.values())
             if number
         ]
@@ -68,7 +76,7 @@ class RunAxis:
                 at = None if math.isnan(engine.lost_s) else self.at_journal_time(session, engine.lost_s)
                 # Engines that end with their run are no event of it.
                 if at is not None and 0 <= at < 0.995 * self.until_s:
-                    marks.append(Mark(at, f"{engine_name(engine.engine_id)} lost"))
+                    marks.append(TimeMark(at, f"{engine_name(engine.engine_id)} lost"))
         return marks[:40]
 
 

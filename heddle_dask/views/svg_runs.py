@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from heddle_dask.views.accounts import PART_TITLE, Part, Segment
+from heddle_dask.views.accounts import PART_TITLE, Part, TimeSegment
 from heddle_dask.views.colours import SERIES, colour, part_colour
 from heddle_dask.views.svg import INK, number_text, round_up, shortened, svg
 
@@ -19,7 +19,7 @@ _LEAST_PIXELS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TimeMark:
     """A vertical line at a time, with a short text."""
 
     at_s: float
@@ -65,7 +65,7 @@ def area_chart(
     *,
     until_s: float,
     y_label: str,
-    marks: Sequence[Mark] = (),
+    marks: Sequence[TimeMark] = (),
     height: int = 300,
 ) -> str:
     """Areas on one another: (name, colour, value per cell); time runs to the right."""
@@ -86,7 +86,7 @@ def area_chart(
     return svg(WIDE, height, parts)
 
 
-def timeline(rows: Sequence[TimelineRow], *, until_s: float, marks: Sequence[Mark] = ()) -> str:
+def timeline(rows: Sequence[TimelineRow], *, until_s: float, marks: Sequence[TimeMark] = ()) -> str:
     """One line per trajectory, in the colours of the parts."""
     tall = max(4, min(14, 900 // max(1, len(rows))))
     left, wide = 150, WIDE - 150 - _RIGHT
@@ -204,7 +204,7 @@ class _Frame:
         ]
         return "M" + "L".join([*up, *down]) + "z"
 
-    def mark(self, mark: Mark) -> str:
+    def mark(self, mark: TimeMark) -> str:
         return _mark_line(self.x(mark.at_s), _TOP, self.height - _BOTTOM, mark.text)
 
 
@@ -224,6 +224,6 @@ def _labels(width: int, height: int, x_label: str, y_label: str) -> str:
     )
 
 
-def on_axis(segments: Sequence[Segment], shift_s: float) -> list[tuple[float, float, Part]]:
+def on_axis(segments: Sequence[TimeSegment], shift_s: float) -> list[tuple[float, float, Part]]:
     """Segments in seconds, moved to their place on the axis."""
     return [(start / 1e9 + shift_s, stop / 1e9 + shift_s, part) for start, stop, part in segments]

@@ -14,7 +14,7 @@ from typing import Any
 import dask.config
 import pytest
 
-from heddle_dask import BadInput, Budget, Engines, EngineSpec, Patience, Sampling, Strategy
+from heddle_dask import BadInput, Budget, Engines, EngineSpec, Patience, Sampling, Strategy, Telemetry
 from heddle_dask.cli.rollout.settings import SETTINGS
 from heddle_dask.live.driver.rollout_inputs import strategy_of
 

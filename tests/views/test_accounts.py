@@ -16,8 +16,8 @@ from heddle_dask.records.trajectory import ActionRecord, StepRecord, TrajectoryO
 from heddle_dask.views.accounts import (
     ControlFacts,
     Part,
-    Segment,
     StepWaits,
+    TimeSegment,
     account_of,
     flattened,
     summed,
@@ -147,7 +147,7 @@ def test_waits_of_forks_go_to_their_branches() -> None:
 _times = st.one_of(st.just(math.nan), st.floats(-5, 50))
 _spans = st.lists(
     st.builds(
-        lambda start, length, part: Segment(start, start + length, part),
+        lambda start, length, part: TimeSegment(start, start + length, part),
         st.integers(-50, 150), st.integers(0, 60), st.sampled_from(list(Part)[:-1]),
     ),
     max_size=12,
@@ -155,7 +155,7 @@ _spans = st.lists(
 
 
 @given(_spans)
-def test_segments_cover_the_time_once(spans: list[Segment]) -> None:
+def test_segments_cover_the_time_once(spans: list[TimeSegment]) -> None:
     segments = flattened(spans, 0, 100)
     assert segments[0].start_ns == 0 and segments[-1].stop_ns == 100
     for first, second in itertools.pairwise(segments):
