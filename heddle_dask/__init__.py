@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from heddle_dask.live.driver.rollout import Rollout
     from heddle_dask.live.driver.rollout_inputs import ChatModel, Engines, Output
     from heddle_dask.live.driver.services import Budget, Sampling
+    from heddle_dask.live.driver.telemetry import Telemetry
     from heddle_dask.records.store import RunReader
     from heddle_dask.strategies.presets import Strategy
 
@@ -51,6 +52,7 @@ _PLACES = {
     "Strategy": "heddle_dask.strategies.presets",
     "StructuredOutput": "heddle_dask.core.sampling",
     "Task": "heddle_dask.environments.base",
+    "Telemetry": "heddle_dask.live.driver.telemetry",
     "VllmOptions": "heddle_dask.engines.vllm_command",
 }
 
@@ -78,6 +80,7 @@ __all__ = [
     "Strategy",
     "StructuredOutput",
     "Task",
+    "Telemetry",
     "VllmOptions",
 ]
 
