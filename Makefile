@@ -11,7 +11,7 @@ LIVE := (cluster or vllm) and not slurm
 PARALLEL := -n logical --maxprocesses 8 --dist loadfile
 ROUNDS ?= 3
 
-.PHONY: rollout test test-fast explore lint clean
+.PHONY: rollout test test-fast explore docs lint clean
 
 rollout: $(STAMP)
 	$(BIN)/heddle rollout $(ROLLOUT_ARGS)
@@ -31,6 +31,10 @@ explore: $(STAMP)
 	for round in $$(seq $(ROUNDS)); do \
 	  HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -q $(PARALLEL) -m "hypothesis and $(PURE)" || exit 1; \
 	done
+
+# The documentation site in build/docs, without warnings; the notebook runs on a cluster of its own.
+docs: $(STAMP)
+	$(BIN)/sphinx-build -q -W --keep-going -E -c docs -b html . build/docs
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
