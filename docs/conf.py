@@ -64,7 +64,8 @@ nb_merge_streams = True
 autosummary_generate = False
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-maximum_signature_line_length = 80
+maximum_signature_line_length = 140
+toc_object_entries = False  # each class has a heading
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
 numpydoc_class_members_toctree = False
@@ -76,14 +77,14 @@ default_role = "py:obj"
 nitpicky = True
 
 # -- other projects --------------------------------------------------------------------------------------
+# Their inventories are stored, in the plain-text form, with the names that our docstrings use (tests/docs/
+# test_inventories.py looks whether they exist): nothing is fetched while the site is built.
 
 intersphinx_mapping = {
     name: (address, str(DOCS / "_inventories" / f"{name}.inv"))
     for name, address in {
         "python": "https://docs.python.org/3",
-        "dask": "https://docs.dask.org/en/stable",
         "distributed": "https://distributed.dask.org/en/stable",
-        "numpy": "https://numpy.org/doc/stable",
     }.items()
 }
 
@@ -102,6 +103,7 @@ html_theme_options = {
     "navbar_end": ["theme-switcher"],
     "header_links_before_dropdown": 6,
     "show_nav_level": 1,
+    "show_toc_level": 2,
     "navigation_with_keys": False,
     "footer_start": ["copyright"],
     "footer_end": ["theme-version"],

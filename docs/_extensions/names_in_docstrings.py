@@ -58,7 +58,15 @@ def _can_be_imported(name: str, module: str | None) -> bool:
     return True
 
 
+def without_empty_signature(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str, str] | None:
+    """No signature for a protocol: nobody makes one."""
+    return ("", "") if what == "class" and getattr(thing, "_is_protocol", False) else None
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Take names that Sphinx has not found."""
+    """Take names that Sphinx has not found, and signatures."""
     app.connect("missing-reference", resolved)
+    app.connect("autodoc-process-signature", without_empty_signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
