@@ -11,13 +11,13 @@ LIVE := (cluster or vllm) and not slurm
 PARALLEL := -n logical --maxprocesses 8 --dist loadfile
 ROUNDS ?= 3
 
-.PHONY: rollout test test-fast explore docs lint clean
+.PHONY: rollout test test-fast explore docs lint browser screenshots clean
 
 rollout: $(STAMP)
 	$(BIN)/heddle rollout $(ROLLOUT_ARGS)
 
 # Tests with `hash_seed` in their name set hash seeds themselves: the second run leaves them out.
-test: lint
+test: lint browser
 	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE)"
 	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q -m "$(LIVE)"
 	PYTHONHASHSEED=1 $(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE) and not slow" -k "not hash_seed"
@@ -41,6 +41,14 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The tests of the dashboard look at it in Debian's Chromium.
+browser:
+	sh scripts/install_browser.sh
+
+# The images of docs/dashboard.md, from a simulated rollout.
+screenshots: $(STAMP) browser
+	$(BIN)/python scripts/dashboard_images.py docs/images
 
 $(STAMP): pyproject.toml constraints.txt requirements-lock.txt scripts/install.sh scripts/torch-cpu.sha256
 	PYTHON="$(PYTHON)" VENV="$(VENV)" sh scripts/install.sh

@@ -1,13 +1,17 @@
 """Preload for schedulers: ``dask scheduler --preload workers.scheduler``.
 
-Registers the plugin before the first client comes; a client that registers it again changes nothing.
+Registers the plugin before the first client comes; a client that registers it again changes nothing. The page in the
+dashboard is registered when this is imported, before the dashboard starts.
 """
 
 from __future__ import annotations
 
 from distributed import Scheduler
 
+from heddle_dask.live.scheduler.dashboard.registration import register
 from heddle_dask.live.scheduler.plugin import PLUGIN_NAME, HeddleScheduler
+
+register()
 
 
 async def dask_setup(scheduler: Scheduler) -> None:

@@ -99,7 +99,8 @@ class EmptyAgent:
 
     name = "ceiling"
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = CEILING_S) -> None:
+        self.seconds = seconds
         self.finished_s: list[float] = []
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
@@ -108,7 +109,7 @@ class EmptyAgent:
 
     async def solve(self, task: Task, ctx: Context) -> None:
         """Request steps until the time is up; the context stays short."""
-        until_s = time.perf_counter() + CEILING_S
+        until_s = time.perf_counter() + self.seconds
         while time.perf_counter() < until_s:
             ctx.append_tokens([66])
             await ctx.generate(max_tokens=1, ignore_eos=True)

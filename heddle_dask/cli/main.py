@@ -18,6 +18,7 @@ from heddle_dask.cli.replay import replay
 from heddle_dask.cli.rollout.command import rollout
 from heddle_dask.cli.show.command import show
 from heddle_dask.cli.simulate import simulate
+from heddle_dask.cli.top.command import top
 
 
 @click.group("heddle", cls=OneLineGroup, invoke_without_command=True)
@@ -31,6 +32,7 @@ def heddle(ctx: click.Context) -> None:
 
 heddle.add_command(rollout)
 heddle.add_command(show)
+heddle.add_command(top)
 heddle.add_command(replay)
 heddle.add_command(doctor)
 heddle.add_command(simulate)

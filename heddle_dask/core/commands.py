@@ -55,6 +55,10 @@ class GiveUpStep:
     cause: str
 
 
+PREEMPTED_FOR = "preempted for "
+"""What the reason of an `AbortStep` begins with when the step is preempted; the id of the other trajectory follows."""
+
+
 @dataclass(frozen=True, slots=True)
 class AbortStep:
     """Stop a queued or running step; its tokens so far come back in `StepFinished`."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from heddle_dask.core import guards
-from heddle_dask.core.commands import Command, GiveUpStep, StartStep
+from heddle_dask.core.commands import PREEMPTED_FOR, Command, GiveUpStep, StartStep
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.state import State
@@ -136,7 +136,7 @@ class Placements:
             return []
         guards.check_victim(trajectory, victim, running, most)
         self.state.mark_stopping(victim, engine)
-        return victim.abort_step(f"preempted for {trajectory.trajectory_id}")
+        return victim.abort_step(f"{PREEMPTED_FOR}{trajectory.trajectory_id}")
 
     def give_up(self, trajectory: Trajectory, at: float, cause: str) -> list[Command]:
         """Give up the waiting step of this trajectory."""

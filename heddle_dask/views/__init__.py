@@ -1,1 +1,1 @@
-"""What a person sees of a run: pure folds of events and records into figures, for the page, the report and the terminal."""
+"""What a person sees of a run: pure folds of events and records into figures, for page, report and terminal."""

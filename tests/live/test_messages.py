@@ -25,6 +25,7 @@ from heddle_dask.core.tp_degrees import FinishedWork, TpDegreePlan
 from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.live.wire import driver_messages as driver
 from heddle_dask.live.wire import transport
+from heddle_dask.live.wire import watch_messages as watching
 from heddle_dask.live.wire import worker_messages as workers
 from heddle_dask.live.wire.codec import OP, Message, Request, WireValue
 from heddle_dask.live.wire.messages import (
@@ -80,7 +81,7 @@ SAMPLES: list[Message] = [
         "s",
         (
             driver.EndedTrajectory(SPEC.trajectory_id, "completed", END),
-            driver.EndedTrajectory(SPEC.trajectory_id, "failed"),
+            driver.EndedTrajectory(SPEC.trajectory_id, "failed", cause="agent"),
         ),
     ),
     driver.TrajectoryForkedReport("s", SPEC, TrajectoryId("t/0#1")),
@@ -88,6 +89,8 @@ SAMPLES: list[Message] = [
     driver.TrajectoryForkedReport("s", SPEC, TrajectoryId("t")),
     driver.Capacity((driver.ReadyEngine(ENGINE, "vllm", "dir"),), 4, {"tcp://w": "no GPU"}, ("p",), 3, 2, 1),
     driver.GetCapacity(),
+    watching.CurrentSnapshot({"journal_offset": 3, "engines": [{"index": 0}]}),
+    watching.GetSnapshot(),
     driver.OwnEngines("s", 60.0),
     driver.DeployedEngines(("a", "b"), (2, 1)),
     driver.GetDeployedEngines(),
@@ -144,7 +147,7 @@ DASK_NAMES = {OP, "worker", "client", "comm", "reply", "close", "serializers", "
 
 
 def message_types() -> Iterator[type[Message]]:
-    for module in (transport, driver, workers):
+    for module in (transport, driver, workers, watching):
         for _, kind in inspect.getmembers(module, inspect.isclass):
             if kind.__module__ == module.__name__ and issubclass(kind, Message):
                 yield kind
@@ -181,7 +184,9 @@ def test_a_message_comes_back_as_it_was_and_without_a_pickle(message: Message) -
     assert len(frames) == 1, "all of it is in the msgpack frame"
     received = type(message).from_wire(through_dask(wire))
     assert listed(received.to_wire()) == listed(wire)
-    if not isinstance(message, driver.Updates | workers.HostEngine):  # they hold lists of any form
+    if not isinstance(
+        message, driver.Updates | workers.HostEngine | watching.CurrentSnapshot
+    ):  # they hold lists of any form
         assert received == message
     assert no_record_is_positional(message, wire)
 

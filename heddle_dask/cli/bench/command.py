@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from heddle_dask.cli.bench.dashboard import dashboard
 from heddle_dask.cli.bench.decisions import decisions
 from heddle_dask.cli.bench.fidelity import fidelity
 from heddle_dask.cli.bench.live import live
@@ -13,6 +14,7 @@ from heddle_dask.cli.bench.predictor import predictor
 from heddle_dask.cli.bench.records import records
 from heddle_dask.cli.bench.scale import scale
 from heddle_dask.cli.bench.soak import soak
+from heddle_dask.cli.bench.watched import watched
 from heddle_dask.cli.one_line import OneLineGroup
 
 
@@ -30,6 +32,7 @@ def bench(ctx: click.Context) -> None:
     code_digest()
 
 
+bench.add_command(dashboard)
 bench.add_command(decisions)
 bench.add_command(fidelity)
 bench.add_command(live)
@@ -39,3 +42,4 @@ bench.add_command(predictor)
 bench.add_command(records)
 bench.add_command(scale)
 bench.add_command(soak)
+bench.add_command(watched)

@@ -15,12 +15,15 @@ from heddle_dask.records.reader import RunReader
 from heddle_dask.records.schema import is_ours
 from heddle_dask.records.store import RunStore
 
+RUNS = Path("runs")
+"""Where a run goes that was given no path."""
+
 
 def default_out(env: str, now: datetime) -> Path:
     """``runs/<env>-<date-time>.zarr``."""
     kind, _, rest = env.partition(":")
     name = kind if kind == "replay" or "." not in kind else rest
-    return Path("runs") / f"{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-')}-{now:%Y%m%d-%H%M%S}.zarr"
+    return RUNS / f"{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-')}-{now:%Y%m%d-%H%M%S}.zarr"
 
 
 def check_out(out: Path, mode: WriteMode) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import re
+import shlex
 import signal
 import sys
 import warnings
@@ -261,8 +262,9 @@ class _Run:
         rollout = self._make(client)
         if self.order.where.scheduler is None:
             await workers_joined(client, self.shape)
+            self.progress.message(f"watch it with: heddle top {shlex.quote(str(self.out))}")
         if self.dashboard:
-            self.progress.message(f"dashboard: {client.dashboard_link}")
+            self.progress.message(f"dashboard: {client.dashboard_link.removesuffix('/status')}/heddle")
         async with rollout:
             self._rollout = rollout
             meter = Meter(self.left, self.tally, rollout.progress)

@@ -227,6 +227,11 @@ class LocalRolloutCluster(SpecCluster):
         of the machine can connect. False: they are open to every user of the machine, who can then run code as its
         owner.
 
+    Attributes
+    ----------
+    credentials
+        The key of this cluster; None without `security`.
+
     Examples
     --------
     >>> with LocalRolloutCluster(engines=2) as cluster, Client(cluster) as client:  # doctest: +SKIP
@@ -250,7 +255,7 @@ class LocalRolloutCluster(SpecCluster):
         self.directory = Path(directory or tempfile.mkdtemp(prefix="heddle-cluster-"))
         self.directory.mkdir(parents=True, exist_ok=True)
         self.logs = self.directory if logs is None else Path(logs).absolute()
-        self._credentials = Credentials.temporary(self.directory) if security else None
+        self.credentials = Credentials.temporary(self.directory) if security else None
         cpus = tool_cpus or os.cpu_count() or 1
         share = max(1, cpus // max(1, tool_workers))
         workers = {
@@ -263,14 +268,14 @@ class LocalRolloutCluster(SpecCluster):
                 "directory": str(self.directory),
                 "dashboard": dashboard,
                 "logs": str(self.logs),
-                "credentials": self._credentials,
+                "credentials": self.credentials,
             },
         }
         super().__init__(
             workers=workers,
             scheduler=scheduler,
             asynchronous=asynchronous,
-            security=None if self._credentials is None else self._credentials.security,
+            security=None if self.credentials is None else self.credentials.security,
             name="heddle-local",
             **kwargs,
         )
@@ -283,7 +288,7 @@ class LocalRolloutCluster(SpecCluster):
             "directory": str(self.directory),
             "preload": preload_file(kind),
             "logs": str(self.logs),
-            "credentials": self._credentials,
+            "credentials": self.credentials,
         }
         return {"cls": LocalWorker, "options": options}
 
@@ -300,8 +305,8 @@ class LocalRolloutCluster(SpecCluster):
         if isinstance(scheduler, SupervisedDask) and (scheduler.failed() or scheduler.is_stopped()):
             await self._close_without_scheduler()
         await super()._close()
-        if self._credentials is not None:
-            self._credentials.remove()
+        if self.credentials is not None:
+            self.credentials.remove()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
 

@@ -286,7 +286,7 @@ class Driver:
         self.generated_tokens += context.generated_tokens
         for branch in context.branches():
             if branch.announced is not None:
-                self._tell_ended(branch.announced, ending.status)
+                self._tell_ended(branch.announced, ending)
         return self._record(attempt, context, ending, started_s)
 
     def _ending_of(self, error: BaseException) -> Ending:
@@ -307,12 +307,12 @@ class Driver:
                 (what, *_) = f"{type(error).__name__}: {error}".splitlines()
                 return Ending("failed", "agent", f"{what}\n{story}")
 
-    def _tell_ended(self, trajectory_id: TrajectoryId, status: str) -> None:
+    def _tell_ended(self, trajectory_id: TrajectoryId, ending: Ending) -> None:
         """Report the end to the controller, with all others of this turn of the loop."""
         if not self._ended:
             asyncio.get_running_loop().call_soon(self._send_ended)
         end = self._services.submitter.take_piggybacked_end(trajectory_id)
-        self._ended.append(EndedTrajectory(trajectory_id, status, end))
+        self._ended.append(EndedTrajectory(trajectory_id, ending.status, end, ending.cause))
 
     def _send_ended(self) -> None:
         ended, self._ended = self._ended, []

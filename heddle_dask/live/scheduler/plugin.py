@@ -15,6 +15,8 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
+from heddle_dask.live.scheduler import metrics
+from heddle_dask.live.scheduler.dashboard.registration import ensure_page
 from heddle_dask.live.scheduler.deployment import EngineDeployment
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.live.scheduler.foreign_tasks import ForeignTasks
@@ -23,9 +25,11 @@ from heddle_dask.live.scheduler.owned_engines import OwnedEngines
 from heddle_dask.live.scheduler.predictions import Predictions
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.scheduler.session_events import SessionEvents
+from heddle_dask.live.scheduler.snapshot_feed import SnapshotFeed
 from heddle_dask.live.scheduler.warm_start import warm_predictor
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire import driver_messages as driver
+from heddle_dask.live.wire import watch_messages as watching
 from heddle_dask.live.wire import worker_messages as workers
 from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.messages import ENGINE_PLUGIN, ENGINE_RESOURCE, STREAM_INTERVAL_S, TOOL_RESOURCE
@@ -45,6 +49,11 @@ class HeddleScheduler(SchedulerPlugin):
 
     Register with ``client.register_plugin(HeddleScheduler())`` or by ``--preload workers.scheduler``;
     a second registration changes nothing.
+
+    Attributes
+    ----------
+    snapshots
+        What a person sees of the cluster and its latest session.
     """
 
     name = PLUGIN_NAME
@@ -57,6 +66,7 @@ class HeddleScheduler(SchedulerPlugin):
         self._seats = GpuSeats(self._host_engine, self._start_failed)
         self._foreign = ForeignTasks()
         self._owned = OwnedEngines(self._end_engines)
+        self.snapshots = SnapshotFeed(self._registry)
 
     @property
     def session(self) -> Session | None:
@@ -73,6 +83,7 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.answer(driver.FetchUpdates, self.updates)
         handlers.answer(driver.EndSession, self.end_session)
         handlers.answer(driver.GetCapacity, self.capacity)
+        handlers.answer(watching.GetSnapshot, self.snapshot)
         handlers.answer(driver.GetDeployedEngines, self._deployment.report)
         handlers.answer(driver.ClearEngines, self.clear_engines)
         handlers.answer(driver.ProvideEngines, self.provide_engines)
@@ -96,6 +107,8 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.take(workers.ActionPayloadWantedReport, self.payload_wanted)
         handlers.add_to(scheduler)
         self._foreign.workers_changed(scheduler)
+        metrics.export(self.snapshots)
+        ensure_page(scheduler)
 
     def _take_of_session(
         self, handlers: Handlers, kind: type[M], take: Callable[[SessionEvents, M], None]
@@ -130,6 +143,7 @@ class HeddleScheduler(SchedulerPlugin):
         if self.session is not None:
             self.session.close()
         session = Session(request.session, request.client_id, Controller(strategies, request.retries))
+        session.watched = self.snapshots.watch(request.session, request.strategy, session.now)
         events = SessionEvents(self.scheduler, session, self._registry, self._deployment, predictor)
         if predictor is not None:
             session.predictions = Predictions(
@@ -164,6 +178,10 @@ class HeddleScheduler(SchedulerPlugin):
             tool_workers=sum(TOOL_RESOURCE in each for each in tags),
             engines_inherited=self._owned.inherited,
         )
+
+    async def snapshot(self, request: watching.GetSnapshot) -> watching.CurrentSnapshot:
+        """The picture of this interval."""
+        return watching.CurrentSnapshot(self.snapshots.latest_json())
 
     async def own_engines(self, request: driver.OwnEngines) -> Done:
         """The engines belong to the driver of this session from now on, or no longer."""
@@ -263,6 +281,7 @@ class HeddleScheduler(SchedulerPlugin):
     async def close(self) -> None:
         """The scheduler ends."""
         self._owned.close()
+        metrics.withdraw(self.snapshots)
 
     # -- engines and hosts -------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from heddle_dask.core.events import Event
 from heddle_dask.core.ids import StepId, TrajectoryId
 from heddle_dask.core.journal_codec import encode, gap
 from heddle_dask.live.scheduler.predictions import Predictions
+from heddle_dask.live.scheduler.snapshot_feed import WatchedSession
 from heddle_dask.live.wire.driver_messages import (
     ActionResultLostNotice,
     Notice,
@@ -52,6 +53,8 @@ class Session:
         Whether the session has ended: events that are still under way are ignored.
     stopped
         What ended the session before the driver did, in one line; empty while nothing has.
+    watched
+        What a person sees of the session; None when nothing is kept for that.
     """
 
     def __init__(self, session_id: str, client_id: str, controller: Controller) -> None:
@@ -64,6 +67,7 @@ class Session:
         self.stopped = ""
         self.predictions: Predictions | None = None
         self.degrees: Closes | None = None
+        self.watched: WatchedSession | None = None
         self._started_s = time.monotonic()
         self._now_s = 0.0
         self._journal: list[list[Any]] = []
@@ -80,7 +84,7 @@ class Session:
         """Stop what runs beside the scheduler, and answer the driver's open poll."""
         self.closed = True
         self._due.set()
-        for beside in (self.predictions, self.degrees):
+        for beside in (self.predictions, self.degrees, self.watched):
             if beside is not None:
                 beside.close()
 
@@ -97,6 +101,8 @@ class Session:
     def handle(self, event: Event) -> list[Command]:
         """Hand the event to the controller and journal it with its commands."""
         commands = self.controller.handle(event)
+        if self.watched is not None:
+            self.watched.take(event, commands)
         if len(self._journal) < JOURNAL_LINES_KEPT:
             self._journal.append([encode(event), [encode(command) for command in commands]])
         else:

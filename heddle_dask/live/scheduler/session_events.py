@@ -104,7 +104,6 @@ class SessionEvents:
     @guarded
     def tasks_submitted(self, submissions: Mapping[Key, Submission], priority: Mapping[Any, Any]) -> None:
         """Place the steps and actions of a submission, before Dask's first transition of them."""
-        at = self.session.now()
         # Dask collects annotations in a set: only the priorities still know the order of submission.
         own = [key for key in submissions if is_key_of(self.session.session_id, key)]
         for key in sorted(own, key=priority.__getitem__):
@@ -113,9 +112,9 @@ class SessionEvents:
             request = submissions[key].request
             self._take_piggybacked_end(submissions[key].piggybacked_end)
             if isinstance(request, StepRequest):
-                self._feed(ev.StepRequested(at, request))
+                self._feed(ev.StepRequested(self.session.now(), request))
             else:
-                self._feed(ev.ActionRequested(at, request))
+                self._feed(ev.ActionRequested(self.session.now(), request))
 
     def _take_piggybacked_end(self, end: StepEnd | None) -> None:
         """The driver has the result of a step: if its worker has not reported the end yet, the step ends now."""
@@ -157,6 +156,8 @@ class SessionEvents:
             known = self.session.controller.state.trajectories.get(ended.trajectory_id)
             if known is not None and self.session.predictions is not None:
                 self.session.predictions.ended(known, ended.status)
+            if self.session.watched is not None:
+                self.session.watched.name_cause(ended.trajectory_id, ended.cause)
             self._feed(ev.TrajectoryEnded(self.session.now(), ended.trajectory_id, ended.status))
 
     # -- of workers --------------------------------------------------------------------------------

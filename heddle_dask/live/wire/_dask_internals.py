@@ -193,7 +193,12 @@ async def call_scheduler(client: Client, handler: str, /, **arguments: Any) -> A
     """
     if client.scheduler is None:
         raise ConnectionError("the client has no connection to its scheduler")
-    answer = await getattr(client.scheduler, handler)(**arguments)
+    return await call_server(client.scheduler, handler, **arguments)
+
+
+async def call_server(server: Any, handler: str, /, **arguments: Any) -> Any:
+    """Call an RPC handler of a scheduler through Dask's ``rpc``; raises as `call_scheduler`."""
+    answer = await getattr(server, handler)(**arguments)
     if answer is None:  # Dask's answer to an operation that it does not know; ours never answer None
         raise RuntimeError(f"the scheduler has no handler {handler}: is the heddle plugin registered?")
     return answer

@@ -204,6 +204,7 @@ class EndedTrajectory(WireValue):
     trajectory_id: TrajectoryId
     status: str
     piggybacked_end: StepEnd | None = None
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)

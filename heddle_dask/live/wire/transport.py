@@ -73,6 +73,20 @@ async def ask_scheduler(client: Client, request: Request[Answer]) -> Answer:
     return _answer(request, await dask.call_scheduler(client, name, **arguments))
 
 
+async def ask_at(server: Any, request: Request[Answer]) -> Answer:
+    """Ask the scheduler plugin through Dask's ``rpc``, without a client: a scheduler does not count who only watches.
+
+    Raises
+    ------
+    OSError
+        There is no connection, or it broke.
+    RuntimeError
+        The plugin is not registered.
+    """
+    name, arguments = _call_of(request)
+    return _answer(request, await dask.call_server(server, name, **arguments))
+
+
 async def ask_worker(asker: Client | Scheduler | Worker, address: str, request: Request[Answer]) -> Answer:
     """Ask the worker at an address and return its answer.
 

@@ -1,0 +1,283 @@
+"""A snapshot as text for a terminal: legible at 80 columns, with ten trajectories and with ten thousand.
+
+It reads the JSON form, as it comes from the scheduler. Everything that a user named is printed without control
+characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Group, JustifyMethod, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from heddle_dask.cli.rollout.progress import duration
+
+PHASE_STYLES: Final = {
+    "admission": "bright_black",
+    "driver": "white",
+    "llm queue": "yellow",
+    "generating": "green",
+    "tool queue": "magenta",
+    "tool": "blue",
+    "reward": "cyan",
+    "migration": "red",
+}
+RATE_WINDOW_S: Final = 10.0
+WIDTH: Final = 80
+_BARS: Final = " ▁▂▃▄▅▆▇█"
+_HEAD_LINES: Final = 7
+_LEAST_ROWS: Final = 3
+
+Snapshot = Mapping[str, Any]
+
+
+def screen(snapshot: Snapshot, height: int, width: int = WIDTH, note: str = "") -> RenderableType:
+    """The snapshot in at most `height` lines, if these are at least 20.
+
+    Parameters
+    ----------
+    note
+        A line about the connection, above everything.
+    """
+    side = [*_failures(snapshot["failures"], width), *_actions(snapshot, width), *_moves(snapshot, width)]
+    left = max(2 * (_LEAST_ROWS + 2), height - _HEAD_LINES - len(side) - (1 if note else 0))
+    living = [engine for engine in snapshot["engines"] if engine["state"] != "lost"]
+    # A heading and a line for those left out per table; engines get at most half of the room.
+    engine_rows = min(len(living), max(_LEAST_ROWS, left // 2 - 2))
+    lane_rows = max(_LEAST_ROWS, left - engine_rows - 4)
+    parts: list[RenderableType] = [Text(note, style="bold red")] if note else []
+    parts += _head(snapshot, width)
+    parts += _engines(snapshot, living, engine_rows)
+    parts += _longest(snapshot, lane_rows, width)
+    parts += side
+    return Group(*parts)
+
+
+def _line(text: str, width: int, style: str = "") -> Text:
+    line = Text(clean(text), style=style, no_wrap=True)
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+def clean(text: str) -> str:
+    """The text in printable characters: a name that a user chose must not steer the terminal."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def shortened(text: str, width: int) -> str:
+    """The text in at most `width` characters; the middle goes, since ids differ at both ends."""
+    if len(text) <= width:
+        return text
+    left = (width - 1) // 2
+    return f"{text[:left]}…{text[len(text) - (width - 1 - left) :]}"
+
+
+def _head(snapshot: Snapshot, width: int) -> list[Text]:
+    counts = snapshot["counts"]
+    state = "" if snapshot["is_open"] else " (ended)"
+    session = f"session {snapshot['session']}{state}" if snapshot["session"] else "no session yet"
+    ended = sum(counts["ended"].values())
+    others = ", ".join(f"{status} {n:,}" for status, n in counts["ended"].items() if status != "completed")
+    failed = f" ({others})" if others else ""
+    rates = rates_of(snapshot)
+    cached = counts["cached_tokens"] / counts["prompt_tokens"] if counts["prompt_tokens"] else 0.0
+    return [
+        _line(
+            f"heddle top · {session} · {snapshot['strategy'] or '-'} · {duration(snapshot['now_s'])}"
+            f" · journal line {snapshot['journal_offset']:,}",
+            width,
+            "bold",
+        ),
+        _line(
+            f"trajectories: live {counts['live']:,} · ended {ended:,} of {counts['submitted']:,}{failed}",
+            width,
+        ),
+        _phases(counts["by_phase"], width),
+        _line(
+            f"{rates['steps']:,.1f} steps/s · {rates['generated_tokens']:,.0f} tokens/s · steps {counts['steps']:,}"
+            f" · cached {cached:.0%} of prompts · preempted {counts['preemptions']:,}",
+            width,
+        ),
+        _tail(snapshot["series"], width),
+    ]
+
+
+def rates_of(snapshot: Snapshot) -> dict[str, float]:
+    """Steps and tokens per second over the last seconds before the picture was taken; 0 after the session."""
+    series, now_s = snapshot["series"], snapshot["now_s"]
+    rates = {"steps": 0.0, "generated_tokens": 0.0}
+    times = series["at_s"]
+    if not times or not snapshot["is_open"]:
+        return rates
+    # The counts at a time are those of the last sample up to it.
+    then_s = max(0.0, now_s - RATE_WINDOW_S)
+    before = next((i for i in range(len(times) - 1, -1, -1) if times[i] <= then_s), None)
+    since_s = then_s if before is not None else times[0]
+    if now_s <= since_s:
+        return rates
+    for name in rates:
+        start = series[name][before] if before is not None else 0
+        rates[name] = (series[name][-1] - start) / (now_s - since_s)
+    return rates
+
+
+def _phases(by_phase: Mapping[str, int], width: int) -> Text:
+    """How many trajectories are in each phase; phases without any are left out."""
+    line = Text(no_wrap=True)
+    for phase, number in by_phase.items():
+        if number:
+            line.append(f"{phase} ", style="dim").append(f"{number:,}  ", style=PHASE_STYLES[phase])
+    if not line.plain:
+        line.append("no trajectory is there", style="dim")
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+def _tail(series: Mapping[str, Any], width: int) -> Text:
+    """Live trajectories over time, as bars."""
+    most = max(series["live"], default=0)
+    label = f" live, peak {most:,}"
+    bars = bars_of(series["at_s"], series["live"], max(8, width - len(label)))
+    return Text(bars, style="green", no_wrap=True).append(label, style="dim")
+
+
+def bars_of(times: Sequence[float], values: Sequence[int], width: int) -> str:
+    """Values over time in `width` characters of equal time; each is the last value in it, or of before."""
+    if not times or times[-1] <= times[0]:
+        return ""
+    most = max(values) or 1
+    bars, place, span = [], 0, times[-1] - times[0]
+    for column in range(width):
+        end = times[0] + span * (column + 1) / width
+        while place + 1 < len(times) and times[place + 1] <= end:
+            place += 1
+        level = values[place] / most * (len(_BARS) - 1)
+        # A single trajectory among thousands is what the tail is about: it is never invisible.
+        bars.append(_BARS[max(1, round(level)) if values[place] else 0])
+    return "".join(bars)
+
+
+def _engines(snapshot: Snapshot, living: Sequence[Any], rows: int) -> list[RenderableType]:
+    lost = len(snapshot["engines"]) - len(living)
+    if not living:
+        return [Text(f"engines: none{f', {lost} lost' if lost else ''}", style="yellow")]
+    table = Table.grid(padding=(0, 2))
+    justifies: tuple[JustifyMethod, ...] = (
+        "right",
+        "left",
+        "right",
+        "left",
+        "right",
+        "right",
+        "right",
+        "right",
+    )
+    for justify in justifies:
+        table.add_column(justify=justify, no_wrap=True)
+    table.add_row(
+        *(
+            Text(name, style="bold")
+            for name in ("engine", "state", "TP", "slots", "running", "queued", "KV", "steps")
+        )
+    )
+    # The busiest first: where something waits is where one looks.
+    first = sorted(living, key=lambda e: (-(e["generating"] + e["queued"]), e["seat"]))[:rows]
+    for engine in sorted(first, key=lambda e: e["seat"]):
+        running, slots = engine["generating"], engine["slots"]
+        kv = (
+            engine["resident_tokens"] / engine["kv_capacity_tokens"] if engine["kv_capacity_tokens"] else None
+        )
+        table.add_row(
+            str(engine["seat"]),
+            engine["state"],
+            str(engine["tp_degree"]),
+            _meter(running, slots),
+            f"{running}/{slots}",
+            Text(str(engine["queued"]), style="yellow" if engine["queued"] else ""),
+            "-" if kv is None else f"{kv:.0%}",
+            f"{engine['steps']:,}",
+        )
+    more = []
+    if len(living) > rows:
+        rest = [e for e in living if e not in first]
+        more.append(f"{len(rest)} more: {sum(e['generating'] for e in rest):,} running")
+    if lost:
+        more.append(f"{lost} lost")
+    return [table, Text("  " + " · ".join(more), style="dim")] if more else [table]
+
+
+def _meter(running: int, slots: int, width: int = 12) -> Text:
+    full = round(min(1.0, running / slots) * width) if slots else 0
+    return Text("█" * full, style="green").append("·" * (width - full), style="dim")
+
+
+def _longest(snapshot: Snapshot, rows: int, width: int) -> list[RenderableType]:
+    shown = snapshot["longest"][:rows]
+    live = snapshot["counts"]["live"]
+    if not shown:
+        return []
+    table = Table.grid(padding=(0, 2))
+    name_width = max(16, width - 58)
+    justifies: tuple[JustifyMethod, ...] = ("left", "left", "right", "right", "right", "right", "right")
+    for justify in justifies:
+        table.add_column(justify=justify, no_wrap=True)
+    head = ("most work", "phase", "engine", "steps", "tokens", "to come", "age")
+    table.add_row(*(Text(name, style="bold") for name in head))
+    seats = {engine["index"]: str(engine["seat"]) for engine in snapshot["engines"]}
+    for lane in shown:
+        remaining = lane["remaining_tokens"]
+        table.add_row(
+            shortened(clean(lane["trajectory_id"]), name_width),
+            Text(lane["phase"], style=PHASE_STYLES.get(lane["phase"], "")),
+            seats.get(lane["engine"], "-"),
+            str(lane["steps"]),
+            f"{lane['generated_tokens']:,}",
+            "-" if remaining is None else f"{remaining:,.0f}",
+            duration(snapshot["now_s"] - (lane["admitted_s"] or lane["submitted_s"])),
+        )
+    rest = live - len(shown)
+    return [table, Text(f"  {rest:,} more live", style="dim")] if rest > 0 else [table]
+
+
+def _actions(snapshot: Snapshot, width: int) -> list[Text]:
+    lines = [
+        _line(
+            f"pool {pool['pool']}: {pool['hosts']} worker(s), {pool['cpus'] - pool['free_cpus']:,}/"
+            f"{pool['cpus']:,} CPUs in use, {pool['running']:,} actions run, {pool['waiting']:,} wait",
+            width,
+        )
+        for pool in snapshot["pools"]
+    ]
+    actions = sorted(snapshot["actions"], key=lambda a: -a["finished"])[:3]
+    told = [
+        f"{a['label']} {a['finished']:,}"
+        + (f" ({a['run_s'] / a['finished']:.2g} s)" if a["finished"] else "")
+        + (f", {a['failed']:,} failed" if a["failed"] else "")
+        for a in actions
+    ]
+    return [*lines, *([_line(f"actions: {' · '.join(told)}", width)] if told else [])]
+
+
+def _failures(failures: Sequence[Any], width: int) -> list[Text]:
+    most = 4
+    lines = [
+        _line(f"failures, {f['boundary']}: {f['count']:,} {f['cause']}", width, "red")
+        for f in failures[:most]
+    ]
+    if len(failures) > most:
+        lines.append(_line(f"  {len(failures) - most} more causes of failures", width, "dim"))
+    return lines
+
+
+def _moves(snapshot: Snapshot, width: int) -> list[Text]:
+    return [
+        _line(
+            f"moves by {move['kind']}: {move['started']:,} started, {move['running']} run, {move['failed']:,} failed,"
+            f" steps waited {move['exposed_s']:.1f} s",
+            width,
+        )
+        for move in snapshot["moves"]
+    ]

@@ -1,0 +1,70 @@
+"""A file that says how to reach the cluster of a run, for those who may read the run: ``heddle top RUN.zarr``.
+
+It holds the scheduler's address and the paths of the TLS files, not the key itself. Only its owner can read it, and it
+goes with the cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.live.clusters.credentials import Credentials
+
+CONNECTION_FILE = "connection.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Address of a scheduler, and PEM files of a client; empty paths without TLS."""
+
+    address: str
+    tls_ca_file: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+
+
+@contextlib.contextmanager
+def connection_file(path: Path, address: str, credentials: Credentials | None) -> Iterator[None]:
+    """Keep the file there while the block runs; a disk that refuses it does not stop a run."""
+    files = {}
+    if credentials is not None:
+        certificate = str(credentials.certificate)
+        files = {"tls_ca_file": certificate, "tls_cert": certificate, "tls_key": str(credentials.key)}
+    partial = path.with_name(path.name + ".partial")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(asdict(Connection(address, **files)), file)
+        os.replace(partial, path)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def read_connection(path: Path) -> Connection:
+    """Read a file of `connection_file`, or one of ``dask scheduler --scheduler-file``.
+
+    Raises
+    ------
+    BadInput
+        It cannot be read, or names no address.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no JSON"
+        raise BadInput(f"cannot read the scheduler's address from {path}: {reason}") from None
+    address = content.get("address") if isinstance(content, dict) else None
+    if not isinstance(address, str):
+        raise BadInput(f"{path} names no address: give the file of `dask scheduler --scheduler-file`")
+    own = {name: str(content.get(name, "")) for name in ("tls_ca_file", "tls_cert", "tls_key")}
+    return Connection(address, **own)

@@ -1,0 +1,91 @@
+"""The pages: all panels under `/heddle`, and each panel alone under `/individual-heddle-…`, for JupyterLab."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from distributed import Scheduler
+
+from heddle_dask.live.scheduler.dashboard import _dask_dashboard as dask
+from heddle_dask.live.scheduler.dashboard.panel import Panel
+from heddle_dask.live.scheduler.dashboard.panels.actions import ActionsPanel
+from heddle_dask.live.scheduler.dashboard.panels.engines import EnginesPanel
+from heddle_dask.live.scheduler.dashboard.panels.failures import FailuresPanel
+from heddle_dask.live.scheduler.dashboard.panels.headline import Headline
+from heddle_dask.live.scheduler.dashboard.panels.lengths import LengthsPanel
+from heddle_dask.live.scheduler.dashboard.panels.live import LivePanel
+from heddle_dask.live.scheduler.dashboard.panels.moves import MovesPanel
+from heddle_dask.live.scheduler.dashboard.panels.timeline import TimelinePanel
+from heddle_dask.live.scheduler.dashboard.source import latest_snapshot, views_of
+from heddle_dask.views.run_snapshot import RunSnapshot
+
+PANELS: tuple[type[Panel], ...] = (
+    Headline,
+    EnginesPanel,
+    LivePanel,
+    TimelinePanel,
+    LengthsPanel,
+    ActionsPanel,
+    FailuresPanel,
+    MovesPanel,
+)
+# The snapshot itself is taken at its own interval; a tab only looks whether there is a new one.
+LOOK_EVERY_MS = 250
+
+
+class Page:
+    """The panels of one tab, which always show the same snapshot."""
+
+    def __init__(self, scheduler: Scheduler, panels: Sequence[Panel]) -> None:
+        self.panels = panels
+        self._scheduler = scheduler
+        self._shown: RunSnapshot | None = None
+
+    def update(self) -> None:
+        """Show the latest snapshot, if it is a new one."""
+        snapshot = latest_snapshot(self._scheduler)
+        if snapshot is None or snapshot is self._shown:
+            return
+        views = views_of(self._scheduler)
+        # The first panel is the headline. It comes last: the offset there tells that all others have arrived.
+        for panel in reversed(self.panels):
+            panel.show(views.of(type(panel).make, snapshot), snapshot)
+        self._shown = snapshot
+
+
+def heddle_page(scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> None:
+    """The page of the tab."""
+    page = Page(scheduler, [panel() for panel in PANELS])
+    _fill(doc, page)
+    doc.title = "Dask: Heddle"
+    doc.template = _template()
+    doc.template_variables.update(extra)
+    doc.template_variables["heddle_panels"] = [panel.name for panel in page.panels]
+
+
+def panel_page(panel: type[Panel], scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> None:
+    """A panel alone."""
+    _fill(doc, Page(scheduler, [panel()]))
+    doc.title = f"Dask: Heddle: {panel.title}"
+
+
+def _fill(doc: Any, page: Page) -> None:
+    page.update()
+    dask.update_every(doc, page, LOOK_EVERY_MS)
+    for panel in page.panels:
+        doc.add_root(panel.root)
+    doc.theme = dask.dask_theme()
+
+
+@lru_cache(maxsize=1)
+def _template() -> Any:
+    return dask.page_template((Path(__file__).parent / "page.html").read_text())
+
+
+PAGES: Mapping[str, Callable[[Scheduler, Mapping[str, Any], Any], None]] = {
+    "/heddle": heddle_page,
+    **{f"/individual-heddle-{panel.name}": partial(panel_page, panel) for panel in PANELS},
+}

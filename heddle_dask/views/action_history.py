@@ -1,0 +1,140 @@
+"""The part of a history about actions and the hosts that run them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from heddle_dask.core import commands as cmd
+from heddle_dask.core import events as ev
+from heddle_dask.core.ids import ActionId
+from heddle_dask.views.lanes import HostRow, Lane, OpenAction
+
+if TYPE_CHECKING:
+    from heddle_dask.views.run_history import RunHistory
+
+MOST_LABELS: Final = 30
+OTHER_LABEL: Final = "other"
+
+
+@dataclass(slots=True)
+class LabelCounts:
+    """Totals of the actions of one label and kind."""
+
+    finished: int = 0
+    failed: int = 0
+    run_s: float = 0.0
+
+
+class ActionHistory:
+    """Actions and hosts.
+
+    Attributes
+    ----------
+    open
+        Actions that have not reported.
+    hosts
+        Hosts by id.
+    labels
+        Totals by kind and label; labels beyond the first `MOST_LABELS` are counted as ``other``.
+    """
+
+    def __init__(self, run: RunHistory) -> None:
+        self._run = run
+        self.open: dict[ActionId, OpenAction] = {}
+        self.hosts: dict[str, HostRow] = {}
+        self.labels: dict[tuple[str, str], LabelCounts] = {}
+
+    def counted_as(self, kind: str, label: str) -> tuple[str, str]:
+        """The key of `labels` for an action, which exists afterwards."""
+        key = (kind, label)
+        if key not in self.labels:
+            if len(self.labels) >= MOST_LABELS:
+                key = (kind, OTHER_LABEL)
+            self.labels.setdefault(key, LabelCounts())
+        return key
+
+    def requested(self, event: ev.ActionRequested) -> None:
+        """A trajectory requests an action."""
+        spec = event.action
+        lane = self._run.lanes.get(spec.trajectory_id)
+        if lane is None:
+            return
+        action = OpenAction(lane, spec.label, spec.kind, spec.pool)
+        self.open[spec.action_id] = lane.actions[spec.action_id] = action
+        self.counted_as(spec.kind, spec.label)
+        if lane.step is None:
+            self._run.rest(lane, event.at)
+
+    def started(self, command: cmd.RunAction, at: float) -> None:
+        """An action has its CPUs."""
+        action, host = self.open.get(command.action_id), self.hosts.get(command.host_id)
+        if action is None or host is None:
+            return
+        action.host, action.cpus = command.host_id, command.cpus
+        host.free_cpus -= command.cpus
+        host.running[command.action_id] = None
+        self._changed(action.lane, at)
+
+    def finished(self, event: ev.ActionFinished) -> None:
+        """A host reports the end of an action."""
+        action = self.open.get(event.action_id)
+        if action is None or action.host != event.host_id:
+            return
+        self._release(event.action_id, action)
+        if event.ran:
+            counts = self.labels[self.counted_as(action.kind, action.label)]
+            counts.finished += 1
+            counts.failed += not event.ok
+            counts.run_s += event.run_s
+            if not event.ok:
+                self._run.failures.count("action", f"{action.kind} {action.label} failed", event.at)
+        self._close(event.action_id, action, event.at)
+
+    def given_up(self, command: cmd.GiveUpAction, at: float) -> None:
+        """An action is not tried again."""
+        self._run.failures.count("action", command.cause, at)
+        action = self.open.get(command.action_id)
+        if action is not None:
+            self._close(command.action_id, action, at)
+
+    def lane_ended(self, lane: Lane) -> None:
+        """Forget its waiting actions; running ones hold their CPUs until they report."""
+        for action_id, action in lane.actions.items():
+            if action.host is None:
+                del self.open[action_id]
+
+    def host_joined(self, event: ev.HostJoined) -> None:
+        """A host has joined."""
+        spec = event.host
+        self.hosts[spec.host_id] = HostRow(spec.host_id, spec.pool, spec.cpus, spec.cpus)
+
+    def host_lost(self, event: ev.HostLost) -> None:
+        """A host is lost: its actions wait again, those of ended trajectories are over."""
+        host = self.hosts.pop(event.host_id, None)
+        if host is None:
+            return
+        self._run.failures.count("host", "tool worker lost", event.at)
+        for action_id in host.running:
+            action = self.open[action_id]
+            action.host, action.cpus = None, 0
+            if action.lane.ended_s is not None:
+                del self.open[action_id]
+            else:
+                self._changed(action.lane, event.at)
+
+    def _release(self, action_id: ActionId, action: OpenAction) -> None:
+        host = self.hosts.get(action.host or "")
+        if host is not None:
+            host.free_cpus += action.cpus
+            host.running.pop(action_id, None)
+        action.host, action.cpus = None, 0
+
+    def _close(self, action_id: ActionId, action: OpenAction, at: float) -> None:
+        del self.open[action_id]
+        action.lane.actions.pop(action_id, None)
+        self._changed(action.lane, at)
+
+    def _changed(self, lane: Lane, at: float) -> None:
+        if lane.step is None and lane.ended_s is None:
+            self._run.rest(lane, at)

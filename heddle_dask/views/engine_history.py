@@ -1,0 +1,197 @@
+"""The part of a history about engines and the moves of contexts between them."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle_dask.core import commands as cmd
+from heddle_dask.core import events as ev
+from heddle_dask.core.ids import TrajectoryId
+from heddle_dask.views.lanes import EngineRow, Lane, OpenMove
+from heddle_dask.views.phases import LLM_QUEUE
+
+if TYPE_CHECKING:
+    from heddle_dask.views.run_history import RunHistory
+
+MOST_SERIES: Final = 64
+"""Engines whose series are kept: the latest ones."""
+
+MOST_LOST: Final = 64
+"""Lost engines that are remembered: a session of days may lose thousands."""
+
+
+@dataclass(slots=True)
+class MoveCounts:
+    """Totals of the moves of one kind, as `core.migrations.MoveTotals`."""
+
+    started: int = 0
+    running: int = 0
+    failed: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    exposed: int = 0
+    exposed_s: float = 0.0
+
+
+class EngineHistory:
+    """Engines and moves.
+
+    Attributes
+    ----------
+    rows
+        Engines by id, in the order of joining.
+    moving
+        Moves that have not reported, by trajectory.
+    moves
+        Totals by kind.
+    """
+
+    def __init__(self, run: RunHistory) -> None:
+        self._run = run
+        self.rows: dict[str, EngineRow] = {}
+        self.joined_count = 0
+        self.lost_count = 0
+        self._lost: deque[str] = deque()
+        self.moving: dict[TrajectoryId, OpenMove] = {}
+        self.moves: dict[str, MoveCounts] = {}
+        self.charted: deque[int] = deque()
+
+    def joined(self, event: ev.EngineJoined) -> None:
+        """An engine has joined."""
+        spec = event.engine
+        taken = {row.seat for row in self.rows.values() if row.state != "lost"}
+        row = EngineRow(
+            index=self.joined_count,
+            seat=next(seat for seat in count() if seat not in taken),
+            engine_id=spec.engine_id,
+            slots=spec.slots,
+            tp_degree=spec.tp_degree,
+            kv_capacity_tokens=spec.kv_capacity_tokens,
+            joined_s=event.at,
+        )
+        self.joined_count += 1
+        self.rows[spec.engine_id] = row
+        series = self._run.series
+        for what in ("generating", "queued", "resident"):
+            series.add_column((row.index, what))
+        self.charted.append(row.index)
+        if len(self.charted) > MOST_SERIES:
+            oldest = self.charted.popleft()
+            for what in ("generating", "queued", "resident"):
+                series.drop_column((oldest, what))
+
+    def draining(self, event: ev.EngineDraining) -> None:
+        """An engine takes no new step."""
+        row = self.rows.get(event.engine_id)
+        if row is not None and row.state == "ready":
+            row.state = "draining"
+
+    def lost(self, event: ev.EngineLost) -> None:
+        """An engine is lost; if its worker is lost too, its steps wait again."""
+        row = self.rows.get(event.engine_id)
+        if row is None:
+            return
+        if row.state != "lost":
+            row.state = "lost"
+            row.lost_s, row.lost_because = event.at, event.reason
+            self._run.failures.count("engine", event.reason, event.at)
+            self.lost_count += 1
+            self._forget_old(row)
+        elif not (event.stranded and row.generating + row.queued):
+            return
+        for lane in self._run.lanes.values():
+            if event.stranded and lane.engine is row:
+                lane.engine, lane.generating = None, False
+                self._run.enter(lane, LLM_QUEUE, event.at)
+            if lane.home is row and lane.engine is not row:
+                lane.move_home(None)
+        if event.stranded:
+            row.generating = row.queued = 0
+        for move in list(self.moving.values()):
+            if event.engine_id in (move.source, move.target):
+                self._end_move(move, event.at, False, 0.0, 0)
+
+    def _forget_old(self, row: EngineRow) -> None:
+        self._lost.append(row.engine_id)
+        if len(self._lost) > MOST_LOST:
+            oldest = self.rows.get(self._lost[0])
+            # An engine whose worker lives is lost before its steps report.
+            if oldest is None or not oldest.generating + oldest.queued:
+                self.rows.pop(self._lost.popleft(), None)
+
+    # -- moves -------------------------------------------------------------------------------------
+
+    def move_started(self, command: cmd.MoveContext, at: float) -> None:
+        """A move has started."""
+        self.moving[command.trajectory_id] = OpenMove(
+            command.trajectory_id, command.source_engine_id, command.target_engine_id, command.kind, at
+        )
+        counts = self.moves.setdefault(command.kind, MoveCounts())
+        counts.started += 1
+        counts.running += 1
+        lane = self._run.lanes.get(command.trajectory_id)
+        if lane is not None:
+            lane.moves += 1
+
+    def move_ended(self, event: ev.MoveEnded) -> None:
+        """A move has reported; a report of an earlier move changes nothing."""
+        move = self.moving.get(event.trajectory_id)
+        if move is None or move.target != event.target_engine_id:
+            return
+        if event.source_engine_id not in (None, move.source):
+            return
+        self._end_move(move, event.at, event.ok, event.seconds, event.tokens)
+        if not event.ok:
+            self._run.failures.count("move", event.cause or "unknown", event.at)
+
+    def _end_move(self, move: OpenMove, at: float, ok: bool, seconds: float, tokens: int) -> None:
+        del self.moving[move.trajectory_id]
+        counts = self.moves[move.kind]
+        counts.running -= 1
+        counts.seconds += seconds
+        counts.tokens += tokens
+        counts.failed += not ok
+        lane = self._run.lanes.get(move.trajectory_id)
+        if lane is None:
+            return
+        target = self.rows.get(move.target)
+        if ok and target is not None and target.state == "ready":
+            lane.move_home(target)
+        if _waits_for_engine(lane):
+            counts.exposed += 1
+            counts.exposed_s += at - lane.requested_s
+            self._run.enter(lane, LLM_QUEUE, at)
+
+    @property
+    def moves_started(self) -> int:
+        """Moves of all kinds that have started."""
+        return sum(counts.started for counts in self.moves.values())
+
+    # -- series ------------------------------------------------------------------------------------
+
+    def sums(self) -> tuple[int, int, int]:
+        """Slots, context tokens and KV capacity over the engines that are not lost."""
+        slots = resident = capacity = 0
+        for row in self.rows.values():
+            if row.state != "lost":
+                slots += row.slots
+                resident += row.resident_tokens
+                capacity += row.kv_capacity_tokens
+        return slots, resident, capacity
+
+    def sample(self, columns: dict[Any, array[Any]]) -> None:
+        """Append one number to every column of an engine, zeros for one that is forgotten."""
+        by_index = {row.index: row for row in self.rows.values()}
+        for index in self.charted:
+            row = by_index.get(index)
+            numbers = (0, 0, 0) if row is None else (row.generating, row.queued, row.resident_tokens)
+            for what, number in zip(("generating", "queued", "resident"), numbers, strict=True):
+                columns[index, what].append(number)
+
+
+def _waits_for_engine(lane: Lane) -> bool:
+    return lane.step is not None and lane.engine is None
