@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from heddle_dask.live.driver.rollout import Rollout
     from heddle_dask.live.driver.rollout_inputs import ChatModel, Engines, Output
     from heddle_dask.live.driver.services import Budget, Sampling
+    from heddle_dask.live.driver.telemetry import Telemetry
     from heddle_dask.records.store import RunReader
     from heddle_dask.strategies.presets import Strategy
 
@@ -49,6 +50,7 @@ _PLACES = {
     "Strategy": "heddle_dask.strategies.presets",
     "StructuredOutput": "heddle_dask.core.sampling",
     "Task": "heddle_dask.environments.base",
+    "Telemetry": "heddle_dask.live.driver.telemetry",
     "VllmOptions": "heddle_dask.engines.vllm_command",
 }
 
@@ -75,6 +77,7 @@ __all__ = [
     "Strategy",
     "StructuredOutput",
     "Task",
+    "Telemetry",
     "VllmOptions",
 ]
 

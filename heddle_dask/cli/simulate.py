@@ -12,8 +12,8 @@ import click
 from heddle_dask.cli.engine_option import strategies_from_here
 from heddle_dask.cli.number_types import COUNT
 from heddle_dask.cli.option_groups import simulated
+from heddle_dask.cli.output_file import check_writable, write_file
 from heddle_dask.cli.shared_options import print_json, shared_options
-from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
     from heddle_dask.sim.rollout import SimulatedRollout
@@ -78,7 +78,7 @@ def simulate(
     watched_seed = seed if html is not None else None
     jobs = sweep_jobs(work, fleet, arms, range(seed, seed + seeds), warm=warm, watched_seed=watched_seed)
     if html is not None:
-        _check_writable(html)
+        check_writable("--html", html)
     rollouts = play_jobs(jobs, scheduler=scheduler, say=lambda line: click.echo(line, err=True))
     conditions = {
         "workload": workload,
@@ -98,21 +98,9 @@ def simulate(
     if html is not None:
         first = [one for one in rollouts if one.seed == seed]
         page = html_report(first, work.drawn(seed), {**conditions, "seed": seed})
-        html.write_text(page, encoding="utf-8")
+        write_file("--html", html, page)
     if as_json:
         print_json({"conditions": conditions, "rows": [one.figures() for one in rollouts]})
-
-
-def _check_writable(html: Path) -> None:
-    """Refuse a path that cannot be written before minutes of simulation, not after."""
-    try:
-        is_new = not html.exists()
-        with html.open("a", encoding="utf-8"):
-            pass
-        if is_new:
-            html.unlink()
-    except OSError as error:
-        raise BadInput(f"--html {html}: {error.strerror}; give a file that can be written") from None
 
 
 def _rank(mine: Sequence[SimulatedRollout]) -> tuple[int, float]:

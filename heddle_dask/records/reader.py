@@ -15,6 +15,7 @@ import numpy.typing as npt
 import zarr
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.notebook import facts_html, rows_html
 from heddle_dask.records.schema import (
     STRING,
     TABLES,
@@ -187,6 +188,27 @@ class RunReader:
             rewards_known=len(known),
             reward_mean=float(known.mean()) if len(known) else None,
             makespan_s=float(np.nanmax(finished) - np.nanmin(started)) if len(self) else 0.0,
+        )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows; reads no tokens."""
+        metadata = self.metadata
+        made_with = ", ".join(
+            str(metadata[name]) for name in ("environment", "model", "strategy") if name in metadata
+        )
+        reward = self.column("trajectories/reward")
+        known = reward[~np.isnan(reward)]
+        facts: dict[str, object] = {
+            "made with": made_with,
+            "mean reward": float(known.mean()) if len(known) else "unknown",
+            "steps, actions": f"{self._rows['steps']:,}, {self._rows['actions']:,}",
+            "tokens stored": self._rows["tokens"],
+        }
+        ends = _counts(self.column("trajectories/status"))
+        return facts_html(
+            f"Run {self.path.name}: {len(self):,} trajectories",
+            facts,
+            rows_html(("status", "number"), ends.items()),
         )
 
     def _sampled_tokens(self) -> int:

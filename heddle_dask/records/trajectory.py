@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
+from heddle_dask.core.notebook import facts_html, rows_html
 from heddle_dask.records.token_record import Attribution, TokenRecord
 
 Status = Literal["completed", "truncated", "aborted", "failed"]
@@ -161,6 +162,10 @@ class TrajectoryRecord:
         for step in self.steps:
             self._check_step(step)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows; no text of the trajectory."""
+        return trajectory_html(self)
+
     def _check_step(self, step: StepRecord) -> None:
         name = f"step {step.step_index}"
         if not 0 <= step.branch < len(self.branches):
@@ -196,6 +201,30 @@ class TrajectoryOutline:
     actions: tuple[ActionRecord, ...]
     started_s: float
     finished_s: float
+
+    def _repr_html_(self) -> str:
+        return trajectory_html(self)
+
+
+def trajectory_html(record: TrajectoryRecord | TrajectoryOutline) -> str:
+    """A trajectory in figures, for a notebook."""
+    cause = f" by {record.cause}" if record.cause else ""
+    facts: dict[str, object] = {
+        "ended": f"{record.status}{cause}",
+        "reward": "unknown" if record.reward is None else record.reward,
+        "took": f"{record.finished_s - record.started_s:,.2f} s",
+        "task": record.task_id,
+        "steps, actions": f"{len(record.steps):,}, {len(record.actions):,}",
+        "tokens generated": sum(step.generated_tokens for step in record.steps),
+        "message": record.detail.partition("\n")[0],
+    }
+    head = ("step", "branch", "engine", "generated", "queue s", "prefill s", "decode s")
+    rows = (
+        (s.step_index, s.branch, s.engine_id, s.generated_tokens, s.queue_s, s.prefill_s, s.decode_s)
+        for s in record.steps
+    )
+    tables = [rows_html(head, rows, len(record.steps))] if record.steps else []
+    return facts_html(f"Trajectory {record.trajectory_id}", facts, *tables)
 
 
 def trajectory_to_body(record: TrajectoryRecord) -> dict[str, Any]:

@@ -6,21 +6,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from heddle_dask.sim.report_svg import Line, bar_chart, heat_map, line_chart
 from heddle_dask.sim.rollout import SimulatedRollout
 from heddle_dask.sim.timeline import means
+from heddle_dask.views.page import figure, page, section, table
+from heddle_dask.views.svg import Line, bar_chart, heat_map, line_chart
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 _CELLS = 120
 _ROWS = 64
 _POINTS = 300
-_STYLE = (
-    "body{font:14px sans-serif;max-width:1320px;margin:24px auto;padding:0 16px;color:#222}"
-    "svg text{font:11px sans-serif;fill:#222}"
-    "table{border-collapse:collapse}td,th{padding:3px 10px;text-align:right;border-bottom:1px solid #ddd}"
-    "td:first-child,th:first-child{text-align:left}.side{display:flex;flex-wrap:wrap;gap:0 24px}"
-    ".side section{max-width:620px}svg{max-width:100%;height:auto}"
-)
 
 
 def html_report(
@@ -49,16 +43,15 @@ def html_report(
             ),
         ),
     ]
-    charts = "".join(f"<section><h2>{title}</h2>{chart}</section>" for title, chart in sections)
+    charts = "".join(section(title, figure(chart)) for title, chart in sections)
     timelines = "".join(
-        f"<section><h3>{escape(rollout.strategy)}</h3>{chart}</section>"
+        section(rollout.strategy, figure(chart), level=3)
         for rollout, chart in zip(rollouts, _timelines(rollouts), strict=True)
     )
-    return (
-        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>heddle simulate</title>'
-        f"<style>{_STYLE}</style></head><body><h1>Simulated rollouts</h1><p>{escape(said)}</p>{_table(rollouts)}"
-        f'<div class="side">{charts}</div><h2>Running requests by engine</h2>'
-        f'<div class="side">{timelines}</div></body></html>\n'
+    return page(
+        "heddle simulate",
+        f'<h1>Simulated rollouts</h1><p class="soft">{escape(said)}</p>{_table(rollouts)}'
+        f'<div class="side">{charts}</div><h2>Running requests by engine</h2><div class="side">{timelines}</div>',
     )
 
 
@@ -86,10 +79,8 @@ def _table(rollouts: Sequence[SimulatedRollout]) -> str:
         )
         for one in rollouts
     ]
-    lines = ["".join(f"<th>{name}</th>" for name in head)]
-    lines += ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
     short = "".join(f"<p>{escape(one.shortfall)}</p>" for one in rollouts if one.shortfall)
-    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + f"</table>{short}"
+    return table(head, rows) + short
 
 
 def _bounds(rollouts: Sequence[SimulatedRollout]) -> str:

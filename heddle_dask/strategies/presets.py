@@ -11,6 +11,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.notebook import facts_html, rows_html
 from heddle_dask.core.view import PredictorChoice, StrategySet
 from heddle_dask.cost.engine_cost import EngineCost, cost_from_mapping
 from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
@@ -167,6 +168,15 @@ class Strategy:
     def build(self, *, seed: int) -> StrategySet:
         """Build its strategies, as `build_strategies`."""
         return build_strategies(self.preset, seed=seed, overrides=self.overrides)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the strategy of each part, and which of them are not the preset's."""
+        chosen = {part: (choice, "") for part, choice in PRESETS[self.preset].items()}
+        for text in self.overrides:
+            part, _, choice = text.partition("=")
+            chosen[part] = choice, "replaced"
+        rows = ((part, choice, changed) for part, (choice, changed) in chosen.items())
+        return facts_html(f"Strategy {self.preset}", {}, rows_html(("part", "strategy", ""), rows))
 
     @property
     def knows_lengths(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import dask.config
 import pytest
 
-from heddle_dask import BadInput, Budget, Engines, EngineSpec, Patience, Sampling, Strategy
+from heddle_dask import BadInput, Budget, Engines, EngineSpec, Patience, Sampling, Strategy, Telemetry
 from heddle_dask.cli.rollout.settings import SETTINGS
 from heddle_dask.live.driver.rollout_inputs import strategy_of
 
@@ -110,7 +110,8 @@ def heddle(*arguments: str, home: Path, **variables: str) -> subprocess.Complete
 def test_every_option_with_a_setting_is_an_option_and_a_field() -> None:
     from heddle_dask.cli.rollout.command import rollout
 
-    kinds = {"budget": Budget, "engines": Engines, "patience": Patience, "sampling": Sampling}
+    sections = {"budget": Budget, "engines": Engines, "patience": Patience, "sampling": Sampling}
+    kinds = {**sections, "otel": Telemetry}
     options = {option.name for option in rollout.params}
     for option, (section, name) in SETTINGS.items():
         assert option in options

@@ -12,6 +12,7 @@ from heddle_dask.cli.bench.overhead import overhead
 from heddle_dask.cli.bench.paper import paper
 from heddle_dask.cli.bench.predictor import predictor
 from heddle_dask.cli.bench.records import records
+from heddle_dask.cli.bench.report import report
 from heddle_dask.cli.bench.scale import scale
 from heddle_dask.cli.bench.soak import soak
 from heddle_dask.cli.bench.watched import watched
@@ -40,6 +41,7 @@ bench.add_command(overhead)
 bench.add_command(paper)
 bench.add_command(predictor)
 bench.add_command(records)
+bench.add_command(report)
 bench.add_command(scale)
 bench.add_command(soak)
 bench.add_command(watched)

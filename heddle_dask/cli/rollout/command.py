@@ -144,6 +144,9 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     show_default=True,
     help="Seconds that engines on a standing cluster are kept for --resume when this process is killed.",
 )
+@click.option(
+    "--otel", default=None, metavar="URL", help="OpenTelemetry collector (OTLP over HTTP) for spans."
+)
 @click.option("--dashboard/--no-dashboard", default=None, help="[default: where bokeh is installed]")
 @shared_options
 @click.pass_context

@@ -48,7 +48,10 @@ class RolloutEngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """Where the rollout runs: the cluster behind `scheduler`, or a local one. Timeouts in seconds."""
+    """Where the rollout runs: the cluster behind `scheduler`, or a local one. Timeouts in seconds.
+
+    `otel` is where its spans go.
+    """
 
     scheduler: str | None
     tls_ca_file: Path | None
@@ -63,6 +66,7 @@ class ClusterOptions:
     scheduler_timeout: float
     orphan_timeout: float
     dashboard: bool | None
+    otel: str | None
     sandbox: str
 
 

@@ -62,6 +62,7 @@ from heddle_dask.live.driver.resume import batch_of
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.rollout_inputs import ChatModel, Engines, Output, tasks_of
 from heddle_dask.live.driver.services import Budget, Sampling
+from heddle_dask.live.driver.telemetry import Telemetry
 from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
 from heddle_dask.live.scheduler.warm_start import check_warm
 from heddle_dask.records.trajectory import TrajectoryRecord
@@ -153,6 +154,7 @@ class _Run:
         if where.scheduler is None:
             kind.check_installed()
         self.dashboard = _dashboard(where.dashboard)
+        self.telemetry = Telemetry(endpoint=where.otel)
         self.left = order.work.tasks * order.work.samples
         if order.mode == "resume":
             self._take_over()
@@ -294,6 +296,7 @@ class _Run:
             budget=self.budget,
             sampling=self.sampling,
             retries=order.retries,
+            telemetry=self.telemetry,
             on_progress=self._told,
         )
 

@@ -29,6 +29,7 @@ SETTINGS = {
     "rejoin_timeout": ("patience", "rejoin_s"),
     "scheduler_timeout": ("patience", "scheduler_s"),
     "orphan_timeout": ("patience", "orphans_s"),
+    "otel": ("otel", "endpoint"),
 }
 
 
@@ -59,8 +60,15 @@ def _defaults() -> dict[str, Any]:
     from heddle_dask.live.driver.rollout_inputs import Engines, strategy_of
     from heddle_dask.live.driver.services import Budget, Sampling
     from heddle_dask.live.driver.settings import configured_strategy, settings_of
+    from heddle_dask.live.driver.telemetry import Telemetry
 
-    groups = {"budget": Budget(), "engines": Engines(), "patience": Patience(), "sampling": Sampling()}
+    groups = {
+        "budget": Budget(),
+        "engines": Engines(),
+        "otel": Telemetry(),
+        "patience": Patience(),
+        "sampling": Sampling(),
+    }
     strategy_of(None)  # checks it, as the constructors do theirs
     defaults = {
         option: getattr(groups[section], name)

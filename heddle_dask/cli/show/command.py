@@ -6,19 +6,37 @@ from pathlib import Path
 
 import click
 
+from heddle_dask.cli.output_file import check_writable
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
+
+_FILE = click.Path(path_type=Path)
 
 
 @click.command("show")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--trajectory", default=None, metavar="ID|INDEX", help="Show this one in full.")
 @click.option("--failed", is_flag=True, help="List what did not complete: id, status, cause, message.")
+@click.option("--html", type=_FILE, default=None, help="Write a report: one file that stands alone.")
+@click.option("--perfetto", type=_FILE, default=None, help="Write a trace for ui.perfetto.dev.")
 @shared_options
-def show(run: Path, trajectory: str | None, failed: bool, as_json: bool, seed: int) -> None:
+def show(
+    run: Path,
+    trajectory: str | None,
+    failed: bool,
+    html: Path | None,
+    perfetto: Path | None,
+    as_json: bool,
+    seed: int,
+) -> None:
     """Show a stored run, one trajectory of it, or those that failed; changes nothing."""
     if failed and trajectory is not None:
         raise BadInput("--failed and --trajectory exclude each other: use one")
+    for option, path in (("--html", html), ("--perfetto", perfetto)):
+        if path is not None and (failed or trajectory is not None):
+            raise BadInput(f"{option} is of the whole run: leave --failed and --trajectory away")
+        if path is not None:
+            check_writable(option, path)
     from heddle_dask.cli.show.report import show_failed, show_run, show_trajectory
 
     if failed:
@@ -26,6 +44,6 @@ def show(run: Path, trajectory: str | None, failed: bool, as_json: bool, seed: i
     elif trajectory is not None:
         result = show_trajectory(run, trajectory, to_stderr=as_json)
     else:
-        result = show_run(run, to_stderr=as_json)
+        result = show_run(run, to_stderr=as_json, html=html, perfetto=perfetto)
     if as_json:
         print_json(result)

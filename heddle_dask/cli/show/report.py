@@ -9,13 +9,17 @@ from rich.console import Console
 from rich.text import Text
 
 from heddle_dask.chat.template import ChatTemplate
+from heddle_dask.cli.output_file import write_file
 from heddle_dask.cli.rollout.summary import Tally, table
+from heddle_dask.cli.show.figures import about, empty_figures, has_one_clock, longest_line, seconds_table
 from heddle_dask.cli.show.transcript import Passage, passages, trajectory_facts
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.kinds import ENGINE_KINDS
 from heddle_dask.records.causes import message_of
 from heddle_dask.records.token_record import Attribution
+from heddle_dask.views.run_report import run_report, totals_json, unknown_notes
+from heddle_dask.views.run_trace import RunTrace
 
 _STYLES = {
     Attribution.PROMPT: "cyan",
@@ -27,8 +31,15 @@ _STYLES = {
 _MADE_WITH = ("environment", "model", "strategy", "samples", "seed")
 
 
-def show_run(path: Path, *, to_stderr: bool) -> dict[str, Any]:
+def show_run(
+    path: Path, *, to_stderr: bool, html: Path | None = None, perfetto: Path | None = None
+) -> dict[str, Any]:
     """Print the figures of a run and return them.
+
+    Parameters
+    ----------
+    html, perfetto
+        Files to write: the report, and the trace.
 
     Raises
     ------
@@ -41,14 +52,21 @@ def show_run(path: Path, *, to_stderr: bool) -> dict[str, Any]:
         run.metadata.get("tool_cpus", 0),
         queued_inside=_prefill_includes_queue(run.metadata.get("engine")),
     )
-    # Each session that writes to a run has its own clock: times of two sessions cannot be compared.
-    timed = all(int(run.metadata.get(count, 1)) <= 1 for count in ("batches", "sessions"))
+    timed = has_one_clock(run.metadata)
+    figures = empty_figures(run)
+    trace = None if perfetto is None else RunTrace(figures)
     for record in run.outlines():
         tally.add(record, timed=timed)
+        account = figures.add(record)
+        if trace is not None:
+            trace.add(record, account)
     console = Console(stderr=to_stderr, soft_wrap=True)
     made_with = ", ".join(f"{name} {run.metadata[name]}" for name in _MADE_WITH if name in run.metadata)
     console.print(made_with, highlight=False, markup=False)
     console.print(table(tally, str(path)))
+    console.print(seconds_table(figures))
+    for note in (longest_line(figures), *unknown_notes(figures)):
+        console.print(note, highlight=False, markup=False)
     if run.recovered or run.unfinished:
         console.print(
             f"The writer of this run was killed or is still running: {run.recovered} of these trajectories are only in "
@@ -56,8 +74,19 @@ def show_run(path: Path, *, to_stderr: bool) -> dict[str, Any]:
             "`heddle rollout --resume` with the same options continues the run.",
             highlight=False,
         )
+    if html is not None:
+        write_file("--html", html, run_report(figures, about(run, tally)))
+        console.print(f"report: {html}", highlight=False, markup=False)
+    if perfetto is not None and trace is not None:
+        write_file("--perfetto", perfetto, trace.encoded())
+        console.print(
+            f"trace: {perfetto} (open it at https://ui.perfetto.dev)", highlight=False, markup=False
+        )
     return {
         **tally.result(str(path)),
+        "seconds": totals_json(figures),
+        "html": None if html is None else str(html),
+        "perfetto": None if perfetto is None else str(perfetto),
         "stored": run.stored,
         "recovered": run.recovered,
         "unfinished": run.unfinished,

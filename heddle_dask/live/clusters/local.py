@@ -23,6 +23,7 @@ from distributed.deploy.spec import ProcessInterface, SpecCluster
 
 import heddle_dask
 from heddle_dask.core.errors import HeddleError
+from heddle_dask.core.notebook import facts_html
 from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.live.clusters.credentials import Credentials
 from heddle_dask.live.wire.messages import ENGINE_LOGS_VARIABLE, ENGINE_RESOURCE, TOOL_RESOURCE
@@ -257,7 +258,7 @@ class LocalRolloutCluster(SpecCluster):
         self.logs = self.directory if logs is None else Path(logs).absolute()
         self.credentials = Credentials.temporary(self.directory) if security else None
         cpus = tool_cpus or os.cpu_count() or 1
-        share = max(1, cpus // max(1, tool_workers))
+        self._tool_cpus = share = max(1, cpus // max(1, tool_workers))
         workers = {
             **{f"rollout-{i}": self._spec(f"rollout-{i}", {ENGINE_RESOURCE: 1}) for i in range(engines)},
             **{f"tool-{i}": self._spec(f"tool-{i}", {TOOL_RESOURCE: share}) for i in range(tool_workers)},
@@ -279,6 +280,20 @@ class LocalRolloutCluster(SpecCluster):
             name="heddle-local",
             **kwargs,
         )
+
+    def _repr_html_(self, cluster_status: str | None = None) -> str:
+        """What a notebook shows: Dask's view of the cluster, and what it has for rollouts."""
+        kinds = [name.partition("-")[0] for name in map(str, self.worker_spec)]
+        own = facts_html(
+            "For rollouts",
+            {
+                "workers that can host an engine": kinds.count("rollout"),
+                "tool workers": f"{kinds.count('tool')} with {self._tool_cpus} CPUs each",
+                "connections": "open to every user of this machine" if self._credentials is None else "TLS",
+                "logs": self.logs,
+            },
+        )
+        return f"{super()._repr_html_(cluster_status=cluster_status)}{own}"
 
     def _spec(self, name: str, resources: Mapping[str, float]) -> dict[str, Any]:
         kind = "rollout_worker" if ENGINE_RESOURCE in resources else "tool_worker"

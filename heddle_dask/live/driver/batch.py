@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import overload
 
+from heddle_dask.core.notebook import facts_html, rows_html
 from heddle_dask.records.causes import CauseCount, CauseCounts, Ended
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.trajectory import TrajectoryRecord
@@ -47,12 +48,19 @@ class Batch:
         return iter(self.trajectories)
 
     def _repr_html_(self) -> str:
-        mean = "unknown" if self.reward_mean is None else f"{self.reward_mean:.3f}"
-        rows = "".join(f"<tr><td>{status}</td><td>{n}</td></tr>" for status, n in self.counts.items())
-        return (
-            f"<p><b>{len(self)} trajectories</b> in {self.makespan_s:.1f} s, {self.generated_tokens} tokens, "
-            f"mean reward {mean}</p><table>{rows}</table>"
-        )
+        ends = ", ".join(f"{count:,} {status}" for status, count in self.counts.items())
+        rate = f" ({self.generated_tokens / self.makespan_s:,.0f} per second)" if self.makespan_s > 0 else ""
+        facts = {
+            "ended": ends,
+            "mean reward": "unknown" if self.reward_mean is None else self.reward_mean,
+            "makespan": f"{self.makespan_s:,.1f} s",
+            "tokens": f"{self.generated_tokens:,}{rate}",
+            "stored in": self.out,
+        }
+        failed = ((each.title, each.count, each.first_trajectory, each.first_message) for each in self.causes)
+        head = ("did not complete", "number", "first", "its message")
+        tables = [rows_html(head, failed, len(self.causes))] if self.causes else []
+        return facts_html(f"Batch of {len(self):,} trajectories", facts, *tables)
 
 
 class BatchTally:
@@ -86,6 +94,21 @@ class BatchTally:
         if record.reward is not None:
             self._rewards += 1
             self._reward_sum += record.reward
+
+    def batch(
+        self, out: str | None, rows: range, began_s: float, moves: Mapping[str, Mapping[str, float]]
+    ) -> Batch:
+        """The batch of what was counted; `rows` are those of the store at `out`, if there is one."""
+        return Batch(
+            trajectories=self.kept if out is None else StoredTrajectories(out, rows, self.kept),
+            makespan_s=self.last_end_s - began_s,
+            reward_mean=self.reward_mean,
+            generated_tokens=self.generated_tokens,
+            out=out,
+            counts=self.counts,
+            moves=moves,
+            causes=self.causes.rows(),
+        )
 
     @property
     def reward_mean(self) -> float | None:

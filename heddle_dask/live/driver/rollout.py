@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment
-from heddle_dask.live.driver.batch import Batch, BatchTally, StoredTrajectories
+from heddle_dask.live.driver.batch import Batch, BatchTally
 from heddle_dask.live.driver.capacity import check_context, longest_context
 from heddle_dask.live.driver.encryption import warn_if_unencrypted
 from heddle_dask.live.driver.loaded_model import LoadedModel
+from heddle_dask.live.driver.notebook import rollout_html
 from heddle_dask.live.driver.open_session import OpenSession
 from heddle_dask.live.driver.resume import batch_prefix
 from heddle_dask.live.driver.rollout_engines import RolloutEngines
@@ -35,6 +37,8 @@ from heddle_dask.live.driver.run_files import RunFiles, software_versions
 from heddle_dask.live.driver.runner import Driver, attempts_of
 from heddle_dask.live.driver.sandbox_check import check_sandbox, checked_policy
 from heddle_dask.live.driver.services import Budget, Sampling, Services
+from heddle_dask.live.driver.stream_sync import stream_sync
+from heddle_dask.live.driver.telemetry import SpanSender, Telemetry
 from heddle_dask.live.wire.driver_messages import EngineLostNotice, GetCapacity, Notice
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.records.trajectory import TrajectoryRecord
@@ -71,6 +75,8 @@ class Rollout:
         Temperature, top-p, top-k and min-p.
     retries
         How often a step or an action is tried again.
+    telemetry
+        Where spans of trajectories, steps and actions go; None: as the settings say, else nowhere.
     on_progress
         Takes one line for each thing that is waited for or decided.
 
@@ -104,6 +110,7 @@ class Rollout:
         budget: Budget | None = None,
         sampling: Sampling | None = None,
         retries: RetryPolicy | None = None,
+        telemetry: Telemetry | None = None,
         on_progress: Callable[[str], None] = lambda message: None,
     ) -> None:
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
@@ -112,6 +119,7 @@ class Rollout:
         self.budget = given_or_default("budget", Budget, budget)
         self.sampling = given_or_default("sampling", Sampling, sampling)
         self.retries = given_or_default("retries", RetryPolicy, retries)
+        self._telemetry = given_or_default("telemetry", Telemetry, telemetry)
         asked = Engines.of(engines)
         self._patience = asked.patience
         self._strategy = strategy_of(strategy)
@@ -142,6 +150,7 @@ class Rollout:
         self._session: OpenSession | None = None
         self._files: RunFiles | None = None
         self._driver: Driver | None = None
+        self._spans: SpanSender | None = None
         self._moves: Mapping[str, Mapping[str, float]] = {}
         self._longest: int | None = None
         self._batches = 0
@@ -174,7 +183,7 @@ class Rollout:
         """Yield each trajectory as it finishes; an async iterator with an asynchronous client."""
         if self.client.asynchronous:
             return self._stream(tasks)
-        return self._stream_sync(tasks)
+        return stream_sync(self._sync, self._stream(tasks))
 
     def interrupt(self) -> bool:
         """Stop admitting and abort what runs; the run then ends, and nothing finished is lost.
@@ -204,6 +213,10 @@ class Rollout:
     def running_tp_degrees(self) -> tuple[int, ...]:
         """TP degrees of the engines that run, from the largest to the smallest; empty where none were asked for."""
         return self._engines.running_tp_degrees
+
+    def _repr_html_(self) -> str:
+        facts = {**self._describe(), "out": self._output and self._output.path, **self.progress()}
+        return rollout_html(facts)
 
     def close(self) -> Any:
         """End the session, stop the engines, close the store."""
@@ -238,14 +251,6 @@ class Rollout:
             await self._driver.ended.wait()
         await self._close()
 
-    def _stream_sync(self, tasks: Tasks) -> Iterator[TrajectoryRecord]:
-        stream = self._stream(tasks)
-        while True:
-            record = self._sync(_next_or_none, stream)
-            if record is None:
-                return
-            yield record
-
     async def _run(self, tasks: Tasks) -> Batch:
         tally = BatchTally()
         began_s = 0.0
@@ -254,16 +259,7 @@ class Rollout:
             tally.add(record, is_stored=self._driver.stores(record))
             began_s = self._batch_began_s
         out = None if self._output is None else str(self._output.path)
-        return Batch(
-            trajectories=tally.kept if out is None else StoredTrajectories(out, self._batch_rows, tally.kept),
-            makespan_s=tally.last_end_s - began_s,
-            reward_mean=tally.reward_mean,
-            generated_tokens=tally.generated_tokens,
-            out=out,
-            counts=tally.counts,
-            moves=self._moves,
-            causes=tally.causes.rows(),
-        )
+        return tally.batch(out, self._batch_rows, began_s, self._moves)
 
     async def _stream(self, tasks: Tasks) -> AsyncIterator[TrajectoryRecord]:
         chosen = tasks_of(tasks, self.environment, self.seed)
@@ -284,6 +280,8 @@ class Rollout:
             try:
                 async for record in driver.run(attempts):
                     self._engines.finished(record)
+                    if self._spans is not None and not driver.is_left_to_resume(record):
+                        self._spans.finished(record)
                     yield record
             finally:
                 limit.cancel()
@@ -300,6 +298,10 @@ class Rollout:
         engines = [ready.engine for ready in (await ask_scheduler(self.client, GetCapacity())).engines]
         longest = longest_context(self.budget.max_context_tokens, engines, self._longest)
         self._longest = longest
+        if self._spans is None:
+            self._spans = self._telemetry.sender(
+                session.session_id, self._model, self._clock, self._on_progress
+            )
         files.engines_answer({"context_tokens": longest, "slots": sum(engine.slots for engine in engines)})
         return Services(
             session=session.session_id,
@@ -309,9 +311,12 @@ class Rollout:
             max_context_tokens=longest,
             sampling=self.sampling,
             retries=self.retries,
-            clock=lambda: time.monotonic() - self._started_s,
+            clock=self._clock,
             journal=files.journal,
         )
+
+    def _clock(self) -> float:
+        return time.monotonic() - self._started_s
 
     async def _open(self) -> tuple[OpenSession, RunFiles]:
         """Sandbox and files first (they fail fastest), then session, engines; an older run is overwritten last."""
@@ -383,16 +388,12 @@ class Rollout:
     async def _close(self) -> None:
         session, self._session = self._session, None
         files, self._files = self._files, None
+        spans, self._spans = self._spans, None
         try:
             if session is not None:
                 await session.close()
         finally:
             if files is not None:
                 await files.close()
-
-
-async def _next_or_none(stream: AsyncIterator[TrajectoryRecord]) -> TrajectoryRecord | None:
-    try:
-        return await anext(stream)
-    except StopAsyncIteration:
-        return None
+            if spans is not None:
+                await asyncio.to_thread(spans.close)

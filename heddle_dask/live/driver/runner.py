@@ -254,7 +254,11 @@ class Driver:
 
     def stores(self, record: TrajectoryRecord) -> bool:
         """Whether a record of this run goes to its store, if there is one."""
-        return self._writer is not None and not (self._to_resume and record.status == "aborted")
+        return self._writer is not None and not self.is_left_to_resume(record)
+
+    def is_left_to_resume(self, record: TrajectoryRecord) -> bool:
+        """Whether a resumed run will go on with this trajectory."""
+        return self._to_resume and record.status == "aborted"
 
     async def _run_one(self, attempt: Attempt) -> TrajectoryRecord:
         trajectory_id = attempt.spec.trajectory_id

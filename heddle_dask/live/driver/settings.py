@@ -18,7 +18,7 @@ from heddle_dask.core.errors import BadInput
 
 Value = TypeVar("Value")
 
-SECTIONS = ("budget", "engines", "patience", "sampling", "strategy")
+SECTIONS = ("budget", "engines", "otel", "patience", "sampling", "strategy")
 
 
 def configured(

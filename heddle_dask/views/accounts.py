@@ -1,0 +1,365 @@
+"""Where each second of a trajectory went: its time from submission to its end, cut into parts that sum to it exactly.
+
+A trajectory may do several things at once: forks sample side by side, and a program may await a tool and a step
+together. An instant counts once, for the part that comes first in `Part`: work before waiting, and waiting before
+nothing. Times are whole nanoseconds inside, so that sums are exact.
+
+What a record does not tell comes from the journal (`views.journal_facts`): the wait for admission, the waits for a
+context to move, and attempts that gave no result. Without the journal these are unknown and said to be so, and their
+seconds are in other parts: see `PART_TEXT`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from heddle_dask.records.trajectory import ActionRecord, StepRecord, TrajectoryOutline, TrajectoryRecord
+
+NS_PER_S = 1_000_000_000
+# Clocks of two processes: a step that worked this much longer than it was open comes from an earlier session.
+_TOLERANCE_NS = 1_000_000
+
+AnyRecord = TrajectoryRecord | TrajectoryOutline
+
+
+class Part(StrEnum):
+    """What a trajectory did at an instant; of several at once, the first of this list."""
+
+    DECODE = "decode"
+    PREFILL = "prefill"
+    GENERATION = "generation"
+    TOOL = "tool"
+    REWARD = "reward"
+    MIGRATION = "migration"
+    TOOL_QUEUE = "tool_queue"
+    LLM_QUEUE = "llm_queue"
+    LOST = "lost"
+    ADMISSION = "admission"
+    DRIVER = "driver"
+
+
+PART_TITLE: Mapping[Part, str] = {
+    Part.ADMISSION: "admission",
+    Part.LLM_QUEUE: "LLM queue",
+    Part.MIGRATION: "exposed migration",
+    Part.PREFILL: "prefill",
+    Part.DECODE: "decode",
+    Part.GENERATION: "step, not split",
+    Part.TOOL_QUEUE: "tool queue",
+    Part.TOOL: "tool",
+    Part.REWARD: "reward",
+    Part.LOST: "without result",
+    Part.DRIVER: "driver and rest",
+}
+"""In the order of reading: a trajectory's life."""
+
+PART_TEXT: Mapping[Part, str] = {
+    Part.ADMISSION: "from submission until the program starts",
+    Part.LLM_QUEUE: "a step waits for an engine, a slot and the control plane",
+    Part.MIGRATION: "a step waits until its context has moved to another engine",
+    Part.PREFILL: "an engine reads the context; with vLLM, also the wait in the engine's own queue",
+    Part.DECODE: "an engine generates",
+    Part.GENERATION: "a step of an engine that does not report its times",
+    Part.TOOL_QUEUE: "an action waits for CPUs and the control plane",
+    Part.TOOL: "a tool runs",
+    Part.REWARD: "a reward call runs",
+    Part.LOST: "attempts and calls that gave no result: their engine or host was lost, or they were cancelled",
+    Part.DRIVER: "the agent's own code, the driver, transport, and everything that is not measured",
+}
+
+
+class TimeSegment(NamedTuple):
+    """A stretch of a trajectory's time, in nanoseconds of its session."""
+
+    start_ns: int
+    stop_ns: int
+    part: Part
+
+
+@dataclass(slots=True)
+class StepWaits:
+    """What the journal tells of one step, in seconds.
+
+    Attributes
+    ----------
+    moving_s
+        It waited while the context moved.
+    stranded_s
+        It ran on an engine that was lost with its worker, and waited again.
+    failed_s
+        Attempts that failed, from request to failure.
+    """
+
+    moving_s: float = 0.0
+    stranded_s: float = 0.0
+    failed_s: float = 0.0
+
+
+@dataclass(slots=True)
+class ControlFacts:
+    """What the journal tells of one trajectory, by the clock of the session.
+
+    Attributes
+    ----------
+    waits
+        By path of the branch (``""``, ``"#1"``, …) and index of the step.
+    attempts
+        (path, step, start, end) of requests that ended without a result.
+    """
+
+    submitted_s: float = math.nan
+    admitted_s: float = math.nan
+    ended_s: float = math.nan
+    waits: dict[tuple[str, int], StepWaits] = field(default_factory=dict)
+    attempts: list[tuple[str, int, float, float]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=lambda: [""])
+
+    @property
+    def losses(self) -> int:
+        """Attempts that failed or were stranded with their engine."""
+        return sum((each.failed_s > 0) + (each.stranded_s > 0) for each in self.waits.values())
+
+    @property
+    def admission_s(self) -> float:
+        """Seconds from submission to admission; nan where it was not admitted or the journal does not tell."""
+        return self.admitted_s - self.submitted_s
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where the time of one trajectory went.
+
+    Attributes
+    ----------
+    segments
+        Without gap and overlap, from the start to the end; the first is the wait for admission.
+    parts_ns
+        Nanoseconds by part; their sum is `duration_ns`.
+    duration_ns
+        From submission, or from the start where the admission is unknown, to the end.
+    admission_known, waits_known
+        Whether the journal told the wait for admission, and moves and lost attempts.
+    earlier_s
+        Seconds of work that a resumed run took from an earlier session; not in the duration.
+    """
+
+    trajectory_id: str
+    segments: tuple[TimeSegment, ...]
+    parts_ns: Mapping[Part, int]
+    duration_ns: int
+    admission_known: bool
+    waits_known: bool
+    earlier_s: float
+
+    @property
+    def duration_s(self) -> float:
+        """The duration in seconds."""
+        return self.duration_ns / NS_PER_S
+
+    def seconds(self, part: Part) -> float:
+        """Seconds of one part."""
+        return self.parts_ns.get(part, 0) / NS_PER_S
+
+    def share(self, part: Part) -> float:
+        """Share of the duration, 0 to 1."""
+        return self.parts_ns.get(part, 0) / self.duration_ns if self.duration_ns else 0.0
+
+
+def account_of(record: AnyRecord, facts: ControlFacts | None = None) -> Account:
+    """Where the time of a finished trajectory went.
+
+    Parameters
+    ----------
+    facts
+        What the journal tells of it in the session in which it ended; None without a journal.
+    """
+    start_ns = _ns(record.started_s)
+    stop_ns = max(start_ns, _ns(record.finished_s))
+    spans: list[TimeSegment] = []
+    earlier_s = 0.0
+    paths = _paths_by_branch(record, facts)
+    for step in record.steps:
+        waits = None if facts is None else facts.waits.get((paths.get(step.branch, "?"), step.step_index))
+        parts = _step_spans(step, waits or StepWaits())
+        spans += parts or ()
+        earlier_s += 0.0 if parts is not None else _known(step.prefill_s) + _known(step.decode_s)
+    for action in record.actions:
+        parts = _action_spans(action, stop_ns)
+        spans += parts or ()
+        earlier_s += 0.0 if parts is not None else _known(action.run_s)
+    if facts is not None:
+        spans += _spans_without_result(record, facts, paths)
+    admission_ns = 0 if facts is None else max(0, _ns(facts.admission_s))
+    admission = [TimeSegment(start_ns - admission_ns, start_ns, Part.ADMISSION)] if admission_ns else []
+    segments = (*admission, *flattened(spans, start_ns, stop_ns))
+    return Account(
+        trajectory_id=record.trajectory_id,
+        segments=segments,
+        parts_ns=summed(segments),
+        duration_ns=stop_ns - start_ns + admission_ns,
+        admission_known=facts is not None and not math.isnan(facts.admission_s),
+        waits_known=facts is not None,
+        earlier_s=earlier_s,
+    )
+
+
+def summed(segments: Iterable[TimeSegment]) -> dict[Part, int]:
+    """Nanoseconds by part."""
+    sums: dict[Part, int] = {}
+    for start, stop, part in segments:
+        sums[part] = sums.get(part, 0) + stop - start
+    return sums
+
+
+def flattened(spans: Sequence[TimeSegment], start_ns: int, stop_ns: int) -> list[TimeSegment]:
+    """Spans that may overlap and leave gaps, as segments that cover start to stop once; gaps are `Part.DRIVER`."""
+    inside = sorted(
+        (max(start, start_ns), min(stop, stop_ns), _RANK[part])
+        for start, stop, part in spans
+        if min(stop, stop_ns) > max(start, start_ns)
+    )
+    overlap = any(second[0] < first[1] for first, second in itertools.pairwise(inside))
+    segments: list[TimeSegment] = []
+    reached = start_ns
+    for start, stop, rank in _swept(inside) if overlap else inside:
+        if start > reached:
+            segments.append(TimeSegment(reached, start, Part.DRIVER))
+        part = _PARTS[rank]
+        if segments and segments[-1].part is part and segments[-1].stop_ns == start:
+            segments[-1] = TimeSegment(segments[-1].start_ns, stop, part)
+        else:
+            segments.append(TimeSegment(start, stop, part))
+        reached = stop
+    if stop_ns > reached:
+        segments.append(TimeSegment(reached, stop_ns, Part.DRIVER))
+    return segments
+
+
+_PARTS = tuple(Part)
+_RANK = {part: rank for rank, part in enumerate(_PARTS)}
+
+
+def _swept(spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Between any two ends of overlapping spans, the lowest rank that is open."""
+    changes = sorted(
+        [(start, 1, rank) for start, _, rank in spans] + [(stop, -1, rank) for _, stop, rank in spans]
+    )
+    open_of = [0] * len(_PARTS)
+    previous = 0
+    for at, change, rank in changes:
+        if at > previous:
+            first = next((each for each, count in enumerate(open_of) if count), None)
+            if first is not None:
+                yield previous, at, first
+        open_of[rank] += change
+        previous = at
+
+
+def _step_spans(step: StepRecord, waits: StepWaits) -> list[TimeSegment] | None:
+    """The phases of one step inside its time: waiting first, then prefill and decode, as most steps have it.
+
+    A preempted step has several of each; their sums are right, their order is not. None: the record's times are of an
+    earlier session, whose result was taken from the journal.
+    """
+    start, stop = _ns(step.submitted_s), _ns(step.finished_s)
+    whole = max(0, stop - start)
+    if not worked_here(step):
+        return None
+    decode = min(max(0, _ns(step.decode_s)), whole)
+    prefill = min(max(0, _ns(step.prefill_s)), whole - decode)
+    left = whole - prefill - decode
+    queue = min(max(0, _ns(step.queue_s)), left)
+    left -= queue
+    moving = min(_ns(waits.moving_s), queue)
+    stranded = min(_ns(waits.stranded_s), queue - moving)
+    failed = min(_ns(waits.failed_s), left)
+    left -= failed
+    is_split = not (math.isnan(step.queue_s) or math.isnan(step.prefill_s) or math.isnan(step.decode_s))
+    phases = (
+        (Part.LLM_QUEUE, queue - moving - stranded),
+        (Part.MIGRATION, moving),
+        (Part.LOST, stranded + failed),
+        (Part.DRIVER if is_split else Part.GENERATION, left),
+        (Part.PREFILL, prefill),
+        (Part.DECODE, decode),
+    )
+    return list(_one_after_another(start, phases))
+
+
+def _action_spans(action: ActionRecord, end_ns: int) -> list[TimeSegment] | None:
+    """Waiting, then running; None as for `_step_spans`."""
+    start = _ns(action.submitted_s)
+    if math.isnan(action.finished_s):
+        return [TimeSegment(start, end_ns, Part.LOST)]
+    whole = max(0, _ns(action.finished_s) - start)
+    if action.status == "lost":
+        return [TimeSegment(start, start + whole, Part.LOST)]
+    if not worked_here(action):
+        return None
+    ran = min(max(0, _ns(action.run_s)), whole)
+    runs = Part.REWARD if action.kind == "reward" else Part.TOOL
+    return list(_one_after_another(start, ((Part.TOOL_QUEUE, whole - ran), (runs, ran))))
+
+
+def _one_after_another(start: int, phases: Iterable[tuple[Part, int]]) -> Iterator[TimeSegment]:
+    for part, length in phases:
+        if length > 0:
+            if part is not Part.DRIVER:
+                yield TimeSegment(start, start + length, part)
+            start += length
+
+
+def _spans_without_result(
+    record: AnyRecord, facts: ControlFacts, paths: Mapping[int, str]
+) -> Iterator[TimeSegment]:
+    """Requests of steps that have no record: they were lost or cancelled."""
+    if math.isnan(facts.admitted_s):
+        return
+    # The driver's clock and the session's have an offset; the program starts when its admission arrives.
+    offset_s = record.started_s - facts.admitted_s
+    has_record = {(paths.get(step.branch, "?"), step.step_index) for step in record.steps}
+    for path, index, start_s, stop_s in facts.attempts:
+        if (path, index) not in has_record:
+            stop_s = record.finished_s - offset_s if math.isnan(stop_s) else stop_s
+            yield TimeSegment(_ns(start_s + offset_s), _ns(stop_s + offset_s), Part.LOST)
+
+
+def _paths_by_branch(record: AnyRecord, facts: ControlFacts | None) -> dict[int, str]:
+    """Path of each branch by its number; only of the first where the numbers of forks cannot be told."""
+    if facts is None:
+        return {}
+    numbers = {0, *(step.branch for step in record.steps), *(action.branch for action in record.actions)}
+    # A record has each branch before its own forks.
+    paths = sorted(facts.paths, key=lambda path: [int(number) for number in path.split("#")[1:]])
+    if len(numbers) != len(paths):
+        return {0: ""}
+    return dict(zip(sorted(numbers), paths, strict=True))
+
+
+def worked_here(part: StepRecord | ActionRecord) -> bool:
+    """Whether its time of work fits into its time: False for results that a resumed run took from its journal."""
+    worked_s = (
+        _known(part.prefill_s) + _known(part.decode_s) if isinstance(part, StepRecord) else _known(part.run_s)
+    )
+    return _ns(worked_s) <= max(0, _ns(part.finished_s) - _ns(part.submitted_s)) + _TOLERANCE_NS
+
+
+def work_began_s(step: StepRecord) -> float:
+    """When the work on a step of this session began: before that it waited."""
+    if math.isnan(step.prefill_s) or math.isnan(step.decode_s):
+        return min(step.finished_s, step.submitted_s + _known(step.queue_s))
+    return max(step.submitted_s, step.finished_s - step.prefill_s - step.decode_s)
+
+
+def _ns(seconds: float) -> int:
+    """Whole nanoseconds; 0 for what is unknown."""
+    return round(seconds * NS_PER_S) if math.isfinite(seconds) else 0
+
+
+def _known(seconds: float) -> float:
+    return 0.0 if math.isnan(seconds) else seconds

@@ -1,0 +1,210 @@
+"""A run as a trace: engines with their slots, trajectories, actions, counters, and moves as flows between slots."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from heddle_dask.records.trajectory import StepRecord
+from heddle_dask.views.accounts import NS_PER_S, PART_TITLE, Account, AnyRecord, work_began_s, worked_here
+from heddle_dask.views.perfetto import Order, PerfettoTrace, Value
+from heddle_dask.views.run_charts import RunAxis
+from heddle_dask.views.run_figures import Axis, RunFigures
+
+
+@dataclass(slots=True)
+class _Slice:
+    start_ns: int
+    stop_ns: int
+    name: str
+    arguments: dict[str, Value]
+    flow: int = 0
+    ended_flow: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Context tokens that an engine holds for a trajectory."""
+
+    start_ns: int
+    stop_ns: int
+    tokens: int
+
+
+class RunTrace:
+    """Feed it with each record and its account; `encoded` once `figures` has them all."""
+
+    def __init__(self, figures: RunFigures) -> None:
+        self._figures = figures
+        self._taken: list[tuple[AnyRecord, Account]] = []
+
+    def add(self, record: AnyRecord, account: Account) -> None:
+        """Take one trajectory."""
+        self._taken.append((record, account))
+
+    def encoded(self) -> bytes:
+        """The trace as a file of Perfetto; trajectories whose session is unknown are left out."""
+        run_axis = RunAxis(self._figures)
+        axis = run_axis.axis
+        placed = [
+            (record, account, row.session)
+            for (record, account), row in zip(self._taken, self._figures.rows, strict=True)
+            if row.session is not None and row.session in axis.begins_s
+        ]
+        out = PerfettoTrace()
+        self._counters(out, placed, axis)
+        self._engines(out, placed, axis)
+        _actions(out, placed, axis)
+        _trajectories(out, placed, axis)
+        events = out.track("Events", rank=5)
+        for mark in sorted(run_axis.marks(), key=lambda mark: mark.at_s):
+            out.instant(events, round(mark.at_s * NS_PER_S), mark.text)
+        return out.encoded()
+
+    def _counters(self, out: PerfettoTrace, placed: _Placed, axis: Axis) -> None:
+        live = out.track("Live trajectories", counter="trajectories", rank=1)
+        spans = [(_ns(axis, s, r.started_s), _ns(axis, s, r.finished_s), 1) for r, _, s in placed]
+        _count(out, live, spans)
+
+    def _engines(self, out: PerfettoTrace, placed: _Placed, axis: Axis) -> None:
+        slices: dict[str, list[_Slice]] = {}
+        held: dict[str, list[_Held]] = {}
+        flows = 0
+        for record, _, session in placed:
+            last: dict[int, tuple[StepRecord, _Slice]] = {}
+            for step in record.steps:
+                if not worked_here(step):
+                    continue
+                piece = _step_slice(record, step, session, axis)
+                slices.setdefault(step.engine_id, []).append(piece)
+                before = last.get(step.branch)
+                if before is not None:
+                    _hold(held, before[0], _ns(axis, session, step.submitted_s), axis, session)
+                    if before[0].engine_id != step.engine_id:
+                        flows += 1
+                        before[1].flow = piece.ended_flow = flows
+                last[step.branch] = step, piece
+            for step, _ in last.values():
+                _hold(held, step, _ns(axis, session, record.finished_s), axis, session)
+        top = out.track("Engines", order=Order.EXPLICIT, rank=2)
+        for number, engine_id in enumerate(sorted(slices), start=1):
+            engine = out.track(engine_id, top, order=Order.EXPLICIT, rank=number)
+            kv = out.track("context tokens held", engine, counter="tokens", rank=1)
+            _count(out, kv, [(each.start_ns, each.stop_ns, each.tokens) for each in held.get(engine_id, ())])
+            _lanes(out, engine, "slot", slices[engine_id])
+
+
+_Placed = list[tuple[AnyRecord, Account, int]]
+
+
+def _ns(axis: Axis, session: int, seconds: float) -> int:
+    return max(0, round(axis.at(session, seconds) * NS_PER_S))
+
+
+def _step_slice(record: AnyRecord, step: StepRecord, session: int, axis: Axis) -> _Slice:
+    """The time in which the step worked at its engine."""
+    arguments: dict[str, Value] = {
+        "trajectory": record.trajectory_id,
+        "step": step.step_index,
+        "branch": step.branch,
+        "prompt_tokens": step.prompt_tokens,
+        "cached_tokens": step.cached_tokens,
+        "generated_tokens": step.generated_tokens,
+        "finish_reason": step.finish_reason,
+        "preemptions": step.preemptions,
+    }
+    name = f"{record.trajectory_id} step {step.step_index}"
+    return _Slice(
+        _ns(axis, session, work_began_s(step)), _ns(axis, session, step.finished_s), name, arguments
+    )
+
+
+def _hold(held: dict[str, list[_Held]], step: StepRecord, until_ns: int, axis: Axis, session: int) -> None:
+    tokens = step.prompt_tokens + step.generated_tokens
+    held.setdefault(step.engine_id, []).append(_Held(_ns(axis, session, step.submitted_s), until_ns, tokens))
+
+
+def _lanes(out: PerfettoTrace, parent: int, name: str, slices: list[_Slice]) -> None:
+    """Slices that may overlap, each in the first lane that is free: slices of one track must nest."""
+    free: list[int] = []
+    busy: list[tuple[int, int]] = []
+    tracks: list[int] = []
+    lane_of: list[list[_Slice]] = []
+    for piece in sorted(slices, key=lambda each: (each.start_ns, each.stop_ns)):
+        while busy and busy[0][0] <= piece.start_ns:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if free:
+            lane = heapq.heappop(free)
+        else:
+            lane = len(lane_of)
+            lane_of.append([])
+            tracks.append(out.track(f"{name} {lane}", parent, rank=lane + 2))
+        heapq.heappush(busy, (max(piece.stop_ns, piece.start_ns + 1), lane))
+        lane_of[lane].append(piece)
+    for track, mine in zip(tracks, lane_of, strict=True):
+        for piece in mine:
+            flows, ended = (
+                ([piece.flow] if piece.flow else []),
+                ([piece.ended_flow] if piece.ended_flow else []),
+            )
+            out.begin(track, piece.start_ns, piece.name, piece.arguments, flows, ended)
+            out.end(track, piece.stop_ns)
+
+
+def _actions(out: PerfettoTrace, placed: _Placed, axis: Axis) -> None:
+    slices = []
+    for record, _, session in placed:
+        for action in record.actions:
+            if math.isnan(action.run_s) or math.isnan(action.finished_s) or not worked_here(action):
+                continue
+            arguments: dict[str, Value] = {
+                "trajectory": record.trajectory_id,
+                "kind": action.kind,
+                "status": action.status,
+                "cpus": action.cpus,
+                "queue_s": 0.0 if math.isnan(action.queue_s) else action.queue_s,
+            }
+            start, stop = (
+                _ns(axis, session, each) for each in (action.finished_s - action.run_s, action.finished_s)
+            )
+            slices.append(_Slice(start, stop, action.label, arguments))
+    if slices:
+        _lanes(out, out.track("Actions", order=Order.EXPLICIT, rank=3), "action", slices)
+
+
+def _trajectories(out: PerfettoTrace, placed: _Placed, axis: Axis) -> None:
+    top = out.track("Trajectories", order=Order.EXPLICIT, rank=4)
+    ordered = sorted(placed, key=lambda each: axis.at(each[2], each[0].started_s))
+    for rank, (record, account, session) in enumerate(ordered, start=1):
+        if not account.segments:
+            continue
+        track = out.track(record.trajectory_id, top, rank=rank)
+        shift_ns = round(axis.at(session, 0.0) * NS_PER_S)
+        arguments: dict[str, Value] = {
+            "status": record.status,
+            "cause": record.cause,
+            "tokens": sum(step.generated_tokens for step in record.steps),
+            "steps": len(record.steps),
+        }
+        if record.reward is not None:
+            arguments["reward"] = record.reward
+        out.begin(track, max(0, account.segments[0].start_ns + shift_ns), record.trajectory_id, arguments)
+        for start, stop, part in account.segments:
+            out.begin(track, max(0, start + shift_ns), PART_TITLE[part])
+            out.end(track, max(0, stop + shift_ns))
+        out.end(track, max(0, account.segments[-1].stop_ns + shift_ns))
+
+
+def _count(out: PerfettoTrace, track: int, spans: Iterable[tuple[int, int, int]]) -> None:
+    """A counter of the weights of the spans that are open."""
+    changes: dict[int, int] = {}
+    for start, stop, weight in spans:
+        if stop > start:
+            changes[start] = changes.get(start, 0) + weight
+            changes[stop] = changes.get(stop, 0) - weight
+    value = 0
+    for at in sorted(changes):
+        value += changes[at]
+        out.count(track, at, value)

@@ -1,0 +1,229 @@
+"""Charts of trajectories as SVG text: parts of their time, what all do over time, one by one, and points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from heddle_dask.views.accounts import PART_TITLE, Part, TimeSegment
+from heddle_dask.views.colours import SERIES, colour, part_colour
+from heddle_dask.views.svg import INK, number_text, round_up, shortened, svg
+
+WIDE = 1240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 26, 10, 40
+SOFT, GRID = colour("soft"), colour("grid")
+# Segments that are narrower than this are not drawn: they could not be seen.
+_LEAST_PIXELS = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class TimeMark:
+    """A vertical line at a time, with a short text."""
+
+    at_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineRow:
+    """One trajectory on the timeline: segments in seconds on the axis."""
+
+    name: str
+    title: str
+    segments: Sequence[tuple[float, float, Part]]
+
+
+def part_bar(parts_ns: Mapping[Part, int], *, of_ns: int, width: int = 420, height: int = 14) -> str:
+    """One bar, cut into parts; `of_ns` is the length of the whole width."""
+    boxes, x = [], 0.0
+    for part, title in PART_TITLE.items():
+        length = width * parts_ns.get(part, 0) / of_ns if of_ns else 0.0
+        if length >= 0.05:
+            boxes.append(
+                f'<rect x="{x:.2f}" width="{length:.2f}" height="{height}" fill="{part_colour(part)}">'
+                f"<title>{title} {parts_ns[part] / 1e9:,.3f} s</title></rect>"
+            )
+        x += length
+    return svg(width, height, boxes)
+
+
+def part_legend(parts: Sequence[Part]) -> str:
+    """Squares and names, as HTML."""
+    return (
+        '<p class="legend">'
+        + "".join(
+            f'<span><i style="background:{part_colour(part)}"></i>{PART_TITLE[part]}</span>' for part in parts
+        )
+        + "</p>"
+    )
+
+
+def area_chart(
+    series: Sequence[tuple[str, str, Sequence[float]]],
+    *,
+    until_s: float,
+    y_label: str,
+    marks: Sequence[TimeMark] = (),
+    height: int = 300,
+) -> str:
+    """Areas on one another: (name, colour, value per cell); time runs to the right."""
+    cells = len(series[0][2]) if series else 1
+    totals = [sum(values[cell] for _, _, values in series) for cell in range(cells)]
+    most = round_up(max(totals, default=1.0) or 1.0)
+    frame = _Frame(WIDE, height, round_up(until_s) if until_s <= 0 else until_s, most)
+    parts = [frame.axes("seconds", y_label)]
+    below = [0.0] * cells
+    for name, hue, values in series:
+        above = [low + value for low, value in zip(below, values, strict=True)]
+        if any(values):
+            parts.append(
+                f'<path fill="{hue}" d="{frame.band(below, above)}"><title>{escape(name)}</title></path>'
+            )
+        below = above
+    parts += [frame.mark(mark) for mark in marks]
+    return svg(WIDE, height, parts)
+
+
+def timeline(rows: Sequence[TimelineRow], *, until_s: float, marks: Sequence[TimeMark] = ()) -> str:
+    """One line per trajectory, in the colours of the parts."""
+    tall = max(4, min(14, 900 // max(1, len(rows))))
+    left, wide = 150, WIDE - 150 - _RIGHT
+    scale = wide / until_s if until_s > 0 else 0.0
+    every = math.ceil(11 / tall)
+    parts = []
+    for number, row in enumerate(rows):
+        top = number * tall
+        if number % every == 0:
+            parts.append(
+                f'<text x="{left - 6}" y="{top + max(9, tall - 3)}" text-anchor="end">'
+                f"{escape(shortened(row.name, 24))}</text>"
+            )
+        boxes = _boxes(row.segments, left, scale, top, tall - (1 if tall > 5 else 0.5))
+        paths = "".join(f'<path fill="{part_colour(part)}" d="{box}"/>' for part, box in boxes.items())
+        parts.append(f"<g><title>{escape(row.title)}</title>{paths}</g>")
+    bottom = tall * len(rows)
+    for tick in range(6):
+        x = left + wide * tick / 5
+        parts.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{bottom + 4}" stroke="{GRID}" stroke-width="0.6"/>'
+        )
+        anchor = "end" if tick == 5 else "middle"
+        parts.append(
+            f'<text x="{x:.1f}" y="{bottom + 17}" text-anchor="{anchor}">{number_text(until_s * tick / 5)} s</text>'
+        )
+    for mark in marks:
+        x = left + mark.at_s * scale
+        parts.append(_mark_line(x, 0, bottom, mark.text))
+    return svg(WIDE, bottom + 24, parts)
+
+
+def _boxes(
+    segments: Sequence[tuple[float, float, Part]], left: float, scale: float, top: int, height: float
+) -> dict[Part, str]:
+    boxes: dict[Part, list[str]] = {}
+    for start, stop, part in segments:
+        width = (stop - start) * scale
+        if width >= _LEAST_PIXELS:
+            boxes.setdefault(part, []).append(
+                f"M{left + start * scale:.1f} {top}h{width:.1f}v{height}h-{width:.1f}z"
+            )
+    return {part: "".join(each) for part, each in boxes.items()}
+
+
+def scatter(
+    points: Sequence[tuple[float, float]], *, x_label: str, y_label: str, width: int = 620, height: int = 420
+) -> str:
+    """Points over two logarithmic axes of one scale, with the diagonal."""
+    known = [(x, y) for x, y in points if x > 0 and y > 0]
+    least = min((min(point) for point in known), default=1.0)
+    most = max((max(point) for point in known), default=10.0)
+    low, high = math.floor(math.log10(least)), math.ceil(math.log10(most) + 1e-9)
+    high = max(high, low + 1)
+    wide, tall = width - _LEFT - _RIGHT, height - _BOTTOM - _TOP
+
+    def place(value: float, length: float) -> float:
+        return length * (math.log10(value) - low) / (high - low)
+
+    parts = []
+    for power in range(low, high + 1):
+        x, y = _LEFT + place(10.0**power, wide), height - _BOTTOM - place(10.0**power, tall)
+        text = number_text(10.0**power)
+        parts.append(f'<line x1="{_LEFT}" x2="{width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{GRID}"/>')
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{height - _BOTTOM}" stroke="{GRID}"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{height - _BOTTOM + 15}" text-anchor="middle">{text}</text>')
+    parts.append(
+        f'<line x1="{_LEFT}" y1="{height - _BOTTOM}" x2="{width - _RIGHT}" y2="{_TOP}" stroke="{INK}" '
+        'stroke-dasharray="4 3" stroke-width="0.8"/>'
+    )
+    dots = "".join(
+        f"M{_LEFT + place(x, wide):.1f} {height - _BOTTOM - place(y, tall):.1f}h0" for x, y in known
+    )
+    parts.append(
+        f'<path d="{dots}" fill="none" stroke="{SERIES[0]}" stroke-opacity="0.45" stroke-width="4" '
+        'stroke-linecap="round"/>'
+    )
+    parts.append(_labels(width, height, x_label, y_label))
+    return svg(width, height, parts)
+
+
+class _Frame:
+    """Linear axes from 0."""
+
+    def __init__(self, width: int, height: int, most_x: float, most_y: float) -> None:
+        self.width, self.height, self.most_x, self.most_y = width, height, most_x, most_y
+
+    def x(self, value: float) -> float:
+        return _LEFT + (self.width - _LEFT - _RIGHT) * (value / self.most_x if self.most_x else 0.0)
+
+    def y(self, value: float) -> float:
+        return self.height - _BOTTOM - (self.height - _BOTTOM - _TOP) * value / self.most_y
+
+    def axes(self, x_label: str, y_label: str) -> str:
+        parts = []
+        for tick in range(6):
+            x, y = self.most_x * tick / 5, self.most_y * tick / 5
+            at_x, at_y = self.x(x), self.y(y)
+            parts.append(
+                f'<line x1="{_LEFT}" x2="{self.width - _RIGHT}" y1="{at_y:.1f}" y2="{at_y:.1f}" stroke="{GRID}"/>'
+                f'<text x="{_LEFT - 6}" y="{at_y + 4:.1f}" text-anchor="end">{number_text(y)}</text>'
+                f'<text x="{at_x:.1f}" y="{self.height - _BOTTOM + 15}" text-anchor="middle">{number_text(x)}</text>'
+            )
+        return "".join(parts) + _labels(self.width, self.height, x_label, y_label)
+
+    def band(self, below: Sequence[float], above: Sequence[float]) -> str:
+        """The area between two step functions, as a path."""
+        cells = len(above)
+        edges = [self.x(self.most_x * cell / cells) for cell in range(cells + 1)]
+        up = [f"{edges[cell]:.1f} {self.y(above[cell]):.1f}H{edges[cell + 1]:.1f}" for cell in range(cells)]
+        down = [
+            f"{edges[cell + 1]:.1f} {self.y(below[cell]):.1f}H{edges[cell]:.1f}"
+            for cell in reversed(range(cells))
+        ]
+        return "M" + "L".join([*up, *down]) + "z"
+
+    def mark(self, mark: TimeMark) -> str:
+        return _mark_line(self.x(mark.at_s), _TOP, self.height - _BOTTOM, mark.text)
+
+
+def _mark_line(x: float, top: float, bottom: float, text: str) -> str:
+    return (
+        f'<g><title>{escape(text)}</title><line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}" stroke="{INK}" '
+        f'stroke-width="1" stroke-dasharray="2 3"/><text x="{x + 3:.1f}" y="{top + 10}">'
+        f"{escape(shortened(text, 30))}</text></g>"
+    )
+
+
+def _labels(width: int, height: int, x_label: str, y_label: str) -> str:
+    middle = (height - _BOTTOM) / 2
+    return (
+        f'<text x="{(_LEFT + width) / 2}" y="{height - 8}" text-anchor="middle">{escape(x_label)}</text>'
+        f'<text x="12" y="{middle}" text-anchor="middle" transform="rotate(-90 12 {middle})">{escape(y_label)}</text>'
+    )
+
+
+def on_axis(segments: Sequence[TimeSegment], shift_s: float) -> list[tuple[float, float, Part]]:
+    """Segments in seconds, moved to their place on the axis."""
+    return [(start / 1e9 + shift_s, stop / 1e9 + shift_s, part) for start, stop, part in segments]
