@@ -11,7 +11,7 @@ LIVE := (cluster or vllm) and not slurm
 PARALLEL := -n logical --maxprocesses 8 --dist loadfile
 ROUNDS ?= 3
 
-.PHONY: rollout test test-fast test-slurm explore lint browser screenshots clean
+.PHONY: rollout test test-fast test-slurm explore docs lint browser screenshots clean
 
 rollout: $(STAMP)
 	$(BIN)/heddle rollout $(ROLLOUT_ARGS)
@@ -20,6 +20,7 @@ rollout: $(STAMP)
 test: lint browser
 	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE)"
 	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q -m "$(LIVE)"
+	$(MAKE) docs
 	PYTHONHASHSEED=1 $(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE) and not slow" -k "not hash_seed"
 	PYTHON=$(BIN)/python sh scripts/test_slurm.sh --optional
 
@@ -36,6 +37,10 @@ explore: $(STAMP)
 	for round in $$(seq $(ROUNDS)); do \
 	  HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -q $(PARALLEL) -m "hypothesis and $(PURE)" || exit 1; \
 	done
+
+# The documentation site in build/docs, without warnings; the notebook runs on a cluster of its own.
+docs: $(STAMP)
+	$(BIN)/sphinx-build -q -W --keep-going -E -c docs -b html . build/docs
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import get_args
+from typing import TypeVar, get_args
 
 import click
 
@@ -40,6 +40,9 @@ def engine_option(default: str, *others: str) -> Callable[[F], F]:
     return click.option(
         "--engine", default=default, show_default=True, callback=checked, help=f"Kind of engine: {named}."
     )
+
+
+T = TypeVar("T", str, tuple[str, ...])
 
 
 def vllm_engine_options(function: F) -> F:
@@ -113,3 +116,13 @@ def import_from_here() -> str:
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
     return here
+
+
+def strategies_from_here(context: click.Context, parameter: click.Parameter, value: T) -> T:
+    """Callback of an option that names strategies: those of the working directory can be imported.
+
+    A colon stands before a class (``package.module:Class``), or before the parts of a preset, where it does no harm.
+    """
+    if any(":" in text for text in ([value] if isinstance(value, str) else value)):
+        import_from_here()
+    return value

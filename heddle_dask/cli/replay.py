@@ -8,20 +8,28 @@ from typing import Any
 
 import click
 
+from heddle_dask.cli.engine_option import import_from_here
 from heddle_dask.cli.shared_options import print_json, shared_options
 
 
 @click.command("replay")
 @click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--import-strategies",
+    is_flag=True,
+    help="Import strategies of other packages that the journal names; this runs their code.",
+)
 @shared_options
-def replay(run: Path, as_json: bool, seed: int) -> None:
+def replay(run: Path, import_strategies: bool, as_json: bool, seed: int) -> None:
     """Feed the events of a run's journal to a fresh controller and compare the commands; changes nothing.
 
     Exit code 1 if they differ, or if the journal lacks events.
     """
+    if import_strategies:
+        import_from_here()
     from heddle_dask.live.driver.recorded_sessions import recorded_sessions
 
-    sessions = recorded_sessions(run)
+    sessions = recorded_sessions(run, import_strategies=import_strategies)
     rows: list[dict[str, Any]] = []
     for number, session in enumerate(sessions, start=1):
         name, differs = session.facts["strategy"], session.mismatch

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from heddle_dask.cli.engine_option import strategies_from_here
 from heddle_dask.cli.number_types import COUNT
 from heddle_dask.cli.option_groups import simulated
 from heddle_dask.cli.output_file import check_writable, write_file
@@ -27,9 +28,16 @@ DEFAULT_STRATEGIES = "heddle,verl,verl-hybrid,slime,sticky-least-loaded"
     "--strategy",
     default=DEFAULT_STRATEGIES,
     show_default=True,
+    callback=strategies_from_here,
     help="Presets, separated by commas; each preset:part=name,option=value:… .",
 )
-@click.option("--set", "overrides", multiple=True, help="PART=NAME[,KEY=VALUE]...: replace a part of all.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    callback=strategies_from_here,
+    help="PART=NAME[,KEY=VALUE]...: replace a part of all.",
+)
 @click.option("--trajectories", type=COUNT, default=None, help="[default: 100 for each GPU, in whole groups]")
 @click.option("--tp", type=COUNT, default=None, help="TP degree of all engines [default: the cluster's].")
 @click.option("--html", type=click.Path(path_type=Path), default=None, help="Report on the first seed.")

@@ -71,7 +71,7 @@ class ClusterView:
 
     @property
     def freed(self) -> Iterable[EngineId]:
-        """Engines with less load since the last call of the admission (`State.freed`)."""
+        """Engines with less load since the last call of the admission."""
         return self._state.freed
 
     def touched_since(self, number: int) -> tuple[list[EngineId], int]:

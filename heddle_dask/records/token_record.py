@@ -165,6 +165,7 @@ class TokenRecord:
 
     @property
     def token_ids(self) -> npt.NDArray[np.int32]:
+        """All token ids, in order."""
         return _read_only(self._ids[: self._length])
 
     @property

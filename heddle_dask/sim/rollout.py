@@ -37,8 +37,15 @@ class Arm:
 
     @classmethod
     def parse(cls, text: str) -> Arm:
-        """Parse the text form."""
-        preset, *overrides = text.split(":")
+        """Parse the text form. A name may be ``package.module:Class``."""
+        preset, *pieces = text.split(":")
+        overrides: list[str] = []
+        for piece in pieces:
+            # A class has no "=" before its options: it belongs to the module before it.
+            if overrides and "=" not in piece.partition(",")[0]:
+                overrides[-1] += f":{piece}"
+            else:
+                overrides.append(piece)
         return cls(text, preset, tuple(overrides))
 
 

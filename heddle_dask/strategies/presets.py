@@ -19,6 +19,7 @@ from heddle_dask.strategies.admission.deadline import Deadline
 from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.admission.kv_watermark import KvWatermark
 from heddle_dask.strategies.engine_costs import UsesCosts
+from heddle_dask.strategies.imported import imported_strategy, is_imported
 from heddle_dask.strategies.migration.priced import Priced
 from heddle_dask.strategies.migration.rank_rule import RankRule
 from heddle_dask.strategies.placement.cache_aware import CacheAware
@@ -131,7 +132,8 @@ class Strategy:
     preset
         Name of a preset [default: ``"sticky-least-loaded"``].
     overrides
-        ``part=name[,option=value]…``, for example ``admission=at-most,alive=64`` [default: none].
+        ``part=name[,option=value]…``, for example ``admission=at-most,alive=64`` [default: none]. A name may be
+        ``package.module:Class``: a dataclass of yours, which driver and scheduler can import.
 
     Raises
     ------
@@ -227,7 +229,8 @@ def build_strategies(preset: str, *, seed: int = 0, overrides: Sequence[str] = (
     seed
         Seed of every strategy with random choices (ties).
     overrides
-        ``part=name[,option=value]…``, for example ``admission=at-most,alive=64``.
+        ``part=name[,option=value]…``, for example ``admission=at-most,alive=64``; a name may be
+        ``package.module:Class``.
 
     Raises
     ------
@@ -268,7 +271,7 @@ def _parse_override(text: str) -> tuple[str, str, dict[str, Any]]:
         raise BadInput(
             f"strategy override '{text}': unknown part '{part}'; choose one of: {', '.join(PARTS)}"
         )
-    if name not in PARTS[part]:
+    if name not in PARTS[part] and not is_imported(name):
         raise BadInput(
             f"strategy override '{text}': unknown {part} '{name}'; choose one of: {', '.join(PARTS[part])}"
         )
@@ -287,7 +290,7 @@ def _parse_override(text: str) -> tuple[str, str, dict[str, Any]]:
 def _build(
     part: str, name: str, options: dict[str, Any], seed: int, built: Mapping[str, Any] | None = None
 ) -> Any:
-    kind = PARTS[part][name]
+    kind = imported_strategy(part, name) if is_imported(name) else PARTS[part][name]
     allowed = {f.name: f for f in fields(kind) if f.init and not f.name.startswith("_") and not f.metadata}
     for key in options:
         if key not in allowed:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from heddle_dask.cli.engine_option import strategies_from_here
 from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE
 from heddle_dask.cli.option_groups import simulated
 from heddle_dask.cli.shared_options import print_json, shared_options, whole_numbers
@@ -25,8 +26,20 @@ if TYPE_CHECKING:
 @simulated
 @click.option("--cluster", default="hopper64", show_default=True, help="Kind of GPUs: name or FILE.toml.")
 @click.option("--gpus", default=None, help="How many; several with commas [default: the cluster's].")
-@click.option("--strategy", default="heddle", show_default=True, help="Preset[:part=name,option=value:…].")
-@click.option("--set", "overrides", multiple=True, help="PART=NAME[,KEY=VALUE]...: replace a part of it.")
+@click.option(
+    "--strategy",
+    default="heddle",
+    show_default=True,
+    callback=strategies_from_here,
+    help="Preset[:part=name,option=value:…].",
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    callback=strategies_from_here,
+    help="PART=NAME[,KEY=VALUE]...: replace a part of it.",
+)
 @click.option(
     "--trajectories",
     type=COUNT,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from heddle_dask.cli.engine_option import engine_option, vllm_engine_options
+from heddle_dask.cli.engine_option import engine_option, strategies_from_here, vllm_engine_options
 from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE, POSITIVE, TOKENS, FiniteNumber, WholeNumber
 from heddle_dask.cli.rollout.settings import ConfiguredCommand
 from heddle_dask.cli.shared_options import print_json, shared_options
@@ -58,7 +58,13 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 )
 @vllm_engine_options
 @click.option("--strategy", default="sticky-least-loaded", show_default=True, help="Preset.")
-@click.option("--set", "overrides", multiple=True, help="PART=NAME[,KEY=VALUE]...: replace a part of it.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    callback=strategies_from_here,
+    help="PART=NAME[,KEY=VALUE]...: replace a part of it.",
+)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="RUN.zarr [default: in runs/].")
 @click.option("--append", is_flag=True, help="Add the trajectories to the run at --out.")
 @click.option("--overwrite", is_flag=True, help="Replace the run at --out.")

@@ -13,6 +13,7 @@ from heddle_dask.core.journal_codec import Mismatch, missing_lines, replay
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.live.driver.run_writer import journal_path
 from heddle_dask.records.journal import JournalReader
+from heddle_dask.strategies.imported import imported_names
 from heddle_dask.strategies.presets import strategies_of_run
 
 
@@ -61,17 +62,29 @@ class RecordedSession:
                 self.mismatch = differs and replace(differs, line=self.events)
 
 
-def recorded_sessions(run: str | Path) -> list[RecordedSession]:
+def recorded_sessions(run: str | Path, *, import_strategies: bool = False) -> list[RecordedSession]:
     """The sessions of the run at `run`, oldest first; each has a controller and a clock of its own.
+
+    Parameters
+    ----------
+    import_strategies
+        Whether modules that the journal names as strategies of other packages may be imported: this runs their code.
 
     Raises
     ------
     BadInput
-        There is no such run, its journal is missing or damaged, or another version wrote it.
+        There is no such run, its journal is missing or damaged, another version wrote it, or it names a strategy that
+        may not be imported.
     """
     sessions: list[RecordedSession] = []
     for facts, lines in control_lines(run):
         if facts is not None:
+            imported = imported_names(facts.get("overrides", ()))
+            if imported and not import_strategies:
+                raise BadInput(
+                    f"the journal of {run} names the strategy {imported[0]}: give --import-strategies to import and "
+                    "run it, if you trust it"
+                )
             sessions.append(RecordedSession(facts))
         sessions[-1].take(lines)
     return sessions

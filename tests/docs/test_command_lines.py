@@ -1,0 +1,58 @@
+"""Every command line of the documentation that calls `heddle` names commands and options that exist; none is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+from worlds.markdown_blocks import PAGES, ROOT, heddle_commands
+
+from heddle_dask.cli.main import heddle
+
+
+def parsed(command: str) -> None:
+    """Parse one command line as click does, without calling back or converting anything."""
+    # What is left out, a placeholder in brackets, a comment, a pipe.
+    text = re.sub(r"…|\.\.\. |\.\.\.$|\[[^\]]*\]|#.*|[|>&;].*", " ", command)
+    _, *words = shlex.split(text)
+    found: click.Command = heddle
+    context = click.Context(found, info_name="heddle")
+    while words and isinstance(found, click.Group) and not words[0].startswith("-"):
+        child = found.get_command(context, words[0])
+        if child is None:
+            raise click.UsageError(f"no command {words[0]!r}")
+        found, words = child, words[1:]
+        context = click.Context(found, info_name=found.name, parent=context)
+    found.make_parser(context).parse_args([word for word in words if not word.startswith("$")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_line_of_the_page_exists(page: Path) -> None:
+    wrong = []
+    for line, command in heddle_commands(page):
+        try:
+            parsed(command)
+        except (click.UsageError, ValueError) as error:
+            wrong.append(f"line {line}: {command}: {error}")
+    assert wrong == []
+
+
+def test_the_pages_hold_command_lines() -> None:
+    assert sum(len(heddle_commands(page)) for page in PAGES) >= 40
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "heddle rollout --no-such-option 3",
+        "heddle nonsense",
+        "heddle bench nonsense",
+        "heddle show RUN --trajectory",
+    ],
+)
+def test_a_wrong_command_line_is_noticed(command: str) -> None:
+    with pytest.raises(click.UsageError):
+        parsed(command)
