@@ -250,8 +250,11 @@ class Lab:
         self.processes.append(process)
 
     def _start(self) -> None:
-        self._owned = os.open(self.root / OWNED, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        # It gets its name when it is locked: no other lab takes it for abandoned.
+        new = self.root / "owned.new"
+        self._owned = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(self._owned, fcntl.LOCK_EX)
+        new.rename(self.root / OWNED)
         # munged refuses a directory that other users may not enter: they could not reach its socket.
         self.root.chmod(0o755)
         for name in ("log", "state", "spool", "devices"):
