@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def test_the_driver_is_a_job_that_ends_and_the_next_one_resumes(
     write_agents(tmp_path)
     for name, value in {"STEPS": "12", "TOKENS": "60", "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"}.items():
         monkeypatch.setenv(name, value)
-    command = " ".join(rollout_command(tmp_path, "--tasks", "8"))
+    command = shlex.join(rollout_command(tmp_path, "--tasks", "8", "--samples", "1"))
     script = CHAIN.format(directory=tmp_path, command=command)
     first = slurm.submit(script=script)
     wait_for(lambda: journal_kinds(tmp_path).count("step") >= 20, 60, "no steps")
