@@ -6,8 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from slurm.lab import Lab
 
 from heddle_dask.records.journal import read_journal
 
@@ -49,6 +52,15 @@ async def solve(task, ctx):
     ctx.metadata["jobs"] = jobs
     return 1.0
 '''
+
+
+@dataclass(frozen=True)
+class Background:
+    """A rollout that goes on while other tests run."""
+
+    lab: Lab
+    process: subprocess.Popen[str]
+    directory: Path
 
 
 def write_cluster_file(directory: Path, *tables: str, **groups: str) -> Path:

@@ -161,6 +161,7 @@ def test_squeue_is_asked_once_per_period_for_all_jobs(
         ('role = "tool"\npartition = "elsewhere"', "invalid partition"),
         ('role = "tool"\npartition = "cpu"\ncpus = 4\nreservation = "none"', "reservation"),
     ],
+    ids=["gpus", "gres", "partition", "reservation"],
 )
 def test_what_slurm_refuses_is_told_in_its_words_and_nothing_starts(
     slurm: Lab, tmp_path: Path, lines: str, said: str

@@ -2,55 +2,24 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+import shlex
 from pathlib import Path
 
 import pytest
 from slurm.groups import (
     REPOSITORY,
+    Background,
     journal_kinds,
     rollout_command,
-    start,
     summary_of,
     write_agents,
     write_cluster_file,
 )
-from slurm.lab import Lab, running_lab, wait_for
+from slurm.lab import Lab, wait_for
 
 from heddle_dask.records.store import RunReader
 
 pytestmark = pytest.mark.slurm
-
-
-@dataclass(frozen=True)
-class Background:
-    """A rollout that goes on while other tests run."""
-
-    lab: Lab
-    process: subprocess.Popen[str]
-    directory: Path
-
-
-@pytest.fixture(scope="module")
-def longer_than_a_walltime(
-    slurm_daemons: Lab, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Background]:
-    """Engines in jobs of two minutes, and two and a half minutes of work for them; on a SLURM of their own."""
-    directory = tmp_path_factory.mktemp("walltime")
-    short = (
-        'role = "rollout"\npartition = "short"\ngres = "gpu:1"\ncpus = 2\nwalltime = "2min"\ndrain = "25s"\n'
-    )
-    with ExitStack() as stack:
-        lab = stack.enter_context(running_lab())
-        write_cluster_file(directory, short=short + 'start-timeout = "30s"\n', cpu="")
-        write_agents(directory, seconds_per_token=0.1)
-        process = start(directory, "--tasks", "4", STEPS="65", TOKENS="20", SLURM_CONF=str(lab.conf))
-        stack.callback(process.wait)
-        stack.callback(process.terminate)
-        yield Background(lab, process, directory)
 
 
 CHAIN = """#!/bin/bash
@@ -68,13 +37,13 @@ exec {command} "${{resume[@]}}"
 
 
 def test_the_driver_is_a_job_that_ends_and_the_next_one_resumes(
-    slurm: Lab, tmp_path: Path, longer_than_a_walltime: Background, monkeypatch: pytest.MonkeyPatch
+    slurm: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_cluster_file(tmp_path, gpu="", cpu="")
     write_agents(tmp_path)
     for name, value in {"STEPS": "12", "TOKENS": "60", "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"}.items():
         monkeypatch.setenv(name, value)
-    command = " ".join(rollout_command(tmp_path, "--tasks", "8"))
+    command = shlex.join(rollout_command(tmp_path, "--tasks", "8", "--samples", "1"))
     script = CHAIN.format(directory=tmp_path, command=command)
     first = slurm.submit(script=script)
     wait_for(lambda: journal_kinds(tmp_path).count("step") >= 20, 60, "no steps")
