@@ -1,4 +1,4 @@
-"""The page about SLURM is true: its TOML blocks are plans, its job script is the generated one, its tables are whole."""
+"""The page about SLURM: its cluster files are plans, its job script is the generated one, its tables have all keys."""
 
 from __future__ import annotations
 
