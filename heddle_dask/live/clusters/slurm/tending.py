@@ -36,8 +36,8 @@ _LOG = logging.getLogger(__name__)
 _PASS_S = 2.0
 # What is announced as queued holds for so long without another announcement; a busy machine may take its time.
 _ANNOUNCED_S = 60.0
-# A start of a worker that has not been measured yet, of which the lead of a replacement takes account.
-_START_UNKNOWN_S = 60.0
+# A replacement is submitted at least so long before the drain of the job before it.
+_TAKES_S = 60.0
 
 
 class Tending:
@@ -60,7 +60,8 @@ class Tending:
         self._losses: Mapping[str, Losses] = {}
         # What the plan asks for at the start holds as long as what the demand has asked for.
         self._scaling = ScalingState({name: Held(number) for name, number in self.wanted.items()})
-        self._starts_s: dict[str, float] = {}
+        # The longest time from a submission to the last of the job's workers, by group.
+        self._took_s: dict[str, float] = {}
         self._asked_queue_s = time.monotonic()
         self._wakes = asyncio.Event()
         self._stopped = False
@@ -171,11 +172,9 @@ class Tending:
     def _tell_joined(self, before: set[str]) -> None:
         for name, job in self.table.present.items():
             if job.joined_s is not None and name not in before:
-                start_s = job.joined_s - (job.running_s or job.joined_s)
-                self._starts_s[job.group] = max(start_s, self._starts_s.get(job.group, 0.0))
-                self._cluster.note(
-                    f"{name} has joined, {job.joined_s - job.submitted_s:.0f} s after its submission"
-                )
+                took_s = job.joined_s - job.submitted_s
+                self._took_s[job.group] = max(took_s, self._took_s.get(job.group, 0.0))
+                self._cluster.note(f"{name} has joined, {took_s:.0f} s after its submission")
 
     def _follow(self, demand: Demand, now_s: float) -> None:
         sizes = [self._size(group, now_s) for group in self._plan.groups.values()]
@@ -191,8 +190,8 @@ class Tending:
         return GroupSize(group.name, group.role, units, group.minimum, group.most, stuck)
 
     def _times(self, group: WorkerGroup) -> GroupTimes:
-        start_s = self._starts_s.get(group.name, min(_START_UNKNOWN_S, group.start_timeout_s))
-        return GroupTimes(group.start_timeout_s, group.drain_s + start_s)
+        took_s = max(_TAKES_S, self._took_s.get(group.name, 0.0))
+        return GroupTimes(group.start_timeout_s, group.drain_s + min(took_s, group.start_timeout_s))
 
     # -- what is done ------------------------------------------------------------------------------
 
@@ -212,7 +211,9 @@ class Tending:
             self.table.forget(replace(job, leaving=reason))
             closing.append(name)
         for group, number in decided.surplus.items():
-            for job in to_retire(self.table.of_group(group), loads, number):
+            lead_s = self._times(self._plan.groups[group]).lead_s
+            serving = [job for job in self.table.of_group(group) if job.serves(lead_s, now_s)]
+            for job in to_retire(serving, loads, number):
                 if self._let_go(job, loads.get(job.name)):
                     closing.append(job.name)
         self._submit(decided.submit, now_s)
