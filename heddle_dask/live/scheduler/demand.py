@@ -104,12 +104,19 @@ def worker_loads(
         host = None if state is None else state.hosts.get(host_id)
         residents.setdefault(address, [0, 0, 0])[2] += 0 if host is None else len(host.running)
     return tuple(
-        _load(worker, serves.get(worker.address, False), *residents.get(worker.address, (0, 0, 0)))
+        _load(
+            worker,
+            serves.get(worker.address, False),
+            registry.start_failures.get(worker.address, ""),
+            *residents.get(worker.address, (0, 0, 0)),
+        )
         for worker in scheduler.workers.values()
     )
 
 
-def _load(worker: Any, serves: bool, residents: int, resident_tokens: int, busy: int) -> WorkerLoad:
+def _load(
+    worker: Any, serves: bool, trouble: str, residents: int, resident_tokens: int, busy: int
+) -> WorkerLoad:
     tagged = {ENGINE_RESOURCE, TOOL_RESOURCE} & set(worker.resources)
     return WorkerLoad(
         name=str(worker.name),
@@ -119,4 +126,5 @@ def _load(worker: Any, serves: bool, residents: int, resident_tokens: int, busy:
         residents=residents,
         resident_tokens=resident_tokens,
         results=dask.results_needed(worker),
+        trouble=trouble,
     )

@@ -22,6 +22,8 @@ class WorkerLoad(WireValue):
         Trajectories whose context is there, and its tokens.
     results
         Results there that a client still needs.
+    trouble
+        Why its engine did not start, as long as it has not.
     """
 
     name: str
@@ -30,6 +32,7 @@ class WorkerLoad(WireValue):
     residents: int = 0
     resident_tokens: int = 0
     results: int = 0
+    trouble: str = ""
 
     @property
     def idle(self) -> bool:

@@ -114,6 +114,14 @@ def test_a_worker_that_stays_away_is_replaced_and_one_that_comes_back_is_not() -
     assert not decide([away.joined(110.0)], 1, 200.0).cancel
 
 
+def test_a_job_whose_engine_does_not_start_is_replaced_unless_it_does_after_all() -> None:
+    failing = working(at_s=10.0).joined(50.0, "no such device").joined(140.0, "no such device")
+    assert not decide([failing], 1, 150.0).cancel
+    why = "its engine has not started for 100 s: no such device"
+    assert decide([failing], 1, 150.1).cancel == {"gpu-0": why}
+    assert not decide([failing.joined(145.0)], 1, 200.0).cancel
+
+
 def test_a_job_that_can_never_start_is_cancelled_with_slurms_reason() -> None:
     refused = job(phase=Phase.REFUSED, reason="PartitionTimeLimit")
     assert decide([refused], 1, 5.0).cancel == {"gpu-0": "it can never start: PartitionTimeLimit"}

@@ -75,8 +75,8 @@ class JobTable:
             load = job_load(job.name, here)
             if load is not None:
                 loads[job.name] = load
-            if len(here) == len(names):
-                self.put(job.joined(now_s))
+            if load is not None and len(here) == len(names):
+                self.put(job.joined(now_s, load.trouble))
         return loads
 
     def queued_capacity(self) -> QueuedCapacity:

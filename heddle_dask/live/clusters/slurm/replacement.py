@@ -61,6 +61,8 @@ class JobRecord:
         When it was first seen running, when its workers had first joined, and when they were last seen.
     ends_s
         When its walltime ends.
+    failing_s, trouble
+        Since when an engine of it has failed to start, and why; None and empty: none does.
     leaving
         Why it is being drained or cancelled; empty: it is not.
     """
@@ -76,6 +78,8 @@ class JobRecord:
     joined_s: float | None = None
     seen_s: float | None = None
     ends_s: float | None = None
+    failing_s: float | None = None
+    trouble: str = ""
     leaving: str = ""
 
     def observed(self, seen: Observation, now_s: float) -> JobRecord:
@@ -92,8 +96,14 @@ class JobRecord:
             ends_s=seen.ends_s if seen.ends_s is not None else self.ends_s,
         )
 
-    def joined(self, now_s: float) -> JobRecord:
-        """This record when all its workers are on the scheduler: the job runs, whatever the queue said before."""
+    def joined(self, now_s: float, trouble: str = "") -> JobRecord:
+        """This record when all its workers are on the scheduler: the job runs, whatever the queue said before.
+
+        Parameters
+        ----------
+        trouble
+            Why an engine of it does not start.
+        """
         if self.phase is Phase.ENDED:
             return self
         return replace(
@@ -103,6 +113,8 @@ class JobRecord:
             running_s=now_s if self.running_s is None else self.running_s,
             joined_s=now_s if self.joined_s is None else self.joined_s,
             seen_s=now_s,
+            failing_s=None if not trouble else now_s if self.failing_s is None else self.failing_s,
+            trouble=trouble,
         )
 
     def healthy(self, now_s: float) -> bool:
@@ -226,6 +238,8 @@ def reason_to_cancel(job: JobRecord, times: GroupTimes, now_s: float) -> str:
         return f"it can never start: {job.reason}"
     if job.phase is not Phase.RUNNING or job.running_s is None:
         return ""
+    if job.failing_s is not None and now_s - job.failing_s > times.start_timeout_s:
+        return f"its engine has not started for {times.start_timeout_s:.0f} s: {job.trouble}"
     since_s = job.running_s if job.seen_s is None else job.seen_s
     if now_s - since_s > times.start_timeout_s:
         what = "has not joined" if job.joined_s is None else "has been away"
@@ -267,4 +281,5 @@ def job_load(name: str, workers: Sequence[WorkerLoad]) -> WorkerLoad | None:
         sum(worker.residents for worker in workers),
         sum(worker.resident_tokens for worker in workers),
         sum(worker.results for worker in workers),
+        next((worker.trouble for worker in workers if worker.trouble), ""),
     )

@@ -159,7 +159,10 @@ class Tending:
         if asked and now_s - self._asked_queue_s >= self._plan.poll_s:
             self._asked_queue_s = now_s
             for name, seen in (await self._cluster.queue.observe(asked)).items():
-                self.table.put(self.table.present[name].observed(seen, time.monotonic()))
+                before = self.table.present[name]
+                self.table.put(before.observed(seen, time.monotonic()))
+                if seen.phase is Phase.PENDING and seen.reason not in ("", before.reason):
+                    self._cluster.note(f"{name} waits in the queue: {seen.reason}")
 
     def _with_walltime(self, record: JobRecord, seen: Observation, now_s: float) -> JobRecord:
         """A process of this machine has no batch system that ends it: the group's walltime says when it leaves."""
