@@ -135,7 +135,7 @@ def test_jobs_that_fail_at_their_start_are_tried_less_and_less_and_the_run_says_
         broken = plan(tmp_path, {"prologue": ("echo no such module; exit 3",)})
         cluster = SlurmCluster(broken, asynchronous=True, on_event=events.append)
         async with cluster, Client(cluster, asynchronous=True) as client:
-            engines = Engines(spec=emulated(model_dir), patience=Patience(workers_s=5.0))
+            engines = Engines(spec=emulated(model_dir), patience=Patience(workers_s=3.0))
             rollout = Rollout(client, env="math", model=model_dir, engines=engines)
             with pytest.raises(
                 BadInput, match=r"latest failed job: gpu-\d: it ended with exit code 3: no such module"
