@@ -251,6 +251,30 @@ def test_resume_with_anything_else_starts_and_changes_nothing(model_dir, options
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
 
 
+def test_resume_of_a_run_that_has_ended_starts_no_cluster(model_dir, monkeypatch):
+    stored_by_the_command_line(model_dir)
+    tasks = tasks_of(2, load_environment("math"), 0)
+    with RunStore.append_to("x.zarr") as store:
+        store.append([named(f"{task.task_id}/0") for task in tasks])
+    monkeypatch.setattr("heddle_dask.cli.rollout.run._Run._client", None)  # nothing may be started
+    arguments = (
+        "--engine",
+        "emulated",
+        "--model",
+        model_dir,
+        "--tasks",
+        2,
+        "--samples",
+        1,
+        "--out",
+        "x.zarr",
+    )
+    result = invoke("rollout", *arguments, "--resume", "--json")
+    assert result.exit_code == 0, result.exception
+    assert json.loads(result.stdout)["trajectories"] == 2
+    assert "every trajectory of x.zarr has ended: nothing is left to do" in result.stderr
+
+
 def test_append_is_refused_before_a_cluster_starts(model_dir, monkeypatch):
     stored_by_the_command_line(model_dir)
     monkeypatch.setattr("heddle_dask.cli.rollout.run._Run.run", None)

@@ -6,6 +6,8 @@ side. `python tests/slurm/lab.py` starts one for a person to try things in.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import secrets
 import shutil
@@ -24,6 +26,7 @@ from pathlib import Path
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch")
 # Debian has the daemons in /usr/sbin, which is not in every user's PATH.
 SEARCH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
+PLACE, PREFIX, OWNED = "/tmp", "heddle-slurm-", "owned"
 START_S = 30.0
 STOP_S = 15.0
 ATTEMPTS = 3
@@ -152,6 +155,7 @@ class Lab:
 
     root: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _owned: int = -1
 
     @property
     def conf(self) -> Path:
@@ -196,6 +200,12 @@ class Lab:
         words = self.run("scontrol", "--oneliner", "show", "job", str(number)).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
+    def named(self, name: str) -> dict[str, str]:
+        """Return what SLURM says of the latest job of this name, also for ten minutes after its end."""
+        lines = self.run("scontrol", "--oneliner", "show", "job").splitlines()
+        numbers = [line.split()[0].removeprefix("JobId=") for line in lines if f" JobName={name} " in line]
+        return self.job_fields(max(map(int, numbers)))
+
     def state(self, number: int) -> str:
         """Return the state of a job: PENDING, RUNNING, COMPLETED, CANCELLED, TIMEOUT, ..."""
         return self.job_fields(number)["JobState"]
@@ -221,20 +231,8 @@ class Lab:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._end_survivors()
-
-    def _end_survivors(self) -> None:
-        """Kill processes of this lab's jobs: with `proctrack/linuxproc` some outlive their job."""
-        mine = f"SLURM_CONF={self.conf}".encode()
-        for directory in Path("/proc").iterdir():
-            if not directory.name.isdigit() or int(directory.name) == os.getpid():
-                continue
-            try:
-                environment = (directory / "environ").read_bytes().split(b"\0")
-                if mine in environment and any(word.startswith(b"SLURM_JOB_ID=") for word in environment):
-                    os.kill(int(directory.name), signal.SIGKILL)
-            except OSError:
-                continue
+        end_survivors(self.conf)
+        os.close(self._owned)
 
     def _daemon(self, *command: str) -> None:
         # Without a parent they would stay for ever: the kernel ends them when this process dies.
@@ -252,6 +250,11 @@ class Lab:
         self.processes.append(process)
 
     def _start(self) -> None:
+        # It gets its name when it is locked: no other lab takes it for abandoned.
+        new = self.root / "owned.new"
+        self._owned = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(self._owned, fcntl.LOCK_EX)
+        new.rename(self.root / OWNED)
         # munged refuses a directory that other users may not enter: they could not reach its socket.
         self.root.chmod(0o755)
         for name in ("log", "state", "spool", "devices"):
@@ -291,6 +294,33 @@ class Lab:
         return "\n".join(tails)
 
 
+def end_survivors(conf: Path) -> None:
+    """Kill what is left of a lab's jobs: with `proctrack/linuxproc` some outlive their job, and their daemons."""
+    mine = f"SLURM_CONF={conf}".encode()
+    for directory in Path("/proc").iterdir():
+        if not directory.name.isdigit() or int(directory.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            environment = (directory / "environ").read_bytes().split(b"\0")
+            is_of_a_job = any(word.startswith(b"SLURM_JOB_ID=") for word in environment)
+            is_of_a_job |= (directory / "cmdline").read_bytes().startswith(b"slurmstepd:")
+            if mine in environment and is_of_a_job:
+                os.kill(int(directory.name), signal.SIGKILL)
+
+
+def clear_abandoned() -> None:
+    """End what labs have left whose process was killed."""
+    for owned in Path(PLACE).glob(f"{PREFIX}*/{OWNED}"):
+        with contextlib.suppress(OSError):
+            handle = os.open(owned, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                end_survivors(owned.parent / "slurm.conf")
+                shutil.rmtree(owned.parent, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
 def wait_for(condition: Callable[[], bool], seconds: float, otherwise: str) -> None:
     """Ask until the condition holds."""
     deadline = time.monotonic() + seconds
@@ -303,11 +333,10 @@ def wait_for(condition: Callable[[], bool], seconds: float, otherwise: str) -> N
 @contextmanager
 def running_lab() -> Iterator[Lab]:
     """Start a lab in a directory of its own and end it with everything that ran in it."""
+    clear_abandoned()
     for attempt in range(ATTEMPTS):
         # Short: munge's socket has to fit into 107 characters.
-        with tempfile.TemporaryDirectory(
-            prefix="heddle-slurm-", dir="/tmp", ignore_cleanup_errors=True
-        ) as directory:
+        with tempfile.TemporaryDirectory(prefix=PREFIX, dir=PLACE, ignore_cleanup_errors=True) as directory:
             lab = Lab(Path(directory))
             try:
                 lab._start()

@@ -33,7 +33,7 @@ from heddle_dask.cli.cluster_choice import (
 from heddle_dask.cli.engine_option import import_from_here, parsed_vllm_options
 from heddle_dask.cli.group_cluster import check_plan, engines_of_groups, groups_client, plan_of_file
 from heddle_dask.cli.model_choice import chosen_model
-from heddle_dask.cli.one_line import EXIT_FAILED, EXIT_TERMINATED, one_line
+from heddle_dask.cli.one_line import EXIT_FAILED, EXIT_TERMINATED, EXIT_TO_RESUME, one_line
 from heddle_dask.cli.rollout.engine_options import (
     check_cost,
     check_gpus,
@@ -90,6 +90,7 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
     run = _Run(order, ProgressDisplay(Console(stderr=True)))
     # Before the event loop watches signals, nothing runs that needs an orderly end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(EXIT_TO_RESUME))
     # Dask reports every connection and worker that ends; this process ends them on purpose.
     logging.getLogger("distributed").setLevel(logging.ERROR)
     warnings.simplefilter("ignore", UnencryptedConnection)  # the command line says it in one line
@@ -164,6 +165,7 @@ class _Run:
             kind.check_installed()
         self.dashboard = _dashboard(where.dashboard)
         self.left = order.work.tasks * order.work.samples
+        self.is_finished = False
         if order.mode in ("append", "resume"):
             self._take_over(resumes=order.mode == "resume")
         self.lost = ""
@@ -190,7 +192,7 @@ class _Run:
             ),
             patience=Patience(
                 workers_s=where.worker_timeout,
-                engines_s=where.engine_timeout,
+                engines_s=self._engine_timeout_s(),
                 rejoin_s=where.rejoin_timeout,
                 scheduler_s=where.scheduler_timeout,
                 orphans_s=where.orphan_timeout,
@@ -201,6 +203,13 @@ class _Run:
         """Engines that must answer before the run starts; None: as many as the cluster says, or has workers for."""
         by_default = self.order.where.scheduler and "engines" in self.order.by_default
         return None if self.plan is not None or by_default else self.shape.engines
+
+    def _engine_timeout_s(self) -> float:
+        """Longest start of an engine: as the option says, else as the groups do."""
+        given_s = self.order.where.engine_timeout
+        if self.plan is None or "engine_timeout" not in self.order.by_default:
+            return given_s
+        return max(group.start_timeout_s for group in self.plan.groups.values() if group.role == "rollout")
 
     def _check_degrees(self) -> None:
         """Refuse, before anything starts, engines that this model or this machine cannot have."""
@@ -243,9 +252,13 @@ class _Run:
         last = int(before.metadata.get("batches", 1)) - 1
         stored = sum(batch_of(trajectory_id) == last for trajectory_id in before.ids)
         self.left = max(0, self.left - stored)
+        self.is_finished = self.left == 0 and not before.recovered
 
     async def run(self) -> int:
         """Run to the end or to a signal; returns the exit code."""
+        if self.is_finished:  # the last jobs of a chain ask for no GPUs
+            self.progress.message(f"every trajectory of {self.out} has ended: nothing is left to do")
+            return 0
         self._task = asyncio.current_task()
         self._interrupts.watch()
         try:
@@ -339,10 +352,11 @@ class _Run:
         self.tally.slots = max(self.tally.slots, int(counts.get("slots", 0)))
         self.tally.tool_cpus = max(self.tally.tool_cpus, int(counts.get("tool_cpus", 0)))
 
-    def _stop(self) -> None:
+    def _stop(self, to_resume: bool) -> None:
         """On the first signal: abort running trajectories, or the start if none runs yet."""
-        self.progress.message("stopping: finished trajectories are kept; interrupt again to end at once")
-        if self._rollout is None or not self._rollout.interrupt():
+        left = "the others go on with --resume" if to_resume else "interrupt again to end at once"
+        self.progress.message(f"stopping: finished trajectories are kept; {left}")
+        if self._rollout is None or not self._rollout.interrupt(to_resume):
             assert self._task is not None
             self._task.cancel()
 
@@ -358,8 +372,8 @@ def _environment(order: RolloutOrder, *, by_value: bool) -> Environment:
 
 
 def _groups_text(plan: ClusterPlan) -> str:
-    jobs = ", ".join(f"{group.first} to {group.most} jobs of {name}" for name, group in plan.groups.items())
-    return f"worker groups ({plan.backend}: {jobs})"
+    jobs = ", ".join(f"{group.minimum} to {group.most} of {name}" for name, group in plan.groups.items())
+    return f"worker groups ({plan.backend}, jobs: {jobs})"
 
 
 def _send_by_value(name: str, here: str) -> None:

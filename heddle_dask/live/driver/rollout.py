@@ -177,8 +177,13 @@ class Rollout:
             return self._stream(tasks)
         return self._stream_sync(tasks)
 
-    def interrupt(self) -> bool:
+    def interrupt(self, to_resume: bool = False) -> bool:
         """Stop admitting and abort what runs; the run then ends, and nothing finished is lost.
+
+        Parameters
+        ----------
+        to_resume
+            Aborted trajectories are not stored: a resumed run goes on with them.
 
         Returns
         -------
@@ -187,7 +192,7 @@ class Rollout:
         """
         if self._driver is None or self.client.loop is None:
             return False
-        self.client.loop.add_callback(self._driver.interrupt)
+        self.client.loop.add_callback(self._driver.interrupt, to_resume)
         return True
 
     def progress(self) -> Mapping[str, Any]:

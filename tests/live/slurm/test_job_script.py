@@ -48,7 +48,7 @@ GOLDEN = f"""\
 #SBATCH --time=04:00:00
 #SBATCH --signal=B:USR1@120
 #SBATCH --export=ALL
-#SBATCH --output=/project/logs/gpu-0-%j.out
+#SBATCH --output=/project/logs/gpu-0-%j.log
 #SBATCH --no-requeue
 #SBATCH --exclusive
 
@@ -251,7 +251,7 @@ def test_the_launcher_takes_the_place_of_the_shell(tmp_path: Path):
 
 
 def test_a_step_asks_for_its_share_of_the_allocation():
-    assert srun_arguments(plan(GPU, logs=Path("/logs")), GPU, "gpu-0") == [
+    assert srun_arguments(plan(GPU), GPU, "gpu-0") == [
         "srun",
         "--job-name=gpu-0",
         "--nodes=1",
@@ -262,7 +262,6 @@ def test_a_step_asks_for_its_share_of_the_allocation():
         "--mem=262144M",
         "--export=ALL",
         "--time=04:00:00",
-        "--output=/logs/gpu-0-%j-%s.out",
         "--exclusive",
     ]
     words = srun_arguments(plan(TOOL), TOOL, "cpu-0")

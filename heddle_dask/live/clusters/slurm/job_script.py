@@ -82,7 +82,7 @@ def job_script(
 
 
 def srun_arguments(plan: ClusterPlan, group: WorkerGroup, job_name: str) -> list[str]:
-    """Command that runs the script on its standard input as a step of this allocation, beside other steps."""
+    """The command before a shell with the script: it runs as a step of this allocation, beside other steps."""
     words = [
         "srun",
         f"--job-name={job_name}",
@@ -99,8 +99,6 @@ def srun_arguments(plan: ClusterPlan, group: WorkerGroup, job_name: str) -> list
         words.append(f"--time={slurm_time(group.walltime_s)}")
     if group.constraint is not None:
         words.append(f"--constraint={group.constraint}")
-    if plan.logs is not None:
-        words.append(f"--output={plan.logs}/{job_name}-%j-%s.out")
     return [*words, *group.directives]
 
 
@@ -114,7 +112,7 @@ def submission_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _directives(plan: ClusterPlan, group: WorkerGroup, job_name: str) -> list[str]:
     memory = None if group.memory_bytes is None else slurm_memory(group.memory_bytes)
-    logs = None if plan.logs is None else f"{plan.logs}/{job_name}-%j.out"
+    logs = None if plan.logs is None else f"{plan.logs}/{job_name}-%j.log"
     options = {
         "job-name": job_name,
         "partition": group.partition,
