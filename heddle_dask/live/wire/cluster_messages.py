@@ -16,6 +16,8 @@ class WorkerLoad(WireValue):
     ----------
     serves
         Whether its engine answers, or it takes actions.
+    drains
+        Whether it has been asked to leave.
     busy
         Steps, actions and other tasks that run or wait there.
     residents, resident_tokens
@@ -33,6 +35,7 @@ class WorkerLoad(WireValue):
     resident_tokens: int = 0
     results: int = 0
     trouble: str = ""
+    drains: bool = False
 
     @property
     def idle(self) -> bool:

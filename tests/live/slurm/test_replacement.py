@@ -92,6 +92,10 @@ def test_a_job_shorter_than_the_lead_serves_for_half_of_its_time() -> None:
     assert decide([short], 1, 10.0).submit == {"gpu": 1}
 
 
+def test_a_job_that_drains_by_itself_is_replaced_before_it_has_ended() -> None:
+    assert decide([replace(working(), drains=True)], 1, 20.0).submit == {"gpu": 1}
+
+
 def test_a_job_that_leaves_by_itself_again_and_again_is_a_failure() -> None:
     left = working(at_s=1.0).observed(Observation(Phase.ENDED, "it ended", planned=True), 2.0)
     assert decide([left], 1, 2.0).losses["gpu"].in_a_row == 1

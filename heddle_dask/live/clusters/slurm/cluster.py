@@ -34,6 +34,7 @@ from heddle_dask.live.wire.transport import ask_over
 _LOG = logging.getLogger(__name__)
 # A pass of the tending ends within this, unless SLURM does not answer.
 _LAST_PASS_S = 120.0
+_LAST_PASS_OF_SILENT_S = 5.0
 
 
 class SlurmCluster(SupervisedCluster):
@@ -184,7 +185,9 @@ class SlurmCluster(SupervisedCluster):
         self._tending.stop()
         if self._tending_task is not None:
             # It is not cancelled: a submission that is cut off would leave a job whose id nobody knows.
-            await asyncio.wait([self._tending_task], timeout=_LAST_PASS_S)
+            limit_s = _LAST_PASS_OF_SILENT_S if self._scheduler_is_silent else _LAST_PASS_S
+            await asyncio.wait([self._tending_task], timeout=limit_s)
+            self._tending_task.cancel()
         try:
             # First of all: nothing that fails below may leave a job behind.
             await self.cancel_jobs(list(self.workers))

@@ -51,7 +51,7 @@ class Observation:
     planned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class JobRecord:
     """One job, from its submission to its end.
 
@@ -63,8 +63,10 @@ class JobRecord:
         When its walltime ends.
     failing_s, trouble
         Since when an engine of it has failed to start, and why; None and empty: none does.
+    drains
+        Whether it leaves by itself, since its time is over or it is being preempted.
     leaving
-        Why it is being drained or cancelled; empty: it is not.
+        Why it is being drained or cancelled by the cluster; empty: it is not.
     """
 
     name: str
@@ -80,7 +82,23 @@ class JobRecord:
     ends_s: float | None = None
     failing_s: float | None = None
     trouble: str = ""
+    drains: bool = False
     leaving: str = ""
+
+    def __repr__(self) -> str:
+        told = self.leaving or self.reason or self.trouble
+        return f"<{self.name}, job {self.job_id or '?'}: {self.state}{', ' if told else ''}{told}>"
+
+    @property
+    def state(self) -> str:
+        """One word: queued, starting, working, leaving or ended."""
+        if self.phase is Phase.ENDED:
+            return "ended"
+        if self.leaving or self.drains or self.phase is Phase.REFUSED:
+            return "leaving"
+        if self.phase in QUEUED:
+            return "queued"
+        return "starting" if self.joined_s is None else "working"
 
     def observed(self, seen: Observation, now_s: float) -> JobRecord:
         """This record after the queue was asked; an end is final."""
@@ -123,7 +141,7 @@ class JobRecord:
 
     def serves(self, lead_s: float, now_s: float) -> bool:
         """Whether it counts towards the number that is wanted of its group."""
-        if self.leaving or self.phase in (Phase.ENDED, Phase.REFUSED):
+        if self.leaving or self.drains or self.phase in (Phase.ENDED, Phase.REFUSED):
             return False
         if self.ends_s is None:
             return True
@@ -282,4 +300,5 @@ def job_load(name: str, workers: Sequence[WorkerLoad]) -> WorkerLoad | None:
         sum(worker.resident_tokens for worker in workers),
         sum(worker.results for worker in workers),
         next((worker.trouble for worker in workers if worker.trouble), ""),
+        any(worker.drains for worker in workers),
     )

@@ -201,7 +201,7 @@ class Tending:
     async def _apply(self, decided: Review, loads: Mapping[str, WorkerLoad], now_s: float) -> None:
         closing = [job.name for job in decided.gone]
         for job in decided.gone:
-            told = f"{job.name} is gone: {job.leaving or job.reason}"
+            told = f"{job.name} is gone: {job.reason}"
             if not (job.leaving or job.planned):
                 self.table.failed(f"{job.name}: {job.reason}")
                 told += self._told_delay(job.group, now_s)
@@ -254,12 +254,14 @@ class Tending:
             await self._cluster.drain_workers(names, group.drain_s)
         except (OSError, RuntimeError) as error:
             self._cluster.note(f"{job.name} could not be drained: {error}")
-        finally:
-            self._drains.pop(job.name, None)
+        self._drains.pop(job.name, None)
         leaving = self.table.present.get(job.name)
         if leaving is not None:
             self.table.forget(leaving)
-        await self._close_jobs([job.name])
+        try:
+            await self._close_jobs([job.name])
+        except (OSError, RuntimeError, SlurmFailed) as error:  # the next pass closes it again
+            self._cluster.note(f"{job.name} could not be closed: {error}")
 
     async def _close_jobs(self, names: Iterable[str]) -> None:
         names = list(names)
