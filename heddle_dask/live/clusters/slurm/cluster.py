@@ -28,7 +28,7 @@ from heddle_dask.live.clusters.slurm.scaling import ScalingRule
 from heddle_dask.live.clusters.slurm.scheduler_process import dashboard_url, listen_options
 from heddle_dask.live.clusters.slurm.tending import Tending
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, WorkerGroup
-from heddle_dask.live.wire.drain_messages import DrainWorkers
+from heddle_dask.live.wire.drain_messages import DrainedWorkers, DrainWorkers
 from heddle_dask.live.wire.transport import ask_over
 
 _LOG = logging.getLogger(__name__)
@@ -236,7 +236,7 @@ class SlurmCluster(SupervisedCluster):
         for job in jobs:
             job.forget()
 
-    async def drain_workers(self, names: Sequence[str], limit_s: float) -> None:
+    async def drain_workers(self, names: Sequence[str], limit_s: float) -> DrainedWorkers:
         """Have the scheduler move away what these workers hold, and close them; returns when they have left.
 
         Raises
@@ -244,7 +244,7 @@ class SlurmCluster(SupervisedCluster):
         OSError, RuntimeError
             The scheduler does not answer.
         """
-        await ask_over(self.scheduler_comm, DrainWorkers(tuple(names), limit_s))
+        return await ask_over(self.scheduler_comm, DrainWorkers(tuple(names), limit_s))
 
     @property
     def queue(self) -> SlurmQueue:

@@ -139,6 +139,7 @@ class Tending:
         decided = review(self.table.present.values(), self.wanted, self._losses, times, now_s)
         self._losses = decided.losses
         await self._apply(decided, loads, now_s)
+        await self._close_late(loads)
 
     async def _observe(self, now_s: float) -> None:
         """Ask the processes of this machine every time, and SLURM for all jobs together when it is due."""
@@ -250,18 +251,34 @@ class Tending:
         """Have the scheduler move away what the job's workers hold, then close the job."""
         group = self._plan.groups[job.group]
         names = worker_names(group, job.name)
+        late: tuple[str, ...] = names
         try:
-            await self._cluster.drain_workers(names, group.drain_s)
+            late = (await self._cluster.drain_workers(names, group.drain_s)).late
         except (OSError, RuntimeError) as error:
             self._cluster.note(f"{job.name} could not be drained: {error}")
         self._drains.pop(job.name, None)
-        leaving = self.table.present.get(job.name)
-        if leaving is not None:
-            self.table.forget(leaving)
+        if late:
+            self._cluster.note(
+                f"{job.name} holds work after {group.drain_s:.0f} s: it stays until it does not"
+            )
+            return
         try:
-            await self._close_jobs([job.name])
+            await self._close_left(job.name)
         except (OSError, RuntimeError, SlurmFailed) as error:  # the next pass closes it again
             self._cluster.note(f"{job.name} could not be closed: {error}")
+
+    async def _close_left(self, name: str) -> None:
+        leaving = self.table.present.get(name)
+        if leaving is not None:
+            self.table.forget(leaving)
+        await self._close_jobs([name])
+
+    async def _close_late(self, loads: Mapping[str, WorkerLoad]) -> None:
+        """Close the jobs that were not drained in time and hold nothing any more: there is no hurry."""
+        for job in list(self.table.present.values()):
+            load = loads.get(job.name)
+            if job.leaving and job.name not in self._drains and (load is None or load.idle):
+                await self._close_left(job.name)
 
     async def _close_jobs(self, names: Iterable[str]) -> None:
         names = list(names)
