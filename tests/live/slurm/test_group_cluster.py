@@ -177,3 +177,19 @@ def test_the_driver_that_dies_takes_the_jobs_with_it(tmp_path: Path) -> None:
         await until(lambda: not any(process.is_running() for process in family))
 
     run(body())
+
+
+def test_what_cannot_be_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = {"cpu": WorkerGroup("cpu", "tool", partition="cpu")}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    logs = tmp_path / "logs"
+    with pytest.raises(BadInput, match="sbatch is not installed here"):
+        SlurmCluster(ClusterPlan(group, interface="lo"), logs=logs)
+    with pytest.raises(BadInput, match="start inside salloc or sbatch"):
+        SlurmCluster(ClusterPlan(group, backend="srun", interface="lo"), logs=logs)
+    with pytest.raises(BadInput, match="interface ib9"):
+        SlurmCluster(ClusterPlan(group, backend="local", interface="ib9"), logs=logs)
+    assert not logs.exists()
