@@ -84,17 +84,22 @@ class SupervisedDask(ProcessInterface):
 class LocalScheduler(SupervisedDask):
     """The scheduler, alone in its process: nothing else delays its loop."""
 
-    def __init__(self, directory: str, dashboard: bool, logs: str, credentials: Credentials | None) -> None:
+    def __init__(
+        self,
+        directory: str,
+        dashboard: bool,
+        logs: str,
+        credentials: Credentials | None,
+        listens: Sequence[str] = ("--host", "127.0.0.1", "--port", "0"),
+        dashboard_address: str = "127.0.0.1:0",
+    ) -> None:
         self._file = Path(directory) / "scheduler.json"
         # Without a dashboard there still is an HTTP server, which would listen on Dask's fixed port.
-        shown = ["--dashboard-address", "127.0.0.1:0", "--dashboard" if dashboard else "--no-dashboard"]
+        shown = ["--dashboard-address", dashboard_address, "--dashboard" if dashboard else "--no-dashboard"]
         super().__init__(
             [
                 "scheduler",
-                "--host",
-                "127.0.0.1",
-                "--port",
-                "0",
+                *listens,
                 *_tls_options(credentials),
                 *shown,
                 "--scheduler-file",
@@ -170,7 +175,34 @@ def _tls_options(credentials: Credentials | None) -> list[str]:
     return ["--protocol", "tls", *credentials.options]
 
 
-class LocalRolloutCluster(SpecCluster):
+class SupervisedCluster(SpecCluster):
+    """A cluster whose scheduler is a `SupervisedDask`, and whose workers come back by themselves."""
+
+    def _update_worker_status(self, op: str, msg: Any) -> None:
+        """Keep a worker that is gone: its nanny starts it again.
+
+        `SpecCluster` looks again `distributed.deploy.lost-worker-timeout` (15 s) after a death. A worker that is away
+        then would be closed for good, also one that had come back and died a second time.
+        """
+        Cluster._update_worker_status(self, op, msg)
+
+    @property
+    def _scheduler_is_silent(self) -> bool:
+        """Whether the scheduler's process has ended or is stopped: it will not answer."""
+        scheduler = self.scheduler
+        return isinstance(scheduler, SupervisedDask) and bool(scheduler.failed() or scheduler.is_stopped())
+
+    async def _close_without_scheduler(self) -> None:
+        """Close the workers here: Dask would ask the scheduler to retire them, for half a minute or for ever."""
+        assert self.scheduler is not None
+        # First: workers end quickly once it is gone, and wait for the answer of one that is stopped.
+        await self.scheduler.close()
+        await asyncio.gather(*(worker.close() for worker in self.workers.values()))
+        self.workers.clear()
+        self.shutdown_scheduler = False
+
+
+class LocalRolloutCluster(SupervisedCluster):
     """Scheduler, `engines` rollout workers and `tool_workers` tool workers on this machine.
 
     Parameters
@@ -248,29 +280,11 @@ class LocalRolloutCluster(SpecCluster):
         }
         return {"cls": LocalWorker, "options": options}
 
-    def _update_worker_status(self, op: str, msg: Any) -> None:
-        """Keep a worker that is gone: its nanny starts it again.
-
-        `SpecCluster` looks again `distributed.deploy.lost-worker-timeout` (15 s) after a death. A worker that is away
-        then would be closed for good, also one that had come back and died a second time.
-        """
-        Cluster._update_worker_status(self, op, msg)
-
     async def _close(self) -> None:
-        scheduler = self.scheduler
-        if isinstance(scheduler, SupervisedDask) and (scheduler.failed() or scheduler.is_stopped()):
+        if self._scheduler_is_silent:
             await self._close_without_scheduler()
         await super()._close()
         if self._credentials is not None:
             self._credentials.remove()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
-
-    async def _close_without_scheduler(self) -> None:
-        """Close the workers here: Dask would ask the scheduler to retire them, for half a minute or for ever."""
-        assert self.scheduler is not None
-        # First: workers end quickly once it is gone, and wait for the answer of one that is stopped.
-        await self.scheduler.close()
-        await asyncio.gather(*(worker.close() for worker in self.workers.values()))
-        self.workers.clear()
-        self.shutdown_scheduler = False

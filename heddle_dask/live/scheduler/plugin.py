@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from distributed import Scheduler
@@ -15,6 +16,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
+from heddle_dask.live.scheduler.demand import AnnouncedQueue, demand_of
 from heddle_dask.live.scheduler.deployment import EngineDeployment
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.live.scheduler.foreign_tasks import ForeignTasks
@@ -26,6 +28,7 @@ from heddle_dask.live.scheduler.session_events import SessionEvents
 from heddle_dask.live.scheduler.warm_start import warm_predictor
 from heddle_dask.live.scheduler.worker_drains import WorkerDrains
 from heddle_dask.live.wire import _dask_internals as dask
+from heddle_dask.live.wire import cluster_messages as cluster
 from heddle_dask.live.wire import drain_messages as drains
 from heddle_dask.live.wire import driver_messages as driver
 from heddle_dask.live.wire import worker_messages as workers
@@ -59,6 +62,7 @@ class HeddleScheduler(SchedulerPlugin):
         self._seats = GpuSeats(self._host_engine, self._start_failed)
         self._foreign = ForeignTasks()
         self._owned = OwnedEngines(self._end_engines)
+        self._queue = AnnouncedQueue()
         self._drains = WorkerDrains(
             self._registry, lambda: self._events, lambda worker: self._deployment.forget_worker(worker)
         )
@@ -82,6 +86,7 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.answer(driver.ClearEngines, self.clear_engines)
         handlers.answer(driver.ProvideEngines, self.provide_engines)
         handlers.answer(driver.OwnEngines, self.own_engines)
+        handlers.answer(cluster.ExchangeDemand, self.exchange_demand)
         handlers.answer(drains.DrainWorkers, self._drains.drain)
         handlers.take(workers.EngineWorkerReport, self.engine_worker)
         handlers.take(workers.GpusReturnedReport, lambda worker, _: self._seats.forget_worker(worker))
@@ -173,7 +178,14 @@ class HeddleScheduler(SchedulerPlugin):
             engine_workers=sum(ENGINE_RESOURCE in each for each in tags),
             tool_workers=sum(TOOL_RESOURCE in each for each in tags),
             engines_inherited=self._owned.inherited,
+            queued=self._queue.now,
         )
+
+    async def exchange_demand(self, request: cluster.ExchangeDemand) -> cluster.Demand:
+        """Take what the cluster object has queued, and tell it what work there is."""
+        self._queue.announce(request.queued, request.valid_s)
+        state = None if self.session is None else self.session.controller.state
+        return demand_of(self.scheduler, self._registry, state)
 
     async def own_engines(self, request: driver.OwnEngines) -> Done:
         """The engines belong to the driver of this session from now on, or no longer."""
@@ -202,7 +214,12 @@ class HeddleScheduler(SchedulerPlugin):
 
     async def updates(self, request: driver.FetchUpdates) -> driver.Updates:
         """Long poll of the driver: notices, journal lines, counts, and the latched failure if any."""
-        return await self._open(request.session).session.updates(request.wait_s)
+        updates = await self._open(request.session).session.updates(request.wait_s)
+        queued = {
+            "engines_queued": self._queue.now.engines,
+            "tool_workers_queued": self._queue.now.tool_workers,
+        }
+        return replace(updates, counts={**updates.counts, **queued})
 
     async def end_session(self, request: driver.EndSession) -> driver.Updates:
         """End the session once it has come to rest; answers with its last updates."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from distributed import Client, Future, Scheduler, Status, Worker
 from distributed.core import rpc
-from distributed.scheduler import TaskState
+from distributed.scheduler import TaskState, WorkerState
 from distributed.worker_state_machine import UnpauseEvent
 
 from heddle_dask.core.priority import Priority
@@ -217,7 +217,12 @@ async def call_scheduler(client: Client, handler: str, /, **arguments: Any) -> A
     """
     if client.scheduler is None:
         raise ConnectionError("the client has no connection to its scheduler")
-    answer = await getattr(client.scheduler, handler)(**arguments)
+    return await call_over(client.scheduler, handler, **arguments)
+
+
+async def call_over(connection: Any, handler: str, /, **arguments: Any) -> Any:
+    """`call_scheduler` over the connection of a client or of a cluster object (``scheduler_comm``)."""
+    answer = await getattr(connection, handler)(**arguments)
     if answer is None:  # Dask's answer to an operation that it does not know; ours never answer None
         raise RuntimeError(f"the scheduler has no handler {handler}: is the heddle plugin registered?")
     return answer
@@ -263,6 +268,11 @@ def _forget_plugin(name: str, dask_scheduler: Scheduler) -> None:
 async def _remove_plugin(name: str, dask_worker: Worker) -> None:
     if name in dask_worker.plugins:
         await dask_worker.plugin_remove(name=name)
+
+
+def results_needed(worker: WorkerState) -> int:
+    """Results that only this worker has, and that a client or another task still needs."""
+    return sum(len(ts.who_has or ()) < 2 and bool(ts.who_wants or ts.waiters) for ts in worker.has_what)
 
 
 def shorten_worker_interval(scheduler: Scheduler, address: str, interval_s: float) -> None:

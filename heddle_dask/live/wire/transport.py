@@ -73,6 +73,12 @@ async def ask_scheduler(client: Client, request: Request[Answer]) -> Answer:
     return _answer(request, await dask.call_scheduler(client, name, **arguments))
 
 
+async def ask_over(connection: Any, request: Request[Answer]) -> Answer:
+    """As `ask_scheduler`, over the connection of a cluster object to its scheduler (``scheduler_comm``)."""
+    name, arguments = _call_of(request)
+    return _answer(request, await dask.call_over(connection, name, **arguments))
+
+
 async def ask_scheduler_at(
     address: str, connection_args: Mapping[str, Any], request: Request[Answer]
 ) -> Answer:

@@ -53,6 +53,7 @@ from heddle_dask.live.wire.messages import (
     NODE_VARIABLE,
     SLOT_RESOURCE,
     STREAM_INTERVAL_S,
+    WEIGHTS_VARIABLE,
     Key,
     StepCall,
     StepEnd,
@@ -213,6 +214,7 @@ class RolloutWorker(WorkerPlugin):
             on_lost=self._on_lost,
             on_start_failed=self._on_start_failed,
             watch=self.watch,
+            weights=Path(weights) if (weights := os.environ.get(WEIGHTS_VARIABLE)) else None,
         )
         self._host.start()
 

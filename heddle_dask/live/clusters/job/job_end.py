@@ -32,7 +32,10 @@ def seconds_to_end(
     now_s: float,
     asked: Callable[[str], str] = squeue_end,
 ) -> float | None:
-    """Seconds until the job ends: as the option says, else its environment, else ``squeue``; None when none knows.
+    """Seconds until the job ends: as its environment says, else ``squeue``, and no more than the option; None: unknown.
+
+    The option counts from the start of this process, and a job has begun before; the batch system may also have given
+    it less time than it asked for.
 
     Parameters
     ----------
@@ -41,14 +44,19 @@ def seconds_to_end(
     asked
         Takes the id of the job, and answers as `squeue_end` does.
     """
-    if ends_in_s is not None:
-        return ends_in_s
+    end_s = _batch_end(environ, asked)
+    known = [] if ends_in_s is None else [ends_in_s]
+    if end_s is not None:
+        known.append(max(0.0, end_s - now_s))
+    return min(known, default=None)
+
+
+def _batch_end(environ: Mapping[str, str], asked: Callable[[str], str]) -> float | None:
     stated = environ.get(END_VARIABLE, "")
     if stated.isdigit():
-        return max(0.0, int(stated) - now_s)
+        return float(stated)
     job_id = environ.get(JOB_VARIABLE)
-    end_s = None if job_id is None else parsed_end(asked(job_id))
-    return None if end_s is None else max(0.0, end_s - now_s)
+    return None if job_id is None else parsed_end(asked(job_id))
 
 
 def parsed_end(text: str) -> float | None:

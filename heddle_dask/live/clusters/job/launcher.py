@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from heddle_dask.engines.ports import PORTS_VARIABLE
 from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.engines.watchdog import SHIELDED_VARIABLE
 from heddle_dask.live.clusters.job.job_end import JOB_VARIABLE, seconds_to_end
@@ -32,6 +33,8 @@ _GRACE_S = 4.0
 # Without a scheduler workers end by themselves.
 _DEATH_TIMEOUT_S = 60
 _AGAIN_S = 2.0
+# SLURM sends the signal of ``--signal`` up to a minute before the time that it was asked for.
+_WARNS_EARLY_S = 60.0
 _CLOSING_S = 15.0
 
 
@@ -80,6 +83,8 @@ def _worker(
         SHIELDED_VARIABLE: "1",
         ENGINE_LOGS_VARIABLE: str(logs / name),
     }
+    if options.worker_ports is not None:
+        env[PORTS_VARIABLE] = "{}:{}".format(*options.worker_ports)
     if gpus is not None:
         env[GPUS_VARIABLE] = gpus
         # Jobs on one node have different GPUs, which may carry the same numbers.
@@ -146,6 +151,9 @@ class RunningJob:
         longest_s = self._options.drain_s
         if number != signal.SIGUSR1:
             longest_s = min(longest_s, self._options.kill_wait_s)
+        elif self._ends_s is not None and 0 < self._ends_s - longest_s - time.monotonic() < _WARNS_EARLY_S:
+            self._say(f"{number.name} came early: it drains {longest_s:g} s before its end")
+            return
         self.begin_drain(f"it got {number.name}", longest_s)
 
     def begin_drain(self, reason: str, longest_s: float | None = None) -> None:

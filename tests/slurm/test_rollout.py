@@ -1,0 +1,81 @@
+"""`heddle rollout --cluster slurm.toml` on real SLURM: walltimes that pass, and a driver that is a job itself."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from slurm.groups import (
+    REPOSITORY,
+    Background,
+    journal_kinds,
+    rollout_command,
+    summary_of,
+    write_agents,
+    write_cluster_file,
+)
+from slurm.lab import Lab, wait_for
+
+from heddle_dask.records.journal import read_journal
+from heddle_dask.records.store import RunReader
+
+pytestmark = pytest.mark.slurm
+
+
+BLOCKS = re.findall(r"```bash\n(.*?)```", (REPOSITORY / "docs" / "slurm.md").read_text(), re.DOTALL)
+LINK = next(block for block in BLOCKS if "#SBATCH --job-name=rollout" in block)
+SUBMISSION = next(block for block in BLOCKS if "--dependency=afterany" in block)
+
+
+def write_the_documented_chain(directory: Path) -> None:
+    """Write ``rollout.sh`` and ``submit.sh`` as the documentation has them, with the options of this rollout."""
+    options = rollout_command("run.zarr", "--tasks", "8", "--samples", "1")
+    link, replaced = re.subn(
+        r"exec heddle rollout .*--out", f"exec {shlex.join(options[:-2])} --out", LINK, flags=re.DOTALL
+    )
+    assert replaced == 1
+    (directory / "rollout.sh").write_text(link.replace("runs/coding.zarr", "run.zarr"))
+    # The partitions of the lab have an hour at most; three links are enough.
+    text = SUBMISSION.replace("sbatch", "sbatch --time=30").replace("2 3 4 5", "2 3")
+    (directory / "submit.sh").write_text(text.replace("job=$(", 'echo "$job"; job=$(') + 'echo "$job"\n')
+
+
+def test_the_documented_chain_of_jobs_goes_on_where_a_link_has_ended(
+    slurm: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_cluster_file(tmp_path, gpu="", cpu="")
+    write_agents(tmp_path)
+    write_the_documented_chain(tmp_path)
+    for name, value in {"STEPS": "12", "TOKENS": "60", "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"}.items():
+        monkeypatch.setenv(name, value)
+    told = subprocess.run(["bash", "submit.sh"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    first, second, third = map(int, told.stdout.split())
+    wait_for(lambda: journal_kinds(tmp_path).count("step") >= 20, 90, "no steps")
+    # What SLURM does two minutes before the end of a link.
+    slurm.run("scancel", "--signal=USR1", "--batch", str(first))
+    wait_for(lambda: slurm.state(third) == "COMPLETED", 150, "the chain does not end")
+    said = {number: (tmp_path / f"slurm-{number}.out").read_text() for number in (first, second, third)}
+    assert slurm.job_fields(first)["ExitCode"] == "75:0", said[first]
+    assert slurm.state(second) == "COMPLETED", said[second]
+    assert [record.status for record in RunReader(tmp_path / "run.zarr")] == ["completed"] * 8
+    # Each step was sampled once: the second link has not repeated what the first one had.
+    steps = [body for kind, body in read_journal(tmp_path / "run.journal") if kind == "step"]
+    assert len({(body["trajectory_id"], body["step_index"]) for body in steps}) == len(steps) == 8 * 12
+    assert "gpu-0 is submitted" in said[second] and "is submitted" not in said[third]
+
+
+def test_a_walltime_passes_and_nothing_is_lost(longer_than_a_walltime: Background) -> None:
+    lab, directory = longer_than_a_walltime.lab, longer_than_a_walltime.directory
+    summary = summary_of(longer_than_a_walltime.process, directory)
+    assert (summary["completed"], summary["failed"], summary["lost"]) == (4, 0, 0)
+    with_jobs = list(RunReader(directory / "run.zarr"))
+    engines = [step.engine_id.split("/")[0] for record in with_jobs for step in record.steps]
+    assert set(engines) >= {"short-0", "short-1"}
+    assert {job for record in with_jobs for job in record.metadata["jobs"]} == {"cpu-0"}
+    # Moved before its end, not killed at it; the next job was there by then.
+    first, second = lab.named("short-0"), lab.named("short-1")
+    assert first["JobState"] == "COMPLETED", first
+    assert second["SubmitTime"] < first["EndTime"]
