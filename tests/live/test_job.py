@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines import watchdog
 from heddle_dask.engines.supervised_process import SupervisedProcess
-from heddle_dask.live.clusters.job.job_end import parsed_end, seconds_to_end
 from heddle_dask.live.clusters.job.options import JobOptions, WorkerTls, gpu_slices
 from heddle_dask.live.clusters.job.scratch import job_scratch
 
@@ -106,32 +105,6 @@ def test_workers_carry_the_name_of_their_job_and_its_tags() -> None:
     assert gpu_slices(two, {"CUDA_VISIBLE_DEVICES": "0"}) == [None, None]
 
 
-# -- when it ends ----------------------------------------------------------------------------------------
-
-
-def test_the_end_of_a_job_is_what_the_option_says_else_the_environment_else_squeue() -> None:
-    asked: list[str] = []
-
-    def squeue(job_id: str) -> str:
-        asked.append(job_id)
-        return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(1_000_060))
-
-    both = {"SLURM_JOB_END_TIME": "1000090", "SLURM_JOB_ID": "7"}
-    assert seconds_to_end(5.0, both, 1_000_000, squeue) == 5.0
-    assert seconds_to_end(None, both, 1_000_000, squeue) == 90.0
-    assert asked == []
-    assert seconds_to_end(None, {"SLURM_JOB_ID": "7"}, 1_000_000, squeue) == 60.0
-    assert asked == ["7"]
-    assert seconds_to_end(None, {"SLURM_JOB_ID": "7"}, 2_000_000, squeue) == 0.0
-    assert seconds_to_end(None, {}, 1_000_000, squeue) is None
-
-
-@pytest.mark.parametrize("text", ["N/A", "NONE", "", "Unknown"])
-def test_a_job_without_an_end_has_none(text: str) -> None:
-    assert parsed_end(text) is None
-    assert seconds_to_end(None, {"SLURM_JOB_ID": "7"}, 0.0, lambda _: text) is None
-
-
 # -- scratch ---------------------------------------------------------------------------------------------
 
 
@@ -177,9 +150,9 @@ def test_scratch_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shielded", [False, True])
 def test_the_signals_of_a_batch_system_end_only_what_is_not_shielded(shielded: bool, tmp_path: Path) -> None:
-    process = SupervisedProcess(["sleep", "600"], tmp_path, "sleep", shielded=shielded)
+    process = SupervisedProcess(["sleep", "600"], tmp_path, "sleep", shielded=shielded, grace_s=60)
     process.launch()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not process.program_pid:
         assert time.monotonic() < deadline
         time.sleep(0.01)
