@@ -56,7 +56,18 @@ def longer_than_a_walltime(
         lab = stack.enter_context(running_lab())
         write_cluster_file(directory, short=short + 'start-timeout = "30s"\n', cpu="")
         write_agents(directory, seconds_per_token=0.1)
-        process = start(directory, "--tasks", "4", STEPS="65", TOKENS="20", SLURM_CONF=str(lab.conf))
+        process = start(
+            directory,
+            "--tasks",
+            "4",
+            "--samples",
+            "1",
+            "--max-steps",
+            "100",
+            STEPS="65",
+            TOKENS="20",
+            SLURM_CONF=str(lab.conf),
+        )
         stack.callback(process.wait)
         stack.callback(process.terminate)
         yield Background(lab, process, directory)

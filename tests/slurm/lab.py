@@ -1,11 +1,14 @@
 """A SLURM of its own on this machine: munged, slurmctld and one slurmd for each virtual node, in one directory.
 
 Nothing under /etc is read or written, no port is fixed, all daemons listen on loopback only: several labs run side by
-side. `python tests/slurm/lab.py` starts one for a person to try things in.
+side. `python tests/slurm/lab.py` starts one for a person to try things in, `python tests/slurm/lab.py COMMAND …` for one
+command.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import secrets
 import shutil
@@ -24,6 +27,7 @@ from pathlib import Path
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch")
 # Debian has the daemons in /usr/sbin, which is not in every user's PATH.
 SEARCH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
+PLACE, PREFIX, OWNED = "/tmp", "heddle-slurm-", "owned"
 START_S = 30.0
 STOP_S = 15.0
 ATTEMPTS = 3
@@ -152,6 +156,7 @@ class Lab:
 
     root: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _owned: int = -1
 
     @property
     def conf(self) -> Path:
@@ -227,20 +232,8 @@ class Lab:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._end_survivors()
-
-    def _end_survivors(self) -> None:
-        """Kill processes of this lab's jobs: with `proctrack/linuxproc` some outlive their job."""
-        mine = f"SLURM_CONF={self.conf}".encode()
-        for directory in Path("/proc").iterdir():
-            if not directory.name.isdigit() or int(directory.name) == os.getpid():
-                continue
-            try:
-                environment = (directory / "environ").read_bytes().split(b"\0")
-                if mine in environment and any(word.startswith(b"SLURM_JOB_ID=") for word in environment):
-                    os.kill(int(directory.name), signal.SIGKILL)
-            except OSError:
-                continue
+        end_survivors(self.conf)
+        os.close(self._owned)
 
     def _daemon(self, *command: str) -> None:
         # Without a parent they would stay for ever: the kernel ends them when this process dies.
@@ -258,6 +251,11 @@ class Lab:
         self.processes.append(process)
 
     def _start(self) -> None:
+        # It gets its name when it is locked: no other lab takes it for abandoned.
+        new = self.root / "owned.new"
+        self._owned = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(self._owned, fcntl.LOCK_EX)
+        new.rename(self.root / OWNED)
         # munged refuses a directory that other users may not enter: they could not reach its socket.
         self.root.chmod(0o755)
         for name in ("log", "state", "spool", "devices"):
@@ -297,6 +295,33 @@ class Lab:
         return "\n".join(tails)
 
 
+def end_survivors(conf: Path) -> None:
+    """Kill what is left of a lab's jobs: with `proctrack/linuxproc` some outlive their job, and their daemons."""
+    mine = f"SLURM_CONF={conf}".encode()
+    for directory in Path("/proc").iterdir():
+        if not directory.name.isdigit() or int(directory.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            environment = (directory / "environ").read_bytes().split(b"\0")
+            is_of_a_job = any(word.startswith(b"SLURM_JOB_ID=") for word in environment)
+            is_of_a_job |= (directory / "cmdline").read_bytes().startswith(b"slurmstepd:")
+            if mine in environment and is_of_a_job:
+                os.kill(int(directory.name), signal.SIGKILL)
+
+
+def clear_abandoned() -> None:
+    """End what labs have left whose process was killed."""
+    for owned in Path(PLACE).glob(f"{PREFIX}*/{OWNED}"):
+        with contextlib.suppress(OSError):
+            handle = os.open(owned, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                end_survivors(owned.parent / "slurm.conf")
+                shutil.rmtree(owned.parent, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
 def wait_for(condition: Callable[[], bool], seconds: float, otherwise: str) -> None:
     """Ask until the condition holds."""
     deadline = time.monotonic() + seconds
@@ -309,11 +334,10 @@ def wait_for(condition: Callable[[], bool], seconds: float, otherwise: str) -> N
 @contextmanager
 def running_lab() -> Iterator[Lab]:
     """Start a lab in a directory of its own and end it with everything that ran in it."""
+    clear_abandoned()
     for attempt in range(ATTEMPTS):
         # Short: munge's socket has to fit into 107 characters.
-        with tempfile.TemporaryDirectory(
-            prefix="heddle-slurm-", dir="/tmp", ignore_cleanup_errors=True
-        ) as directory:
+        with tempfile.TemporaryDirectory(prefix=PREFIX, dir=PLACE, ignore_cleanup_errors=True) as directory:
             lab = Lab(Path(directory))
             try:
                 lab._start()
@@ -331,24 +355,25 @@ def running_lab() -> Iterator[Lab]:
             return
 
 
-def main() -> int:
-    """Start a lab for a person, and end it at Ctrl-C."""
+def main(command: list[str]) -> int:
+    """Start a lab; run a command in it, or wait for Ctrl-C."""
     if missing := missing_daemons():
         print(f"{', '.join(missing)} not found: run scripts/install_slurm.sh", file=sys.stderr)
         return 3
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with running_lab() as lab:
+    # Also where a script has started it in the background, with SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    with running_lab() as lab, contextlib.suppress(KeyboardInterrupt):
+        if command:
+            return subprocess.run(command, env=lab.environ).returncode
         print(lab.run("sinfo"), end="")
         print(
             f"\nexport SLURM_CONF={lab.conf}\n\nIn another shell, that line first. Ctrl-C here ends it.",
             flush=True,
         )
-        try:
-            signal.pause()
-        except KeyboardInterrupt:
-            print("ending", flush=True)
+        signal.pause()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -33,6 +33,8 @@ _GRACE_S = 4.0
 # Without a scheduler workers end by themselves.
 _DEATH_TIMEOUT_S = 60
 _AGAIN_S = 2.0
+# SLURM sends the signal of ``--signal`` up to a minute before the time that it was asked for.
+_WARNS_EARLY_S = 60.0
 _CLOSING_S = 15.0
 
 
@@ -149,6 +151,9 @@ class RunningJob:
         longest_s = self._options.drain_s
         if number != signal.SIGUSR1:
             longest_s = min(longest_s, self._options.kill_wait_s)
+        elif self._ends_s is not None and 0 < self._ends_s - longest_s - time.monotonic() < _WARNS_EARLY_S:
+            self._say(f"{number.name} came early: it drains {longest_s:g} s before its end")
+            return
         self.begin_drain(f"it got {number.name}", longest_s)
 
     def begin_drain(self, reason: str, longest_s: float | None = None) -> None:
@@ -190,7 +195,7 @@ class RunningJob:
                 if answer.late:
                     self._say(f"{', '.join(answer.late)} had work left at the end")
                 # They close by themselves; one that had not joined yet is not needed any more.
-                self._deadline_s = min(self._deadline_s, time.monotonic() + _CLOSING_S)
+                self._deadline_s = min(self._deadline_s + LAST_S - 1.0, time.monotonic() + _CLOSING_S)
                 return
             except OSError as error:
                 # The scheduler is gone, and the workers end with it; or a message was lost.
