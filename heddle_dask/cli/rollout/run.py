@@ -291,7 +291,9 @@ class _Run:
             return
         async with self.logs.kept() as logs:
             if self.plan is not None:
-                self.progress.message(f"starting a cluster of {_groups_text(self.plan)}; logs: {logs}")
+                self.progress.message(
+                    f"starting a cluster of {_groups_text(self.plan)}; logs: {self.plan.logs or logs}"
+                )
                 async with groups_client(self.plan, self.plan.logs or logs, self.progress.message) as client:
                     yield client
                 return
