@@ -64,7 +64,10 @@ def test_every_file_of_docs_is_reachable_from_the_index() -> None:
             if target.suffix == ".md" and target not in seen and target.exists():
                 seen.add(target)
                 open_pages.append(target)
-    assert [name_of(page) for page in DOCS.rglob("*") if page.is_file() and page not in seen] == []
+            elif target.suffix == ".ipynb":
+                seen.add(target)
+    pages = [page for page in DOCS.rglob("*") if page.suffix in (".md", ".ipynb")]
+    assert [name_of(page) for page in pages if page not in seen] == []
 
 
 def test_the_readme_links_the_index() -> None:
@@ -142,3 +145,8 @@ def option_value(text: str) -> object:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
+
+
+def test_every_image_is_shown_on_a_page() -> None:
+    shown = {target for page in PAGES for target, _ in links_of(page)}
+    assert [name_of(image) for image in (DOCS / "images").iterdir() if image not in shown] == []
