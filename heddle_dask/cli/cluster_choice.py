@@ -19,7 +19,6 @@ from heddle_dask.cli.one_line import one_line
 from heddle_dask.cli.rollout.run_logs import log_tail
 from heddle_dask.cli.shared_options import read_toml, unknown_key
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.clusters.connection_file import CONNECTION_FILE, connection_file
 from heddle_dask.live.clusters.local import ClusterProcessFailed, LocalRolloutCluster
 from heddle_dask.live.driver.encryption import unencrypted
 
@@ -86,10 +85,8 @@ async def local_client(shape: LocalShape, dashboard: bool, logs: Path) -> AsyncI
         starting = asyncio.ensure_future(_start(cluster))
         try:
             await asyncio.shield(starting)
-            told = connection_file(logs / CONNECTION_FILE, cluster.scheduler_address, cluster.credentials)
-            with told:
-                async with Client(cluster, asynchronous=True) as client:
-                    yield client
+            async with Client(cluster, asynchronous=True) as client:
+                yield client
         except BadInput as error:
             if "engine" not in str(error):
                 raise

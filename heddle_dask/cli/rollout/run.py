@@ -54,6 +54,7 @@ from heddle_dask.engines.gpus import usable_gpus
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
+from heddle_dask.live.clusters.connection_file import connection_file
 from heddle_dask.live.driver.capacity import Patience
 from heddle_dask.live.driver.continuation import check_continues
 from heddle_dask.live.driver.control_channel import ClusterLost
@@ -255,7 +256,8 @@ class _Run:
                 f"starting a local cluster for {self.shape.engines} engine(s); logs: {logs}"
             )
             async with local_client(self.shape, self.dashboard, logs) as client:
-                yield client
+                with connection_file(logs, client.cluster):
+                    yield client
 
     async def _roll_out(self, client: Client) -> None:
         # The template's imports block this loop for seconds; the workers of a local cluster start meanwhile.
