@@ -12,8 +12,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from distributed.deploy.cluster import Cluster
+from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.clusters.credentials import Credentials
@@ -32,13 +31,13 @@ class Connection:
 
 
 @contextlib.contextmanager
-def connection_file(directory: Path, cluster: Cluster) -> Iterator[None]:
+def connection_file(directory: Path, cluster: Any) -> Iterator[None]:
     """Keep the file in the directory while the block runs; a disk that refuses it does not stop a run.
 
     Parameters
     ----------
     cluster
-        A started cluster; its attribute `credentials`, if it has them, names the files.
+        A started Dask cluster; its attribute `credentials`, if it has them, names the files.
     """
     path = directory / CONNECTION_FILE
     credentials: Credentials | None = getattr(cluster, "credentials", None)
