@@ -1,8 +1,8 @@
 """What the page of the dashboard costs the scheduler: seconds for each picture, and for each open tab.
 
 A simulated rollout with slots for all its trajectories is played second by second, from the moment at which the first
-twentieth of them has ended, to the code that serves a tab: the picture is taken, the views are made, and a Bokeh document is updated; every message of it is
-serialized as for the browser, and not sent.
+twentieth of them has ended, to the code that serves a tab: the picture is taken, the views are made, and a Bokeh
+document is updated. Every message of it is serialized as for the browser, and not sent.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from heddle_dask.cli.one_line import one_line
 from heddle_dask.cli.rollout.run_logs import log_tail
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.toml_table import read_toml, unknown_key
-from heddle_dask.live.clusters.connection_file import CONNECTION_FILE, connection_file
 from heddle_dask.live.clusters.local import ClusterProcessFailed, LocalRolloutCluster, SupervisedCluster
 from heddle_dask.live.driver.encryption import unencrypted
 
@@ -87,7 +86,7 @@ async def local_client(shape: LocalShape, dashboard: bool, logs: Path) -> AsyncI
 
 @contextlib.asynccontextmanager
 async def cluster_client(cluster: SupervisedCluster, logs: Path) -> AsyncIterator[Client]:
-    """A client of a cluster that is not started yet, and ends with it; a file in `logs` says how to reach it.
+    """A client of a cluster that is not started yet, and ends with it.
 
     Raises
     ------
@@ -98,9 +97,8 @@ async def cluster_client(cluster: SupervisedCluster, logs: Path) -> AsyncIterato
     starting = asyncio.ensure_future(_start(cluster))
     try:
         await asyncio.shield(starting)
-        with connection_file(logs / CONNECTION_FILE, cluster.scheduler_address, cluster.credentials):
-            async with Client(cluster, asynchronous=True) as client:
-                yield client
+        async with Client(cluster, asynchronous=True) as client:
+            yield client
     except BadInput as error:
         if "engine" not in str(error) or not starting.done() or starting.exception() is not None:
             raise

@@ -55,6 +55,7 @@ from heddle_dask.engines.gpus import usable_gpus
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
+from heddle_dask.live.clusters.connection_file import connection_file
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan
 from heddle_dask.live.driver.capacity import Patience
 from heddle_dask.live.driver.continuation import check_continues, task_list, tokenizer_digest
@@ -298,19 +299,22 @@ class _Run:
                     f"starting a cluster of {_groups_text(self.plan)}; logs: {self.plan.logs or logs}"
                 )
                 async with groups_client(self.plan, self.plan.logs or logs, self.progress.message) as client:
-                    yield client
+                    with connection_file(logs, client.cluster):
+                        yield client
                 return
             self.progress.message(
                 f"starting a local cluster for {self.shape.engines} engine(s); logs: {logs}"
             )
             async with local_client(self.shape, self.dashboard, logs) as client:
-                yield client
+                with connection_file(logs, client.cluster):
+                    yield client
 
     async def _roll_out(self, client: Client) -> None:
         # The template's imports block this loop for seconds; the workers of a local cluster start meanwhile.
         rollout = self._make(client)
         if self.is_local:
             await workers_joined(client, self.shape)
+        if self.order.where.scheduler is None:
             self.progress.message(f"watch it with: heddle top {shlex.quote(str(self.out))}")
         if self.dashboard:
             self.progress.message(f"dashboard: {client.dashboard_link.removesuffix('/status')}/heddle")

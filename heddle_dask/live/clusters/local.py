@@ -292,7 +292,7 @@ class LocalRolloutCluster(SupervisedCluster):
             {
                 "workers that can host an engine": kinds.count("rollout"),
                 "tool workers": f"{kinds.count('tool')} with {self._tool_cpus} CPUs each",
-                "connections": "open to every user of this machine" if self._credentials is None else "TLS",
+                "connections": "open to every user of this machine" if self.credentials is None else "TLS",
                 "logs": self.logs,
             },
         )
