@@ -36,7 +36,7 @@ def engines_view(snapshot: RunSnapshot) -> View:
     shown = here
     if len(here) > MOST_ROWS:
         shown = sorted(here, key=lambda each: (-_load(each), each.index))[: MOST_ROWS - 1]
-    labels = style.elide(each.engine_id for each in shown)
+    labels = style.elide(_name(each) for each in shown)
     slots, at_engine, queued = (
         sum(getattr(e, name) for e in here) for name in ("slots", "generating", "queued")
     )
@@ -55,6 +55,10 @@ def engines_view(snapshot: RunSnapshot) -> View:
         f"<b>{style.count(queued)}</b> queued{part}</span><div class='chips'>{_LEGEND}</div>"
     )
     return View(heading, {"engines": _columns(rows, labels)}, rows=tuple(labels))
+
+
+def _name(engine: EngineView) -> str:
+    return engine.engine_id if engine.state == "ready" else f"{engine.engine_id} ({engine.state})"
 
 
 def _load(engine: EngineView) -> float:
