@@ -120,7 +120,8 @@ def test_an_engine_that_drains_says_so_and_a_lost_one_is_gone() -> None:
     engines = (replace(first, state="draining"), replace(second, state="lost"))
     assert engines_view(replace(played()[0], engines=engines)).rows == (f"{first.engine_id} (draining)",)
     lost = replace(first, state="lost")
-    assert engines_view(replace(played()[0], engines=(lost,))).empty == "All engines are lost."
+    assert engines_view(replace(played()[0], engines=(lost,))).empty == "No engine is there now."
+    assert engines_view(replace(played()[0], engines=())).empty == "No engine has joined yet."
 
 
 def test_every_panel_says_why_it_is_empty() -> None:

@@ -31,7 +31,11 @@ def engines_view(snapshot: RunSnapshot) -> View:
     """The engines that are not lost; beyond `MOST_ROWS`, those with the most work."""
     here = [engine for engine in snapshot.engines if engine.state != "lost"]
     if not here:
-        why = "No engine has joined yet." if not snapshot.engines else "All engines are lost."
+        why = (
+            "No engine is there now."
+            if snapshot.engines or not snapshot.is_open
+            else "No engine has joined yet."
+        )
         return View("", {"engines": _columns([], [])}, why)
     shown = here
     if len(here) > MOST_ROWS:
