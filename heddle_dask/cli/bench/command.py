@@ -13,6 +13,7 @@ from heddle_dask.cli.bench.paper import paper
 from heddle_dask.cli.bench.predictor import predictor
 from heddle_dask.cli.bench.records import records
 from heddle_dask.cli.bench.scale import scale
+from heddle_dask.cli.bench.slurm import slurm
 from heddle_dask.cli.bench.soak import soak
 from heddle_dask.cli.bench.watched import watched
 from heddle_dask.cli.one_line import OneLineGroup
@@ -41,5 +42,6 @@ bench.add_command(paper)
 bench.add_command(predictor)
 bench.add_command(records)
 bench.add_command(scale)
+bench.add_command(slurm)
 bench.add_command(soak)
 bench.add_command(watched)
