@@ -159,9 +159,9 @@ class RunFigures:
 
     @property
     def drawn(self) -> list[Shown]:
-        """The longest trajectories and an even sample of all, in order of their begin; all of them in a small run."""
+        """The longest trajectories and an even sample of all, in order of their start; all of them in a small run."""
         chosen = {shown.row.trajectory_id: shown for shown in (*self._sample, *self.longest)}
-        return sorted(chosen.values(), key=lambda shown: (shown.row.session or 0, shown.row.begin_s))
+        return sorted(chosen.values(), key=lambda shown: (shown.row.session or 0, shown.record.started_s))
 
     @property
     def typical(self) -> Typical:
