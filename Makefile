@@ -17,7 +17,7 @@ rollout: $(STAMP)
 	$(BIN)/heddle rollout $(ROLLOUT_ARGS)
 
 # Tests with `hash_seed` in their name set hash seeds themselves: the second run leaves them out.
-test: lint browser
+test: lint docs browser
 	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE)"
 	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q -m "$(LIVE)"
 	PYTHONHASHSEED=1 $(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE) and not slow" -k "not hash_seed"
