@@ -35,9 +35,8 @@ async def take(browser: Browser, url: str, path: Path, selector: str | None = No
     else:
         await page.locator(selector).screenshot(path=path)
     await page.close()
-    # A chart has few colours: a palette makes the file a third as large.
     with Image.open(path) as image:
-        image.convert("RGB").quantize(192, dither=Image.Dither.NONE).save(path, optimize=True)
+        image.convert("RGB").save(path, optimize=True)
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 

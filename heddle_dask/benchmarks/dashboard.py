@@ -1,8 +1,8 @@
 """What the page of the dashboard costs the scheduler: seconds for each picture, and for each open tab.
 
-A simulated rollout is played second by second from the moment at which half of its trajectories have ended, to the code
-that serves a tab: the picture is taken, the views are made, and a Bokeh document is updated; every message of it is
-serialized as for the browser, and not sent.
+A simulated rollout with slots for all its trajectories is played second by second, from the moment at which the first
+twentieth of them has ended, to the code that serves a tab: the picture is taken, the views are made, and a Bokeh
+document is updated. Every message of it is serialized as for the browser, and not sent.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ def measure_dashboard(sizes: Sequence[int], *, seed: int) -> Iterator[DashboardR
 
 
 def _measure(trajectories: int, seed: int) -> DashboardRow:
-    run = PlayedRun(simulated_run(trajectories, seed), lambda: 0.0)
-    middle_s = run.ended_s(0.5)
+    run = PlayedRun(simulated_run(trajectories, seed, live_share=1.0), lambda: 0.0)
+    begin_s = run.ended_s(0.05)
     tab = PageTab()
-    tab.show(run.at(middle_s))
+    tab.show(run.at(begin_s))
     live: list[int] = []
     picture_s: list[float] = []
     views_s: list[float] = []
     tab_s: list[float] = []
     sent_bytes: list[int] = []
     for number in range(1, UPDATES + 1):
-        run.advance(middle_s + number)
+        run.advance(begin_s + number)
         began_s = time.process_time()
-        snapshot = run.at(middle_s + number)
+        snapshot = run.at(begin_s + number)
         taken_s = time.process_time()
         tab.make_views(snapshot)
         made_s = time.process_time()

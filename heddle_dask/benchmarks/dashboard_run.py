@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,7 +26,7 @@ Pair = tuple[Event, Sequence[Command]]
 
 @dataclass(frozen=True, slots=True)
 class RunSize:
-    """Engines and slots for so many trajectories, some of which wait for admission."""
+    """Engines and slots for so many trajectories."""
 
     trajectories: int
     samples: int
@@ -35,17 +36,23 @@ class RunSize:
     kv_tokens: int
 
     @classmethod
-    def of(cls, trajectories: int) -> RunSize:
-        """A cluster that is busy with so many trajectories."""
+    def of(cls, trajectories: int, live_share: float) -> RunSize:
+        """A cluster on which so large a share of the trajectories can be live at once."""
         samples = next(each for each in (16, 10, 5, 4, 2, 1) if trajectories % each == 0)
         engines = max(2, min(64, trajectories // 64))
-        slots = max(2, min(96, trajectories // (2 * engines)))
+        slots = max(2, math.ceil(live_share * trajectories / engines))
         return cls(trajectories, samples, engines, slots, max(4, engines * 4), max(80_000, slots * 6_000))
 
 
-def simulated_run(trajectories: int, seed: int = 0) -> list[Pair]:
-    """Every event of a rollout with its commands: an engine is lost and some tools fail."""
-    size = RunSize.of(trajectories)
+def simulated_run(trajectories: int, seed: int = 0, live_share: float = 0.5) -> list[Pair]:
+    """Every event of a rollout with its commands: an engine is lost and some tools fail.
+
+    Parameters
+    ----------
+    live_share
+        Share of the trajectories for which there are slots and KV memory; the others wait for admission.
+    """
+    size = RunSize.of(trajectories, live_share)
     plans = load_workload(
         "coding",
         trajectories=trajectories,
@@ -57,7 +64,7 @@ def simulated_run(trajectories: int, seed: int = 0) -> list[Pair]:
     fleet = SimulatedFleet(
         equal_engines(size.engines, cost, slots=size.slots, max_context_tokens=MAX_CONTEXT_TOKENS),
         tool_cpus=size.tool_cpus,
-        faults=SimulatedFaults(engines_lost={1: 240.0} if size.engines > 2 else {}, tool_failure_share=0.03),
+        faults=SimulatedFaults(engines_lost={1: 60.0} if size.engines > 2 else {}, tool_failure_share=0.03),
     )
     strategies = build_strategies(PRESET, seed=seed, overrides=OVERRIDES)
     tell_costs(strategies, fleet.beliefs)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from heddle_dask.core.ids import EngineId, GroupId, StepId, TrajectoryId
 from heddle_dask.core.nouns import EngineDescription, StepRequest, TrajectorySpec
 from heddle_dask.core.priority import NORMAL
 from heddle_dask.live.scheduler.dashboard import style
-from heddle_dask.live.scheduler.dashboard.pages import PANELS
+from heddle_dask.live.scheduler.dashboard.pages import PANELS, OpenPage
 from heddle_dask.live.scheduler.dashboard.panels.actions import actions_view
 from heddle_dask.live.scheduler.dashboard.panels.engines import MOST_ROWS as MOST_ENGINES
 from heddle_dask.live.scheduler.dashboard.panels.engines import engines_view
@@ -309,3 +309,15 @@ def test_without_our_plugin_every_panel_says_so() -> None:
     for panel in PANELS:
         texts = [model.text for model in panel().root.select({"name": f"heddle-{panel.name}-heading"})]
         assert len(texts) == 1 and "no heddle plugin yet" in texts[0]
+
+
+def test_a_tab_that_fails_stops_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        plugins: ClassVar[dict[str, Any]] = {"heddle": object()}
+
+    page = OpenPage(Broken(), [])  # type: ignore[arg-type]
+    page.update()
+    page.update()
+    assert [record.message for record in caplog.records] == [
+        "a tab of the heddle page is not updated any more"
+    ]

@@ -147,3 +147,8 @@ def option_value(text: str) -> object:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
+
+
+def test_every_image_is_shown_on_a_page() -> None:
+    shown = {target for page in PAGES for target, _ in links_of(page)}
+    assert [name_of(image) for image in (DOCS / "images").iterdir() if image not in shown] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -35,17 +36,29 @@ PANELS: tuple[type[Panel], ...] = (
 # The snapshot itself is taken at its own interval; a tab only looks whether there is a new one.
 LOOK_EVERY_MS = 250
 
+_log = logging.getLogger(__name__)
 
-class Page:
+
+class OpenPage:
     """The panels of one tab, which always show the same snapshot."""
 
     def __init__(self, scheduler: Scheduler, panels: Sequence[Panel]) -> None:
         self.panels = panels
         self._scheduler = scheduler
         self._shown: RunSnapshot | None = None
+        self._failed = False
 
     def update(self) -> None:
-        """Show the latest snapshot, if it is a new one."""
+        """Show the latest snapshot, if it is a new one. After a failure, which is logged, the tab stays as it is."""
+        if self._failed:
+            return
+        try:
+            self._update()
+        except Exception:
+            self._failed = True
+            _log.exception("a tab of the heddle page is not updated any more")
+
+    def _update(self) -> None:
         snapshot = latest_snapshot(self._scheduler)
         if snapshot is None or snapshot is self._shown:
             return
@@ -58,7 +71,7 @@ class Page:
 
 def heddle_page(scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> None:
     """The page of the tab."""
-    page = Page(scheduler, [panel() for panel in PANELS])
+    page = OpenPage(scheduler, [panel() for panel in PANELS])
     _fill(doc, page)
     doc.title = "Dask: Heddle"
     doc.template = _template()
@@ -68,11 +81,11 @@ def heddle_page(scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> Non
 
 def panel_page(panel: type[Panel], scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> None:
     """A panel alone."""
-    _fill(doc, Page(scheduler, [panel()]))
+    _fill(doc, OpenPage(scheduler, [panel()]))
     doc.title = f"Dask: Heddle: {panel.title}"
 
 
-def _fill(doc: Any, page: Page) -> None:
+def _fill(doc: Any, page: OpenPage) -> None:
     page.update()
     dask.update_every(doc, page, LOOK_EVERY_MS)
     for panel in page.panels:
