@@ -130,6 +130,17 @@ def test_metrics_are_those_of_the_latest_scheduler_and_go_with_it(feed: Snapshot
     assert not samples()
 
 
+def test_a_defect_hides_our_metrics_and_no_others(
+    feed: SnapshotFeed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics.export(feed)
+    assert samples()["heddle_session_open",] == 0
+    monkeypatch.setattr(feed, "latest", lambda: 1 / 0)
+    with caplog.at_level(logging.ERROR):
+        assert "python_gc" in generate_latest(REGISTRY).decode() and not samples()
+    assert "are missing in this scrape" in caplog.text
+
+
 def test_labels_are_bounded(feed: SnapshotFeed) -> None:
     metrics.export(feed)
     watched = feed.watch("s", "heddle", lambda: 1.0)

@@ -138,6 +138,7 @@ COMMANDS = {
     ("show",): ["run.zarr"],
     ("replay",): ["run.zarr"],
     ("doctor",): [],
+    ("top",): ["run.zarr", "--once"],
     ("bench", "decisions"): ["--events", "100", "--engines", "1", "--trajectories", "1"],
     ("bench", "fidelity"): ["--trace", "tau_dialogues"],
     ("bench", "live"): ["--trace", "tau_dialogues", "--engine", "emulated"],
@@ -146,6 +147,7 @@ COMMANDS = {
     ("bench", "predictor"): ["--trace", "tau_dialogues"],
     ("bench", "scale"): ["--trajectories", "16"],
     ("bench", "soak"): ["--minutes", "0.1"],
+    ("bench", "watched"): ["--trajectories", "1"],
 }
 """Each command with arguments that it accepts. One that is not here gets none."""
 
@@ -239,6 +241,7 @@ def _start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cli.sweep_runs", "run_jobs"),
         ("profiling.engines", "profile_engine"),
         ("profiling.operators", "measure_operators"),
+        ("benchmarks.dashboard", "measure_dashboard"),
         ("benchmarks.decisions", "measure_decisions"),
         ("benchmarks.live", "_engines"),
         ("benchmarks.live", "_learn"),
@@ -246,11 +249,14 @@ def _start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         ("benchmarks.predictor", "_held_fold"),
         ("benchmarks.scale.multiprocessing", "get_context"),
         ("benchmarks.soak", "_run"),
+        ("benchmarks.watched", "measure_watched"),
+        ("cli.bench.dashboard", "_serve"),
         ("cli.bench.paper", "_play"),
     ):
         monkeypatch.setattr(f"heddle_dask.{module}.{name}", reached)
     monkeypatch.setattr(cluster_choice, "CONNECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr("heddle_dask.cli.rollout.run.CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("heddle_dask.cli.top.watch.CONNECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr(checks, "_sandbox", lambda: checks.Check("sandbox", "ok", ""))
 
 

@@ -23,7 +23,11 @@ _FILE = click.Path(path_type=Path)
 @click.option("--tls-cert", type=_FILE, default=None, help="PEM file of this client's certificate.")
 @click.option("--tls-key", type=_FILE, default=None, help="PEM file of this client's key.")
 @click.option(
-    "--interval", type=POSITIVE, default=1.0, show_default=True, help="Seconds between two pictures."
+    "--interval",
+    type=POSITIVE,
+    default=1.0,
+    show_default=True,
+    help="Seconds; less than 1 shows a picture twice.",
 )
 @click.option("--once", is_flag=True, help="Print one picture and end.")
 @shared_options

@@ -63,6 +63,8 @@ def place_of(
 def _of_run(run: Path | None) -> Path:
     """The connection file of a run with a cluster of its own; of the latest one in ``runs/``."""
     if run is not None:
+        if not run.name.removesuffix(".zarr"):
+            raise BadInput(f"{str(run)!r} names no run: give a path such as runs/RUN.zarr")
         found = _latest([logs_path(run)])
         if found is None:
             raise BadInput(

@@ -10,6 +10,7 @@ Dask's own metrics.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,6 +29,7 @@ MOST_ENGINES: Final = 64
 _CLASS: Final = re.compile(r"[a-z][a-z -]{0,39}")
 OTHER: Final = "other"
 
+_LOG = logging.getLogger(__name__)
 _collector: Collector | None = None
 
 
@@ -74,16 +76,23 @@ class Collector:
         """Nothing: registering must not take a snapshot."""
         return ()
 
-    def collect(self) -> Iterator[Metric]:
-        """The metrics of this interval's snapshot."""
-        feed = self.feeds[-1]
-        snapshot = feed.latest()
-        yield from _of_session(snapshot)
-        yield from _of_engines(snapshot)
-        yield from _of_actions(snapshot)
-        yield from _of_moves(snapshot)
-        yield _counter("snapshots", "Pictures taken for page, metrics and terminals.", feed.taken)
-        yield _counter("snapshot_seconds", "Seconds of the event loop that they took.", feed.spent_s)
+    def collect(self) -> Iterable[Metric]:
+        """The metrics of this interval's snapshot; none after a defect, which must not hide those of Dask."""
+        try:
+            return list(_metrics(self.feeds[-1]))
+        except Exception:
+            _LOG.exception("the metrics of heddle are missing in this scrape")
+            return ()
+
+
+def _metrics(feed: SnapshotFeed) -> Iterator[Metric]:
+    snapshot = feed.latest()
+    yield from _of_session(snapshot)
+    yield from _of_engines(snapshot)
+    yield from _of_actions(snapshot)
+    yield from _of_moves(snapshot)
+    yield _counter("snapshots", "Pictures taken for page, metrics and terminals.", feed.taken)
+    yield _counter("snapshot_seconds", "Seconds of the event loop that they took.", feed.spent_s)
 
 
 def _of_session(snapshot: RunSnapshot) -> Iterator[Metric]:
