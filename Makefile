@@ -11,16 +11,22 @@ LIVE := (cluster or vllm) and not slurm
 PARALLEL := -n logical --maxprocesses 8 --dist loadfile
 ROUNDS ?= 3
 
-.PHONY: rollout test test-fast explore docs lint browser screenshots clean
+.PHONY: rollout test test-fast test-slurm explore docs lint browser screenshots clean
 
 rollout: $(STAMP)
 	$(BIN)/heddle rollout $(ROLLOUT_ARGS)
 
 # Tests with `hash_seed` in their name set hash seeds themselves: the second run leaves them out.
-test: lint docs browser
+test: lint browser
 	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE)"
 	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q -m "$(LIVE)"
+	$(MAKE) docs
 	PYTHONHASHSEED=1 $(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE) and not slow" -k "not hash_seed"
+	PYTHON=$(BIN)/python sh scripts/test_slurm.sh --optional
+
+# On SLURM daemons of their own, with virtual nodes on this machine; needs Debian and root.
+test-slurm: $(STAMP)
+	PYTHON=$(BIN)/python sh scripts/test_slurm.sh
 
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE) and not slow"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from heddle_dask.engines.vllm_command import VllmOptions
     from heddle_dask.environments.base import ActionFailed, Context, Environment, Reply, Reward, Task
     from heddle_dask.live.clusters.local import LocalRolloutCluster
+    from heddle_dask.live.clusters.slurm.cluster import SlurmCluster
     from heddle_dask.live.driver.batch import Batch
     from heddle_dask.live.driver.capacity import Patience
     from heddle_dask.live.driver.control_channel import ClusterLost
@@ -47,6 +48,7 @@ _PLACES = {
     "Rollout": "heddle_dask.live.driver.rollout",
     "RunReader": "heddle_dask.records.store",
     "Sampling": "heddle_dask.live.driver.services",
+    "SlurmCluster": "heddle_dask.live.clusters.slurm.cluster",
     "Strategy": "heddle_dask.strategies.presets",
     "StructuredOutput": "heddle_dask.core.sampling",
     "Task": "heddle_dask.environments.base",
@@ -74,6 +76,7 @@ __all__ = [
     "Rollout",
     "RunReader",
     "Sampling",
+    "SlurmCluster",
     "Strategy",
     "StructuredOutput",
     "Task",

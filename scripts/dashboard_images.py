@@ -9,34 +9,57 @@ import asyncio
 import os
 import shutil
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageColor
 from playwright.async_api import Browser, async_playwright
 
 from heddle_dask.benchmarks.dashboard_demo import PlayedRun, demo_dashboard
 from heddle_dask.benchmarks.dashboard_run import simulated_run
+from heddle_dask.live.scheduler.dashboard import style
 from heddle_dask.live.scheduler.dashboard.pages import PANELS
 
-WIDE = {"width": 1500, "height": 1000}
 # Share of the trajectories that have ended: the middle of a small rollout, and the beginning of a large one.
 MOMENTS = {10: 0.3, 500: 0.5, 10_000: 0.35}
+COLOURS = [
+    *style.PHASE_COLOURS.values(),
+    style.FREE,
+    style.LIVE,
+    style.ENDED,
+    style.FAILURE,
+    style.EDGE,
+    style.QUIET,
+]
 SETTLED_MS = 2500
 
 
-async def take(browser: Browser, url: str, path: Path, selector: str | None = None) -> None:
-    """One image: of the whole page, or of what the selector finds."""
-    page = await browser.new_page(viewport=WIDE)  # type: ignore[arg-type]
+async def take(browser: Browser, url: str, folder: Path, name: str, panels: Sequence[str]) -> None:
+    """The whole page, and each of these panels alone."""
+    page = await browser.new_page(viewport={"width": 1500, "height": 1000})
     page.on("console", lambda message: message.type == "error" and print("console:", message.text))
     await page.goto(url)
     await page.wait_for_timeout(SETTLED_MS)
-    if selector is None:
-        await page.screenshot(path=path, full_page=True)
-    else:
-        await page.locator(selector).screenshot(path=path)
+    await page.screenshot(path=folder / f"dashboard-{name}.png", full_page=True)
+    shrink(folder / f"dashboard-{name}.png")
+    for panel in panels:
+        path = folder / f"dashboard-panel-{panel}.png"
+        await page.locator(f".heddle-page > .heddle-{panel}").screenshot(path=path)
+        shrink(path)
     await page.close()
+
+
+def shrink(path: Path) -> None:
+    """Give the image a palette: a third of the bytes. All colours of the page are in it, however few their pixels."""
     with Image.open(path) as image:
-        image.convert("RGB").save(path, optimize=True)
+        drawn = image.convert("RGB")
+    most_frequent = drawn.quantize(200, dither=Image.Dither.NONE).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(
+        most_frequent[: 3 * 200] + [part for colour in COLOURS for part in ImageColor.getrgb(colour)]
+    )
+    drawn.quantize(palette=palette, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 
@@ -50,14 +73,11 @@ async def main(folder: Path, sizes: list[int]) -> None:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=chromium, args=arguments)
         for size in sizes:
-            run = PlayedRun(simulated_run(size) if size else [], lambda: 0.0)
-            moment_s = run.ended_s(MOMENTS.get(size, 0.5))
-            async with demo_dashboard(PlayedRun(run.pairs, lambda moment_s=moment_s: moment_s)) as url:  # type: ignore[misc]
-                await take(browser, url, folder / f"dashboard-{size or 'empty'}.png")
-                if size == 500:
-                    for panel in PANELS:
-                        path = folder / f"dashboard-panel-{panel.name}.png"
-                        await take(browser, url, path, f".heddle-page > .heddle-{panel.name}")
+            pairs = simulated_run(size) if size else []
+            moment_s = PlayedRun(pairs, lambda: 0.0).ended_s(MOMENTS.get(size, 0.5))
+            panels = [panel.name for panel in PANELS] if size == 500 else []
+            async with demo_dashboard(PlayedRun(pairs, partial(float, moment_s))) as url:
+                await take(browser, url, folder, str(size or "empty"), panels)
         await browser.close()
 
 

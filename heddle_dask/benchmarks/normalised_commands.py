@@ -46,6 +46,8 @@ def command_row(command: cmd.Command) -> tuple[str, Leaves] | None:
             return "AbortAction", _abort_action(command)
         case cmd.GiveUpAction():
             return "GiveUpAction", _give_up_action(command)
+        case cmd.ReleaseEngine() | cmd.ReleaseHost():
+            return None  # bodies differ in what they make of it
         case cmd.DropContext() | cmd.PlanDegrees() | cmd.DeployEngines():
             return None  # commands that older versions did not have: the body decided
         case _:

@@ -13,13 +13,13 @@ from typing import Any
 
 from distributed import Client
 from distributed.comm import parse_address, parse_host_port
+from distributed.deploy.spec import SpecCluster
 from distributed.security import Security
 
 from heddle_dask.cli.one_line import one_line
 from heddle_dask.cli.rollout.run_logs import log_tail
-from heddle_dask.cli.shared_options import read_toml, unknown_key
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.clusters.connection_file import CONNECTION_FILE, connection_file
+from heddle_dask.core.toml_table import read_toml, unknown_key
 from heddle_dask.live.clusters.local import ClusterProcessFailed, LocalRolloutCluster
 from heddle_dask.live.driver.encryption import unencrypted
 
@@ -69,8 +69,7 @@ async def local_client(shape: LocalShape, dashboard: bool, logs: Path) -> AsyncI
     Raises
     ------
     BadInput
-        A process of the cluster does not start. One raised inside that is about an engine gets the last lines of its
-        log.
+        As `cluster_client`.
     """
     with tempfile.TemporaryDirectory(prefix="heddle-cluster-", ignore_cleanup_errors=True) as directory:
         cluster = LocalRolloutCluster(
@@ -82,27 +81,38 @@ async def local_client(shape: LocalShape, dashboard: bool, logs: Path) -> AsyncI
             logs=logs,
             asynchronous=True,
         )
-        # A cancelled start would leave a scheduler behind, and a start takes half a second: wait for it.
-        starting = asyncio.ensure_future(_start(cluster))
-        try:
-            await asyncio.shield(starting)
-            told = connection_file(logs / CONNECTION_FILE, cluster.scheduler_address, cluster.credentials)
-            with told:
-                async with Client(cluster, asynchronous=True) as client:
-                    yield client
-        except BadInput as error:
-            if "engine" not in str(error):
-                raise
-            where = "" if "(log: " in str(error) else f" (logs: {logs})"
-            raise BadInput(f"{error}{where}{_engine_log_tail(logs)}") from None
-        except RuntimeError as error:
-            if not isinstance(error.__cause__, ClusterProcessFailed):
-                raise
-            raise BadInput(f"{error} (logs: {logs})") from None
-        finally:
-            await asyncio.wait([starting])
-            closing: Any = cluster.close()
-            await closing
+        async with cluster_client(cluster, logs) as client:
+            yield client
+
+
+@contextlib.asynccontextmanager
+async def cluster_client(cluster: SpecCluster, logs: Path) -> AsyncIterator[Client]:
+    """A client of a cluster that is not started yet, and ends with it.
+
+    Raises
+    ------
+    BadInput
+        The cluster cannot be started. One raised inside that is about an engine gets the last lines of its log.
+    """
+    # A cancelled start would leave a scheduler behind, and a start takes half a second: wait for it.
+    starting = asyncio.ensure_future(_start(cluster))
+    try:
+        await asyncio.shield(starting)
+        async with Client(cluster, asynchronous=True) as client:
+            yield client
+    except BadInput as error:
+        if "engine" not in str(error) or not starting.done() or starting.exception() is not None:
+            raise
+        where = "" if "(log: " in str(error) else f" (logs: {logs})"
+        raise BadInput(f"{error}{where}{_engine_log_tail(logs)}") from None
+    except RuntimeError as error:
+        if not isinstance(error.__cause__, ClusterProcessFailed):
+            raise
+        raise BadInput(f"{error} (logs: {logs})") from None
+    finally:
+        await asyncio.wait([starting])
+        closing: Any = cluster.close()
+        await closing
 
 
 def _check_scheme(scheme: str) -> None:
@@ -111,7 +121,7 @@ def _check_scheme(scheme: str) -> None:
         raise ValueError(f"{scheme}:// is neither tcp:// nor tls://")
 
 
-async def _start(cluster: LocalRolloutCluster) -> None:
+async def _start(cluster: SpecCluster) -> None:
     await cluster
 
 

@@ -18,6 +18,7 @@ from heddle_dask.core.errors import BadInput, WriteFailed
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
+EXIT_TO_RESUME = 75  # EX_TEMPFAIL of sysexits.h: try again later
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 

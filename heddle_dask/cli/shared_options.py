@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +11,7 @@ import click
 
 from heddle_dask.cli.number_types import MOST, SEED
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.toml_table import read_toml, unknown_key
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,24 +68,6 @@ def print_measured(result: Mapping[str, Any]) -> None:
     print_json({**result, "code": code_digest()})
 
 
-def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """Parse a TOML file.
-
-    Raises
-    ------
-    BadInput
-        The file is missing, unreadable, no plain file or no TOML; `what` names the option.
-    """
-    try:
-        if path.exists() and not path.is_file():
-            raise BadInput(f"{what} {str(path)!r} is no file")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"{what} {str(path)!r}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{what} {path} is no TOML: {error}") from None
-
-
 def whole_numbers(option: str, text: str, example: str) -> list[int]:
     """Whole numbers separated by commas, in the order given.
 
@@ -104,13 +85,6 @@ def whole_numbers(option: str, text: str, example: str) -> list[int]:
     if max(numbers) > MOST:
         raise BadInput(f"{option} {text!r}: use whole numbers of at most {MOST}, for example {example}")
     return numbers
-
-
-def unknown_key(key: str, allowed: list[str], where: str) -> BadInput:
-    """An error for an unknown key, with the nearest allowed key and the whole list."""
-    close = get_close_matches(key, allowed, n=1)
-    hint = f" (did you mean '{close[0]}'?)" if close else ""
-    return BadInput(f"{where} has unknown key '{key}'{hint}; allowed: {', '.join(allowed)}")
 
 
 def _take_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:

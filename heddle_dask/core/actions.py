@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from heddle_dask.core import events as ev
 from heddle_dask.core import guards
-from heddle_dask.core.commands import AbortAction, Command, GiveUpAction, RunAction
+from heddle_dask.core.commands import AbortAction, Command, GiveUpAction, ReleaseHost, RunAction
 from heddle_dask.core.entities import Action, Host, Trajectory
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import ActionEvent, TrajectoryEvent, TrajectoryState
@@ -85,7 +85,7 @@ class Actions:
             owner.take_action(action.spec.label, event.run_s, event.ok, event.at)
             self.state.tool_seconds.took(action.spec.label, event.run_s)
         self._close_action(action, event.at)
-        return self.allocate()
+        return [*self.allocate(), *self._release_if_empty(self.state.hosts[event.host_id])]
 
     def _release(self, action: Action) -> None:
         assert action.host is not None, action.spec.action_id
@@ -123,6 +123,20 @@ class Actions:
         # Actions requested before any host joined are checked now. After the loss of a host, actions too wide for the
         # other hosts wait until a host joins; only if that one is too small as well are they given up.
         return [*self._give_up_too_wide(list(self.view.waiting_actions), event.at), *self.allocate()]
+
+    def host_draining(self, event: ev.HostDraining) -> list[Command]:
+        """A host takes no more actions; its running ones may finish."""
+        host = self.state.hosts.get(event.host_id)
+        if host is None or host.draining:
+            return self.state.count_stale()
+        host.draining = True
+        return self._release_if_empty(host)
+
+    def _release_if_empty(self, host: Host) -> list[Command]:
+        if not host.draining or host.running or host.released:
+            return []
+        host.released = True
+        return [ReleaseHost(host.spec.host_id)]
 
     def host_lost(self, event: ev.HostLost) -> list[Command]:
         """A host is lost with all its running actions."""

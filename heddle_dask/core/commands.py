@@ -129,6 +129,20 @@ class AbortAction:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseEngine:
+    """A draining engine is empty: nothing is lost when it ends. Issued once."""
+
+    engine_id: EngineId
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseHost:
+    """A draining host runs no action any more: nothing is lost when it ends. Issued once."""
+
+    host_id: HostId
+
+
+@dataclass(frozen=True, slots=True)
 class PlanDegrees:
     """Search TP degrees for the batch of this request, outside the event loop; the answer is a `DegreesPlanned`."""
 
@@ -157,6 +171,8 @@ Command = (
     | RunAction
     | GiveUpAction
     | AbortAction
+    | ReleaseEngine
+    | ReleaseHost
     | PlanDegrees
     | DeployEngines
 )

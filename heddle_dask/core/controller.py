@@ -24,6 +24,7 @@ from heddle_dask.core.actions import Actions
 from heddle_dask.core.admissions import Admissions
 from heddle_dask.core.commands import Command, DropContext, PredictRemaining
 from heddle_dask.core.deployments import Deployments
+from heddle_dask.core.drains import Drains
 from heddle_dask.core.engines import EngineMembership
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import ActionId, StepId
@@ -56,7 +57,8 @@ class Controller:
         self.actions = Actions(self.state, self.view, strategies.actions, losses)
         self.moves = Migrations(self.state, self.view, strategies.migration)
         self.placements = Placements(self.state, self.view, strategies, preemptions)
-        self.engines = EngineMembership(self.state, self.placements, self.moves, losses)
+        self.drains = Drains(self.state, self.moves)
+        self.engines = EngineMembership(self.state, self.placements, self.moves, self.drains, losses)
         self.deployments = Deployments(self.state)
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             ev.TrajectorySubmitted: self._trajectory_submitted,
@@ -74,8 +76,10 @@ class Controller:
             ev.ActionFinished: self.actions.finished,
             ev.EngineJoined: self._engine_joined,
             ev.EngineLost: self.engines.lost,
-            ev.EngineDraining: self.engines.draining,
+            ev.EngineDraining: self.drains.draining,
+            ev.EngineExpiring: self.drains.expiring,
             ev.HostJoined: self.actions.host_joined,
+            ev.HostDraining: self.actions.host_draining,
             ev.HostLost: self.actions.host_lost,
             ev.DegreesRequested: self.deployments.requested,
             ev.DegreesPlanned: self.deployments.planned,
@@ -91,7 +95,10 @@ class Controller:
             controller does not catch them.
         """
         self.state.at = event.at
-        return self._handlers[type(event)](event)
+        commands = self._handlers[type(event)](event)
+        if self.state.draining:
+            commands = [*commands, *self.drains.release_empty()]
+        return commands
 
     def snapshot(self) -> ClusterSnapshot:
         """A frozen view of the cluster as of the latest event."""
@@ -254,6 +261,8 @@ class Controller:
         if trajectory.state is TrajectoryState.SUBMITTED:
             self.admissions.rank(trajectory)
             return self.admissions.admit(event.at)
+        if trajectory.home in self.state.draining:
+            return self.drains.leave(trajectory)
         return self.moves.consider(trajectory)
 
     def _move_ended(self, event: ev.MoveEnded) -> list[Command]:
@@ -312,7 +321,9 @@ class Controller:
         self.state.uncount_inflight(trajectory, was_generating)
         trajectory.advance(TrajectoryEvent.STEP_ENDED, at)
         trajectory.rested_at, trajectory.resting_tools_s = at, 0.0
-        if engine.state is EngineState.LOST:
+        if engine.expiring:
+            trajectory.advance_kv(KvEvent.DROPPED)
+        if engine.state is EngineState.LOST or engine.expiring:
             self.state.set_home(trajectory, None)
 
     # -- actions -----------------------------------------------------------------------------------
@@ -321,9 +332,11 @@ class Controller:
         """Request the action. The label of a tool is a feature, so the prediction is repeated during the call."""
         stale_before = self.state.stale_events
         commands = self.actions.requested(event)
-        if event.action.kind != "tool" or self.state.stale_events > stale_before:
+        if self.state.stale_events > stale_before:
             return commands
-        return [*commands, *self._predict(self.state.trajectories[event.action.trajectory_id])]
+        trajectory = self.state.trajectories[event.action.trajectory_id]
+        commands += self.drains.leave(trajectory)
+        return [*commands, *self._predict(trajectory)] if event.action.kind == "tool" else commands
 
     # -- engines -----------------------------------------------------------------------------------
 

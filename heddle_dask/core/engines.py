@@ -1,9 +1,10 @@
-"""Engines that join, drain or are lost, and the recovery of their steps and contexts."""
+"""Engines that join or are lost, and the recovery of their steps and contexts."""
 
 from __future__ import annotations
 
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import Command
+from heddle_dask.core.drains import Drains
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.migrations import Migrations
@@ -22,8 +23,11 @@ class EngineMembership:
         it is given up.
     """
 
-    def __init__(self, state: State, placements: Placements, moves: Migrations, max_losses: int) -> None:
+    def __init__(
+        self, state: State, placements: Placements, moves: Migrations, drains: Drains, max_losses: int
+    ) -> None:
         self.state = state
+        self.drains = drains
         self.placements = placements
         self.moves = moves
         self.max_losses = max_losses
@@ -36,17 +40,7 @@ class EngineMembership:
         self.state.engines[spec.engine_id] = Engine(spec=spec, number=self.state.next_number())
         self.state.refresh_ready()
         self.placements.engine_joined()
-        return self.placements.place_waiting(event.at)
-
-    def draining(self, event: ev.EngineDraining) -> list[Command]:
-        """An engine takes no more steps; its running and queued steps go on."""
-        engine = self.state.engines[event.engine_id]
-        if not engine.advance(EngineEvent.DRAIN_ORDERED):
-            return self.state.count_stale()
-        self.state.refresh_ready()
-        self.state.release_reservations_of(engine)
-        self.moves.forget_target(engine.engine_id)
-        return []
+        return [*self.placements.place_waiting(event.at), *self.drains.engine_joined()]
 
     def lost(self, event: ev.EngineLost) -> list[Command]:
         """An engine is lost; if its worker is lost too, its steps are stranded."""
@@ -54,6 +48,7 @@ class EngineMembership:
         if engine is None:
             return self.state.count_stale()
         if engine.advance(EngineEvent.LOST):
+            self.state.draining.pop(engine.engine_id, None)
             self.state.refresh_ready()
             self.state.release_reservations_of(engine)
         elif not (event.stranded and engine.inflight):  # otherwise its worker is lost now as well

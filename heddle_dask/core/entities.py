@@ -60,6 +60,8 @@ class Trajectory:
         Number of times that the engine or the worker died while the current step was generating.
     preemptions, stopping
         Number of times the current step was preempted, and whether it is being preempted now.
+    leaving
+        Whether the current step was stopped because its engine drains, and has not reported.
     priority
         Priority of the current step; larger runs first.
     requested_at, rested_at, admitted_at
@@ -105,6 +107,7 @@ class Trajectory:
     losses: int = 0
     preemptions: int = 0
     stopping: bool = False
+    leaving: bool = False
     priority: Priority = NORMAL
     requested_at: float = 0.0
     rested_at: float = 0.0
@@ -251,6 +254,8 @@ class Engine:
         the reserved KV tokens.
     expected_tokens
         Sum of `Trajectory.expected_tokens` over the residents.
+    ends_at, expiring
+        When a draining engine will end, None when unknown; and whether that is in a moment.
     """
 
     spec: EngineDescription
@@ -268,6 +273,8 @@ class Engine:
     reserved: dict[TrajectoryId, None] = field(default_factory=dict)
     reserved_tokens: float = 0.0
     expected_tokens: int = 0
+    ends_at: float | None = None
+    expiring: bool = False
 
     @property
     def engine_id(self) -> EngineId:
@@ -321,9 +328,14 @@ class Action:
 
 @dataclass(slots=True, eq=False)
 class Host:
-    """A worker that runs actions; `free_cpus` are the CPUs that no running action uses."""
+    """A worker that runs actions; `free_cpus` are the CPUs that no running action uses.
+
+    A host that is `draining` takes no action; once empty it is `released`.
+    """
 
     spec: HostDescription
     number: int
     free_cpus: int
     running: dict[ActionId, None] = field(default_factory=dict)
+    draining: bool = False
+    released: bool = False

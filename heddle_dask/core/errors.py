@@ -8,6 +8,7 @@ neither: they are data (a `cause` in events and records).
 
 from __future__ import annotations
 
+import errno
 import math
 from typing import TypeGuard
 
@@ -26,9 +27,10 @@ class WriteFailed(HeddleError):
     @classmethod
     def of(cls, path: object, error: OSError) -> WriteFailed:
         """The failure to write one file of a run."""
+        # ESTALE: another process has become the writer (`records/lease.py`).
+        room = "" if error.errno == errno.ESTALE else "make room there, then "
         return cls(
-            f"cannot write {path}: {error.strerror or error}: make room there, then finish the run with the same "
-            "command and --resume"
+            f"cannot write {path}: {error.strerror or error}: {room}finish the run with the same command and --resume"
         )
 
 

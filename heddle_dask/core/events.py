@@ -189,7 +189,22 @@ class EngineLost:
 
 @dataclass(frozen=True, slots=True)
 class EngineDraining:
-    """The engine finishes its steps and takes no new one."""
+    """The engine is to be left: it takes no new step, and what it has finishes or moves away.
+
+    Attributes
+    ----------
+    ends_at
+        When it will end, in seconds since the session started; None when that is not known.
+    """
+
+    at: float
+    engine_id: EngineId
+    ends_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineExpiring:
+    """A draining engine ends in a moment: its steps must stop now, for their tokens to come back."""
 
     at: float
     engine_id: EngineId
@@ -201,6 +216,14 @@ class HostJoined:
 
     at: float
     host: HostDescription
+
+
+@dataclass(frozen=True, slots=True)
+class HostDraining:
+    """The worker for actions is to be left: it takes no new action, and its running ones may finish."""
+
+    at: float
+    host_id: HostId
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +269,9 @@ Event = (
     | EngineJoined
     | EngineLost
     | EngineDraining
+    | EngineExpiring
     | HostJoined
+    | HostDraining
     | HostLost
     | DegreesRequested
     | DegreesPlanned

@@ -104,7 +104,7 @@ def check_victim(
 
 
 def check_grant(state: State, grant: Grant) -> None:
-    """Refuse a grant for an action that does not wait, or for a host without enough free CPUs.
+    """Refuse a grant for an action that does not wait, or for a host that drains or has too few free CPUs.
 
     Raises
     ------
@@ -116,6 +116,8 @@ def check_grant(state: State, grant: Grant) -> None:
         raise GuardViolation(f"action {grant.action_id} does not wait and cannot be started")
     if host is None or host.spec.pool != action.spec.pool:
         raise GuardViolation(f"action {grant.action_id} cannot run on {grant.host_id}: not its pool")
+    if host.draining:
+        raise GuardViolation(f"{grant.host_id} drains and takes no action {grant.action_id}")
     if not action.spec.min_cpus <= grant.cpus <= action.spec.max_cpus:
         raise GuardViolation(
             f"action {grant.action_id} takes {action.spec.min_cpus} to {action.spec.max_cpus} CPUs, "

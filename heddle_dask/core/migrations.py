@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heddle_dask.core import events as ev
 from heddle_dask.core import guards
 from heddle_dask.core.commands import Command, DropContext, MoveContext
-from heddle_dask.core.entities import Trajectory
+from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import EngineState, KvEvent, KvState, TrajectoryState
@@ -43,6 +43,12 @@ class MoveTotals:
     exposed_s: float = 0.0
     late: int = 0
     bytes: int = 0
+
+
+def can_transfer(source: Engine, target: Engine) -> bool:
+    """Whether a KV cache can be copied between these engines."""
+    ends = (source.spec, target.spec)
+    return all(end.kv_transfer for end in ends) and ends[0].tp_degree == ends[1].tp_degree
 
 
 class Migrations:
@@ -140,24 +146,64 @@ class Migrations:
             order=self.state.next_number(),
         )
 
+    def leave(self, trajectory: Trajectory) -> list[Command]:
+        """Move a trajectory at rest away from its engine, which drains, to the engine with the least load.
+
+        It stays when no ready engine takes its context. It is not asked of the strategy, and precedes its moves.
+        """
+        assert trajectory.home is not None, trajectory.trajectory_id
+        self._drop(trajectory.trajectory_id)
+        source = self.state.engines[trajectory.home]
+        fitting = [
+            e for e in self.state.ready_engines if trajectory.context_tokens < e.spec.max_context_tokens
+        ]
+        if fitting:
+            target = min(fitting, key=lambda engine: (self._load(engine), engine.number))
+            kind = "transfer" if can_transfer(source, target) else "recompute"
+            self._add(self._request(trajectory, Move(target.engine_id, kind)))
+        return self._start()
+
+    def _load(self, engine: Engine) -> float:
+        """Share of its KV memory that residents and those on their way fill; tokens where its size is unknown."""
+        coming = sum(
+            self.state.trajectories[name].context_tokens
+            for name, move in self._touching(engine.engine_id)
+            if move.target == engine.engine_id
+        )
+        return (engine.resident_tokens + coming) / (engine.spec.kv_capacity_tokens or 1)
+
     def _start(self) -> list[Command]:
-        """Let the strategy choose among the pending moves with two free engines, which are few."""
-        if not self._free or self.migration is None:
-            return []
+        """Start the moves away from draining engines, longest trajectories first, then those the strategy chooses.
+
+        They are among the pending moves with two free engines, which are few.
+        """
         commands: list[Command] = []
-        running = list(self._running.values())
-        for move in self.migration.choose(list(self._free.values()), running):
-            guards.check_transfer(move, self._running.values())
-            name = move.trajectory_id
-            self._drop(name)
-            self._occupy(move)
-            trajectory = self.state.trajectories[name]
-            trajectory.advance_kv(KvEvent.MOVE_STARTED)
-            trajectory.moves += 1
-            self._running[name] = move
-            self._totals(move.kind).started += 1
-            commands.append(MoveContext(name, move.source, move.target, move.kind))
+        if self.state.draining:
+            leaving = [move for move in self._free.values() if move.source in self.state.draining]
+            for move in sorted(leaving, key=lambda move: (-move.length_tokens, move.order)):
+                if move.trajectory_id in self._free:
+                    commands.append(self._begin(move))
+        if self._free and self.migration is not None:
+            running = list(self._running.values())
+            for move in self.migration.choose(list(self._free.values()), running):
+                commands.append(self._begin(move))
         return commands
+
+    def _begin(self, move: MoveRequest) -> Command:
+        guards.check_transfer(move, self._running.values())
+        name = move.trajectory_id
+        self._drop(name)
+        self._occupy(move)
+        trajectory = self.state.trajectories[name]
+        trajectory.advance_kv(KvEvent.MOVE_STARTED)
+        trajectory.moves += 1
+        self._running[name] = move
+        self._totals(move.kind).started += 1
+        return MoveContext(name, move.source, move.target, move.kind)
+
+    def is_busy(self, engine_id: EngineId) -> bool:
+        """Whether the engine is in a running move."""
+        return engine_id in self._busy
 
     def _totals(self, kind: str) -> MoveTotals:
         return self.totals.setdefault(kind, MoveTotals())
@@ -184,7 +230,7 @@ class Migrations:
             totals.exposed += 1
             totals.exposed_s += event.at - trajectory.requested_at
             totals.late += event.ok and event.seconds <= trajectory.resting_tools_s
-        arrived = False
+        arrived = left_behind = False
         if trajectory is not None and trajectory.kv is KvState.MOVING:
             engine = self.state.engines.get(running.target)
             arrived = event.ok and engine is not None and engine.state is EngineState.READY
@@ -192,7 +238,15 @@ class Migrations:
             if arrived:
                 self.state.set_home(trajectory, running.target)
                 trajectory.kept_on = running.target
-        left = [DropContext(event.trajectory_id, running.source)] if arrived else self._drop_unneeded(event)
+            elif running.source in self.state.draining:
+                # It leaves without: a second try could fail as well, and the engine waits.
+                trajectory.advance_kv(KvEvent.DROPPED)
+                self.state.set_home(trajectory, None)
+                left_behind = True
+        gone = arrived or left_behind
+        left: list[Command] = [DropContext(event.trajectory_id, running.source)] if gone else []
+        if not arrived:
+            left += self._drop_unneeded(event)
         return [*left, *self._start()]
 
     def _drop_unneeded(self, event: ev.MoveEnded) -> list[Command]:

@@ -19,6 +19,7 @@ from heddle_dask.core.tp_degrees import DegreeRequest, TpDegreePlan
 from heddle_dask.core.transitions import (
     ActionState,
     EngineState,
+    KvState,
     TrajectoryState,
 )
 
@@ -64,6 +65,8 @@ class State:
         The request for TP degrees that is being planned; None without one.
     tp_degree_plan
         The plan that was deployed last; None if engines were never planned.
+    draining
+        Engines that drain and are not empty, in the order of their drains.
     least_max_context
         The smallest context limit over the ready engines, in tokens; 0 without a ready engine.
     """
@@ -93,6 +96,7 @@ class State:
         self.stale_events = 0
         self.degree_request: DegreeRequest | None = None
         self.tp_degree_plan: TpDegreePlan | None = None
+        self.draining: dict[EngineId, None] = {}
         self._ready = EngineList()
         self.least_max_context = 0
         self._counter = 0
@@ -280,7 +284,7 @@ class State:
         engine.free_slot(trajectory.trajectory_id)
         engine.stopping -= trajectory.stopping
         engine.fill_slots()
-        trajectory.stopping = False
+        trajectory.stopping = trajectory.leaving = False
         trajectory.counted_on = None
         trajectory.counted_tokens = 0
 
@@ -299,6 +303,7 @@ class State:
         inflight = {TrajectoryState.QUEUED, TrajectoryState.GENERATING}
         for t in self.trajectories.values():
             assert (t.counted_on is not None) == (t.state in inflight), t.trajectory_id
+            assert t.counted_on is not None or not t.leaving, t.trajectory_id
             mine = [a for a in self.actions.values() if a.spec.trajectory_id == t.trajectory_id]
             assert sorted(t.open_labels) == sorted(a.spec.label for a in mine), t.trajectory_id
             assert t.home is None or t.home in self.engines, t.trajectory_id
@@ -334,6 +339,14 @@ class State:
             # A lost engine is the home only of trajectories with a step that has yet to report.
             if engine.state is EngineState.LOST:
                 assert sorted(engine.residents) == sorted(engine.inflight), name
+            assert engine.state is not EngineState.DRAINED or not engine.residents, name
+            # An engine that is about to end is left as soon as nothing runs or moves.
+            moving = [t for t in living if t.kv is KvState.MOVING]
+            assert not engine.expiring or len(engine.residents) == len(here) + len(moving), name
+            leaving = any(t.leaving for t in here)
+            assert not leaving or engine.state in (EngineState.DRAINING, EngineState.LOST), name
+        draining = [i for i, e in self.engines.items() if e.state is EngineState.DRAINING]
+        assert sorted(self.draining) == sorted(draining)
         ready = [e for e in self.engines.values() if e.state is EngineState.READY]
         assert list(self.ready_engines) == ready
         assert self.least_max_context == min((e.spec.max_context_tokens for e in ready), default=0)
@@ -348,6 +361,7 @@ class State:
         for host in self.hosts.values():
             used = sum(self.actions[a].cpus for a in host.running)
             assert 0 <= host.free_cpus == host.spec.cpus - used, host.spec.host_id
+            assert host.released == (host.draining and not host.running), host.spec.host_id
         running = sorted(i for i, a in self.actions.items() if a.state is ActionState.RUNNING)
         assert running == sorted(i for host in self.hosts.values() for i in host.running)
         unstarted = [i for i, a in self.actions.items() if a.state is ActionState.WAITING]

@@ -14,6 +14,8 @@ Coupling, in one place:
 3. A step that finishes leaves its KV on its engine: KV `WRITTEN`; not when that engine is lost.
 4. A trajectory that ends frees its KV: KV `DROPPED`; its waiting actions are `CANCELLED`.
 5. A trajectory whose KV is MOVING is not dispatched before the move ends.
+6. An engine that drains gives up its residents: their KV moves, or is left behind (KV `DROPPED`) when the move fails or
+   the engine is about to end. Without residents, steps and moves it is DRAINED.
 """
 
 from __future__ import annotations
@@ -80,6 +82,7 @@ class EngineState(Enum):
 
     READY = "ready"
     DRAINING = "draining"
+    DRAINED = "drained"  # empty after a drain
     LOST = "lost"
 
 
@@ -87,6 +90,7 @@ class EngineEvent(Enum):
     """Events of the engine machine."""
 
     DRAIN_ORDERED = "drain ordered"
+    EMPTIED = "emptied"
     LOST = "lost"
 
 
@@ -281,10 +285,17 @@ ENGINE: Final[Machine[EngineState, EngineEvent]] = Machine(
     {
         G.READY: {
             GE.DRAIN_ORDERED: G.DRAINING,
+            GE.EMPTIED: NEVER,
             GE.LOST: G.LOST,
         },
         G.DRAINING: {
             GE.DRAIN_ORDERED: LATE,
+            GE.EMPTIED: G.DRAINED,
+            GE.LOST: G.LOST,
+        },
+        G.DRAINED: {
+            GE.DRAIN_ORDERED: LATE,
+            GE.EMPTIED: NEVER,
             GE.LOST: G.LOST,
         },
         G.LOST: {event: LATE for event in GE},

@@ -51,8 +51,8 @@ class ClusterView:
 
     @property
     def hosts(self) -> Iterable[Host]:
-        """Hosts for actions, in the order in which they joined."""
-        return self._state.hosts.values()
+        """Hosts that take actions, in the order in which they joined."""
+        return (host for host in self._state.hosts.values() if not host.draining)
 
     @property
     def waiting_actions(self) -> Iterable[Action]:

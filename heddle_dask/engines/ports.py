@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import random
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -13,27 +14,40 @@ import psutil
 from heddle_dask.core.errors import BadInput
 
 LOOPBACK = "127.0.0.1"
+# Environment variable of a worker: FIRST:LAST, the ports on which processes of its job may listen for other machines.
+PORTS_VARIABLE = "HEDDLE_PORTS"
 # Below are ports of well-known services.
 _LOWEST_PORT = 20_000
 _PORTS_TRIED = 64
 
 
-def free_port(host: str = LOOPBACK) -> int:
+def port_range(environ: Mapping[str, str]) -> range | None:
+    """The ports that the site lets through, as the cluster file has told this worker; None: any."""
+    first, _, last = environ.get(PORTS_VARIABLE, "").partition(":")
+    return range(int(first), int(last) + 1) if first.isdigit() and last.isdigit() else None
+
+
+def free_port(host: str = LOOPBACK, among: range | None = None) -> int:
     """A port on which no process listens at this address of the machine now.
 
     An engine binds it seconds later, so it lies below the ports that the kernel gives to connections: one of those is
     often taken meanwhile.
 
+    Parameters
+    ----------
+    among
+        The only ports that may be taken; None: any.
+
     Raises
     ------
     BadInput
-        The machine has no such address.
+        The machine has no such address, or none of the ports is free.
     """
     family, address = _resolved(host)
-    below = range(_LOWEST_PORT, max(_first_of_connections(), _LOWEST_PORT + 1))
+    below = among or range(_LOWEST_PORT, max(_first_of_connections(), _LOWEST_PORT + 1))
     # Drawn by the system: two engines that start together must not try the same ones.
-    drawn = random.SystemRandom().sample(below, min(_PORTS_TRIED, len(below)))
-    for port in (*drawn, 0):
+    drawn = random.SystemRandom().sample(below, len(below) if among else min(_PORTS_TRIED, len(below)))
+    for port in drawn if among else (*drawn, 0):
         with socket.socket(family) as probe:
             try:
                 probe.bind((address, port))
@@ -42,7 +56,7 @@ def free_port(host: str = LOOPBACK) -> int:
                     continue
                 raise _not_here(host) from None
             return int(probe.getsockname()[1])
-    raise AssertionError("port 0 is always free")
+    raise BadInput(f"none of the ports {below[0]}:{below[-1]} is free on this node: widen worker-ports")
 
 
 def _first_of_connections() -> int:

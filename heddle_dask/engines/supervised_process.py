@@ -6,6 +6,7 @@ See `watchdog` for how the whole process tree is ended when the owner dies.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from heddle_dask.core.errors import HeddleError
@@ -22,6 +23,16 @@ from heddle_dask.engines.stale_engines import kill_stale
 
 _POLL_S = 0.05
 _TAIL_BYTES = 64 * 1024
+
+
+@contextlib.contextmanager
+def _blocked() -> Iterator[None]:
+    """What is started meanwhile has these signals blocked, and so has all that it starts."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watchdog.SHIELDED_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class SupervisedProcess:
@@ -38,7 +49,10 @@ class SupervisedProcess:
     mark
         The word in the environment by which its processes are recognised; None: a random one.
     grace_s
-        Seconds between the SIGTERM and the SIGKILL of `stop`.
+        Seconds between the first signal and the SIGKILL of `stop`.
+    shielded
+        Block SIGTERM and SIGUSR1 in the program: a batch system may send these to every process of a job, and it is for
+        the job's main process to end the others in order. So it is too below a program that was started in this way.
     """
 
     def __init__(
@@ -51,6 +65,7 @@ class SupervisedProcess:
         records: Path | None = None,
         mark: str | None = None,
         grace_s: float = 5.0,
+        shielded: bool = False,
     ) -> None:
         self.argv = tuple(argv)
         self.name = name
@@ -59,6 +74,7 @@ class SupervisedProcess:
         self.log_path = self.directory / f"{name}.log"
         self._env = dict(env or {})
         self._grace_s = grace_s
+        self._shielded = shielded or watchdog.SHIELDED_VARIABLE in os.environ
         self._mark = mark or secrets.token_hex(8)
         self._popen: subprocess.Popen[bytes] | None = None
         self._pipe = -1
@@ -115,15 +131,16 @@ class SupervisedProcess:
         with self.log_path.open("ab") as log:
             self._log_start_bytes = log.tell()
             try:
-                self._popen = subprocess.Popen(
-                    [*argv, "--", *self.argv],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(read_end,),
-                    # Ctrl-C at the terminal signals the owner only, which then decides.
-                    start_new_session=True,
-                )
+                with _blocked() if self._shielded else contextlib.nullcontext():
+                    self._popen = subprocess.Popen(
+                        [*argv, "--", *self.argv],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        pass_fds=(read_end,),
+                        # Ctrl-C at the terminal signals the owner only, which then decides.
+                        start_new_session=True,
+                    )
             finally:
                 os.close(read_end)
                 if self._popen is None:
@@ -139,14 +156,17 @@ class SupervisedProcess:
         return code if code >= 0 else 128 - code
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """End the program: SIGTERM, then SIGKILL of everything it started. Does nothing when it has ended."""
+        """End the program: SIGTERM (SIGINT if it is shielded), then SIGKILL of everything it started.
+
+        Does nothing when it has ended.
+        """
         popen = self._popen
         if popen is None:
             return
         try:
             grace_s = self._grace_s if grace_s is None else grace_s
             if popen.poll() is None and grace_s > 0:
-                popen.send_signal(signal.SIGTERM)
+                popen.send_signal(signal.SIGINT if self._shielded else signal.SIGTERM)
                 await self.ended_within(grace_s)
             # The guard takes the end of the pipe for the end of this process and kills the tree.
             self._close_pipe()

@@ -172,6 +172,7 @@ def vllm_command(
     build: VllmBuild,
     side_channel_port: int | None = None,
     interface: str | None = None,
+    ports: range | None = None,
 ) -> EngineCommand:
     """The command that serves `spec` at an address with the given build.
 
@@ -182,6 +183,8 @@ def vllm_command(
         `spec.kv_transfer`.
     interface
         The network interface that has `spec.kv_host`, for the transfers themselves; None: as UCX chooses.
+    ports
+        The only ports for transfers over TCP; None: any.
     """
     options = vllm_options(spec.options)
     if build == "cpu":
@@ -223,7 +226,7 @@ def vllm_command(
         env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.devices)
     if spec.kv_transfer:
         assert side_channel_port is not None, "KV transfers need a side channel port"
-        parts.append(_kv_transfer(spec, build, side_channel_port, interface))
+        parts.append(_kv_transfer(spec, build, side_channel_port, interface, ports))
     for part in parts:
         argv += part.argv
         env |= part.env
@@ -246,10 +249,14 @@ def _cpu_build(spec: EngineSpec, options: VllmOptions) -> EngineCommand:
     return EngineCommand(("--enforce-eager", *whole_prompts, *in_process), env)
 
 
-def _kv_transfer(spec: EngineSpec, build: VllmBuild, port: int, interface: str | None) -> EngineCommand:
+def _kv_transfer(
+    spec: EngineSpec, build: VllmBuild, port: int, interface: str | None, ports: range | None
+) -> EngineCommand:
     """What transfers of KV caches take."""
     config = json.dumps(_kv_transfer_config(build), separators=(",", ":"))
     env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": spec.kv_host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}
+    if ports is not None:
+        env["UCX_TCP_PORT_RANGE"] = f"{ports[0]}-{ports[-1]}"
     if build == "cpu":
         env["UCX_TLS"] = "tcp,self,sm"
     # Without a choice UCX listens on every interface. Between GPU nodes InfiniBand is other devices than the interface

@@ -16,6 +16,9 @@ in milliseconds and stays small. The chain of processes is::
 
 The guard exits with the engine's exit status (128 + n when signal n ended it). SIGTERM to the guard
 asks the engine to end, and kills the tree `grace` seconds later.
+
+In a job of a batch system SIGTERM may reach every process. There the owner starts the guard with SIGTERM blocked, which
+all below it inherit, and SIGINT takes its place.
 """
 
 from __future__ import annotations
@@ -32,6 +35,10 @@ import time
 
 MARK = "HEDDLE_ENGINE_MARK"
 RECORD_SUFFIX = ".watchdog.json"
+
+SHIELDED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+# In the environment of what a job of a batch system starts: these signals are for the job's main process.
+SHIELDED_VARIABLE = "HEDDLE_SHIELDED"
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -204,6 +211,11 @@ def _pidfd(pid: int) -> int:
         return -1
 
 
+def end_signal() -> signal.Signals:
+    """The signal that asks a process with the same blocked signals to end: SIGTERM, or SIGINT where that is blocked."""
+    return signal.SIGINT if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()) else signal.SIGTERM
+
+
 class _Alarm:
     """Signals as bytes in a pipe, so that one poll waits for everything."""
 
@@ -252,7 +264,7 @@ def _watch(options: argparse.Namespace, alarm: _Alarm, child: int, session: int,
             _end_tree(session, options.mark, upper, child)
             return 128 + signal.SIGKILL
         if numbers & {signal.SIGTERM, signal.SIGINT, signal.SIGHUP} and deadline is None:
-            os.kill(child, signal.SIGTERM)
+            os.kill(child, end_signal())
             # The guard waits longer, so that the watchdog can do the killing.
             deadline = time.monotonic() + options.grace + (0.0 if session else 5.0)
         if deadline is not None and time.monotonic() >= deadline:

@@ -12,7 +12,7 @@ Promises:
 - `append` only buffers. After `flush` the data is in the kernel and survives the death of this process by any signal.
   After `sync` it survives a crash of the machine.
 - The file is made with mode 0600: it holds all prompts and outputs.
-- One writer: the file is locked (`flock`) if the file system supports locks.
+- One writer: the file is locked (`locks`), on file systems that machines share by a lease.
 - `Compaction` replaces the file by one without records that are no longer needed. The new file is complete and on disk
   before it takes the name: at any moment the name is that of a whole journal.
 """
@@ -36,7 +36,7 @@ from heddle_dask.records.journal_lines import (
     read_header,
     scan_lines,
 )
-from heddle_dask.records.locks import lock_or_refuse
+from heddle_dask.records.locks import WriterLock, lock_or_refuse
 from heddle_dask.records.synced_store import sync_path
 
 # Above this size `append` flushes by itself, which bounds the memory of a caller that never flushes.
@@ -55,17 +55,11 @@ class Journal:
     """The writer of a journal. Make one with `create` or `open_append`; close it, or use it in a `with`.
 
     Not thread-safe. There is no background flush: records that were appended but not flushed are lost with the object.
-
-    Attributes
-    ----------
-    is_locked
-        False where the file system has no locks: nothing then keeps a second writer away.
     """
 
-    def __init__(self, path: Path, descriptor: int, last_crc: int, is_locked: bool = True) -> None:
+    def __init__(self, path: Path, lock: WriterLock, last_crc: int) -> None:
         self.path = path
-        self.is_locked = is_locked
-        self._descriptor = descriptor
+        self._lock = lock
         self._last_crc = last_crc
         self._buffer = bytearray()
 
@@ -85,11 +79,11 @@ class Journal:
                 raise BadInput(f"{path} exists: choose another path, append to it or overwrite it")
             read_header(path)
         is_new = not path.exists()
-        descriptor, is_locked = _open_locked(path, os.O_CREAT)
-        os.fchmod(descriptor, 0o600)  # an older journal may be readable by others
-        os.ftruncate(descriptor, 0)
+        lock = _open_locked(path, os.O_CREAT)
+        os.fchmod(lock.descriptor, 0o600)  # an older journal may be readable by others
+        os.ftruncate(lock.descriptor, 0)
         try:
-            return cls._begin(path, descriptor, is_locked)
+            return cls._begin(path, lock)
         except BaseException:
             if is_new:
                 path.unlink()
@@ -106,23 +100,23 @@ class Journal:
             or cannot be written.
         """
         path = Path(path)
-        descriptor, is_locked = _open_locked(path, 0)
+        lock = _open_locked(path, 0)
         try:
             end, crc = 0, 0
             for line in scan_lines(path):
                 end, crc = line.end, line.crc
-            os.ftruncate(descriptor, end)
+            os.ftruncate(lock.descriptor, end)
             _aside(path).unlink(missing_ok=True)  # of a compaction that was killed
         except BaseException:
-            os.close(descriptor)
+            lock.release()
             raise
         if end == 0:  # the writer was killed while writing the header
-            return cls._begin(path, descriptor, is_locked)
-        return cls(path, descriptor, crc, is_locked)
+            return cls._begin(path, lock)
+        return cls(path, lock, crc)
 
     @classmethod
-    def _begin(cls, path: Path, descriptor: int, is_locked: bool) -> Journal:
-        journal = cls(path, descriptor, zlib.crc32(HEADER), is_locked)
+    def _begin(cls, path: Path, lock: WriterLock) -> Journal:
+        journal = cls(path, lock, zlib.crc32(HEADER))
         journal._buffer += HEADER
         try:
             journal.flush()
@@ -157,7 +151,7 @@ class Journal:
     @property
     def size_bytes(self) -> int:
         """Length of the file, what is not flushed included."""
-        return os.fstat(self._descriptor).st_size + len(self._buffer)
+        return os.fstat(self._lock.descriptor).st_size + len(self._buffer)
 
     def flush(self) -> None:
         """Hand everything appended so far to the kernel.
@@ -165,24 +159,26 @@ class Journal:
         Raises
         ------
         OSError
-            If writing fails. The unwritten data is kept, and the next flush continues with it.
+            If writing fails, or another process has become the writer. The unwritten data is kept, and the next
+            flush continues with it.
         """
+        if self._buffer:
+            self._lock.check()
         while self._buffer:
-            written = os.write(self._descriptor, self._buffer)
+            written = os.write(self._lock.descriptor, self._buffer)
             del self._buffer[:written]
 
     def sync(self) -> None:
         """Flush, and wait until the data is on disk (milliseconds)."""
         self.flush()
-        os.fsync(self._descriptor)
+        os.fsync(self._lock.descriptor)
 
     def close(self) -> None:
         """Flush, unlock and close. A second close does nothing."""
-        if self._descriptor < 0:
+        if self._lock.descriptor < 0:
             return
         self.flush()
-        os.close(self._descriptor)
-        self._descriptor = -1
+        self._lock.release()
 
     def abandon(self) -> None:
         """Unlock and close without writing what is buffered: after a flush that failed."""
@@ -251,8 +247,8 @@ class Compaction:
                 copy._append(line.text)
             copy.sync()
             os.replace(copy.path, journal.path)
-        os.close(journal._descriptor)
-        journal._descriptor, journal._last_crc = copy._descriptor, copy._last_crc
+        journal._lock.adopt(copy._lock)
+        journal._last_crc = copy._last_crc
         sync_path(journal.path.parent)
 
     @contextlib.contextmanager
@@ -326,17 +322,17 @@ def _prefixes(kinds: Collection[str]) -> tuple[bytes, ...]:
     return tuple(_encode([kind])[:-1].encode("ascii") + b"," for kind in kinds)
 
 
-def _open_locked(path: Path, flags: int) -> tuple[int, bool]:
-    """A descriptor for appending, and whether it holds a lock."""
+def _open_locked(path: Path, flags: int) -> WriterLock:
+    """A lock with a descriptor for appending."""
     try:
         if flags & os.O_CREAT:
             path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
-            is_locked = lock_or_refuse(descriptor, path)
+            lock = lock_or_refuse(descriptor, path)
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return descriptor, is_locked
-            os.close(descriptor)  # a compaction has replaced the file in between
+                return lock
+            lock.release()  # a compaction has replaced the file in between
     except OSError as error:
         raise BadInput(f"cannot write the journal {path}: {error.strerror}") from None
 

@@ -22,7 +22,7 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.journal import JournalReader
-from heddle_dask.records.locks import lock_or_refuse
+from heddle_dask.records.locks import WriterLock, lock_or_refuse
 from heddle_dask.records.reader import RunReader, RunSummary
 from heddle_dask.records.rows import Rows, stored_text, to_rows
 from heddle_dask.records.schema import (
@@ -68,7 +68,7 @@ class RunStore:
     _ids: set[str]  # ids of committed trajectories, for membership tests
     _in_doubt: bool  # an append failed: memory and disk may differ
 
-    def __init__(self, group: zarr.Group, lock: int = -1) -> None:
+    def __init__(self, group: zarr.Group, lock: WriterLock | None = None) -> None:
         """Take over an open run: truncate it to its committed rows.
 
         Use `create` or `append_to`, unless the run is in a zarr store that is no directory.
@@ -124,10 +124,10 @@ class RunStore:
             _to_disk(group)
             return cls(group, lock)
         except OSError as error:
-            os.close(lock)
+            lock.release()
             raise BadInput(f"cannot write a run to {path}: {error.strerror or error}") from None
         except BaseException:
-            os.close(lock)
+            lock.release()
             raise
 
     @classmethod
@@ -148,10 +148,10 @@ class RunStore:
                 leftover.unlink()
             return cls(open_run(path, "r+"), lock)
         except OSError as error:
-            os.close(lock)
+            lock.release()
             raise BadInput(f"cannot write the run {path}: {error.strerror or error}") from None
         except BaseException:
-            os.close(lock)
+            lock.release()
             raise
 
     def append(self, records: Sequence[TrajectoryRecord]) -> None:
@@ -194,9 +194,8 @@ class RunStore:
 
     def close(self) -> None:
         """Release the lock; everything appended is already committed. May be called twice."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        if self._lock is not None:
+            self._lock.release()
 
     def __contains__(self, trajectory_id: str) -> bool:
         """Whether the trajectory is committed."""
@@ -250,6 +249,8 @@ class RunStore:
 
     def _commit(self, tables: Mapping[str, Rows]) -> dict[str, int]:
         """Write rows, then commit them; returns the new row counts."""
+        if self._lock is not None:
+            self._lock.check()
         rows = dict(self._rows)
         for table, columns in tables.items():
             rows[table] += self._write(table, columns)
@@ -314,8 +315,8 @@ def recover(journal: str | Path, store: RunStore) -> int:
     return count + len(missing)
 
 
-def _make_directory(path: Path, overwrite: bool) -> int:
-    """An empty, locked directory at `path`; returns the descriptor that holds the lock."""
+def _make_directory(path: Path, overwrite: bool) -> WriterLock:
+    """Make an empty directory at `path`, or empty the run that is there; it is locked."""
     if path.exists() or path.is_symlink():
         if not overwrite:
             raise BadInput(f"{path} exists: choose another path, append to it or overwrite it")
@@ -324,7 +325,7 @@ def _make_directory(path: Path, overwrite: bool) -> int:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = _lock_directory(path)
-        os.fchmod(lock, 0o700)  # other users reach no file below it, whatever its own mode
+        os.fchmod(lock.descriptor, 0o700)  # other users reach no file below it, whatever its own mode
         # The root goes last, so that an interrupted removal still leaves a recognisable run.
         for entry in sorted(path.iterdir(), key=lambda entry: entry.name == "zarr.json"):
             if entry.is_dir() and not entry.is_symlink():
@@ -336,14 +337,13 @@ def _make_directory(path: Path, overwrite: bool) -> int:
     return lock
 
 
-def _lock_directory(path: Path) -> int:
+def _lock_directory(path: Path) -> WriterLock:
     # Lock the directory itself: zarr warns about every unknown file in a group.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise BadInput(f"cannot write the run {path}: {error.strerror}") from None
-    lock_or_refuse(descriptor, path)
-    return descriptor
+    return lock_or_refuse(descriptor, path)
 
 
 def _make_column(group: zarr.Group, table: str, column: str, rows: int = 0, fill: Any = None) -> None:

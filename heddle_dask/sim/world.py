@@ -181,6 +181,8 @@ class SimulatedWorld:
                 self._give_up(command)
             case cmd.GiveUpAction():
                 raise AssertionError(f"{command.action_id}: the tool host of a simulation is never lost")
+            case cmd.ReleaseEngine() | cmd.ReleaseHost():
+                pass  # it ends when its time is over
             case cmd.PlanDegrees():
                 self._plan_degrees(command)
             case cmd.DeployEngines():

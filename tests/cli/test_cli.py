@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,11 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.journal_codec import gap
 from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.engines.gpus import InstalledGpu
+from heddle_dask.environments.loading import load_environment
+from heddle_dask.live.driver.continuation import task_list, tokenizer_digest
+from heddle_dask.live.driver.rollout_inputs import tasks_of
 from heddle_dask.live.driver.run_writer import journal_path
+from heddle_dask.live.driver.services import Budget, Sampling
 from heddle_dask.records.journal import Journal
 from heddle_dask.records.store import RunStore
 from heddle_dask.records.trajectory import (
@@ -203,6 +208,79 @@ def test_rollout_refuses_to_resume_with_other_options(model_dir):
     resume = ("rollout", "--engine", "emulated", "--model", model_dir, "--env", "math", "--resume")
     assert "samples 4, not 8" in refused(*resume, "--out", "x.zarr", "--samples", 8, "--seed", 3)
     assert "seed 3, not 0" in refused(*resume, "--out", "x.zarr", "--samples", 4)
+
+
+def stored_by_the_command_line(model_dir: str, **changed: object) -> None:
+    """A run of `rollout --engine emulated --tasks 2 --samples 1`, without any trajectory."""
+    tasks = tasks_of(2, load_environment("math"), 0)
+    facts = {
+        "model": model_dir,
+        "tokenizer": tokenizer_digest(model_dir),
+        "engine": {"kind": "emulated"},
+        "sampling": asdict(Sampling()),
+        "limits": Budget(max_steps=64).replayed,
+        "task_list": task_list(tasks),
+        "heddle_dask": version("heddle-dask"),
+    }
+    stored("x.zarr", **{**facts, **changed})
+
+
+@pytest.mark.parametrize(
+    ("options", "changed", "said"),
+    [
+        (["--tasks", 3], {}, "made with 2 tasks, not 3"),
+        (["--seed", 1], {}, "made with seed 0, not 1"),
+        (["--samples", 2], {}, "made with samples 1, not 2"),
+        (["--temperature", 0.5], {}, "made with sampling "),
+        (["--max-steps", 3], {}, "made with limits "),
+        (["--env", "code"], {}, "made with environment math, not code"),
+        ([], {"heddle_dask": "0.0.1"}, "made with heddle_dask 0.0.1, not "),
+        ([], {"task_list": {"count": 2, "digest": "0"}}, "made with 2 other tasks than these 2"),
+        ([], {"tokenizer": "0"}, "made with tokenizer 0, not "),
+        ([], {"engine": {"kind": "vllm"}}, "made with engine vllm, not emulated"),
+        ([], {"batch_facts": [{}, {"seed": 7}], "batches": 2}, "made with seed 7, not 0"),
+    ],
+)
+def test_resume_with_anything_else_starts_and_changes_nothing(model_dir, options, changed, said, monkeypatch):
+    stored_by_the_command_line(model_dir, **changed)
+    monkeypatch.setattr("heddle_dask.cli.rollout.run._Run.run", None)  # nothing may be started
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    arguments = ("--engine", "emulated", "--model", model_dir, "--tasks", 2, "--samples", 1, *options)
+    line = refused("rollout", *arguments, "--out", "x.zarr", "--resume")
+    assert said in line and line.endswith("it can only be resumed with the same")
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+
+
+def test_resume_of_a_run_that_has_ended_starts_no_cluster(model_dir, monkeypatch):
+    stored_by_the_command_line(model_dir)
+    tasks = tasks_of(2, load_environment("math"), 0)
+    with RunStore.append_to("x.zarr") as store:
+        store.append([named(f"{task.task_id}/0") for task in tasks])
+    monkeypatch.setattr("heddle_dask.cli.rollout.run._Run._client", None)  # nothing may be started
+    arguments = (
+        "--engine",
+        "emulated",
+        "--model",
+        model_dir,
+        "--tasks",
+        2,
+        "--samples",
+        1,
+        "--out",
+        "x.zarr",
+    )
+    result = invoke("rollout", *arguments, "--resume", "--json")
+    assert result.exit_code == 0, result.exception
+    assert json.loads(result.stdout)["trajectories"] == 2
+    assert "every trajectory of x.zarr has ended: nothing is left to do" in result.stderr
+
+
+def test_append_is_refused_before_a_cluster_starts(model_dir, monkeypatch):
+    stored_by_the_command_line(model_dir)
+    monkeypatch.setattr("heddle_dask.cli.rollout.run._Run.run", None)
+    arguments = ("--engine", "emulated", "--model", model_dir, "--tasks", 3, "--seed", 1, "--out", "x.zarr")
+    line = refused("rollout", *arguments, "--temperature", 0.5, "--append")
+    assert "made with sampling " in line and line.endswith("it can only be appended to with the same")
 
 
 def test_rollout_refuses_an_address_that_is_none(model_dir):

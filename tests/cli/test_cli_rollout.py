@@ -238,7 +238,9 @@ def test_rollout_stores_and_reports_and_a_broken_agent_is_data(heddle):
     assert RunReader(heddle.path()).summary().trajectories == 1
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)]
+)
 def test_first_signal_keeps_what_is_finished_and_ends_every_process(heddle, number, code):
     process = heddle.start("--tasks", 6, "--samples", 1, env="agents:slow")
     until(lambda: finished(heddle.path()) >= 2, "nothing finishes")
@@ -247,7 +249,9 @@ def test_first_signal_keeps_what_is_finished_and_ends_every_process(heddle, numb
     assert not heddle.processes()
     assert (result["trajectories"], result["completed"], result["aborted"]) == (6, 2, 4)
     records = by_id(heddle.path())
-    assert RunReader(heddle.path()).summary().by_status == {"aborted": 4, "completed": 2}
+    # What a batch system has ended is left to the run that resumes it.
+    stored = {"aborted": 4, "completed": 2} if number == signal.SIGINT else {"completed": 2}
+    assert RunReader(heddle.path()).summary().by_status == stored
     assert {name for name, record in records.items() if record.status == "completed"} == {"t0/0", "t1/0"}
     assert all(record.cause == "user" for record in records.values() if record.status == "aborted")
 

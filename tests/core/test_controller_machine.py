@@ -26,8 +26,8 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.journal_codec import replay
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "engines": ("join_engine", "drain_engine", "lose_engine", "engine_dies"),
-    "hosts": ("join_host", "lose_host"),
+    "engines": ("join_engine", "drain_engine", "expire_engine", "lose_engine", "engine_dies"),
+    "hosts": ("join_host", "drain_host", "lose_host"),
     "trajectories": ("submit", "fork", "end"),
     "steps": ("start", "finish", "abort", "stopped", "deliver", "deliver_crossed", "fail", "cancel"),
     "predictions": ("predict",),
@@ -130,7 +130,6 @@ TestRandomWorld.settings = settings(
 
 # What takes part only with that part of a preset switched on.
 NEEDS_PREDICTOR = {"PredictRemaining", "PredictionMade"}
-NEEDS_MIGRATION = {"MoveContext", "MoveEnded"}
 # Engines change between batches only (`test_deployments`); a world is one batch.
 BETWEEN_BATCHES = {"DegreesRequested", "DegreesPlanned", "PlanDegrees", "DeployEngines"}
 
@@ -149,8 +148,6 @@ def test_long_worlds_come_to_their_end(preset: str) -> None:
     expected -= BETWEEN_BATCHES
     if chosen.predictor is None:
         expected -= NEEDS_PREDICTOR
-    if chosen.migration is None:
-        expected -= NEEDS_MIGRATION
     assert kinds == expected, "every kind of event and command took part"
 
 
@@ -175,5 +172,8 @@ def test_restless_worlds_see_every_turn_that_a_move_or_a_preemption_can_take() -
         "step waited for a move that lost its source",
         "step waited for a move that lost its target",
         "ended while its context moved",
+        "stopped before it began",
+        "stopped while it ran",
+        "drained",
     }, sorted(seen)
     assert exposed_s > 0

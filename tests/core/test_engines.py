@@ -1,4 +1,4 @@
-"""Engines that are lost or drain, as lists of events and commands."""
+"""Engines that are lost, as lists of events and commands."""
 
 from __future__ import annotations
 
@@ -181,39 +181,7 @@ def test_losses_count_per_step_and_survive_a_new_attempt() -> None:
     assert stage.trajectory("a").losses == 0
 
 
-# -- engines that drain ----------------------------------------------------------------------------------
-
-
-def test_a_draining_engine_finishes_what_it_has_and_takes_nothing_new() -> None:
-    stage = two_engines()
-    stage.submit("a", "b")
-    start = stage.placed("a")
-    other = E2 if start.engine_id == E1 else E1
-    assert stage.feed(ev.EngineDraining, start.engine_id) == []
-    stage.start(start)
-    stage.finish(start)
-    moved = stage.placed("a", 1)
-    assert (moved.engine_id, moved.source_engine_id) == (other, start.engine_id)
-    assert stage.placed("b").engine_id == other
-
-
-def test_steps_wait_while_the_only_engine_drains() -> None:
-    stage = Stage()
-    stage.join("E1")
-    stage.submit("a")
-    stage.feed(ev.EngineDraining, E1)
-    assert stage.request("a") == []
-    (command,) = stage.join("E2")
-    assert isinstance(command, StartStep)
-    assert command.engine_id == E2
-
-
-def test_an_order_to_drain_comes_once_and_not_after_the_loss() -> None:
-    stage = two_engines()
-    stage.feed(ev.EngineDraining, E1)
-    stage.late(ev.EngineDraining, E1)
-    stage.lose("E2")
-    stage.late(ev.EngineDraining, E2)
+# -- events and joins -----------------------------------------------------------------------------------
 
 
 def test_every_event_has_a_handler() -> None:

@@ -9,7 +9,7 @@ import pytest
 from worlds.core_builders import Restless, Stage, move_facts, settle
 
 from heddle_dask.core import events as ev
-from heddle_dask.core.commands import MoveContext, RunAction, StartStep
+from heddle_dask.core.commands import MoveContext, ReleaseEngine, RunAction, StartStep
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.ids import EngineId, TrajectoryId
@@ -248,7 +248,7 @@ def test_a_report_of_a_move_whose_source_died_is_not_taken_for_that_of_the_next_
 def test_a_target_that_drains_meanwhile_is_no_home() -> None:
     stage, move = moving()
     stage.feed(ev.EngineDraining, E2)
-    assert stage.moved(move) == []
+    assert stage.moved(move) == [ReleaseEngine(E2)]
     assert home_and_kv(stage) == (E1, KvState.RESIDENT)
 
 
@@ -261,7 +261,7 @@ def test_a_move_that_waits_is_off_when_an_end_of_it_drains_or_dies() -> None:
         stage.feed(how, E2, *more)
         if how is ev.EngineDraining:
             assert isinstance(first, MoveContext)
-            assert stage.moved(first) == []
+            assert stage.moved(first) == [ReleaseEngine(E2)]
         assert stage.controller.moves.totals["transfer"].started == 1
 
 

@@ -15,7 +15,7 @@ import pytest
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.kinds import engine_kind
-from heddle_dask.engines.ports import free_port, interface_of
+from heddle_dask.engines.ports import free_port, interface_of, port_range
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_arguments import extra_arguments
 from heddle_dask.engines.vllm_command import (
@@ -89,6 +89,30 @@ def test_gpu_command_has_no_cpu_variables_and_keeps_cuda_graphs(spec):
     text = " ".join(command.argv)
     assert "--tensor-parallel-size 4" in text
     assert "--dtype bfloat16" in text
+
+
+def test_kv_moves_through_the_ports_that_the_site_lets_through(spec):
+    kv = replace(spec, kv_transfer=True)
+    for build in ("cpu", "gpu"):
+        assert (
+            vllm_command(kv, SOCKET, build, 40007, "lo", range(40000, 40011)).env["UCX_TCP_PORT_RANGE"]
+            == "40000-40010"
+        )
+        assert "UCX_TCP_PORT_RANGE" not in vllm_command(kv, SOCKET, build, 40007, "lo").env
+    assert port_range({"HEDDLE_PORTS": "40000:40010"}) == range(40000, 40011)
+    assert port_range({}) is None
+
+
+def test_a_port_of_a_range_is_free_and_none_is_told():
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        taken = first.getsockname()[1]
+        with pytest.raises(BadInput, match=f"none of the ports {taken}:{taken} is free"):
+            free_port("127.0.0.1", range(taken, taken + 1))
+        second.bind(("127.0.0.1", 0))
+        free = second.getsockname()[1]
+        second.close()
+        assert free_port("127.0.0.1", range(free, free + 1)) == free
 
 
 def test_an_engine_that_hands_over_kv_has_a_connector_and_a_side_channel(spec):

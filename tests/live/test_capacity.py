@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver import capacity as under_test
 from heddle_dask.live.driver.capacity import Patience, wait_for_capacity
+from heddle_dask.live.wire.cluster_messages import QueuedCapacity
 from heddle_dask.live.wire.driver_messages import Capacity
 
 
@@ -19,7 +21,9 @@ def state(ready: int, failed: int, workers: int) -> Capacity:
     return Capacity(engines, 4, failures, (), workers + 1, workers, 1)
 
 
-def waited(monkeypatch: pytest.MonkeyPatch, wanted: int | None, *states: Capacity) -> tuple[int, list[str]]:
+def waited(
+    monkeypatch: pytest.MonkeyPatch, wanted: int | None, *states: Capacity, patience_s: float = 1.0
+) -> tuple[int, list[str]]:
     """Engines that are ready at the end of the wait, and the lines told; the last state stays."""
     told: list[str] = []
     left = list(states)
@@ -30,7 +34,7 @@ def waited(monkeypatch: pytest.MonkeyPatch, wanted: int | None, *states: Capacit
     monkeypatch.setattr(under_test, "ask_scheduler", answer)
     monkeypatch.setattr(under_test, "_POLL_S", 0.001)
     client: Any = None
-    capacity = asyncio.run(wait_for_capacity(client, wanted, Patience(1.0, 1.0), told.append))
+    capacity = asyncio.run(wait_for_capacity(client, wanted, Patience(patience_s, patience_s), told.append))
     return len(capacity.engines), told
 
 
@@ -52,3 +56,34 @@ def test_a_failed_start_is_no_reason_while_enough_others_may_answer(monkeypatch)
 def test_too_few_engines_end_the_wait_with_the_reason(monkeypatch, wanted: int | None, failed: int) -> None:
     with pytest.raises(BadInput, match="an engine does not start on worker tcp://worker-0: no such model"):
         waited(monkeypatch, wanted, state(0, failed, 3))
+
+
+def queued(state: Capacity, **values: Any) -> Capacity:
+    return replace(state, queued=QueuedCapacity(**values))
+
+
+def test_workers_in_queued_and_starting_jobs_are_waited_for_without_limit(monkeypatch) -> None:
+    nobody = Capacity((), 0, {}, (), 0, 0, 0)
+    waits = [queued(nobody, engines=2, tool_workers=1, engines_to_begin=1)] * 1500
+    starts = [queued(nobody, starting_engines=2, starting_tool_workers=1, engines_to_begin=1)] * 1500
+    there = queued(state(1, 0, 3), starting_engines=1, engines_to_begin=1)
+    ready, told = waited(monkeypatch, None, *waits, *starts, there, patience_s=0.5)
+    assert ready == 1
+    assert told[:2] == [
+        "0 of 1 rollout workers are there; 2 in jobs that queue; no tool worker is there; 1 in jobs that queue",
+        "0 of 1 rollout workers are there; 2 in jobs that start; no tool worker is there; 1 in jobs that start",
+    ]
+
+
+def test_a_run_begins_with_the_minimum_of_the_groups(monkeypatch) -> None:
+    growing = [
+        queued(state(ready, 0, 1 + ready), engines=4 - ready, engines_to_begin=2) for ready in range(3)
+    ]
+    assert waited(monkeypatch, None, *growing)[0] == 2
+    assert waited(monkeypatch, 3, *growing, state(3, 0, 3))[0] == 3
+
+
+def test_jobs_that_all_fail_end_the_wait_with_the_reason(monkeypatch) -> None:
+    nobody = queued(Capacity((), 0, {}, (), 0, 0, 0), engines_to_begin=1, trouble="gpu-3: it was cancelled")
+    with pytest.raises(BadInput, match="latest failed job: gpu-3: it was cancelled"):
+        waited(monkeypatch, None, nobody, patience_s=0.1)

@@ -22,6 +22,19 @@ pytestmark = pytest.mark.cluster
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.fixture(autouse=True)
+def dashboard_of_dask_alone(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Dask's dashboard as it is before our page is registered; another test of the process may have done so."""
+    import distributed.dashboard.scheduler as dashboard
+
+    own = {path: page for path, page in dashboard.applications.items() if "heddle" not in path}
+    monkeypatch.setattr(dashboard, "applications", own)
+    monkeypatch.setattr(dashboard, "template_variables", dashboard.template_variables)
+    routes = [each for each in dask.config.get("distributed.scheduler.http.routes") if "heddle" not in each]
+    with dask.config.set({"distributed.scheduler.http.routes": routes}):
+        yield
+
+
 def with_scheduler(body: Callable[[Scheduler], Awaitable[None]], **options: Any) -> None:
     async def run() -> None:
         options.setdefault("dashboard_address", "127.0.0.1:0")
@@ -82,26 +95,18 @@ def test_routes_modules_are_imported_when_the_scheduler_knows_whether_it_has_a_d
 
 
 def test_a_page_added_before_the_start_is_a_tab_and_a_panel_of_jupyterlab() -> None:
-    import distributed.dashboard.scheduler as dashboard
+    internals.add_pages({"/ours": one_page, "/individual-ours-alone": one_page}, "/ours")
+    internals.add_pages({"/ours": one_page, "/individual-ours-alone": one_page}, "/ours")
 
-    before = dict(dashboard.applications), dashboard.template_variables
-    try:
-        internals.add_pages({"/ours": one_page, "/individual-ours-alone": one_page}, "/ours")
-        internals.add_pages({"/ours": one_page, "/individual-ours-alone": one_page}, "/ours")
+    async def body(scheduler: Scheduler) -> None:
+        assert internals.serves(scheduler, "/ours")
+        assert "text of ours" in await fetch(scheduler, "/ours")
+        status = await fetch(scheduler, "/status")
+        assert status.count('href="ours"') == 1
+        assert "Ours Alone" in status
+        assert "/individual-ours-alone" in await fetch(scheduler, "/individual-plots.json")
 
-        async def body(scheduler: Scheduler) -> None:
-            assert internals.serves(scheduler, "/ours")
-            assert "text of ours" in await fetch(scheduler, "/ours")
-            status = await fetch(scheduler, "/status")
-            assert status.count('href="ours"') == 1
-            assert "Ours Alone" in status
-            assert "/individual-ours-alone" in await fetch(scheduler, "/individual-plots.json")
-
-        with_scheduler(body)
-    finally:
-        dashboard.applications.clear()
-        dashboard.applications.update(before[0])
-        dashboard.template_variables = before[1]
+    with_scheduler(body)
 
 
 @pytest.mark.parametrize("prefix", ["", "/behind/a/proxy"])
@@ -110,12 +115,16 @@ def test_a_page_added_to_a_running_scheduler_is_served_and_has_its_tab_once(pref
         await fetch(scheduler, f"{prefix}/status")
         assert internals.has_dashboard(scheduler)
         assert not internals.serves(scheduler, "/later")
-        assert internals.add_pages_to(scheduler, {"/later": one_page}, "/later")
+        pages = {"/later": one_page, "/individual-later-alone": one_page}
+        assert internals.add_pages_to(scheduler, pages, "/later")
         assert internals.serves(scheduler, "/later")
         page = await fetch(scheduler, f"{prefix}/later")
         assert "text of ours" in page
         assert page.count('href="later"') == 1
-        assert (await fetch(scheduler, f"{prefix}/status")).count('href="later"') == 1
+        status = await fetch(scheduler, f"{prefix}/status")
+        assert status.count('href="later"') == 1
+        assert 'href="individual-later-alone">Later Alone<' in status
+        assert "individual-later" not in await fetch(scheduler, f"{prefix}/individual-plots.json")
 
     with_scheduler(body, http_prefix=prefix)
 

@@ -42,7 +42,7 @@ from heddle_dask.live.scheduler.forecast import forecast
 from heddle_dask.live.wire.driver_messages import DeployedEngines, GetCapacity, GetDeployedEngines
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.live.wire.worker_messages import EngineWorkerReport
-from heddle_dask.live.worker.rollout_worker import visible_gpus
+from heddle_dask.live.worker.visible_gpus import visible_gpus
 from heddle_dask.predictors.features import Finished
 from heddle_dask.predictors.known import KnownWork, Oracle
 from heddle_dask.predictors.learned import LearnedPredictor

@@ -23,6 +23,7 @@ from heddle_dask.core.nouns import (
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.tp_degrees import FinishedWork, TpDegreePlan
 from heddle_dask.engines.contract import VersionSpan
+from heddle_dask.live.wire import drain_messages as drains
 from heddle_dask.live.wire import driver_messages as driver
 from heddle_dask.live.wire import transport
 from heddle_dask.live.wire import watch_messages as watching
@@ -116,6 +117,8 @@ SAMPLES: list[Message] = [
     workers.EngineStartFailedReport("reason"),
     workers.HostReadyReport(HostDescription(HostId("h"), 4)),
     workers.HostLostReport(HostId("h")),
+    drains.DrainWorkers(("gpu-0-0", "gpu-0-1"), 30.0),
+    drains.DrainedWorkers(("gpu-0-0",), ("gpu-0-1",)),
     workers.ActionPayloadWantedReport("s", ACTION),
     workers.PutActionPayload("s", ACTION, b"payload"),
     workers.StepStartedReport("s", STEP, EngineId("e")),
@@ -147,7 +150,7 @@ DASK_NAMES = {OP, "worker", "client", "comm", "reply", "close", "serializers", "
 
 
 def message_types() -> Iterator[type[Message]]:
-    for module in (transport, driver, workers, watching):
+    for module in (transport, driver, drains, workers, watching):
         for _, kind in inspect.getmembers(module, inspect.isclass):
             if kind.__module__ == module.__name__ and issubclass(kind, Message):
                 yield kind

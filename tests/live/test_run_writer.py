@@ -244,20 +244,25 @@ def test_a_call_whose_value_nobody_signed_is_made_again_and_that_is_said(tmp_pat
     assert len(notes) == 1 and notes[0].startswith("note: 1 tool calls are made again")
 
 
-def test_a_file_system_without_locks_is_named_in_one_note(tmp_path: Path, monkeypatch) -> None:
+def test_a_run_on_a_file_system_without_locks_has_one_writer_too(tmp_path: Path, monkeypatch) -> None:
     def flock(descriptor: int, how: int) -> None:
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr("fcntl.flock", flock)
-    notes: list[str] = []
+    out = tmp_path / "run.zarr"
 
     async def body() -> None:
-        files = RunFiles(Output(tmp_path / "run.zarr"), dict, notes.append)
+        files = RunFiles(Output(out), dict)
         files.open()
+        with pytest.raises(BadInput, match="is being written by process"):
+            RunFiles(Output(out, "resume"), dict).open()
         await files.close()
+        again = RunFiles(Output(out, "resume"), dict)
+        again.open()
+        await again.close()
 
     asyncio.run(body())
-    assert len(notes) == 1 and "has no locks" in notes[0] and str(tmp_path / "run.zarr") in notes[0]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["run.journal", "run.zarr"]
 
 
 def test_results_that_heddle_did_not_write_are_refused_in_one_line(tmp_path: Path) -> None:

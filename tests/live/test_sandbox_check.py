@@ -24,6 +24,8 @@ NONE = WorkerSandbox("none", error="no sandbox works on node: install the packag
 class Cluster:
     """A client whose workers answer; the first questions come before any tool worker has joined."""
 
+    scheduler = None
+
     def __init__(self, *answers: WorkerSandbox | None, late: int = 0) -> None:
         self.answers = answers
         self.late = late

@@ -24,6 +24,7 @@ from heddle_dask.records.journal import (
     read_journal,
 )
 from heddle_dask.records.journal_lines import FORMAT, HEADER
+from heddle_dask.records.locks import WriterLock
 
 RECORDS = [
     ("step", {"trajectory": "t0", "tokens": [1, 2, 3]}),
@@ -192,7 +193,7 @@ def test_full_disk_keeps_what_is_not_written(tmp_path):
     """A pipe that takes no more stands for the disk: part of the buffer goes, the rest stays."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    journal = Journal(tmp_path / "pipe", writing, zlib.crc32(HEADER))
+    journal = Journal(tmp_path / "pipe", WriterLock(writing, None), zlib.crc32(HEADER))
     for number in range(3000):
         journal.append("fill", {"n": number, "text": "x" * 50})
     with pytest.raises(BlockingIOError):
@@ -373,10 +374,9 @@ def test_a_file_system_without_locks_is_told_apart_from_one_that_refuses(tmp_pat
 
     monkeypatch.setattr("fcntl.flock", flock)
     answer = errno.EOPNOTSUPP
-    with Journal.create(tmp_path / "j") as journal:
-        assert not journal.is_locked
-    with Journal.open_append(tmp_path / "j") as journal:
-        assert not journal.is_locked
+    with Journal.create(tmp_path / "j"), pytest.raises(BadInput, match="is being written by process"):
+        Journal.open_append(tmp_path / "j")
+    Journal.open_append(tmp_path / "j").close()
     answer = errno.EIO
     with pytest.raises(BadInput, match=r"cannot lock .*: Input/output error"):
         Journal.open_append(tmp_path / "j")

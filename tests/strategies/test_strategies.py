@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from worlds.core_builders import Stage, engine_of, step_of, trajectory_spec
 
 from heddle_dask.core import events as ev
+from heddle_dask.core.commands import MoveContext
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.state import State
@@ -232,7 +233,9 @@ def test_sticky_least_loaded_leaves_a_draining_home() -> None:
     stage.submit("a")
     first = stage.placed("a")
     stage.finish(first)
-    stage.feed(ev.EngineDraining, first.engine_id)
+    (move,) = stage.feed(ev.EngineDraining, first.engine_id)
+    assert isinstance(move, MoveContext)
+    stage.moved(move, ok=False)
     second = stage.placed("a", 1)
     assert second.engine_id != first.engine_id
     stage.finish(second)

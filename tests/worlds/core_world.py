@@ -53,6 +53,7 @@ class Step:
     engine_id: str | None = None
     started: bool = False
     stopping: bool = False
+    leaving: bool = False
     losses: int = 0
     preemptions: int = 0
     new_tokens: int = 0
@@ -98,6 +99,8 @@ class World:
     engines: dict[str, EngineDescription] = field(default_factory=dict)
     ready: dict[str, None] = field(default_factory=dict)
     dying: dict[str, None] = field(default_factory=dict)  # engine dead, its worker alive
+    draining: dict[str, bool] = field(default_factory=dict)  # whether they are about to end
+    leaving_hosts: dict[str, bool] = field(default_factory=dict)  # whether they were released
     hosts: dict[str, HostDescription] = field(default_factory=dict)
     programs: dict[str, Program] = field(default_factory=dict)
     calls: dict[str, Call] = field(default_factory=dict)
@@ -140,6 +143,19 @@ class World:
                 self._move_context(command)
             case cmd.DropContext():
                 self._drop_context(command)
+            case cmd.ReleaseEngine():
+                del self.draining[command.engine_id]
+                assert not self._steps_at(command.engine_id)
+                assert all(
+                    record.home != command.engine_id for record in self.stage.state.trajectories.values()
+                )
+                ends = [(move.source_engine_id, move.target_engine_id) for move in self.moves.values()]
+                assert all(command.engine_id not in pair for pair in ends)
+                self.seen["drained"] += 1
+            case cmd.ReleaseHost():
+                assert not self.leaving_hosts[command.host_id], "it was released before"
+                assert all(call.host_id != command.host_id for call in self.calls.values())
+                self.leaving_hosts[command.host_id] = True
             case cmd.RunAction():
                 self._run_action(command)
             case cmd.GiveUpAction():
@@ -166,6 +182,14 @@ class World:
         identity = (command.step_id, command.engine_id)
         program = self.programs.get(command.step_id.trajectory_id)
         step = None if program is None else program.step
+        if command.reason.startswith("its engine "):
+            assert step is not None and step.identity == identity, "it had ended"
+            assert not step.stopping and not step.leaving, "it was stopped before"
+            assert step.started <= self.draining[command.engine_id], "it may go on"
+            assert self.ready or self.draining[command.engine_id], "there is nowhere to go"
+            step.leaving = True
+            self.seen[f"stopped {'while it ran' if step.started else 'before it began'}"] += 1
+            return
         if not command.reason.startswith("preempted for "):
             # Its program has ended, or has the answer; whatever the engine still says is stale.
             assert step is None
@@ -237,6 +261,7 @@ class World:
         assert call.losses <= self.retries.max_losses
         assert call.request.min_cpus <= command.cpus <= call.request.max_cpus
         assert self.hosts[command.host_id].pool == call.request.pool
+        assert command.host_id not in self.leaving_hosts
         assert call is self.head_of_line(call.request.pool), "it overtook another"
         self.line.remove(command.action_id)
         assert self.free_cpus(command.host_id) >= command.cpus, "oversubscribed"
@@ -259,6 +284,7 @@ class World:
             told = 1 + program.steps_finished + program.tools_called
             assert program.predictions_asked == (told if predicts else 0)
             assert record.stopping == (step is not None and step.stopping)
+            assert record.leaving == (step is not None and step.leaving)
             waits = name in state.waiting_steps
             runs = [i for i, engine in state.engines.items() if name in engine.inflight]
             if step is None:
@@ -274,7 +300,8 @@ class World:
         for pool in POOLS:
             head = self.head_of_line(pool)
             if head is not None:
-                room = [self.free_cpus(h) for h, host in self.hosts.items() if host.pool == pool]
+                there = [h for h, host in self.hosts.items() if host.pool == pool]
+                room = [self.free_cpus(h) for h in there if h not in self.leaving_hosts]
                 assert all(free < head.request.min_cpus for free in room), "the head of the line fits"
         assert set(state.actions) == set(self.calls)
 
@@ -300,9 +327,11 @@ class World:
         subjects: dict[str, list[Any]] = {
             "join_engine": list(ENGINE_SIZES) if len(self.ready) < 5 else [],
             "drain_engine": list(self.ready),
+            "expire_engine": [e for e, expiring in self.draining.items() if not expiring],
             "lose_engine": list(self.engines),
             "engine_dies": [e for e in self.engines if e not in self.dying],
             "join_host": [(p, c) for p in POOLS for c in (1, 2, 4)] if len(self.hosts) < 4 else [],
+            "drain_host": [h for h in self.hosts if h not in self.leaving_hosts],
             "lose_host": list(self.hosts),
             "submit": [0, 50] if len(self.programs) < 12 else [],
             "fork": list(alive) if len(self.programs) < 12 else [],
@@ -319,7 +348,7 @@ class World:
             ],
             "fail": held,
             "cancel": [p.step for p in alive.values() if p.step is not None],
-            "stopped": [s for s in held if s.stopping],
+            "stopped": [s for s in held if s.stopping or s.leaving],
             "predict": self.asked,
             "move_ends": [(name, ok) for name in self.moves for ok in (True, True, False)],
             "act": list(alive),
@@ -343,8 +372,14 @@ class World:
 
     def _do_drain_engine(self, engine_id: str) -> None:
         self.ready.pop(engine_id, None)
+        self.draining[engine_id] = False
         self.stale.append((ev.EngineDraining, engine_id))
         self.tell(ev.EngineDraining, engine_id)
+
+    def _do_expire_engine(self, engine_id: str) -> None:
+        self.draining[engine_id] = True
+        self.stale.append((ev.EngineExpiring, engine_id))
+        self.tell(ev.EngineExpiring, engine_id)
 
     def _do_lose_engine(self, engine_id: str) -> None:
         """Its worker dies: none of its steps reports."""
@@ -354,11 +389,12 @@ class World:
                 self.stale.append((ev.StepStarted, *step.identity))
             self.crossed.append((step, step.identity))
             step.losses += step.started
-            step.engine_id, step.started, step.stopping = None, False, False
+            step.engine_id, step.started, step.stopping, step.leaving = None, False, False, False
         self._engine_gone_for_moves(engine_id)
         del self.engines[engine_id]
         self.ready.pop(engine_id, None)
         self.dying.pop(engine_id, None)
+        self.draining.pop(engine_id, None)
         self.stale.append((ev.EngineLost, engine_id, "again", self.pick((True, False))))
         self.tell(ev.EngineLost, engine_id, "worker died", True)
 
@@ -367,6 +403,7 @@ class World:
         self._engine_gone_for_moves(engine_id)
         self.ready.pop(engine_id, None)
         self.dying[engine_id] = None
+        self.draining.pop(engine_id, None)
         self.stale.append((ev.EngineLost, engine_id, "again", False))
         self.tell(ev.EngineLost, engine_id, "engine died", False)
 
@@ -382,8 +419,14 @@ class World:
         mine = [self.calls[i].request for i in self.line if self.calls[i].request.pool == made.pool]
         assert all(request.min_cpus <= largest for request in mine), "one waits that can never run"
 
+    def _do_drain_host(self, host_id: str) -> None:
+        self.leaving_hosts[host_id] = False
+        self.stale.append((ev.HostDraining, host_id))
+        self.tell(ev.HostDraining, host_id)
+
     def _do_lose_host(self, host_id: str) -> None:
         del self.hosts[host_id]
+        self.leaving_hosts.pop(host_id, None)
         back = []
         for name, call in list(self.calls.items()):
             if call.host_id == host_id:
@@ -512,12 +555,14 @@ class World:
         name, ok = ending
         move = self.moves.pop(name)
         facts = move_facts(move, ok=ok)
+        drained = list(self.draining)
         self.stale.append((ev.MoveEnded, *facts))
         self.seen[f"move ended {'well' if ok else 'badly'}"] += 1
         self.tell(ev.MoveEnded, *facts)
         if name in self.programs and self.programs[name].step is None:
             arrived = ok and move.target_engine_id in self.ready
-            home = move.target_engine_id if arrived else move.source_engine_id
+            stays = None if move.source_engine_id in drained else move.source_engine_id
+            home = move.target_engine_id if arrived else stays
             assert self.stage.trajectory(name).home == home
 
     def _do_fail(self, step: Step) -> None:
@@ -580,6 +625,8 @@ class World:
             self._do_act_ends(running[0])
         self._end_moves()
         self._check_empty()
+        assert not self.draining, "one drains for ever"
+        assert all(self.leaving_hosts.values())
 
     def _advance_all(self) -> None:
         while self.asked:
@@ -622,10 +669,12 @@ class World:
 # How often each move is made by `play`; what makes progress comes most.
 WEIGHTS: Final[dict[str, float]] = {
     "join_engine": 3,
-    "drain_engine": 1,
+    "drain_engine": 2,
+    "expire_engine": 6,
     "lose_engine": 3,
     "engine_dies": 1,
     "join_host": 4,
+    "drain_host": 1,
     "lose_host": 2,
     "submit": 8,
     "fork": 0.5,

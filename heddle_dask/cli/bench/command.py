@@ -14,6 +14,7 @@ from heddle_dask.cli.bench.predictor import predictor
 from heddle_dask.cli.bench.records import records
 from heddle_dask.cli.bench.report import report
 from heddle_dask.cli.bench.scale import scale
+from heddle_dask.cli.bench.slurm import slurm
 from heddle_dask.cli.bench.soak import soak
 from heddle_dask.cli.bench.watched import watched
 from heddle_dask.cli.one_line import OneLineGroup
@@ -43,5 +44,6 @@ bench.add_command(predictor)
 bench.add_command(records)
 bench.add_command(report)
 bench.add_command(scale)
+bench.add_command(slurm)
 bench.add_command(soak)
 bench.add_command(watched)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from importlib.util import find_spec
 
 import click
 
 from heddle_dask.cli.number_types import COUNT
 from heddle_dask.cli.shared_options import print_measured, shared_options, whole_numbers
+from heddle_dask.core.errors import BadInput
 
 
 @click.command("dashboard")
@@ -21,6 +23,8 @@ from heddle_dask.cli.shared_options import print_measured, shared_options, whole
 def dashboard(trajectories: str, serve: bool, speed: int, as_json: bool, seed: int) -> None:
     """CPU milliseconds that the scheduler needs for the dashboard's page, with a simulated rollout."""
     sizes = whole_numbers("--trajectories", trajectories, "10,500")
+    if find_spec("bokeh") is None:
+        raise BadInput("heddle bench dashboard needs bokeh: install it with `pip install bokeh`")
     if serve:
         asyncio.run(_serve(sizes[0], speed, seed))
         return

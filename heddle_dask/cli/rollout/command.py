@@ -77,7 +77,7 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     "--cluster",
     type=click.Path(path_type=Path),
     default=None,
-    help="TOML file with engines, slots, tool-workers, tool-cpus of a local cluster.",
+    help="TOML file: groups of workers on SLURM or here (docs/slurm.md), or the size of a local cluster.",
 )
 @click.option("--token-scale", type=POSITIVE, default=None, help="replay: scales lengths [default: 1].")
 @click.option("--tool-scale", type=NOT_NEGATIVE, default=None, help="replay: scales tool time [default: 1].")

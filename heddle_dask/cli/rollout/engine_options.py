@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from heddle_dask.cli.shared_options import read_toml, whole_numbers
+from heddle_dask.cli.shared_options import whole_numbers
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.toml_table import read_toml
 from heddle_dask.cost.engine_cost import profile_names
 from heddle_dask.cost.measured import MeasuredTable, table_names
 from heddle_dask.cost.published import model_of

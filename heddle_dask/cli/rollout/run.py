@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,8 +32,9 @@ from heddle_dask.cli.cluster_choice import (
     workers_joined,
 )
 from heddle_dask.cli.engine_option import import_from_here, parsed_vllm_options
+from heddle_dask.cli.group_cluster import check_plan, engines_of_groups, groups_client, plan_of_file
 from heddle_dask.cli.model_choice import chosen_model
-from heddle_dask.cli.one_line import EXIT_FAILED, EXIT_TERMINATED, one_line
+from heddle_dask.cli.one_line import EXIT_FAILED, EXIT_TERMINATED, EXIT_TO_RESUME, one_line
 from heddle_dask.cli.rollout.engine_options import (
     check_cost,
     check_gpus,
@@ -54,13 +55,16 @@ from heddle_dask.engines.gpus import usable_gpus
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
+from heddle_dask.live.clusters.connection_file import connection_file
+from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan
 from heddle_dask.live.driver.capacity import Patience
-from heddle_dask.live.driver.continuation import check_continues
+from heddle_dask.live.driver.continuation import check_continues, task_list, tokenizer_digest
 from heddle_dask.live.driver.control_channel import ClusterLost
 from heddle_dask.live.driver.encryption import UnencryptedConnection
 from heddle_dask.live.driver.resume import batch_of
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.rollout_inputs import ChatModel, Engines, Output, tasks_of
+from heddle_dask.live.driver.run_files import software_versions
 from heddle_dask.live.driver.services import Budget, Sampling
 from heddle_dask.live.driver.telemetry import Telemetry
 from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
@@ -89,6 +93,7 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
     run = _Run(order, ProgressDisplay(Console(stderr=True)))
     # Before the event loop watches signals, nothing runs that needs an orderly end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(EXIT_TO_RESUME))
     # Dask reports every connection and worker that ends; this process ends them on purpose.
     logging.getLogger("distributed").setLevel(logging.ERROR)
     warnings.simplefilter("ignore", UnencryptedConnection)  # the command line says it in one line
@@ -120,8 +125,12 @@ class _Run:
         self.tally = Tally(queued_inside=kind.prefill_includes_queue)
         self.out = order.out if order.out is not None else default_out(order.work.env, datetime.now())
         self.shape = LocalShape(fleet.engines, fleet.slots, where.tool_workers, where.tool_cpus)
-        if where.cluster is not None:
+        self.plan = plan_of_file(where.cluster)
+        if where.cluster is not None and self.plan is not None:
+            check_plan(self.plan, where.cluster, order.given)
+        elif where.cluster is not None:
             self.shape = self.shape.overlaid(where.cluster, order.given)
+        self.is_local = where.scheduler is None and self.plan is None
         predictor = order.strategy.build(seed=order.seed).predictor
         self.engines = self._engines()
         asked = order.limits
@@ -131,7 +140,7 @@ class _Run:
         self.chat_template_kwargs = parsed_template_kwargs(order.work.chat_template_kwargs)
         check_out(self.out, order.mode)
         self.logs = RunLogs(self.out, order.mode)
-        self.environment = _environment(order)
+        self.environment = _environment(order, by_value=not self.is_local)
         self.tasks = tasks_of(order.work.tasks, self.environment, order.seed)
         self.model = chosen_model(order.fleet.model, order.fleet.engine)
         check_cost(self.engines.cost, self.model, order.fleet.engine)
@@ -145,19 +154,24 @@ class _Run:
             max_run_s=limits.run_timeout,
             sandbox=where.sandbox,
         )
+        if self.plan is not None:
+            self.engines = engines_of_groups(
+                self.engines, self.plan, self.model, limits.max_context_tokens, order.seed
+            )
         self._check_degrees()
-        if where.scheduler is None and self.engines.tp_degrees is None and kind.uses_gpus():
+        if self.is_local and self.engines.tp_degrees is None and kind.uses_gpus():
             check_gpus(self.shape.engines, usable_gpus(os.environ))
         # With --scheduler the scheduler reads this file, possibly from another file system.
         if order.where.scheduler is None and predictor is not None and predictor.options.get("warm"):
             check_warm(str(predictor.options["warm"]))
-        if where.scheduler is None:
+        if self.is_local:
             kind.check_installed()
         self.dashboard = _dashboard(where.dashboard)
         self.telemetry = Telemetry(endpoint=where.otel)
         self.left = order.work.tasks * order.work.samples
-        if order.mode == "resume":
-            self._take_over()
+        self.is_finished = False
+        if order.mode in ("append", "resume"):
+            self._take_over(resumes=order.mode == "resume")
         self.lost = ""
         self._interrupts = Interrupts(self._stop)
         self._task: asyncio.Task[Any] | None = None
@@ -167,8 +181,7 @@ class _Run:
         fleet, where = self.order.fleet, self.order.where
         return Engines(
             kind=fleet.engine,
-            # The default is the size of a local cluster; another one has as many engines as it has workers for them.
-            count=None if where.scheduler and "engines" in self.order.by_default else self.shape.engines,
+            count=self._engines_awaited(),
             slots=self.shape.slots,
             kv_transfer=fleet.kv_transfer,
             tp_degrees=parsed_degrees(fleet.tp_degrees),
@@ -183,12 +196,24 @@ class _Run:
             ),
             patience=Patience(
                 workers_s=where.worker_timeout,
-                engines_s=where.engine_timeout,
+                engines_s=self._engine_timeout_s(),
                 rejoin_s=where.rejoin_timeout,
                 scheduler_s=where.scheduler_timeout,
                 orphans_s=where.orphan_timeout,
             ),
         )
+
+    def _engines_awaited(self) -> int | None:
+        """Engines that must answer before the run starts; None: as many as the cluster says, or has workers for."""
+        by_default = self.order.where.scheduler and "engines" in self.order.by_default
+        return None if self.plan is not None or by_default else self.shape.engines
+
+    def _engine_timeout_s(self) -> float:
+        """Longest start of an engine: as the option says, else as the groups do."""
+        given_s = self.order.where.engine_timeout
+        if self.plan is None or "engine_timeout" not in self.order.by_default:
+            return given_s
+        return max(group.start_timeout_s for group in self.plan.groups.values() if group.role == "rollout")
 
     def _check_degrees(self) -> None:
         """Refuse, before anything starts, engines that this model or this machine cannot have."""
@@ -205,23 +230,39 @@ class _Run:
         spec = self.engines.spec_for(self.model, self.budget.max_context_tokens, self.order.seed)
         TpDegreeSpecs(spec, self.engines.cost).check(tp_degrees)
 
-    def _take_over(self) -> None:
-        """Count the trajectories of the resumed run; refuse, before a cluster starts, what would not continue it."""
+    def _take_over(self, *, resumes: bool) -> None:
+        """Refuse, before a cluster starts, what would not continue the run; count what is there of a resumed one."""
         before = StoredRun(self.out)
+        spec = self.engines.spec_for(self.model, self.budget.max_context_tokens, self.order.seed)
         mine = {
             "environment": self.environment.name,
+            "model": self.model,
+            "tokenizer": tokenizer_digest(self.model),
+            "engine": spec.to_mapping(),
+            "logprobs": engine_kind(spec.kind).logprobs(spec.options),
+            "sampling": asdict(self.sampling),
+            "limits": self.budget.replayed,
+            "chat_template_kwargs": self.chat_template_kwargs,
             "seed": self.order.seed,
             "samples": self.order.work.samples,
+            "task_list": task_list(self.tasks),
+            **software_versions(),
         }
-        check_continues(self.out, before.metadata, mine, resumes=True)
+        check_continues(self.out, before.metadata, mine, resumes=resumes)
+        if not resumes:
+            return
         for record in before.outlines():
             self.tally.add(record, timed=False)
         last = int(before.metadata.get("batches", 1)) - 1
         stored = sum(batch_of(trajectory_id) == last for trajectory_id in before.ids)
         self.left = max(0, self.left - stored)
+        self.is_finished = self.left == 0 and not before.recovered
 
     async def run(self) -> int:
         """Run to the end or to a signal; returns the exit code."""
+        if self.is_finished:  # the last jobs of a chain ask for no GPUs
+            self.progress.message(f"every trajectory of {self.out} has ended: nothing is left to do")
+            return 0
         self._task = asyncio.current_task()
         self._interrupts.watch()
         try:
@@ -253,17 +294,27 @@ class _Run:
                 yield client
             return
         async with self.logs.kept() as logs:
+            if self.plan is not None:
+                self.progress.message(
+                    f"starting a cluster of {_groups_text(self.plan)}; logs: {self.plan.logs or logs}"
+                )
+                async with groups_client(self.plan, self.plan.logs or logs, self.progress.message) as client:
+                    with connection_file(logs, client.cluster):
+                        yield client
+                return
             self.progress.message(
                 f"starting a local cluster for {self.shape.engines} engine(s); logs: {logs}"
             )
             async with local_client(self.shape, self.dashboard, logs) as client:
-                yield client
+                with connection_file(logs, client.cluster):
+                    yield client
 
     async def _roll_out(self, client: Client) -> None:
         # The template's imports block this loop for seconds; the workers of a local cluster start meanwhile.
         rollout = self._make(client)
-        if self.order.where.scheduler is None:
+        if self.is_local:
             await workers_joined(client, self.shape)
+        if self.order.where.scheduler is None:
             self.progress.message(f"watch it with: heddle top {shlex.quote(str(self.out))}")
         if self.dashboard:
             self.progress.message(f"dashboard: {client.dashboard_link.removesuffix('/status')}/heddle")
@@ -282,7 +333,7 @@ class _Run:
     def _make(self, client: Client) -> Rollout:
         order = self.order
         facts: dict[str, Any] = {"tasks": order.work.tasks, "command": sys.argv[1:]}
-        if order.where.scheduler is None:
+        if self.is_local:
             facts["tool_cpus"] = self.shape.all_tool_cpus
         return Rollout(
             client,
@@ -312,22 +363,28 @@ class _Run:
         self.tally.slots = max(self.tally.slots, int(counts.get("slots", 0)))
         self.tally.tool_cpus = max(self.tally.tool_cpus, int(counts.get("tool_cpus", 0)))
 
-    def _stop(self) -> None:
+    def _stop(self, to_resume: bool) -> None:
         """On the first signal: abort running trajectories, or the start if none runs yet."""
-        self.progress.message("stopping: finished trajectories are kept; interrupt again to end at once")
-        if self._rollout is None or not self._rollout.interrupt():
+        left = "the others go on with --resume" if to_resume else "interrupt again to end at once"
+        self.progress.message(f"stopping: finished trajectories are kept; {left}")
+        if self._rollout is None or not self._rollout.interrupt(to_resume):
             assert self._task is not None
             self._task.cancel()
 
 
-def _environment(order: RolloutOrder) -> Environment:
+def _environment(order: RolloutOrder, *, by_value: bool) -> Environment:
     here = import_from_here()
     scales = {"token_scale": order.work.token_scale, "tool_scale": order.work.tool_scale}
     given = {name: value for name, value in scales.items() if value is not None}
     environment = load_environment(order.work.env, options=given)
-    if order.where.scheduler is not None:
+    if by_value:
         _send_by_value(order.work.env.partition(":")[0], here)
     return environment
+
+
+def _groups_text(plan: ClusterPlan) -> str:
+    jobs = ", ".join(f"{group.minimum} to {group.most} of {name}" for name, group in plan.groups.items())
+    return f"worker groups ({plan.backend}, jobs: {jobs})"
 
 
 def _send_by_value(name: str, here: str) -> None:

@@ -83,6 +83,10 @@ class RunLogs:
             # Those of a session that was killed are as long as they were.
             for _, path in self._sessions():
                 bound_logs(path)
+            # Nothing was started, and nothing is left of it.
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+                self._root.rmdir()
 
     def tail(self, name: str) -> str:
         """The last lines of the log `name` with its path, as the end of a one-line message; empty without a log."""

@@ -19,7 +19,7 @@ from heddle_dask.cli.shared_options import print_json
 from heddle_dask.cli.top.place import Place
 from heddle_dask.cli.top.screen import WIDTH, screen
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.wire.transport import ask_at
+from heddle_dask.live.wire.transport import ask_over
 from heddle_dask.live.wire.watch_messages import GetSnapshot
 
 CONNECT_TIMEOUT_S = 5.0
@@ -59,7 +59,7 @@ async def _watch(place: Place, interval_s: float, once: bool, as_json: bool) -> 
 async def _first(scheduler: Any, address: str) -> Mapping[str, Any]:
     try:
         answer = await asyncio.wait_for(
-            ask_at(scheduler, GetSnapshot()), CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S
+            ask_over(scheduler, GetSnapshot()), CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S
         )
     except (OSError, TimeoutError) as error:
         said = str(error).strip().splitlines()
@@ -86,7 +86,7 @@ async def _pictures(
         await asyncio.sleep(max(0.0, asked_s + interval_s - time.monotonic()))
         asked_s = time.monotonic()
         try:
-            snapshot = (await asyncio.wait_for(ask_at(scheduler, GetSnapshot()), ANSWER_TIMEOUT_S)).snapshot
+            snapshot = (await asyncio.wait_for(ask_over(scheduler, GetSnapshot()), ANSWER_TIMEOUT_S)).snapshot
             note = ""
         except TimeoutError:
             note = "the scheduler does not answer; what you see is old"

@@ -14,7 +14,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines import vllm_command, wire
 from heddle_dask.engines.defaults import with_small_defaults
 from heddle_dask.engines.engine_kind import Dialect, EngineCommand, EngineKind, EngineOptions
-from heddle_dask.engines.ports import free_port, interface_of
+from heddle_dask.engines.ports import free_port, interface_of, port_range
 from heddle_dask.engines.vllm_command import VllmOptions, vllm_options
 
 if TYPE_CHECKING:
@@ -81,7 +81,9 @@ class VllmKind:
             return vllm_command.vllm_command(spec, address, build)
         # A choice of the user's own wins.
         interface = None if "UCX_NET_DEVICES" in os.environ else interface_of(spec.kv_host)
-        return vllm_command.vllm_command(spec, address, build, free_port(spec.kv_host), interface)
+        ports = port_range(os.environ)
+        side_channel = free_port(spec.kv_host, ports)
+        return vllm_command.vllm_command(spec, address, build, side_channel, interface, ports)
 
     def uses_gpus(self) -> bool:
         """True for a GPU build; False for a CPU build, and when no vLLM is installed."""

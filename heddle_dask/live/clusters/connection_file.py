@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.clusters.credentials import Credentials
@@ -30,18 +31,25 @@ class Connection:
 
 
 @contextlib.contextmanager
-def connection_file(path: Path, address: str, credentials: Credentials | None) -> Iterator[None]:
-    """Keep the file there while the block runs; a disk that refuses it does not stop a run."""
+def connection_file(directory: Path, cluster: Any) -> Iterator[None]:
+    """Keep the file in the directory while the block runs; a disk that refuses it does not stop a run.
+
+    Parameters
+    ----------
+    cluster
+        A started Dask cluster; its attribute `credentials`, if it has them, names the files.
+    """
+    path = directory / CONNECTION_FILE
+    credentials: Credentials | None = getattr(cluster, "credentials", None)
     files = {}
     if credentials is not None:
         certificate = str(credentials.certificate)
         files = {"tls_ca_file": certificate, "tls_cert": certificate, "tls_key": str(credentials.key)}
     partial = path.with_name(path.name + ".partial")
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
         partial.unlink(missing_ok=True)
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(asdict(Connection(address, **files)), file)
+            json.dump(asdict(Connection(cluster.scheduler_address, **files)), file)
         os.replace(partial, path)
     try:
         yield

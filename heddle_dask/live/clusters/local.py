@@ -21,36 +21,22 @@ from distributed.core import rpc
 from distributed.deploy.cluster import Cluster
 from distributed.deploy.spec import ProcessInterface, SpecCluster
 
-import heddle_dask
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.core.notebook import facts_html
 from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.live.clusters.credentials import Credentials
+from heddle_dask.live.clusters.worker_command import QUICK_LOOP, preload_file, worker_arguments
 from heddle_dask.live.wire.messages import ENGINE_LOGS_VARIABLE, ENGINE_RESOURCE, TOOL_RESOURCE
 
-# A coroutine task takes a slot and no thread: slots must never be the limit.
-WORKER_SLOTS = 4096
 START_TIMEOUT_S = 60.0
-_INSTALLATION = Path(heddle_dask.__file__).parents[1]
 
-# uvloop takes a quarter off the latency of a message. Dask's profiler samples threads, in which none of our tasks run,
-# 100 times a second in every process.
-_QUICK_LOOP = {
-    "DASK_DISTRIBUTED__ADMIN__EVENT_LOOP": "uvloop",
-    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
-}
 _SCHEDULER_ENV = {
-    **_QUICK_LOOP,
+    **QUICK_LOOP,
     "DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING": "False",
     # Dask blames every task of a dead worker; the controller counts losses itself.
     "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "100",
     "DASK_DISTRIBUTED__SCHEDULER__ACTIVE_MEMORY_MANAGER__START": "False",
 }
-
-
-def preload_file(name: str) -> str:
-    """The preload `name` of this installation: by its file, since a user's package may also be called `workers`."""
-    return str(_INSTALLATION / "workers" / f"{name}.py")
 
 
 class ClusterProcessFailed(HeddleError):
@@ -99,17 +85,22 @@ class SupervisedDask(ProcessInterface):
 class LocalScheduler(SupervisedDask):
     """The scheduler, alone in its process: nothing else delays its loop."""
 
-    def __init__(self, directory: str, dashboard: bool, logs: str, credentials: Credentials | None) -> None:
+    def __init__(
+        self,
+        directory: str,
+        dashboard: bool,
+        logs: str,
+        credentials: Credentials | None,
+        listens: Sequence[str] = ("--host", "127.0.0.1", "--port", "0"),
+        dashboard_address: str = "127.0.0.1:0",
+    ) -> None:
         self._file = Path(directory) / "scheduler.json"
         # Without a dashboard there still is an HTTP server, which would listen on Dask's fixed port.
-        shown = ["--dashboard-address", "127.0.0.1:0", "--dashboard" if dashboard else "--no-dashboard"]
+        shown = ["--dashboard-address", dashboard_address, "--dashboard" if dashboard else "--no-dashboard"]
         super().__init__(
             [
                 "scheduler",
-                "--host",
-                "127.0.0.1",
-                "--port",
-                "0",
+                *listens,
                 *_tls_options(credentials),
                 *shown,
                 "--scheduler-file",
@@ -148,38 +139,15 @@ class LocalWorker(SupervisedDask):
         name: str,
         resources: Mapping[str, float],
         directory: str,
-        preload: str,
         logs: str,
         credentials: Credentials | None,
     ) -> None:
-        tags = ",".join(f"{key}={value:g}" for key, value in resources.items())
+        connection = [*_tls_options(credentials), "--host", "127.0.0.1"]
         super().__init__(
-            [
-                "worker",
-                scheduler,
-                "--name",
-                name,
-                "--nthreads",
-                str(WORKER_SLOTS),
-                "--resources",
-                tags,
-                "--memory-limit",
-                "0",
-                "--no-dashboard",
-                # There still is an HTTP server, which would listen on all interfaces.
-                "--dashboard-address",
-                "127.0.0.1:0",
-                *_tls_options(credentials),
-                "--host",
-                "127.0.0.1",
-                "--local-directory",
-                str(Path(directory) / name),
-                "--preload",
-                preload,
-            ],
+            worker_arguments(scheduler, name, resources, Path(directory), connection),
             directory,
             name,
-            {**_QUICK_LOOP, ENGINE_LOGS_VARIABLE: str(Path(logs) / name)},
+            {**QUICK_LOOP, ENGINE_LOGS_VARIABLE: str(Path(logs) / name)},
             logs,
         )
         self._scheduler_address = scheduler
@@ -208,7 +176,34 @@ def _tls_options(credentials: Credentials | None) -> list[str]:
     return ["--protocol", "tls", *credentials.options]
 
 
-class LocalRolloutCluster(SpecCluster):
+class SupervisedCluster(SpecCluster):
+    """A cluster whose scheduler is a `SupervisedDask`, and whose workers come back by themselves."""
+
+    def _update_worker_status(self, op: str, msg: Any) -> None:
+        """Keep a worker that is gone: its nanny starts it again.
+
+        `SpecCluster` looks again `distributed.deploy.lost-worker-timeout` (15 s) after a death. A worker that is away
+        then would be closed for good, also one that had come back and died a second time.
+        """
+        Cluster._update_worker_status(self, op, msg)
+
+    @property
+    def _scheduler_is_silent(self) -> bool:
+        """Whether the scheduler's process has ended or is stopped: it will not answer."""
+        scheduler = self.scheduler
+        return isinstance(scheduler, SupervisedDask) and bool(scheduler.failed() or scheduler.is_stopped())
+
+    async def _close_without_scheduler(self) -> None:
+        """Close the workers here: Dask would ask the scheduler to retire them, for half a minute or for ever."""
+        assert self.scheduler is not None
+        # First: workers end quickly once it is gone, and wait for the answer of one that is stopped.
+        await self.scheduler.close()
+        await asyncio.gather(*(worker.close() for worker in self.workers.values()))
+        self.workers.clear()
+        self.shutdown_scheduler = False
+
+
+class LocalRolloutCluster(SupervisedCluster):
     """Scheduler, `engines` rollout workers and `tool_workers` tool workers on this machine.
 
     Parameters
@@ -296,40 +291,20 @@ class LocalRolloutCluster(SpecCluster):
         return f"{super()._repr_html_(cluster_status=cluster_status)}{own}"
 
     def _spec(self, name: str, resources: Mapping[str, float]) -> dict[str, Any]:
-        kind = "rollout_worker" if ENGINE_RESOURCE in resources else "tool_worker"
         options = {
             "name": name,
             "resources": dict(resources),
             "directory": str(self.directory),
-            "preload": preload_file(kind),
             "logs": str(self.logs),
             "credentials": self.credentials,
         }
         return {"cls": LocalWorker, "options": options}
 
-    def _update_worker_status(self, op: str, msg: Any) -> None:
-        """Keep a worker that is gone: its nanny starts it again.
-
-        `SpecCluster` looks again `distributed.deploy.lost-worker-timeout` (15 s) after a death. A worker that is away
-        then would be closed for good, also one that had come back and died a second time.
-        """
-        Cluster._update_worker_status(self, op, msg)
-
     async def _close(self) -> None:
-        scheduler = self.scheduler
-        if isinstance(scheduler, SupervisedDask) and (scheduler.failed() or scheduler.is_stopped()):
+        if self._scheduler_is_silent:
             await self._close_without_scheduler()
         await super()._close()
         if self.credentials is not None:
             self.credentials.remove()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
-
-    async def _close_without_scheduler(self) -> None:
-        """Close the workers here: Dask would ask the scheduler to retire them, for half a minute or for ever."""
-        assert self.scheduler is not None
-        # First: workers end quickly once it is gone, and wait for the answer of one that is stopped.
-        await self.scheduler.close()
-        await asyncio.gather(*(worker.close() for worker in self.workers.values()))
-        self.workers.clear()
-        self.shutdown_scheduler = False

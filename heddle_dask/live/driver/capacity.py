@@ -54,6 +54,24 @@ class Patience:
             check_seconds(f"patience: {field.name}", getattr(self, field.name))
 
 
+class WaitClock:
+    """Seconds of a wait, without those in which the missing workers were in jobs that queue or start.
+
+    The batch system says how long a job queues, and the cluster object how long its start may take.
+    """
+
+    def __init__(self) -> None:
+        self._waited_s = 0.0
+        self._asked_s = time.monotonic()
+
+    def waited_s(self, for_jobs: bool) -> float:
+        """Seconds so far; `for_jobs`: those since the last call do not count."""
+        now_s = time.monotonic()
+        self._waited_s += 0.0 if for_jobs else now_s - self._asked_s
+        self._asked_s = now_s
+        return self._waited_s
+
+
 async def wait_for_capacity(
     client: Client,
     engines: int | None,
@@ -75,17 +93,19 @@ async def wait_for_capacity(
         No worker carries the tags in time, an engine does not start (with its reason), or engines take longer
         than `patience` allows.
     """
-    began_s = time.monotonic()
+    clock = WaitClock()
     told = ""
     while True:
         capacity = await ask_scheduler(client, GetCapacity())
-        waited_s = time.monotonic() - began_s
+        jobs = jobs_waited_for(capacity, engines)
+        waited_s = clock.waited_s(bool(jobs))
         missing = missing_workers(capacity, engines)
         if missing:
             if waited_s > patience.workers_s:
                 raise BadInput(f"{missing}; waited {waited_s:.0f} s")
+            missing = jobs or missing
         else:
-            wanted = engines or capacity.engine_workers
+            wanted = engines or capacity.queued.engines_to_begin or capacity.engine_workers
             ready = len(capacity.engines)
             if ready >= wanted:
                 return capacity
@@ -100,7 +120,7 @@ async def wait_for_capacity(
                     return capacity
             if waited_s > patience.engines_s:
                 raise BadInput(f"{ready} of {wanted} engines answer after {waited_s:.0f} s; see their logs")
-            missing = f"{ready} of {wanted} engines ready"
+            missing = jobs or f"{ready} of {wanted} engines ready"
         if missing != told:
             told = missing
             on_wait(missing)
@@ -145,18 +165,38 @@ def longest_context(
     return longest
 
 
+def jobs_waited_for(capacity: Capacity, engines: int | None) -> str:
+    """One line that says which of the missing workers are in jobs that wait or start; empty: none of them is."""
+    jobs, told = capacity.queued, []
+    wanted = engines or jobs.engines_to_begin or 1
+    if capacity.engine_workers < wanted and jobs.engines + jobs.starting_engines:
+        where = _in_jobs(jobs.engines, jobs.starting_engines)
+        told.append(f"{capacity.engine_workers} of {wanted} rollout workers are there; {where}")
+    if capacity.tool_workers < 1 and jobs.tool_workers + jobs.starting_tool_workers:
+        told.append(f"no tool worker is there; {_in_jobs(jobs.tool_workers, jobs.starting_tool_workers)}")
+    return "; ".join(told)
+
+
+def _in_jobs(queued: int, starting: int) -> str:
+    parts = [
+        f"{number} in jobs that {do}" for number, do in ((queued, "queue"), (starting, "start")) if number
+    ]
+    return ", ".join(parts)
+
+
 def missing_workers(capacity: Capacity, engines: int | None) -> str:
     """One line that says which workers are missing; empty when there are enough."""
     total, tagged = capacity.workers, capacity.engine_workers
+    trouble = f" (latest failed job: {capacity.queued.trouble})" if capacity.queued.trouble else ""
     if tagged < (engines or 1):
         wanted = f"{engines or 1} worker(s) that can host the model"
         return (
             f"the cluster has {tagged} of {wanted} ({total} workers in all): "
-            f"start workers with --resources {ENGINE_RESOURCE}=1"
+            f"start workers with --resources {ENGINE_RESOURCE}=1{trouble}"
         )
     if capacity.tool_workers < 1:
         return (
             f"the cluster has no worker for tool calls ({total} workers in all): "
-            f"start one with --resources {TOOL_RESOURCE}=<cpus>"
+            f"start one with --resources {TOOL_RESOURCE}=<cpus>{trouble}"
         )
     return ""

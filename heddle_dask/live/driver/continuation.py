@@ -1,21 +1,23 @@
 """Whether a session may continue a stored run: it must use the same model, tokenizer, kind of engine, sampling, kind of
-logprobs and environment. A batch that is resumed must also have the same limits, seed and samples."""
+logprobs and environment. A batch that is resumed must also have the same limits, seed, samples, tasks and version."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.environments.base import Task
 from heddle_dask.live.driver.services import Sampling
 
 _COMPARED = ("environment", "model", "tokenizer", "engine", "sampling", "chat_template_kwargs", "logprobs")
-# A program that runs again with other limits would ask for other steps than the journal holds; another seed draws other
-# tasks.
-_COMPARED_ON_RESUME = ("limits", "seed", "samples")
+# A program that runs again with other limits, or in another version, would ask for other steps than the journal holds;
+# another seed draws other tasks.
+_COMPARED_ON_RESUME = ("limits", "seed", "samples", "task_list", "heddle_dask")
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -37,6 +39,12 @@ def tokenizer_digest(model: str | Path) -> str:
         if path.is_file():
             digest.update(f"{name}\0{sha256(path.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()[:16]
+
+
+def task_list(tasks: Sequence[Task]) -> dict[str, Any]:
+    """What tells the tasks of one batch from those of another: their number, and a digest of ids and prompts."""
+    digest = sha256(json.dumps([[task.task_id, task.prompt] for task in tasks]).encode())
+    return {"count": len(tasks), "digest": digest.hexdigest()[:16]}
 
 
 def _complete(name: str, metadata: Mapping[str, Any]) -> Any:
@@ -90,5 +98,13 @@ def check_continues(
         if was != now:
             verb = "resumed" if resumes else "appended to"
             raise BadInput(
-                f"{out} was made with {name} {was}, not {now}: it can only be {verb} with the same"
+                f"{out} was made with {_differing(name, was, now)}: it can only be {verb} with the same"
             )
+
+
+def _differing(name: str, was: Any, now: Any) -> str:
+    if name != "task_list":
+        return f"{name} {was}, not {now}"
+    if was.get("count") != now["count"]:
+        return f"{was.get('count')} tasks, not {now['count']}"
+    return f"{was['count']} other tasks than these {now['count']}"

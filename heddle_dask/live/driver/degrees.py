@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
@@ -16,7 +15,13 @@ from distributed import Client
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.tp_degrees import FinishedWork
-from heddle_dask.live.driver.capacity import Patience, missing_workers, wait_for_capacity
+from heddle_dask.live.driver.capacity import (
+    Patience,
+    WaitClock,
+    jobs_waited_for,
+    missing_workers,
+    wait_for_capacity,
+)
 from heddle_dask.live.driver.control_channel import ControlPlaneFailed
 from heddle_dask.live.driver.runner import Attempt
 from heddle_dask.live.driver.tp_degree_specs import POWERS, TpDegreeSpecs
@@ -170,14 +175,14 @@ class EngineDegrees:
 
     async def _deployed(self) -> DeployedEngines:
         """The engines that are deployed, once every worker tagged for an engine has announced itself."""
-        began_s = time.monotonic()
+        clock = WaitClock()
         while True:
             capacity = await ask_scheduler(self._client, GetCapacity())
             deployed = await ask_scheduler(self._client, GetDeployedEngines())
             missing = missing_workers(capacity, self._engines)
             if not missing and len(deployed.workers) >= capacity.engine_workers:
                 return deployed
-            waited_s = time.monotonic() - began_s
+            waited_s = clock.waited_s(bool(missing and jobs_waited_for(capacity, self._engines)))
             if waited_s > self._patience.workers_s:
                 silent = "workers tagged for engines do not say which GPUs they have; see their logs"
                 raise BadInput(f"{missing or silent}; waited {waited_s:.0f} s")

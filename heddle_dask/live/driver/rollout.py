@@ -14,9 +14,10 @@ from distributed import Client
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.environments.base import Environment
+from heddle_dask.environments.base import Environment, Task
 from heddle_dask.live.driver.batch import Batch, BatchTally
 from heddle_dask.live.driver.capacity import check_context, longest_context
+from heddle_dask.live.driver.continuation import task_list
 from heddle_dask.live.driver.encryption import warn_if_unencrypted
 from heddle_dask.live.driver.loaded_model import LoadedModel
 from heddle_dask.live.driver.notebook import rollout_html
@@ -154,9 +155,9 @@ class Rollout:
         self._moves: Mapping[str, Mapping[str, float]] = {}
         self._longest: int | None = None
         self._batches = 0
-        self._batch_began_s = 0.0
+        self._tasks: list[Task] = []
+        self._batch_began_s = self._started_s = 0.0
         self._batch_rows = range(0)
-        self._started_s = 0.0
         self._entered = False
 
     def run(self, tasks: Tasks) -> Any:
@@ -185,8 +186,13 @@ class Rollout:
             return self._stream(tasks)
         return stream_sync(self._sync, self._stream(tasks))
 
-    def interrupt(self) -> bool:
+    def interrupt(self, to_resume: bool = False) -> bool:
         """Stop admitting and abort what runs; the run then ends, and nothing finished is lost.
+
+        Parameters
+        ----------
+        to_resume
+            Aborted trajectories are not stored: a resumed run goes on with them.
 
         Returns
         -------
@@ -195,7 +201,7 @@ class Rollout:
         """
         if self._driver is None or self.client.loop is None:
             return False
-        self.client.loop.add_callback(self._driver.interrupt)
+        self.client.loop.add_callback(self._driver.interrupt, to_resume)
         return True
 
     def progress(self) -> Mapping[str, Any]:
@@ -262,12 +268,11 @@ class Rollout:
         return tally.batch(out, self._batch_rows, began_s, self._moves)
 
     async def _stream(self, tasks: Tasks) -> AsyncIterator[TrajectoryRecord]:
-        chosen = tasks_of(tasks, self.environment, self.seed)
+        chosen = self._tasks = tasks_of(tasks, self.environment, self.seed)
         try:
             session, files = await self._open()
-            number = self._next_batch(files)
+            prefix = batch_prefix(self._next_batch(files))
             first_row = files.stored
-            prefix = batch_prefix(number)
             attempts = files.unfinished(
                 attempts_of(self.environment.name, chosen, self.samples, self.seed, prefix)
             )
@@ -376,6 +381,7 @@ class Rollout:
             **self._sandbox,
             "samples": self.samples,
             "seed": self.seed,
+            "task_list": task_list(self._tasks),
             **software_versions(),
         }
 

@@ -15,7 +15,7 @@ from heddle_dask.live.driver.runner import Attempt
 BATCH_FACTS = (
     *("environment", "model", "tokenizer", "sampling", "limits", "chat_template_kwargs"),
     *("engine", "strategy", "overrides", "samples", "seed"),
-    *("sandbox", "heddle_dask"),
+    *("task_list", "sandbox", "heddle_dask"),
 )
 """What of a session's metadata is stored for each of its batches: another session may append with other values."""
 
@@ -68,10 +68,6 @@ class RunFiles:
             return
         description = {**self._describe(), **self._output.metadata}
         self.writer = RunWriter(self._output.path, self._output.mode, description)
-        if not self.writer.is_locked:
-            self._note(
-                f"note: the file system of {self.writer.out} has no locks: see to it that no other process writes there"
-            )
         self.writer.journal("session", description)
         if self._early_lines:
             self.keep_lines(self._early_lines)

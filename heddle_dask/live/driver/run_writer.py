@@ -136,11 +136,6 @@ class RunWriter:
         return number
 
     @property
-    def is_locked(self) -> bool:
-        """False where the file system has no locks: nothing then keeps a second writer away."""
-        return self._journal.is_locked
-
-    @property
     def stored(self) -> int:
         """Trajectories in the store."""
         return len(self._store)

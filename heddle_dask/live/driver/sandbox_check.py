@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -13,7 +12,10 @@ from distributed import Client
 
 from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.environments.base import Environment
+from heddle_dask.live.driver.capacity import WaitClock
+from heddle_dask.live.wire.driver_messages import GetCapacity
 from heddle_dask.live.wire.messages import TOOL_RESOURCE
+from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.sandbox.python_runner import shared_sandbox
 
 SandboxPolicy = Literal["strong", "weak"]
@@ -116,10 +118,22 @@ async def check_sandbox(
 
 async def _tool_sandboxes(client: Client, patience_s: float) -> dict[str, WorkerSandbox]:
     """By worker address. Empty if no tool worker joins in time; the wait for capacity says so then."""
-    until_s = time.monotonic() + patience_s
+    clock = WaitClock()
     while True:
         answers = await client.run(worker_sandbox, on_error="ignore")
         found = {at: answer for at, answer in answers.items() if isinstance(answer, WorkerSandbox)}
-        if found or time.monotonic() > until_s:
+        if found or clock.waited_s(await _tool_jobs_coming(client)) > patience_s:
             return found
         await asyncio.sleep(_POLL_S)
+
+
+async def _tool_jobs_coming(client: Client) -> bool:
+    """Whether jobs with tool workers queue or start."""
+    try:
+        queued = (await ask_scheduler(client, GetCapacity())).queued
+    except (
+        OSError,
+        RuntimeError,
+    ):  # the plugin is registered later, where no cluster of this project has done it
+        return False
+    return queued.tool_workers + queued.starting_tool_workers > 0

@@ -8,7 +8,7 @@ from typing import assert_never
 from distributed import Scheduler
 
 from heddle_dask.core import commands as cmd
-from heddle_dask.core.ids import EngineId
+from heddle_dask.core.ids import EngineId, HostId
 from heddle_dask.core.priority import NORMAL
 from heddle_dask.live.scheduler.degree_planning import DegreePlanning
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
@@ -42,6 +42,8 @@ class Dispatcher:
     ----------
     action_ended
         Takes the end of an action that its program does not wait for any more, as a tool worker would report it.
+    released
+        Takes an engine or a host that has drained.
     """
 
     def __init__(
@@ -51,12 +53,14 @@ class Dispatcher:
         registry: EngineRegistry,
         degrees: DegreePlanning,
         action_ended: Callable[[ActionEndedReport], None],
+        released: Callable[[EngineId | HostId], None],
     ) -> None:
         self._scheduler = scheduler
         self._session = session
         self._registry = registry
         self._degrees = degrees
         self._action_ended = action_ended
+        self._released = released
 
     def carry_out(self, command: cmd.Command) -> None:
         """Do what the command says, now or at the next turn of the loop."""
@@ -85,6 +89,10 @@ class Dispatcher:
             case cmd.GiveUpAction():
                 session.held.pop(action_key(session.session_id, command.action_id), None)
                 session.notify(ActionGivenUpNotice(command.action_id, command.cause))
+            case cmd.ReleaseEngine():
+                self._released(command.engine_id)
+            case cmd.ReleaseHost():
+                self._released(command.host_id)
             case cmd.PlanDegrees():
                 self._degrees.plan(command)
             case cmd.DeployEngines():

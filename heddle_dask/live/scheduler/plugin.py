@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from distributed import Scheduler
@@ -17,6 +18,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.live.scheduler import metrics
 from heddle_dask.live.scheduler.dashboard.registration import ensure_page
+from heddle_dask.live.scheduler.demand import AnnouncedQueue, demand_of
 from heddle_dask.live.scheduler.deployment import EngineDeployment
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.live.scheduler.foreign_tasks import ForeignTasks
@@ -27,7 +29,10 @@ from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.scheduler.session_events import SessionEvents
 from heddle_dask.live.scheduler.snapshot_feed import SnapshotFeed
 from heddle_dask.live.scheduler.warm_start import warm_predictor
+from heddle_dask.live.scheduler.worker_drains import WorkerDrains
 from heddle_dask.live.wire import _dask_internals as dask
+from heddle_dask.live.wire import cluster_messages as cluster
+from heddle_dask.live.wire import drain_messages as drains
 from heddle_dask.live.wire import driver_messages as driver
 from heddle_dask.live.wire import watch_messages as watching
 from heddle_dask.live.wire import worker_messages as workers
@@ -66,6 +71,10 @@ class HeddleScheduler(SchedulerPlugin):
         self._seats = GpuSeats(self._host_engine, self._start_failed)
         self._foreign = ForeignTasks()
         self._owned = OwnedEngines(self._end_engines)
+        self._queue = AnnouncedQueue()
+        self._drains = WorkerDrains(
+            self._registry, lambda: self._events, lambda worker: self._deployment.forget_worker(worker)
+        )
         self.snapshots = SnapshotFeed(self._registry)
 
     @property
@@ -75,7 +84,7 @@ class HeddleScheduler(SchedulerPlugin):
 
     async def start(self, scheduler: Scheduler) -> None:
         """Add our handlers."""
-        self.scheduler = scheduler
+        self.scheduler = self._drains.scheduler = scheduler
         collect_seldom()
         handlers = Handlers()
         handlers.answer(driver.StartSession, self.start_session)
@@ -88,6 +97,8 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.answer(driver.ClearEngines, self.clear_engines)
         handlers.answer(driver.ProvideEngines, self.provide_engines)
         handlers.answer(driver.OwnEngines, self.own_engines)
+        handlers.answer(cluster.ExchangeDemand, self.exchange_demand)
+        handlers.answer(drains.DrainWorkers, self._drains.drain)
         handlers.take(workers.EngineWorkerReport, self.engine_worker)
         handlers.take(workers.GpusReturnedReport, lambda worker, _: self._seats.forget_worker(worker))
         handlers.take(workers.EngineReadyReport, self.engine_ready)
@@ -144,7 +155,9 @@ class HeddleScheduler(SchedulerPlugin):
             self.session.close()
         session = Session(request.session, request.client_id, Controller(strategies, request.retries))
         session.watched = self.snapshots.watch(request.session, request.strategy, session.now)
-        events = SessionEvents(self.scheduler, session, self._registry, self._deployment, predictor)
+        events = SessionEvents(
+            self.scheduler, session, self._registry, self._deployment, predictor, self._drains.released
+        )
         if predictor is not None:
             session.predictions = Predictions(
                 predictor, known, events.prediction_made, session.latch, session.now
@@ -152,10 +165,12 @@ class HeddleScheduler(SchedulerPlugin):
         self._events = events
         self._owned.client_joined(request.client_id)
         dask.shorten_client_report_interval(self.scheduler, request.client_id, STREAM_INTERVAL_S)
-        for _, engine in self._registry.engines.values():
-            events.engine_joined(engine)
-        for _, host in self._registry.hosts.values():
-            events.host_joined(host)
+        for worker, engine in self._registry.engines.values():
+            if worker not in self._drains:
+                events.engine_joined(engine)
+        for worker, host in self._registry.hosts.values():
+            if worker not in self._drains:
+                events.host_joined(host)
         return Done()
 
     def _check_free(self) -> None:
@@ -177,7 +192,14 @@ class HeddleScheduler(SchedulerPlugin):
             engine_workers=sum(ENGINE_RESOURCE in each for each in tags),
             tool_workers=sum(TOOL_RESOURCE in each for each in tags),
             engines_inherited=self._owned.inherited,
+            queued=self._queue.now,
         )
+
+    async def exchange_demand(self, request: cluster.ExchangeDemand) -> cluster.Demand:
+        """Take what the cluster object has queued, and tell it what work there is."""
+        self._queue.announce(request.queued, request.valid_s)
+        state = None if self.session is None else self.session.controller.state
+        return demand_of(self.scheduler, self._registry, state)
 
     async def snapshot(self, request: watching.GetSnapshot) -> watching.CurrentSnapshot:
         """The picture of this interval."""
@@ -210,7 +232,12 @@ class HeddleScheduler(SchedulerPlugin):
 
     async def updates(self, request: driver.FetchUpdates) -> driver.Updates:
         """Long poll of the driver: notices, journal lines, counts, and the latched failure if any."""
-        return await self._open(request.session).session.updates(request.wait_s)
+        updates = await self._open(request.session).session.updates(request.wait_s)
+        queued = {
+            "engines_queued": self._queue.now.engines,
+            "tool_workers_queued": self._queue.now.tool_workers,
+        }
+        return replace(updates, counts={**updates.counts, **queued})
 
     async def end_session(self, request: driver.EndSession) -> driver.Updates:
         """End the session once it has come to rest; answers with its last updates."""
@@ -258,6 +285,7 @@ class HeddleScheduler(SchedulerPlugin):
         self._foreign.workers_changed(scheduler)
         self._deployment.forget_worker(worker)
         self._seats.forget_worker(worker)
+        self._drains.worker_left(worker)
         engines, hosts = self._registry.forget_worker(worker)
         if self._events is None:
             return
@@ -281,12 +309,15 @@ class HeddleScheduler(SchedulerPlugin):
     async def close(self) -> None:
         """The scheduler ends."""
         self._owned.close()
+        self._drains.close()
         metrics.withdraw(self.snapshots)
 
     # -- engines and hosts -------------------------------------------------------------------------
 
     def engine_ready(self, worker: str, report: workers.EngineReadyReport) -> None:
-        """An engine on `worker` answers."""
+        """An engine on `worker` answers; on one that is about to leave it would get no step."""
+        if worker in self._drains:
+            return
         self._deployment.started(report.engine.tp_degree, report.start_s)
         ready = driver.ReadyEngine(report.engine, report.kind, report.model, report.logprobs)
         if self._registry.add_engine(worker, ready):
@@ -312,6 +343,8 @@ class HeddleScheduler(SchedulerPlugin):
 
     def host_ready(self, worker: str, report: workers.HostReadyReport) -> None:
         """A worker takes actions."""
+        if worker in self._drains:
+            return
         if self._registry.add_host(worker, report.host):
             dask.shorten_worker_interval(self.scheduler, worker, STREAM_INTERVAL_S)
             if self._events is not None:

@@ -75,12 +75,13 @@ class SessionEvents:
         registry: EngineRegistry,
         deployment: EngineDeployment,
         predictor: Predictor | None,
+        released: Callable[[EngineId | HostId], None],
     ) -> None:
         self.session = session
         self.degrees = DegreePlanning(session, deployment, predictor, self.degrees_changed)
         session.degrees = self.degrees
         self._scheduler = scheduler
-        self._dispatcher = Dispatcher(scheduler, session, registry, self.degrees, self.action_ended)
+        self._dispatcher = Dispatcher(scheduler, session, registry, self.degrees, self.action_ended, released)
 
     def _feed(self, event: ev.Event) -> None:
         for command in self.session.handle(event):
@@ -179,6 +180,22 @@ class SessionEvents:
         reclaimed = self._reclaim_stranded()
         self._feed(ev.EngineLost(self.session.now(), engine_id, reason, stranded))
         self.session.return_unawaited(reclaimed)
+
+    @guarded
+    def engine_draining(self, engine_id: EngineId, ends_in_s: float) -> None:
+        """The worker of an engine is about to leave."""
+        now_s = self.session.now()
+        self._feed(ev.EngineDraining(now_s, engine_id, now_s + ends_in_s))
+
+    @guarded
+    def engine_expiring(self, engine_id: EngineId) -> None:
+        """The worker of an engine leaves in a moment."""
+        self._feed(ev.EngineExpiring(self.session.now(), engine_id))
+
+    @guarded
+    def host_draining(self, host_id: HostId) -> None:
+        """The worker of a host is about to leave."""
+        self._feed(ev.HostDraining(self.session.now(), host_id))
 
     @guarded
     def host_joined(self, host: HostDescription) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from distributed import Client, Future, Scheduler, Worker
-from distributed.scheduler import TaskState
+from distributed import Client, Future, Scheduler, Status, Worker
+from distributed.core import rpc
+from distributed.scheduler import TaskState, WorkerState
+from distributed.worker_state_machine import UnpauseEvent
 
 from heddle_dask.core.priority import Priority
 
@@ -94,6 +96,28 @@ def release(scheduler: Scheduler, keys: Iterable[Any], stimulus_id: str) -> None
             held[key] = "processing"
     if held:
         scheduler.transitions(held, stimulus_id)  # type: ignore[arg-type]
+
+
+def tasks_at(scheduler: Scheduler, address: str) -> list[Any]:
+    """Keys of the tasks that a worker runs or has been sent, and of those whose results it holds."""
+    ws = scheduler.workers.get(address)
+    return [] if ws is None else [ts.key for ts in (*ws.processing, *ws.has_what)]
+
+
+def is_pending(worker: Worker, key: Any) -> bool:
+    """Whether a task has come to this worker and has not ended."""
+    ts = worker.state.tasks.get(key)
+    return ts is not None and ts.state not in ("memory", "error", "released", "forgotten", "cancelled")
+
+
+def lend_resource(worker: Worker, name: str, units: float) -> None:
+    """Let tasks that wait for a resource take so many more units, or fewer, than the scheduler knows of."""
+    state = worker.state
+    for known in (state.available_resources, state.total_resources):
+        known[name] = known.get(name, 0.0) + units
+    if units > 0 and worker.status is Status.running:
+        # The worker looks for a task that can start when something has happened, and a lent unit is nothing to it.
+        worker.handle_stimulus(UnpauseEvent(stimulus_id="heddle-lent-resource"))
 
 
 def reset_suspicion(ts: TaskState) -> None:
@@ -193,13 +217,30 @@ async def call_scheduler(client: Client, handler: str, /, **arguments: Any) -> A
     """
     if client.scheduler is None:
         raise ConnectionError("the client has no connection to its scheduler")
-    return await call_server(client.scheduler, handler, **arguments)
+    return await call_over(client.scheduler, handler, **arguments)
 
 
-async def call_server(server: Any, handler: str, /, **arguments: Any) -> Any:
-    """Call an RPC handler of a scheduler through Dask's ``rpc``; raises as `call_scheduler`."""
-    answer = await getattr(server, handler)(**arguments)
+async def call_over(connection: Any, handler: str, /, **arguments: Any) -> Any:
+    """`call_scheduler` over the connection of a client or of a cluster object (``scheduler_comm``)."""
+    answer = await getattr(connection, handler)(**arguments)
     if answer is None:  # Dask's answer to an operation that it does not know; ours never answer None
+        raise RuntimeError(f"the scheduler has no handler {handler}: is the heddle plugin registered?")
+    return answer
+
+
+async def call_scheduler_at(
+    address: str, connection_args: Mapping[str, Any], handler: str, /, **arguments: Any
+) -> Any:
+    """Call an RPC handler of the scheduler at an address, over a connection of its own, and return its answer.
+
+    Raises
+    ------
+    OSError, RuntimeError
+        As `call_scheduler`.
+    """
+    async with rpc(address, connection_args=connection_args) as scheduler:
+        answer = await getattr(scheduler, handler)(**arguments)
+    if answer is None:
         raise RuntimeError(f"the scheduler has no handler {handler}: is the heddle plugin registered?")
     return answer
 
@@ -227,6 +268,11 @@ def _forget_plugin(name: str, dask_scheduler: Scheduler) -> None:
 async def _remove_plugin(name: str, dask_worker: Worker) -> None:
     if name in dask_worker.plugins:
         await dask_worker.plugin_remove(name=name)
+
+
+def results_needed(worker: WorkerState) -> int:
+    """Results that only this worker has, and that a client or another task still needs."""
+    return sum(len(ts.who_has or ()) < 2 and bool(ts.who_wants or ts.waiters) for ts in worker.has_what)
 
 
 def shorten_worker_interval(scheduler: Scheduler, address: str, interval_s: float) -> None:

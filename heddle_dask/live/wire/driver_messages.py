@@ -14,6 +14,7 @@ from heddle_dask.core.ids import ActionId, EngineId, StepId, TrajectoryId
 from heddle_dask.core.nouns import EngineDescription, TrajectorySpec
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.tp_degrees import FinishedWork, TpDegreePlan
+from heddle_dask.live.wire.cluster_messages import QueuedCapacity
 from heddle_dask.live.wire.codec import Message, Request, WireValue
 from heddle_dask.live.wire.messages import StepEnd
 from heddle_dask.live.wire.transport import Done
@@ -265,6 +266,8 @@ class Capacity(Message):
         Workers in all; workers tagged for engines and for tools.
     engines_inherited
         Whether this session has taken the engines over from a driver that has died.
+    queued
+        What jobs that wait in a queue will bring; nothing where no cluster object of this project submits jobs.
     """
 
     op: ClassVar[str] = "heddle_capacity"
@@ -277,6 +280,7 @@ class Capacity(Message):
     engine_workers: int
     tool_workers: int
     engines_inherited: bool = False
+    queued: QueuedCapacity = field(default_factory=QueuedCapacity)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,10 @@ SLOT_RESOURCE = "LLM"  # published when its engine answers: one per slot, and fo
 TOOL_RESOURCE = "TOOL"  # on a worker for actions: one per CPU
 # Environment variable of a worker: the directory for the logs of its engines, in place of the worker's scratch.
 ENGINE_LOGS_VARIABLE = "HEDDLE_ENGINE_LOGS"
+# Environment variable of a worker: a directory on the node's own disk for copies of model weights.
+WEIGHTS_VARIABLE = "HEDDLE_WEIGHTS"
+# Environment variable of a worker: the name under which its GPUs are counted, in place of its host's name.
+NODE_VARIABLE = "HEDDLE_NODE"
 
 TOKEN_BYTES = 4
 """Token ids are little-endian int32 on the wire."""

@@ -73,18 +73,24 @@ async def ask_scheduler(client: Client, request: Request[Answer]) -> Answer:
     return _answer(request, await dask.call_scheduler(client, name, **arguments))
 
 
-async def ask_at(server: Any, request: Request[Answer]) -> Answer:
-    """Ask the scheduler plugin through Dask's ``rpc``, without a client: a scheduler does not count who only watches.
+async def ask_over(connection: Any, request: Request[Answer]) -> Answer:
+    """As `ask_scheduler`, over the connection of a cluster object to its scheduler (``scheduler_comm``)."""
+    name, arguments = _call_of(request)
+    return _answer(request, await dask.call_over(connection, name, **arguments))
+
+
+async def ask_scheduler_at(
+    address: str, connection_args: Mapping[str, Any], request: Request[Answer]
+) -> Answer:
+    """Ask the plugin of the scheduler at an address, without a client.
 
     Raises
     ------
-    OSError
-        There is no connection, or it broke.
-    RuntimeError
-        The plugin is not registered.
+    BadInput, OSError, RuntimeError
+        As `ask_scheduler`.
     """
     name, arguments = _call_of(request)
-    return _answer(request, await dask.call_server(server, name, **arguments))
+    return _answer(request, await dask.call_scheduler_at(address, connection_args, name, **arguments))
 
 
 async def ask_worker(asker: Client | Scheduler | Worker, address: str, request: Request[Answer]) -> Answer:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.process import EngineProcess, EngineStartError
 from heddle_dask.engines.progress import ProgressWatch
 from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.weight_staging import StagedWeights, stage_weights
 
 _LOG = logging.getLogger(__name__)
 # The end of a process is noticed this late at most, after its connections have broken.
@@ -75,6 +77,8 @@ class EngineHost:
         Called with a reason when an incarnation that was ready is gone.
     records
         See `EngineProcess`.
+    weights
+        Directory on the node's own disk: the engine loads its model from a copy there. None: from the model's path.
     on_start_failed
         Called with one line when a start failed; the host tries again after its back-off.
 
@@ -94,9 +98,11 @@ class EngineHost:
         on_start_failed: Callable[[str], None],
         records: Path | None = None,
         watch: Watch | None = None,
+        weights: Path | None = None,
     ) -> None:
         self.spec = spec
         self.watch = watch or Watch()
+        self._weights = weights
         self._directory = directory
         self._on_ready = on_ready
         self._on_lost = on_lost
@@ -140,9 +146,12 @@ class EngineHost:
     async def _one_incarnation(self, directory: Path) -> None:
         """Run one engine process to its end, and tell why it ended before its last processes are gone."""
         process: EngineProcess | None = None
+        staged: StagedWeights | None = None
         try:
             try:
-                process = self._process = EngineProcess(self.spec, directory, records=self._records)
+                staged = await self._staged()
+                spec = self.spec if staged is None else replace(self.spec, model=staged.path)
+                process = self._process = EngineProcess(spec, directory, records=self._records)
                 reason = await self._live_once(process)
             except (BadInput, EngineStartError) as error:
                 reason = str(error)
@@ -152,9 +161,24 @@ class EngineHost:
                 reason = f"{type(error).__name__}: {error}".replace("\n", " ")
             (self._on_lost if self._is_ready else self._on_start_failed)(reason)
         finally:
-            if process is not None:
-                await self._ended(process)
+            try:
+                if process is not None:
+                    await self._ended(process)
+            finally:
+                if staged is not None:
+                    staged.release()
             self._process = None
+
+    async def _staged(self) -> StagedWeights | None:
+        """The node's copy of the weights. The time limit of a start does not run: another job may be copying."""
+        if self._weights is None:
+            return None
+        stop = threading.Event()
+        try:
+            return await asyncio.to_thread(stage_weights, self.spec.model, self._weights, stop)
+        except asyncio.CancelledError:
+            stop.set()  # a thread cannot be cancelled
+            raise
 
     async def _ended(self, process: EngineProcess) -> None:
         """End the engine, and wait for that also when the supervision is cancelled meanwhile."""

@@ -40,7 +40,7 @@ from heddle_dask.engines.contract import (
     GenerateRequest,
     GenerateResult,
 )
-from heddle_dask.engines.gpus import named_gpus, usable_gpus
+from heddle_dask.engines.gpus import usable_gpus
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.priority import engine_priority
 from heddle_dask.engines.spec import EngineSpec
@@ -50,8 +50,10 @@ from heddle_dask.live.wire.messages import (
     ENGINE_LOGS_VARIABLE,
     ENGINE_PLUGIN,
     ENGINE_RESOURCE,
+    NODE_VARIABLE,
     SLOT_RESOURCE,
     STREAM_INTERVAL_S,
+    WEIGHTS_VARIABLE,
     Key,
     StepCall,
     StepEnd,
@@ -82,20 +84,15 @@ from heddle_dask.live.wire.worker_messages import (
     TakeContext,
 )
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
+from heddle_dask.live.worker.called_off_steps import NOT_BEGUN, CalledOffSteps
 from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
 from heddle_dask.live.worker.context_mover import ContextMover
 from heddle_dask.live.worker.engine_host import EngineHost, Watch
+from heddle_dask.live.worker.visible_gpus import visible_gpus
 
 PLUGIN_NAME = ENGINE_PLUGIN
 # A step's start is reported this much later: the request to the engine goes first.
 REPORT_START_AFTER_S = 0.005
-
-
-def visible_gpus(spec: EngineSpec, environ: Mapping[str, str]) -> Sequence[str]:
-    """The GPUs that this process sees, by name; none where it does not name them, or where the engine uses none."""
-    if not engine_kind(spec.kind).uses_gpus():
-        return []
-    return list(named_gpus(environ) or ())
 
 
 def engine_seed(seed: int, worker: object, number: int) -> int:
@@ -150,6 +147,7 @@ class RolloutWorker(WorkerPlugin):
         self._outbox: Outbox[PushedStep] = Outbox()
         self._mover = ContextMover(self, self._contexts, self._send)
         self._running: dict[Key, str] = {}
+        self._called_off = CalledOffSteps(worker)
         self._background = BackgroundTasks(worker.loop)
         handlers = Handlers()
         handlers.answer(TakeContext, self._mover.take)
@@ -195,7 +193,7 @@ class RolloutWorker(WorkerPlugin):
         assert self.worker is not None
         return EngineWorkerReport(
             name=str(self.worker.name),
-            node=socket.gethostname(),
+            node=os.environ.get(NODE_VARIABLE) or socket.gethostname(),
             units=max(1, int(self.worker.state.total_resources[ENGINE_RESOURCE])),
             gpus=tuple(gpus),
             wants=wants,
@@ -206,10 +204,8 @@ class RolloutWorker(WorkerPlugin):
         self._hosts += 1
         logs = os.environ.get(ENGINE_LOGS_VARIABLE) or Path(self.worker.local_directory) / "heddle"
         # Engines of other machines fetch KV from this one as workers do contexts: at the worker's address.
-        host, seed = (
-            get_address_host(self.worker.address),
-            engine_seed(spec.seed, self.worker.name, self._hosts),
-        )
+        host = get_address_host(self.worker.address)
+        seed = engine_seed(spec.seed, self.worker.name, self._hosts)
         self.spec = spec = replace(spec, kv_host=host, seed=seed)
         self._host = EngineHost(
             spec,
@@ -218,6 +214,7 @@ class RolloutWorker(WorkerPlugin):
             on_lost=self._on_lost,
             on_start_failed=self._on_start_failed,
             watch=self.watch,
+            weights=Path(weights) if (weights := os.environ.get(WEIGHTS_VARIABLE)) else None,
         )
         self._host.start()
 
@@ -291,6 +288,8 @@ class RolloutWorker(WorkerPlugin):
         context = await self._mover.context_for(call, placement.source)
         if context is None:
             return self._failed(call, engine_id, "context-missing", "")
+        if call.key in self._called_off:
+            return self._told(call, self._answer(call, context, NOT_BEGUN, engine_id, 0.0))
         self.worker.loop.call_later(REPORT_START_AFTER_S, self._report_started, call, engine_id)
         try:
             result = await self._generate(client, call, context, placement.priority)
@@ -298,13 +297,19 @@ class RolloutWorker(WorkerPlugin):
             return self._failed(call, engine_id, "engine-lost", str(error))
         except EngineRefused as error:
             return self._failed(call, engine_id, "refused", str(error))
-        answer = self._answer(call, context, result, engine_id, time.perf_counter() - started_s)
+        run_s = time.perf_counter() - started_s
+        return self._told(call, self._answer(call, context, result, engine_id, run_s))
+
+    def _told(self, call: StepCall, answer: StepResult) -> StepResult:
+        """The answer, pushed to the driver, and reported when the task has ended."""
         self._reports[call.key] = StepEndedReport(call.session, StepEnd.of(call, answer))
         self._outbox.put(call.session, PushedStep(call.step_id, answer))
         return answer
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         """Report a step that has ended in the same message as Dask's own report, and before it."""
+        if self.worker is not None:
+            self._called_off.transition(key, finish)
         report = self._reports.pop(key, None)
         if report is not None:
             self._send(report)
@@ -370,14 +375,17 @@ class RolloutWorker(WorkerPlugin):
     # -- orders of the scheduler -------------------------------------------------------------------
 
     def abort_step(self, sender: str, order: AbortStepOrder) -> None:
-        """Stop the running request of a step; its call returns with the tokens so far.
+        """Stop a step; its call returns with the tokens so far, none if it waits here for a slot.
 
         In the background: Dask handles no other message of the scheduler before this one is done, and closes the
         worker when it raises.
         """
-        request_id = self._running.get(step_key(order.session, order.step_id))
+        key = step_key(order.session, order.step_id)
+        request_id = self._running.get(key)
         if request_id is not None and self._client is not None:
             self._background.start(self._abort(self._client, request_id))
+        elif request_id is None:
+            self._called_off.call_off(key)
 
     async def _abort(self, client: EngineClient, request_id: str) -> None:
         # An engine that is gone has aborted it; its steps report that by themselves.

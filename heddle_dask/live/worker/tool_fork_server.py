@@ -29,6 +29,8 @@ from typing import Any
 
 import cloudpickle
 
+from heddle_dask.engines.watchdog import SHIELDED_SIGNALS, SHIELDED_VARIABLE
+
 REQUEST = struct.Struct("!cQ")
 ENDED = struct.Struct("!Qi")
 FORK, KILL = b"F", b"K"
@@ -48,6 +50,11 @@ def main() -> None:
     wake.setblocking(False)
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    if SHIELDED_VARIABLE in os.environ:
+        # Ignored here and in the processes of tools; what a tool starts has the usual signals.
+        for number in SHIELDED_SIGNALS:
+            signal.signal(number, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SHIELDED_SIGNALS)
     numbers: dict[int, int] = {}
     try:
         while True:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.ids import EngineId
+from heddle_dask.core.migrations import can_transfer
 from heddle_dask.core.prediction import Quantile
 from heddle_dask.core.view import ClusterView, Move, MoveRequest
 from heddle_dask.strategies.migration.priced import check_quantile
@@ -54,9 +55,8 @@ class RankRule:
         ready = {engine.engine_id: engine for engine in view.ready_engines}
         if target == trajectory.home or target not in ready or trajectory.home not in ready:
             return None
-        ends = (ready[target].spec, ready[trajectory.home].spec)
-        can_transfer = all(e.kv_transfer for e in ends) and ends[0].tp_degree == ends[1].tp_degree
-        return Move(target, "transfer" if can_transfer else "recompute")
+        copied = can_transfer(ready[trajectory.home], ready[target])
+        return Move(target, "transfer" if copied else "recompute")
 
     def choose(self, waiting: Sequence[MoveRequest], running: Sequence[MoveRequest]) -> Sequence[MoveRequest]:
         """Longest trajectories first, pairwise disjoint engines."""

@@ -65,7 +65,8 @@ def serves(scheduler: Scheduler, path: str) -> bool:
 def add_pages_to(scheduler: Scheduler, pages: Mapping[str, PageFunction], tab: str) -> bool:
     """Add pages to the dashboard of a running scheduler; False if it has no dashboard.
 
-    They are served and have their tab, but `individual-plots.json` lists only pages with which the dashboard started.
+    They are served, and have their tab and their lines under "More...". But `individual-plots.json`, which JupyterLab
+    reads, lists only pages with which the dashboard started.
     """
     before = _bokeh_applications(scheduler)
     if not before:
@@ -75,6 +76,7 @@ def add_pages_to(scheduler: Scheduler, pages: Mapping[str, PageFunction], tab: s
 
     variables = template_variables(scheduler)
     _add_tab(variables, tab)
+    _add_panels(variables, pages)
     application = BokehApplication(pages, scheduler, prefix=before[0].prefix, template_variables=variables)
     scheduler.http_application.add_application(application)
     application.initialize(scheduler.io_loop)
@@ -113,3 +115,11 @@ def _add_tab(variables: dict[str, Any], tab: str) -> None:
     pages, name = variables["pages"], tab.strip("/")
     if name not in pages:
         pages.insert(len(pages) - 1, name)
+
+
+def _add_panels(variables: dict[str, Any], pages: Mapping[str, PageFunction]) -> None:
+    """List the panels in the menu of all pages, as Dask does for those with which it starts."""
+    for path in pages:
+        if path.startswith("/individual-"):
+            name = " ".join(path.split("-")[1:]).title()
+            variables["plots"].append({"url": path.strip("/"), "name": name})

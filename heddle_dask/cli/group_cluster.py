@@ -1,0 +1,118 @@
+"""A rollout on a cluster of worker groups: the cluster file of ``--cluster``, and what it excludes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+from distributed import Client
+
+from heddle_dask.cli.cluster_choice import cluster_client
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.toml_table import read_toml
+from heddle_dask.live.clusters.slurm.cluster import SlurmCluster
+from heddle_dask.live.clusters.slurm.cluster_file import cluster_plan, is_plan
+from heddle_dask.live.clusters.slurm.worker_group import ROLES, ClusterPlan
+from heddle_dask.live.driver.rollout_inputs import Engines
+from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
+
+_SAID_BY_GROUPS = {
+    "engines": "each group's engines, minimum and maximum",
+    "tool_workers": "each group's minimum and maximum",
+    "tool_cpus": "each group's tool-cpus",
+    "tp_degrees": "each group's tp-degree",
+}
+
+
+def plan_of_file(path: Path | None) -> ClusterPlan | None:
+    """The plan in a file of ``--cluster``; None: the file describes one cluster on this machine, without groups.
+
+    Raises
+    ------
+    BadInput
+        The file cannot be read, or is a plan that cannot be.
+    """
+    content = {} if path is None else read_toml(path, "--cluster")
+    if path is None or not is_plan(content):
+        return None
+    return cluster_plan(content, f"--cluster {path}", path.absolute().parent)
+
+
+def check_plan(plan: ClusterPlan, path: Path, given: frozenset[str]) -> None:
+    """Refuse a plan on which no rollout can run, and options that the groups decide.
+
+    Parameters
+    ----------
+    given
+        Names of the options given on the command line.
+
+    Raises
+    ------
+    BadInput
+    """
+    for name, key in _SAID_BY_GROUPS.items():
+        if name in given:
+            option = "--tp" if name == "tp_degrees" else f"--{name.replace('_', '-')}"
+            raise BadInput(f"{option} has no effect on the groups of --cluster {path}: set {key} there")
+    roles = {group.role for group in plan.groups.values()}
+    for role in ROLES:
+        if role not in roles:
+            needs = "engines" if role == "rollout" else "tool calls and rewards"
+            raise BadInput(
+                f"--cluster {path}: no group has role = {role!r}, and a rollout needs workers for {needs}: add one"
+            )
+    engine_tp_degree(plan)
+
+
+def engine_tp_degree(plan: ClusterPlan) -> int:
+    """The TP degree of the engines of all groups.
+
+    Raises
+    ------
+    BadInput
+        They have several.
+    """
+    by_degree = {group.tp_degree: group.name for group in plan.groups.values() if group.role == "rollout"}
+    if len(by_degree) > 1:
+        told = ", ".join(f"{name} has {degree}" for degree, name in by_degree.items())
+        raise BadInput(
+            f"engines of a rollout have one TP degree ({told}): use the same tp-degree in all groups"
+        )
+    return next(iter(by_degree), 1)
+
+
+def engines_of_groups(
+    engines: Engines, plan: ClusterPlan, model: str, tokens: int | None, seed: int
+) -> Engines:
+    """The engines of the command line at the TP degree of the groups.
+
+    Raises
+    ------
+    BadInput
+        The model cannot be split that way.
+    """
+    degree = engine_tp_degree(plan)
+    if degree == 1:
+        return engines
+    spec = engines.spec_for(model, tokens, seed)
+    # The slots are those of one engine, whatever its degree.
+    split = replace(TpDegreeSpecs(spec, engines.cost).at(degree), slots=spec.slots)
+    return Engines(spec=split, count=engines.count, cost=engines.cost, patience=engines.patience)
+
+
+@contextlib.asynccontextmanager
+async def groups_client(
+    plan: ClusterPlan, logs: Path, on_event: Callable[[str], None]
+) -> AsyncIterator[Client]:
+    """A client of a new cluster of groups; `on_event` takes a line for what becomes of each job.
+
+    Raises
+    ------
+    BadInput
+        The batch system refuses a group; nothing was started then.
+    """
+    cluster = SlurmCluster(plan, logs=logs, on_event=on_event, asynchronous=True)
+    async with cluster_client(cluster, logs) as client:
+        yield client

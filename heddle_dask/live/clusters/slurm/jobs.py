@@ -1,0 +1,98 @@
+"""Jobs that are processes of the driver's machine: the workers of a group here, or as steps of an allocation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from distributed.deploy.spec import ProcessInterface
+
+from heddle_dask.engines.supervised_process import SupervisedProcess
+from heddle_dask.live.clusters.slurm.replacement import Observation, Phase
+from heddle_dask.live.clusters.slurm.worker_group import WorkerGroup
+
+_GRACE_S = 8.0
+# What srun prints while a step waits for resources that other steps of the allocation hold.
+_WAITS = (
+    "temporarily disabled, retrying",
+    "temporarily unable to create job step",
+    "Requested nodes are busy",
+)
+_BEGINS = "Step created for"
+
+
+class ScriptOf(Protocol):
+    """Writes the script of a job."""
+
+    def __call__(self, group: WorkerGroup, job_name: str, scheduler: str) -> str:
+        """The script of one job of this group for the scheduler at this address."""
+
+
+class LocalGroupJob(ProcessInterface):
+    """One job of a group as a supervised process of this machine: it never outlives the driver.
+
+    Parameters
+    ----------
+    scheduler, name
+        Given by `SpecCluster`: the scheduler's address and the name of the job.
+    script
+        Writes its script.
+    command
+        What runs the shell with the script.
+    records
+        Directory of the records of supervised processes.
+    """
+
+    def __init__(
+        self,
+        scheduler: str,
+        name: str,
+        *,
+        group: WorkerGroup,
+        script: ScriptOf,
+        command: Sequence[str] = (),
+        logs: Path,
+        records: Path,
+    ) -> None:
+        argv = [*command, "/bin/bash", "-c", script(group, name, scheduler)]
+        self.name = name
+        # Not under the name of the worker, whose log is there too.
+        self.process = SupervisedProcess(argv, logs, f"{name}-job", records=records, grace_s=_GRACE_S)
+        super().__init__()
+
+    async def start(self) -> None:
+        """Launch it; its workers join later."""
+        self.process.launch()
+        await super().start()
+
+    async def close(self) -> None:
+        """End it; after its grace everything that it started is killed."""
+        await self.process.stop()
+        await super().close()
+
+    @property
+    def job_id(self) -> str:
+        """Pid of the process; empty before it was launched."""
+        return str(self.process.pid or "")
+
+    def observation(self) -> Observation:
+        """Whether it runs, and how it has ended."""
+        code = self.process.returncode
+        if code is None:
+            return Observation(Phase.RUNNING)
+        tail = " | ".join(self.process.log_tail(2))
+        reason = f"it ended with exit code {code}" + (f": {tail}" if tail and code else "")
+        return Observation(Phase.ENDED, reason, planned=code == 0)
+
+
+class SrunJob(LocalGroupJob):
+    """One job of a group as a step of the allocation in which the driver runs; it waits while others use its share."""
+
+    def observation(self) -> Observation:
+        """As of a process, except that a step may wait for resources."""
+        seen = super().observation()
+        tail = " ".join(self.process.log_tail(3))
+        if seen.phase is Phase.RUNNING and any(sign in tail for sign in _WAITS) and _BEGINS not in tail:
+            return Observation(Phase.PENDING, "other steps of the allocation use what it needs")
+        return seen

@@ -1,0 +1,270 @@
+"""Which jobs are submitted, cancelled, forgotten and replaced: pure rules over records of jobs.
+
+A job is *present* from its submission until the queue says that it has ended. It *serves* unless it leaves, or its
+walltime ends so soon that its replacement has to be queued. All times are seconds on one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from heddle_dask.live.wire.cluster_messages import WorkerLoad
+
+FIRST_DELAY_S = 2.0
+LONGEST_DELAY_S = 300.0
+HEALTHY_S = 60.0
+"""A job that has served so long was asked for in the right way: its group's failures are not in a row any more."""
+
+
+class Phase(StrEnum):
+    """Where a job is, as far as the queue says."""
+
+    SUBMITTED = "submitted"
+    PENDING = "pending"
+    REFUSED = "refused"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+QUEUED = (Phase.SUBMITTED, Phase.PENDING)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a queue says of one job.
+
+    Attributes
+    ----------
+    reason
+        Why it is pending, refused, or has ended.
+    ends_s
+        When its walltime ends; None where that is unknown.
+    planned
+        Whether an end was to be expected: the job left by itself, or its walltime has passed.
+    """
+
+    phase: Phase
+    reason: str = ""
+    ends_s: float | None = None
+    planned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """One job, from its submission to its end.
+
+    Attributes
+    ----------
+    running_s, joined_s, seen_s
+        When it was first seen running, when its workers had first joined, and when they were last seen.
+    ends_s
+        When its walltime ends.
+    leaving
+        Why it is being drained or cancelled; empty: it is not.
+    """
+
+    name: str
+    group: str
+    submitted_s: float
+    job_id: str = ""
+    phase: Phase = Phase.SUBMITTED
+    reason: str = ""
+    planned: bool = False
+    running_s: float | None = None
+    joined_s: float | None = None
+    seen_s: float | None = None
+    ends_s: float | None = None
+    leaving: str = ""
+
+    def observed(self, seen: Observation, now_s: float) -> JobRecord:
+        """This record after the queue was asked; an end is final."""
+        if self.phase is Phase.ENDED:
+            return self
+        began = now_s if seen.phase is Phase.RUNNING and self.running_s is None else self.running_s
+        return replace(
+            self,
+            phase=seen.phase,
+            reason=seen.reason,
+            planned=seen.planned,
+            running_s=began,
+            ends_s=seen.ends_s if seen.ends_s is not None else self.ends_s,
+        )
+
+    def joined(self, now_s: float) -> JobRecord:
+        """This record when all its workers are on the scheduler: the job runs, whatever the queue said before."""
+        if self.phase is Phase.ENDED:
+            return self
+        return replace(
+            self,
+            phase=Phase.RUNNING,
+            reason="",
+            running_s=now_s if self.running_s is None else self.running_s,
+            joined_s=now_s if self.joined_s is None else self.joined_s,
+            seen_s=now_s,
+        )
+
+    def healthy(self, now_s: float) -> bool:
+        """Whether it has served for so long that it was asked for in the right way."""
+        return self.joined_s is not None and now_s - self.joined_s >= HEALTHY_S
+
+    def serves(self, lead_s: float, now_s: float) -> bool:
+        """Whether it counts towards the number that is wanted of its group."""
+        if self.leaving or self.phase in (Phase.ENDED, Phase.REFUSED):
+            return False
+        if self.ends_s is None:
+            return True
+        # A job that is shorter than the lead serves for half of its time: else none would ever serve.
+        began_s = self.submitted_s if self.running_s is None else self.running_s
+        return self.ends_s - now_s > min(lead_s, (self.ends_s - began_s) / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Failures of a group's jobs in a row, when the latest was, and when the next job may be submitted."""
+
+    in_a_row: int = 0
+    failed_s: float = 0.0
+    not_before_s: float = 0.0
+
+    def after_failure(self, now_s: float) -> Losses:
+        """These after one more failure, which doubles the delay; failures at one moment have one cause."""
+        if self.in_a_row and now_s == self.failed_s:
+            return self
+        delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self.in_a_row, 30))
+        return Losses(self.in_a_row + 1, now_s, now_s + delay_s)
+
+    def after_end(self, job: JobRecord, now_s: float) -> Losses:
+        """These after the end of a job."""
+        if job.leaving or (job.planned and job.healthy(now_s)):
+            return self
+        return self.after_failure(now_s)
+
+    def with_health(self, job: JobRecord, now_s: float) -> Losses:
+        """These while this job is there: one that serves well since the latest failure ends the row."""
+        joined_since = job.joined_s is not None and job.joined_s > self.failed_s
+        return Losses() if self.in_a_row and joined_since and job.healthy(now_s) else self
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTimes:
+    """Times of a group's jobs.
+
+    Attributes
+    ----------
+    start_timeout_s
+        Within this, from when a job runs, its workers must join; and come back, when they were away.
+    lead_s
+        So long before the end of a job's walltime its replacement is submitted.
+    """
+
+    start_timeout_s: float
+    lead_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """What is to be done.
+
+    Attributes
+    ----------
+    gone
+        Jobs that have ended, to be forgotten.
+    cancel
+        Jobs to be cancelled, by name, with the reason.
+    submit, surplus
+        Jobs to be submitted now, and jobs too many, by group.
+    losses
+        Of every group, for the next review.
+    """
+
+    gone: tuple[JobRecord, ...] = ()
+    cancel: Mapping[str, str] = field(default_factory=dict)
+    submit: Mapping[str, int] = field(default_factory=dict)
+    surplus: Mapping[str, int] = field(default_factory=dict)
+    losses: Mapping[str, Losses] = field(default_factory=dict)
+
+
+def review(
+    jobs: Iterable[JobRecord],
+    wanted: Mapping[str, int],
+    losses: Mapping[str, Losses],
+    times: Mapping[str, GroupTimes],
+    now_s: float,
+) -> Review:
+    """Compare the jobs with the numbers that are wanted."""
+    present, gone, cancel = [], [], {}
+    after = {group: losses.get(group, Losses()) for group in wanted}
+    for job in jobs:
+        if job.phase is Phase.ENDED:
+            gone.append(job)
+            after[job.group] = after[job.group].after_end(job, now_s)
+            continue
+        present.append(job)
+        after[job.group] = after[job.group].with_health(job, now_s)
+        why = "" if job.leaving else reason_to_cancel(job, times[job.group], now_s)
+        if why:
+            cancel[job.name] = why
+            after[job.group] = after[job.group].after_failure(now_s)
+    submit, surplus = {}, {}
+    for group, number in wanted.items():
+        serving = sum(
+            job.group == group and job.name not in cancel and job.serves(times[group].lead_s, now_s)
+            for job in present
+        )
+        if serving > number:
+            surplus[group] = serving - number
+        elif serving < number and now_s >= after[group].not_before_s:
+            submit[group] = number - serving
+    return Review(tuple(gone), cancel, submit, surplus, after)
+
+
+def reason_to_cancel(job: JobRecord, times: GroupTimes, now_s: float) -> str:
+    """Why a job cannot come to serve; empty: it may. Time in the queue does not count."""
+    if job.phase is Phase.REFUSED:
+        return f"it can never start: {job.reason}"
+    if job.phase is not Phase.RUNNING or job.running_s is None:
+        return ""
+    since_s = job.running_s if job.seen_s is None else job.seen_s
+    if now_s - since_s > times.start_timeout_s:
+        what = "has not joined" if job.joined_s is None else "has been away"
+        return f"it runs, and its worker {what} for {times.start_timeout_s:.0f} s"
+    return ""
+
+
+def to_retire(jobs: Iterable[JobRecord], loads: Mapping[str, WorkerLoad], number: int) -> list[JobRecord]:
+    """The jobs of one group that are missed least: first those that wait, then idle ones, then the least loaded.
+
+    Parameters
+    ----------
+    loads
+        Of every job whose workers have joined (`job_load`).
+    """
+    candidates = [job for job in jobs if not job.leaving and job.phase is not Phase.ENDED]
+
+    def missed(job: JobRecord) -> tuple[int, int, int, float]:
+        load = loads.get(job.name)
+        if job.phase in (*QUEUED, Phase.REFUSED):
+            return (0, 0, 0, -job.submitted_s)
+        if job.joined_s is None or load is None:
+            return (1, 0, 0, -job.submitted_s)
+        if load.idle:
+            return (2, 0, 0, -job.submitted_s)
+        return (3, load.resident_tokens, load.busy + load.residents + load.results, -job.submitted_s)
+
+    return sorted(candidates, key=missed)[:number]
+
+
+def job_load(name: str, workers: Sequence[WorkerLoad]) -> WorkerLoad | None:
+    """The loads of a job's workers, added up; None when it has none."""
+    if not workers:
+        return None
+    return WorkerLoad(
+        name,
+        all(worker.serves for worker in workers),
+        sum(worker.busy for worker in workers),
+        sum(worker.residents for worker in workers),
+        sum(worker.resident_tokens for worker in workers),
+        sum(worker.results for worker in workers),
+    )

@@ -1,0 +1,269 @@
+"""Keeps the jobs of a cluster as they are wanted: asks the queue and the scheduler, and applies the pure rules."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from heddle_dask.live.clusters.slurm.job_table import JobTable, worker_names
+from heddle_dask.live.clusters.slurm.jobs import LocalGroupJob
+from heddle_dask.live.clusters.slurm.queue import SlurmFailed
+from heddle_dask.live.clusters.slurm.replacement import (
+    QUEUED,
+    GroupTimes,
+    JobRecord,
+    Losses,
+    Observation,
+    Phase,
+    Review,
+    review,
+    to_retire,
+)
+from heddle_dask.live.clusters.slurm.scaling import GroupSize, Held, ScalingRule, ScalingState, targets
+from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, WorkerGroup
+from heddle_dask.live.wire.cluster_messages import Demand, ExchangeDemand, WorkerLoad
+from heddle_dask.live.wire.transport import ask_over
+
+if TYPE_CHECKING:
+    from heddle_dask.live.clusters.slurm.cluster import SlurmCluster
+
+_LOG = logging.getLogger(__name__)
+_PASS_S = 2.0
+# What is announced as queued holds for so long without another announcement; a busy machine may take its time.
+_ANNOUNCED_S = 60.0
+# A start of a worker that has not been measured yet, of which the lead of a replacement takes account.
+_START_UNKNOWN_S = 60.0
+
+
+class Tending:
+    """One pass after the other until it is stopped.
+
+    Attributes
+    ----------
+    wanted
+        Jobs of each group.
+    """
+
+    def __init__(self, cluster: SlurmCluster, plan: ClusterPlan, rule: ScalingRule) -> None:
+        self._cluster = cluster
+        self._plan = plan
+        self._rule = rule
+        self._adaptive = plan.adaptive
+        self._pinned: set[str] = set()
+        self.wanted = {name: group.first for name, group in plan.groups.items()}
+        self.table = JobTable(plan)
+        self._losses: Mapping[str, Losses] = {}
+        # What the plan asks for at the start holds as long as what the demand has asked for.
+        self._scaling = ScalingState({name: Held(number) for name, number in self.wanted.items()})
+        self._starts_s: dict[str, float] = {}
+        self._asked_queue_s = time.monotonic()
+        self._wakes = asyncio.Event()
+        self._stopped = False
+        self._drains: dict[str, asyncio.Task[None]] = {}
+        self._silent = ""
+
+    # -- orders ------------------------------------------------------------------------------------
+
+    def pin(self, group: str, number: int) -> None:
+        """Want so many jobs of a group, whatever the demand."""
+        self._pinned.add(group)
+        self.wanted[group] = number
+
+    def adapt(self, plan: ClusterPlan, rule: ScalingRule | None) -> None:
+        """Follow the demand in all groups, within the limits of this plan."""
+        self._plan = plan
+        self._rule = rule or self._rule
+        self._adaptive = True
+        self._pinned.clear()
+        for name, group in plan.groups.items():
+            self.wanted[name] = min(max(self.wanted[name], group.minimum), group.most)
+        self.table.take_plan(plan)
+
+    def wake(self) -> None:
+        """Begin the next pass now."""
+        self._wakes.set()
+
+    def stop(self) -> None:
+        """End after the pass that runs."""
+        self._stopped = True
+        for task in self._drains.values():
+            task.cancel()
+        self._wakes.set()
+
+    # -- passes ------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Submit the jobs of the start."""
+        now_s = time.monotonic()
+        self._submit(dict(self.wanted), now_s)
+        await self._correct()
+
+    async def run(self) -> None:
+        """One pass after the other; what fails in one is told and tried again in the next."""
+        while not self._stopped:
+            try:
+                await self._pass(time.monotonic())
+                self._silent = ""
+            except (OSError, RuntimeError, SlurmFailed) as error:
+                self._tell_once(" ".join(str(error).split()) or repr(error))
+            except Exception:
+                _LOG.exception("the jobs of the cluster are not tended")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wakes.wait(), _PASS_S)
+            self._wakes.clear()
+
+    def _tell_once(self, failure: str) -> None:
+        if failure != self._silent:
+            self._silent = failure
+            self._cluster.note(f"jobs cannot be tended now: {failure}")
+
+    async def _pass(self, now_s: float) -> None:
+        try:
+            await self._observe(now_s)
+        finally:
+            # The scheduler hears of the queue and tells of the work, also when SLURM does not answer.
+            request = ExchangeDemand(self.table.queued_capacity(), _ANNOUNCED_S)
+            demand = await ask_over(self._cluster.scheduler_comm, request)
+        joined = {name for name, job in self.table.present.items() if job.joined_s is not None}
+        loads = self.table.take_loads(demand.workers, now_s)
+        self._tell_joined(joined)
+        if self._adaptive:
+            self._follow(demand, now_s)
+        times = {name: self._times(group) for name, group in self._plan.groups.items()}
+        decided = review(self.table.present.values(), self.wanted, self._losses, times, now_s)
+        self._losses = decided.losses
+        await self._apply(decided, loads, now_s)
+
+    async def _observe(self, now_s: float) -> None:
+        """Ask the processes of this machine every time, and SLURM for all jobs together when it is due."""
+        asked: dict[str, str] = {}
+        for record in list(self.table.present.values()):
+            job = self._cluster.workers.get(record.name)
+            if isinstance(job, LocalGroupJob):
+                self.table.put(
+                    self._with_walltime(replace(record, job_id=job.job_id), job.observation(), now_s)
+                )
+            elif job is not None and job.refused:
+                refused = Observation(Phase.ENDED, f"SLURM refuses it: {job.refused}")
+                self.table.put(record.observed(refused, now_s))
+            elif job is not None and job.job_id:
+                self.table.put(replace(record, job_id=job.job_id))
+                if record.phase is not Phase.ENDED:
+                    asked[job.job_id] = record.name
+        if asked and now_s - self._asked_queue_s >= self._plan.poll_s:
+            self._asked_queue_s = now_s
+            for name, seen in (await self._cluster.queue.observe(asked)).items():
+                self.table.put(self.table.present[name].observed(seen, time.monotonic()))
+
+    def _with_walltime(self, record: JobRecord, seen: Observation, now_s: float) -> JobRecord:
+        """A process of this machine has no batch system that ends it: the group's walltime says when it leaves."""
+        record = record.observed(seen, now_s)
+        walltime_s = self._plan.groups[record.group].walltime_s
+        if walltime_s is None or record.running_s is None:
+            return record
+        return replace(record, ends_s=record.running_s + walltime_s)
+
+    def _tell_joined(self, before: set[str]) -> None:
+        for name, job in self.table.present.items():
+            if job.joined_s is not None and name not in before:
+                start_s = job.joined_s - (job.running_s or job.joined_s)
+                self._starts_s[job.group] = max(start_s, self._starts_s.get(job.group, 0.0))
+                self._cluster.note(
+                    f"{name} has joined, {job.joined_s - job.submitted_s:.0f} s after its submission"
+                )
+
+    def _follow(self, demand: Demand, now_s: float) -> None:
+        sizes = [self._size(group, now_s) for group in self._plan.groups.values()]
+        wanted, self._scaling = targets(demand, sizes, self._scaling, now_s, self._rule)
+        for name, number in wanted.items():
+            if name not in self._pinned:
+                self.wanted[name] = number
+
+    def _size(self, group: WorkerGroup, now_s: float) -> GroupSize:
+        waits = (job for job in self.table.of_group(group.name) if job.phase in QUEUED and not job.leaving)
+        stuck = sum(now_s - job.submitted_s >= self._rule.spill_s for job in waits)
+        units = group.engines if group.role == "rollout" else group.tool_cpus
+        return GroupSize(group.name, group.role, units, group.minimum, group.most, stuck)
+
+    def _times(self, group: WorkerGroup) -> GroupTimes:
+        start_s = self._starts_s.get(group.name, min(_START_UNKNOWN_S, group.start_timeout_s))
+        return GroupTimes(group.start_timeout_s, group.drain_s + start_s)
+
+    # -- what is done ------------------------------------------------------------------------------
+
+    async def _apply(self, decided: Review, loads: Mapping[str, WorkerLoad], now_s: float) -> None:
+        closing = [job.name for job in decided.gone]
+        for job in decided.gone:
+            told = f"{job.name} is gone: {job.leaving or job.reason}"
+            if not (job.leaving or job.planned):
+                self.table.failed(f"{job.name}: {job.reason}")
+                told += self._told_delay(job.group, now_s)
+            self._cluster.note(told)
+            self.table.forget(job)
+        for name, reason in decided.cancel.items():
+            job = self.table.present[name]
+            self.table.failed(f"{name}: {reason}")
+            self._cluster.note(f"{name} is cancelled: {reason}{self._told_delay(job.group, now_s)}")
+            self.table.forget(replace(job, leaving=reason))
+            closing.append(name)
+        for group, number in decided.surplus.items():
+            for job in to_retire(self.table.of_group(group), loads, number):
+                if self._let_go(job, loads.get(job.name)):
+                    closing.append(job.name)
+        self._submit(decided.submit, now_s)
+        await self._close_jobs(closing)
+
+    def _told_delay(self, group: str, now_s: float) -> str:
+        losses = self._losses.get(group, Losses())
+        wait_s = losses.not_before_s - now_s
+        return f"; failure {losses.in_a_row} in a row, the next job in {wait_s:.0f} s" if wait_s > 0 else ""
+
+    def _submit(self, numbers: Mapping[str, int], now_s: float) -> None:
+        for group, number in numbers.items():
+            for _ in range(number):
+                name = self.table.new_name(group)
+                self._cluster.worker_spec[name] = self._cluster.job_spec(self._plan.groups[group], name)
+                self.table.put(JobRecord(name, group, now_s))
+                self._cluster.note(f"{name} is submitted")
+
+    def _let_go(self, job: JobRecord, load: WorkerLoad | None) -> bool:
+        """Have a job leave; True if it may be closed now."""
+        if job.joined_s is None or load is None:
+            self._cluster.note(f"{job.name} is cancelled: it is not needed any more")
+            self.table.forget(replace(job, leaving="not needed any more"))
+            return True
+        self.table.put(replace(job, leaving="scaled down"))
+        self._cluster.note(f"{job.name} leaves: it is not needed any more")
+        self._drains[job.name] = asyncio.ensure_future(self._drain(job))
+        return False
+
+    async def _drain(self, job: JobRecord) -> None:
+        """Have the scheduler move away what the job's workers hold, then close the job."""
+        group = self._plan.groups[job.group]
+        names = worker_names(group, job.name)
+        try:
+            await self._cluster.drain_workers(names, group.drain_s)
+        except (OSError, RuntimeError) as error:
+            self._cluster.note(f"{job.name} could not be drained: {error}")
+        finally:
+            self._drains.pop(job.name, None)
+        leaving = self.table.present.get(job.name)
+        if leaving is not None:
+            self.table.forget(leaving)
+        await self._close_jobs([job.name])
+
+    async def _close_jobs(self, names: Iterable[str]) -> None:
+        names = list(names)
+        for name in names:
+            self._cluster.worker_spec.pop(name, None)
+        await self._cluster.cancel_jobs(names)
+        await self._correct()
+
+    async def _correct(self) -> None:
+        # Shielded: a submission that is cut off would leave a job whose id nobody knows.
+        await asyncio.shield(self._cluster._correct_state())

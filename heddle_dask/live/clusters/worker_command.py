@@ -1,0 +1,69 @@
+"""How a worker of ours is started: the command line of ``dask worker`` and its environment.
+
+The same on this machine (`local.py`) and in a job of a batch system (`job/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import heddle_dask
+from heddle_dask.live.wire.messages import ENGINE_RESOURCE
+
+# A coroutine task takes a slot and no thread: slots must never be the limit.
+WORKER_SLOTS = 4096
+_INSTALLATION = Path(heddle_dask.__file__).parents[1]
+
+# uvloop takes a quarter off the latency of a message. Dask's profiler samples threads, in which none of our tasks run,
+# 100 times a second in every process.
+QUICK_LOOP: Mapping[str, str] = {
+    "DASK_DISTRIBUTED__ADMIN__EVENT_LOOP": "uvloop",
+    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
+}
+
+
+def preload_file(name: str) -> str:
+    """The preload `name` of this installation: by its file, since a user's package may also be called `workers`."""
+    return str(_INSTALLATION / "workers" / f"{name}.py")
+
+
+def worker_arguments(
+    scheduler: str,
+    name: str,
+    resources: Mapping[str, float],
+    scratch: Path,
+    connection: Sequence[str],
+) -> list[str]:
+    """Arguments of ``dask`` that start a worker with resource tags and a nanny, which restarts it when it dies.
+
+    Parameters
+    ----------
+    scratch
+        Directory in which the worker makes its own.
+    connection
+        Options of its connections: protocol and TLS files, host, ports.
+    """
+    tags = ",".join(f"{key}={value:g}" for key, value in resources.items())
+    kind = "rollout_worker" if ENGINE_RESOURCE in resources else "tool_worker"
+    return [
+        "worker",
+        scheduler,
+        "--name",
+        name,
+        "--nthreads",
+        str(WORKER_SLOTS),
+        "--resources",
+        tags,
+        "--memory-limit",
+        "0",
+        "--no-dashboard",
+        # There still is an HTTP server, which would listen on all interfaces.
+        "--dashboard-address",
+        "127.0.0.1:0",
+        *connection,
+        "--local-directory",
+        str(scratch / name),
+        "--preload",
+        preload_file(kind),
+    ]

@@ -1,0 +1,160 @@
+"""``--cluster FILE`` with groups: what is refused in one line before anything starts, and what doctor shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from heddle_dask.cli.group_cluster import engine_tp_degree, engines_of_groups, plan_of_file
+from heddle_dask.cli.main import heddle
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.live.driver.rollout_inputs import Engines
+
+TOOLS = '[groups.cpu]\nrole = "tool"\npartition = "cpu"\n'
+GPUS = '[groups.gpu]\nrole = "rollout"\npartition = "gpu"\n'
+
+
+@pytest.fixture(autouse=True)
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(heddle, [str(argument) for argument in arguments])
+
+
+def refused(text: str, *options: object) -> str:
+    """The one line that refuses a rollout on this cluster file; nothing is written."""
+    Path("c.toml").write_text(text)
+    result = invoke("rollout", "--engine", "emulated", "--cluster", "c.toml", *options)
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert [path.name for path in Path().iterdir()] == ["c.toml"]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (GPUS.replace('partition = "gpu"', "") + TOOLS, "group gpu has no partition"),
+        (GPUS + 'walltime = "00:10:00"\n' + TOOLS, "leaves no time to work after an engine's start"),
+        (GPUS + "wallclock = 3\n" + TOOLS, "unknown key 'wallclock'"),
+        ("slot = 3\n" + GPUS + TOOLS, "--cluster c.toml: the file has unknown key 'slot'"),
+        (GPUS, "no group has role = 'tool', and a rollout needs workers for tool calls and rewards: add one"),
+        (TOOLS, "no group has role = 'rollout', and a rollout needs workers for engines: add one"),
+        ('backend = "slurm"', "there are no groups"),
+        (
+            GPUS
+            + 'gres = "gpu:2"\n'
+            + GPUS.replace("gpu", "big")
+            + 'tp-degree = 2\ngres = "gpu:2"\n'
+            + TOOLS,
+            "engines of a rollout have one TP degree (gpu has 1, big has 2)",
+        ),
+        (GPUS + "tp-degree = 3\ngres = 'gpu:3'\n" + TOOLS, "TP degree 3 does not divide"),
+    ],
+)
+def test_a_plan_is_refused_before_anything_starts(text, said):
+    engine = ["--engine", "vllm"] if "tp-degree = 3" in text else []
+    assert said in refused(text, *engine)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (
+            ["--engines", 2],
+            "--engines has no effect on the groups of --cluster c.toml: set each group's engines",
+        ),
+        (["--tool-workers", 2], "--tool-workers has no effect"),
+        (["--tool-cpus", 2], "--tool-cpus has no effect"),
+        (
+            ["--tp", "2,1"],
+            "--tp has no effect on the groups of --cluster c.toml: set each group's tp-degree there",
+        ),
+    ],
+)
+def test_options_that_the_groups_decide_are_refused(option, said):
+    assert said in refused(GPUS + TOOLS, *option)
+
+
+def test_a_file_without_groups_describes_one_local_cluster():
+    Path("c.toml").write_text("engines = 2\nslots = 3\ntool-workers = 1\ntool-cpus = 4\n")
+    assert plan_of_file(Path("c.toml")) is None
+    assert plan_of_file(None) is None
+    assert "unknown key 'engins'" in refused("engins = 2")
+
+
+def test_engines_have_the_degree_of_their_groups(model_dir):
+    Path("c.toml").write_text(GPUS + 'tp-degree = 2\ngres = "gpu:4"\nengines = 2\n' + TOOLS)
+    plan = plan_of_file(Path("c.toml"))
+    assert plan is not None and engine_tp_degree(plan) == 2
+    asked = Engines("emulated", slots=8, cost={"profile": "qwen3-8b-h100"})
+    made = engines_of_groups(asked, plan, model_dir, 512, 3)
+    spec = made.spec_for(model_dir, 512, 3)
+    assert (spec.tp_degree, spec.slots, spec.max_model_len, spec.kind, made.count) == (
+        2,
+        8,
+        512,
+        "emulated",
+        None,
+    )
+    assert isinstance(spec, EngineSpec) and spec.devices == ()
+    Path("c.toml").write_text(GPUS + TOOLS)
+    plan = plan_of_file(Path("c.toml"))
+    assert plan is not None and engines_of_groups(asked, plan, model_dir, 512, 3) is asked
+
+
+# -- doctor ----------------------------------------------------------------------------------------
+
+
+def test_doctor_prints_the_job_scripts():
+    Path("c.toml").write_text('logs = "/project/logs"\n' + GPUS + TOOLS)
+    printed = invoke("doctor", "--cluster", "c.toml", "--job-scripts").stdout
+    assert printed.count("#!/bin/bash\n#SBATCH --job-name=") == 2
+    assert "#SBATCH --output=/project/logs/gpu-0-%j.log\n" in printed
+    assert " tls://HOST:PORT --name cpu-0 --role tool " in printed
+    scripts = json.loads(invoke("doctor", "--cluster", "c.toml", "--job-scripts", "--json").stdout)[
+        "job_scripts"
+    ]
+    assert list(scripts) == ["gpu", "cpu"] and scripts["gpu"] in printed
+
+
+def test_doctor_checks_the_groups(monkeypatch):
+    monkeypatch.setattr("heddle_dask.cli.doctor.checks.run_checks", lambda scheduler: iter(()))
+    Path("c.toml").write_text('backend = "local"\n' + GPUS + TOOLS)
+    result = invoke("doctor", "--cluster", "c.toml")
+    assert result.exit_code == 0
+    assert "group gpu: rollout, 1 to 1 jobs (backend local)" in result.stdout
+    monkeypatch.setenv("PATH", "/nowhere")
+    Path("c.toml").write_text(GPUS + TOOLS)
+    result = invoke("doctor", "--cluster", "c.toml")
+    assert result.exit_code == 1
+    assert "sbatch is not installed here" in result.stdout
+
+
+def test_doctor_refuses_a_file_that_is_none():
+    for arguments in (["--cluster", "missing.toml"], ["--job-scripts"]):
+        result = invoke("doctor", *arguments)
+        assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
+    Path("c.toml").write_text("engines = 2\n")
+    assert "has no groups: give tables [groups.NAME]" in invoke("doctor", "--cluster", "c.toml").stderr
+
+
+def test_engines_may_take_as_long_to_start_as_their_groups_say(monkeypatch):
+    patience = []
+
+    async def run(self):
+        patience.append(self.engines.patience.engines_s)
+        return 0
+
+    monkeypatch.setattr("heddle_dask.cli.rollout.run._Run.run", run)
+    Path("c.toml").write_text(GPUS + 'start-timeout = "15min"\n' + TOOLS)
+    for options in ([], ["--engine-timeout", 30]):
+        result = invoke("rollout", "--engine", "emulated", "--cluster", "c.toml", *options)
+        assert result.exit_code == 0, result.output
+    assert patience == [900, 30]

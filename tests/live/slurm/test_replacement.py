@@ -1,0 +1,215 @@
+"""Which jobs are submitted, cancelled, replaced and let go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heddle_dask.live.clusters.slurm.replacement import (
+    FIRST_DELAY_S,
+    HEALTHY_S,
+    LONGEST_DELAY_S,
+    GroupTimes,
+    JobRecord,
+    Losses,
+    Observation,
+    Phase,
+    Review,
+    job_load,
+    review,
+    to_retire,
+)
+from heddle_dask.live.wire.cluster_messages import WorkerLoad
+
+TIMES = {"gpu": GroupTimes(start_timeout_s=100.0, lead_s=30.0)}
+RUNS = Observation(Phase.RUNNING)
+
+
+def job(name: str = "gpu-0", **values: object) -> JobRecord:
+    return replace(JobRecord(name, "gpu", 0.0), **values)  # type: ignore[arg-type]
+
+
+def working(name: str = "gpu-0", at_s: float = 10.0) -> JobRecord:
+    return job(name).observed(RUNS, at_s).joined(at_s)
+
+
+def decide(jobs: list[JobRecord], wanted: int, now_s: float, losses: Losses | None = None) -> Review:
+    return review(jobs, {"gpu": wanted}, {"gpu": losses or Losses()}, TIMES, now_s)
+
+
+def test_missing_jobs_are_submitted_and_queued_ones_count() -> None:
+    assert decide([], 2, 0.0).submit == {"gpu": 2}
+    queued = [job("gpu-0"), job("gpu-1", phase=Phase.PENDING, reason="Priority")]
+    assert decide(queued, 2, 1e6) == Review(losses={"gpu": Losses()})
+
+
+def test_a_lost_job_is_replaced_after_a_delay_that_doubles() -> None:
+    lost = working().observed(Observation(Phase.ENDED, "it was cancelled"), 20.0)
+    losses, now_s, delays = Losses(), 20.0, []
+    for _ in range(12):
+        decided = decide([lost], 1, now_s, losses)
+        assert decided.gone == (lost,) and not decided.submit
+        losses = decided.losses["gpu"]
+        delays.append(losses.not_before_s - now_s)
+        assert not decide([], 1, losses.not_before_s - 0.1, losses).submit
+        now_s = losses.not_before_s
+        assert decide([], 1, now_s, losses).submit == {"gpu": 1}
+    assert delays[:3] == [FIRST_DELAY_S, 2 * FIRST_DELAY_S, 4 * FIRST_DELAY_S]
+    assert delays[-1] == LONGEST_DELAY_S
+
+
+def test_jobs_that_are_lost_together_are_one_failure() -> None:
+    ended = Observation(Phase.ENDED, "its node failed")
+    lost = [working(f"gpu-{n}").observed(ended, 20.0) for n in range(4)]
+    assert decide(lost, 4, 20.0).losses["gpu"].in_a_row == 1
+
+
+def test_a_job_that_serves_well_ends_the_row_of_failures() -> None:
+    losses = Losses(5, failed_s=20.0, not_before_s=60.0)
+    later = working(at_s=70.0)
+    assert decide([later], 1, 70.0 + HEALTHY_S - 1, losses).losses["gpu"] == losses
+    assert decide([later], 1, 70.0 + HEALTHY_S, losses).losses["gpu"] == Losses()
+    before = working(at_s=5.0).joined(500.0)
+    assert decide([before], 1, 500.0, losses).losses["gpu"] == losses
+
+
+def test_the_end_of_the_walltime_is_no_failure_and_its_replacement_is_queued_before() -> None:
+    old = replace(working().joined(360.0), ends_s=400.0)
+    assert not decide([old], 1, 369.0).submit
+    assert decide([old], 1, 370.0).submit == {"gpu": 1}
+    fresh = JobRecord("gpu-1", "gpu", 370.0)
+    assert not decide([old, fresh], 1, 380.0).submit
+    ended = old.observed(Observation(Phase.ENDED, "its walltime has passed", planned=True), 400.0)
+    assert decide([ended, fresh], 1, 400.0).losses["gpu"] == Losses()
+
+
+def test_a_job_shorter_than_the_lead_serves_for_half_of_its_time() -> None:
+    short = replace(working(at_s=0.0), ends_s=20.0)
+    assert not decide([short], 1, 9.0).submit
+    assert decide([short], 1, 10.0).submit == {"gpu": 1}
+
+
+def test_a_job_that_leaves_by_itself_again_and_again_is_a_failure() -> None:
+    left = working(at_s=1.0).observed(Observation(Phase.ENDED, "it ended", planned=True), 2.0)
+    assert decide([left], 1, 2.0).losses["gpu"].in_a_row == 1
+
+
+def test_a_worker_that_never_joins_is_replaced_and_the_queue_does_not_count() -> None:
+    pending = job(phase=Phase.PENDING, reason="Resources")
+    assert not decide([pending], 1, 1e6).cancel
+    running = pending.observed(RUNS, 1000.0)
+    assert not decide([running], 1, 1100.0).cancel
+    decided = decide([running], 1, 1100.1)
+    assert decided.cancel == {"gpu-0": "it runs, and its worker has not joined for 100 s"}
+    assert decided.losses["gpu"].in_a_row == 1
+
+
+def test_a_worker_that_stays_away_is_replaced_and_one_that_comes_back_is_not() -> None:
+    away = working(at_s=10.0)
+    assert not decide([away], 1, 110.0).cancel
+    assert decide([away], 1, 110.1).cancel == {"gpu-0": "it runs, and its worker has been away for 100 s"}
+    assert not decide([away.joined(110.0)], 1, 200.0).cancel
+
+
+def test_a_job_that_can_never_start_is_cancelled_with_slurms_reason() -> None:
+    refused = job(phase=Phase.REFUSED, reason="PartitionTimeLimit")
+    assert decide([refused], 1, 5.0).cancel == {"gpu-0": "it can never start: PartitionTimeLimit"}
+
+
+def test_a_leaving_job_is_neither_cancelled_nor_counted() -> None:
+    leaving = replace(working(), leaving="scaled down")
+    decided = decide([leaving], 1, 1e6)
+    assert decided.submit == {"gpu": 1} and not decided.cancel
+    ended = leaving.observed(Observation(Phase.ENDED, "it ended"), 20.0)
+    assert decide([ended], 0, 20.0).losses["gpu"] == Losses()
+
+
+def load(name: str, **values: int) -> WorkerLoad:
+    return WorkerLoad(name, True, **values)
+
+
+def test_jobs_in_the_queue_go_first_then_idle_ones_then_those_with_the_least() -> None:
+    jobs = [
+        working("full"),
+        working("light"),
+        working("idle"),
+        job("starts").observed(RUNS, 5.0),
+        job("late", submitted_s=9.0, phase=Phase.PENDING),
+        job("early", submitted_s=3.0, phase=Phase.PENDING),
+        replace(working("leaves"), leaving="scaled down"),
+    ]
+    loads = {
+        "full": load("full", residents=9, resident_tokens=9000),
+        "light": load("light", residents=9, resident_tokens=10),
+        "idle": load("idle"),
+        "leaves": load("leaves"),
+    }
+    order = [record.name for record in to_retire(jobs, loads, 10)]
+    assert order == ["late", "early", "starts", "idle", "light", "full"]
+
+
+def test_a_job_is_idle_when_all_its_workers_are() -> None:
+    assert job_load("gpu-0", []) is None
+    both = job_load("gpu-0", [load("gpu-0-0"), load("gpu-0-1", results=1)])
+    assert both is not None and not both.idle
+
+
+EVENTS = st.sampled_from(["pass", "runs", "joins", "ends", "fails", "refuses", "more", "fewer"])
+
+
+@given(st.lists(st.tuples(EVENTS, st.integers(0, 5), st.floats(0.1, 90.0)), max_size=60))
+def test_whatever_happens_the_serving_jobs_come_to_the_wanted_number_and_never_exceed_it(
+    events: list[tuple[str, int, float]],
+) -> None:
+    """A queue that does anything; decisions are applied as the cluster applies them."""
+    jobs: dict[str, JobRecord] = {}
+    losses, wanted, now_s, number = Losses(), 1, 0.0, 0
+
+    def once() -> None:
+        nonlocal losses, number
+        decided = decide(list(jobs.values()), wanted, now_s, losses)
+        losses = decided.losses["gpu"]
+        for gone in decided.gone:
+            del jobs[gone.name]
+        for name in decided.cancel:
+            del jobs[name]
+        for victim in to_retire(jobs.values(), {}, decided.surplus.get("gpu", 0)):
+            del jobs[victim.name]
+        if decided.submit:
+            assert now_s >= losses.not_before_s
+        for _ in range(decided.submit.get("gpu", 0)):
+            jobs[f"gpu-{number}"] = JobRecord(f"gpu-{number}", "gpu", now_s)
+            number += 1
+        assert sum(record.serves(30.0, now_s) for record in jobs.values()) <= wanted
+
+    for event, which, wait_s in events:
+        now_s += wait_s
+        chosen = list(jobs.values())[which % len(jobs)] if jobs else None
+        if event in ("more", "fewer"):
+            wanted = max(0, min(5, wanted + (1 if event == "more" else -1)))
+        elif chosen is not None and event == "joins":
+            jobs[chosen.name] = chosen.joined(now_s)
+        elif chosen is not None and event != "pass":
+            phase = {"runs": Phase.RUNNING, "refuses": Phase.REFUSED}.get(event, Phase.ENDED)
+            seen = Observation(phase, event, planned=event == "ends")
+            jobs[chosen.name] = chosen.observed(seen, now_s)
+        once()
+    # From here on everything works.
+    for _ in range(4):
+        now_s += LONGEST_DELAY_S
+        jobs.update(
+            {name: record.joined(now_s) for name, record in jobs.items() if record.phase != Phase.ENDED}
+        )
+        once()
+    jobs.update({name: record.joined(now_s) for name, record in jobs.items()})
+    assert sum(record.serves(30.0, now_s) for record in jobs.values()) == wanted
+
+
+@pytest.mark.parametrize("phase", [Phase.PENDING, Phase.RUNNING])
+def test_an_end_is_final(phase: Phase) -> None:
+    ended = working().observed(Observation(Phase.ENDED, "it failed"), 20.0)
+    assert ended.observed(Observation(phase), 30.0) == ended
+    assert ended.joined(30.0) == ended

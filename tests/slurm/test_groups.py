@@ -1,0 +1,179 @@
+"""Groups of real SLURM jobs, scaled, starved and counted, through the Python API."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client
+from slurm.groups import write_cluster_file
+from slurm.lab import Lab
+from worlds.live_agents import ToolAgent
+from worlds.live_world import emulated, run, until
+
+from heddle_dask import Rollout, SlurmCluster
+from heddle_dask.core.errors import BadInput
+from heddle_dask.live.clusters.slurm.scaling import ScalingRule
+from heddle_dask.live.driver.rollout_inputs import Engines
+
+pytestmark = pytest.mark.slurm
+
+# Jobs come for seconds of work, and go seconds after it.
+EAGER = ScalingRule(llm_target_s=2.0, tool_target_s=0.2, hold_s=3.0)
+
+
+def workers(cluster: SlurmCluster, group: str) -> set[str]:
+    """The workers of a group that are there."""
+    names = {str(worker["name"]) for worker in cluster.scheduler_info["workers"].values()}
+    return {name for name in names if name.startswith(f"{group}-")}
+
+
+async def roll(client: Client, model: str, count: int, engines: int = 1, **agent: Any) -> list[Any]:
+    spec = emulated(model, seconds_per_token=0.02, slots=4)
+    rollout = Rollout(
+        client,
+        env=ToolAgent(**agent),
+        model=model,
+        engines=Engines(spec=spec, count=engines),
+        strategy="heddle",
+    )
+    batch = list(await rollout.run(count))
+    assert [(record.status, record.detail) for record in batch] == [("completed", "")] * count
+    return batch
+
+
+def test_a_group_goes_from_0_to_2_and_back_with_the_work(slurm: Lab, tmp_path: Path, model_dir: str) -> None:
+    path = write_cluster_file(tmp_path, gpu="minimum = 0\nmaximum = 2", cpu="minimum = 0\nmaximum = 1")
+
+    async def body() -> None:
+        most = 0
+        async with (
+            SlurmCluster(path, asynchronous=True, rule=EAGER) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            assert slurm.jobs() == {}
+            rolling = asyncio.create_task(roll(client, model_dir, 24, steps=4, tokens=60))
+            while not rolling.done():
+                most = max(most, len(workers(cluster, "gpu")))
+                await asyncio.sleep(0.1)
+            batch = await rolling
+            engines = {step.engine_id.split("/")[0] for record in batch for step in record.steps}
+            assert most == 2 and engines == {"gpu-0", "gpu-1"}
+            await until(lambda: not workers(cluster, "gpu") and not workers(cluster, "cpu"))
+            await until(lambda: not slurm.jobs())
+
+    run(body())
+
+
+def test_a_job_that_is_cancelled_in_a_step_is_replaced_and_nothing_fails(
+    slurm: Lab, tmp_path: Path, model_dir: str
+) -> None:
+    path = write_cluster_file(tmp_path, gpu="minimum = 2\nmaximum = 2", cpu="")
+    told: list[str] = []
+
+    async def body() -> None:
+        async with (
+            SlurmCluster(path, asynchronous=True, on_event=told.append) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            rolling = asyncio.create_task(roll(client, model_dir, 16, engines=2, steps=6, tokens=100))
+            await until(lambda: len(workers(cluster, "gpu")) == 2)
+            running = {job.name: job.job_id for job in cluster.jobs() if job.group == "gpu"}
+            # A step takes two seconds: one is running whenever this comes.
+            await asyncio.sleep(3.0)
+            assert not rolling.done()
+            # No grace: what a node that fails does, and a `scancel` whose time has passed.
+            slurm.run("scancel", "--signal=KILL", "--full", running["gpu-0"])
+            batch = await rolling
+            engines = {step.engine_id.split("/")[0] for record in batch for step in record.steps}
+            assert "gpu-2" in engines, told
+
+    run(body())
+    assert any(line.startswith("gpu-0 is gone: ") for line in told)
+
+
+def test_a_group_whose_jobs_wait_says_why_and_does_not_hold_up_the_others(
+    slurm: Lab, tmp_path: Path, model_dir: str
+) -> None:
+    waiting = 'role = "rollout"\npartition = "down"\nwalltime = "30min"\nminimum = 1'
+    path = write_cluster_file(tmp_path, gpu="", late=waiting, cpu="")
+
+    async def body() -> None:
+        async with (
+            SlurmCluster(path, asynchronous=True) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            await roll(client, model_dir, 4)
+            (job,) = [job for job in cluster.jobs() if job.group == "late"]
+            assert (job.phase, job.reason) == ("pending", "PartitionDown")
+            assert "PartitionDown" in cluster._repr_html_()
+
+    run(body())
+
+
+COUNTING = """#!/bin/sh
+echo "$(date +%s.%N) ${{SLURM_JOB_ID:-driver}}" >> "{calls}"
+exec /usr/bin/squeue "$@"
+"""
+
+
+def test_squeue_is_asked_once_per_period_for_all_jobs(
+    slurm: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = tmp_path / "calls.txt"
+    wrapper = tmp_path / "bin" / "squeue"
+    wrapper.parent.mkdir()
+    wrapper.write_text(COUNTING.format(calls=calls))
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{wrapper.parent}{os.pathsep}{os.environ['PATH']}")
+    path = write_cluster_file(tmp_path, gpu="minimum = 2\nmaximum = 2", cpu="minimum = 2\nmaximum = 2")
+    period_s = 4.0
+    path.write_text(path.read_text().replace('poll = "1s"', f"poll = {period_s}"))
+
+    def asked_by_the_driver() -> list[float]:
+        lines = calls.read_text().splitlines() if calls.exists() else []
+        return [float(line.split()[0]) for line in lines if line.endswith(" driver")]
+
+    async def body() -> None:
+        async with SlurmCluster(path, asynchronous=True) as cluster:
+            await until(lambda: len(workers(cluster, "gpu")) == len(workers(cluster, "cpu")) == 2)
+            await until(lambda: len(asked_by_the_driver()) >= 3)
+
+    run(body())
+    gaps_s = [late - early for early, late in itertools.pairwise(asked_by_the_driver())]
+    assert min(gaps_s) >= period_s - 0.5
+    # Four jobs: each asks once when it ends, at most, where SLURM has not told it (before 23.02).
+    assert len(calls.read_text().splitlines()) - len(gaps_s) - 1 <= 4
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            'role = "rollout"\npartition = "gpu"\ngres = "gpu:3"',
+            "Requested node configuration is not available",
+        ),
+        ('role = "rollout"\npartition = "gpu"\ngres = "fpga:1"', "Invalid generic resource"),
+        ('role = "tool"\npartition = "elsewhere"', "invalid partition"),
+        ('role = "tool"\npartition = "cpu"\ncpus = 4\nreservation = "none"', "reservation"),
+    ],
+    ids=["gpus", "gres", "partition", "reservation"],
+)
+def test_what_slurm_refuses_is_told_in_its_words_and_nothing_starts(
+    slurm: Lab, tmp_path: Path, lines: str, said: str
+) -> None:
+    path = write_cluster_file(tmp_path, gpu="", odd=lines)
+
+    async def body() -> None:
+        with pytest.raises(BadInput) as refused:
+            await SlurmCluster(path, asynchronous=True)
+        text = str(refused.value)
+        assert "\n" not in text and text.startswith("group odd: SLURM refuses its jobs: ") and said in text
+
+    run(body())
+    assert slurm.jobs() == {}
+    assert not (tmp_path / "logs").exists()
