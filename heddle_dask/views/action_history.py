@@ -63,6 +63,7 @@ class ActionHistory:
         action = OpenAction(lane, spec.label, spec.kind, spec.pool)
         self.open[spec.action_id] = lane.actions[spec.action_id] = action
         self.counted_as(spec.kind, spec.label)
+        self._run.engines.leave(lane)
         if lane.step is None:
             self._run.rest(lane, event.at)
 

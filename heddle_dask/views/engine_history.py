@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 MOST_SERIES: Final = 64
 """Engines whose series are kept: the latest ones."""
 
+LIVING: Final = ("ready", "draining")
+"""States of engines that have, or may get, steps."""
+
 MOST_LOST: Final = 64
 """Lost engines that are remembered: a session of days may lose thousands."""
 
@@ -63,7 +66,7 @@ class EngineHistory:
     def joined(self, event: ev.EngineJoined) -> None:
         """An engine has joined."""
         spec = event.engine
-        taken = {row.seat for row in self.rows.values() if row.state != "lost"}
+        taken = {row.seat for row in self.rows.values() if row.state in LIVING}
         row = EngineRow(
             index=self.joined_count,
             seat=next(seat for seat in count() if seat not in taken),
@@ -79,6 +82,7 @@ class EngineHistory:
         for what in ("generating", "queued", "resident"):
             series.add_column((row.index, what))
         self.charted.append(row.index)
+        self._leave_drained()
         if len(self.charted) > MOST_SERIES:
             oldest = self.charted.popleft()
             for what in ("generating", "queued", "resident"):
@@ -89,6 +93,39 @@ class EngineHistory:
         row = self.rows.get(event.engine_id)
         if row is not None and row.state == "ready":
             row.state = "draining"
+            self._leave_drained()
+
+    def expiring(self, event: ev.EngineExpiring) -> None:
+        """A draining engine is about to end: what does not run or move there has left it."""
+        row = self.rows.get(event.engine_id)
+        if row is None or row.state != "draining" or row.expiring:
+            return
+        row.expiring = True
+        for lane in self._run.lanes.values():
+            if lane.home is row and lane.engine is not row and lane.trajectory_id not in self.moving:
+                lane.has_kv = False
+                lane.move_home(None)
+
+    def drained(self, command: cmd.ReleaseEngine, at: float) -> None:
+        """A draining engine is empty."""
+        row = self.rows.get(command.engine_id)
+        if row is not None and row.state == "draining":
+            row.state = "drained"
+
+    def leave(self, lane: Lane) -> None:
+        """A trajectory at rest whose engine drains, and that has no KV cache there, has left it."""
+        home = lane.home
+        if home is None or home.state != "draining" or lane.step is not None or lane.has_kv:
+            return
+        if lane.trajectory_id not in self.moving:
+            lane.move_home(None)
+
+    def _leave_drained(self) -> None:
+        """Let lanes leave draining engines if there is another one."""
+        states = {row.state for row in self.rows.values()}
+        if "draining" in states and "ready" in states:
+            for lane in self._run.lanes.values():
+                self.leave(lane)
 
     def lost(self, event: ev.EngineLost) -> None:
         """An engine is lost; if its worker is lost too, its steps wait again."""
@@ -107,8 +144,10 @@ class EngineHistory:
             if event.stranded and lane.engine is row:
                 lane.engine, lane.generating = None, False
                 self._run.enter(lane, LLM_QUEUE, event.at)
-            if lane.home is row and lane.engine is not row:
-                lane.move_home(None)
+            if lane.home is row:
+                lane.has_kv = False
+                if lane.engine is not row:
+                    lane.move_home(None)
         if event.stranded:
             row.generating = row.queued = 0
         for move in list(self.moving.values()):
@@ -159,8 +198,12 @@ class EngineHistory:
         if lane is None:
             return
         target = self.rows.get(move.target)
+        source = self.rows.get(move.source)
         if ok and target is not None and target.state == "ready":
             lane.move_home(target)
+        elif lane.home is source and source is not None and source.state == "draining":
+            lane.has_kv = False
+            lane.move_home(None)
         if _waits_for_engine(lane):
             counts.exposed += 1
             counts.exposed_s += at - lane.requested_s
@@ -177,7 +220,7 @@ class EngineHistory:
         """Slots, context tokens and KV capacity over the engines that are not lost."""
         slots = resident = capacity = 0
         for row in self.rows.values():
-            if row.state != "lost":
+            if row.state in LIVING:
                 slots += row.slots
                 resident += row.resident_tokens
                 capacity += row.kv_capacity_tokens

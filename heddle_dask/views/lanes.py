@@ -30,6 +30,7 @@ class EngineRow:
     state: str = "ready"
     lost_s: float | None = None
     lost_because: str = ""
+    expiring: bool = False
     generating: int = 0
     queued: int = 0
     resident_tokens: int = 0
@@ -80,8 +81,8 @@ class Lane:
         The phase that it is in, and since when.
     step, engine, generating
         Its open step (the identity of the attempt), the engine that has it, and whether it has started there.
-    home
-        The engine with its context.
+    home, has_kv
+        The engine with its context, and whether the engine has, or had, a KV cache of it.
     actions
         Its actions that have not reported.
     remaining_tokens, predicted_at_tokens
@@ -105,6 +106,7 @@ class Lane:
         "generated_tokens",
         "generating",
         "group_id",
+        "has_kv",
         "home",
         "moves",
         "omitted",
@@ -143,6 +145,7 @@ class Lane:
         self.engine: EngineRow | None = None
         self.generating = False
         self.home: EngineRow | None = None
+        self.has_kv = False
         self.actions: dict[ActionId, OpenAction] = {}
         self.context_tokens = 0
         self.generated_tokens = 0

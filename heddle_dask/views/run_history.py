@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from heddle_dask.core import commands as cmd
@@ -22,6 +21,7 @@ from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.views.action_history import ActionHistory
 from heddle_dask.views.engine_history import EngineHistory
 from heddle_dask.views.failure_tally import FailureTally
+from heddle_dask.views.history_limits import HistoryLimits
 from heddle_dask.views.lanes import Lane
 from heddle_dask.views.length_sample import LengthSample
 from heddle_dask.views.phases import (
@@ -38,8 +38,6 @@ from heddle_dask.views.phases import (
 from heddle_dask.views.run_snapshot import LengthPair
 from heddle_dask.views.thinned_series import ThinnedSeries
 
-UNLIMITED: Final = 1 << 60
-
 TOTALS: Final = (
     "live",
     "ended",
@@ -52,35 +50,6 @@ TOTALS: Final = (
     "preemptions",
 )
 """Columns of the series beside the phases and the engines."""
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryLimits:
-    """What bounds the memory of a history: about 40 MB at 10,000 live trajectories by default.
-
-    Attributes
-    ----------
-    segments
-        Segments that are kept of each trajectory; the oldest go first.
-    ended
-        Ended trajectories that are kept; None: all of them.
-    samples
-        Samples of the series.
-    sample_interval_s
-        Least seconds between two samples at first; it doubles when the series is full.
-    lengths
-        Pairs of predicted and actual length.
-    """
-
-    segments: int = 256
-    ended: int | None = 500
-    samples: int = 512
-    sample_interval_s: float = 0.25
-    lengths: int = 1000
-
-
-REPORT_LIMITS: Final = HistoryLimits(segments=UNLIMITED, ended=None, samples=2048)
-"""Of a stored run, whose every segment is looked at once."""
 
 
 class RunHistory:
@@ -139,6 +108,7 @@ class RunHistory:
             ev.EngineJoined: engines.joined,
             ev.EngineLost: engines.lost,
             ev.EngineDraining: engines.draining,
+            ev.EngineExpiring: engines.expiring,
             ev.ActionRequested: actions.requested,
             ev.ActionFinished: actions.finished,
             ev.HostJoined: actions.host_joined,
@@ -150,6 +120,7 @@ class RunHistory:
             cmd.AbortStep: self._step_aborted,
             cmd.GiveUpStep: self._step_given_up,
             cmd.MoveContext: engines.move_started,
+            cmd.ReleaseEngine: engines.drained,
             cmd.RunAction: actions.started,
             cmd.GiveUpAction: actions.given_up,
         }
@@ -307,7 +278,9 @@ class RunHistory:
         else:
             engine.queued -= 1
         lane.engine = None
-        if engine.state == "lost":
+        if engine.expiring:
+            lane.has_kv = False
+        if engine.state == "lost" or engine.expiring:
             lane.move_home(None)
 
     def _end_step(self, lane: Lane, at: float) -> None:
@@ -326,6 +299,9 @@ class RunHistory:
             self._answered(lane, event)
 
     def _answered(self, lane: Lane, event: ev.StepFinished) -> None:
+        engine = lane.engine
+        if engine is not None and engine.engine_id == event.engine_id and engine.state != "lost":
+            lane.has_kv = True
         self._end_step(lane, event.at)
         new_tokens = event.new_tokens
         self.prompt_tokens += lane.context_tokens
@@ -372,6 +348,7 @@ class RunHistory:
         lane = self.lanes.get(event.trajectory_id)
         if lane is None or event.steps_finished != lane.steps:
             return
+        self.engines.leave(lane)
         prediction = event.prediction
         lane.predicted_at_tokens = lane.generated_tokens - lane.open_step_tokens
         lane.remaining_tokens = prediction.tokens

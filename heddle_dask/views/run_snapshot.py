@@ -25,7 +25,7 @@ class EngineView:
     seat
         The lowest number that no living engine had when it joined: a name that a replacement takes over.
     state
-        ``ready``, ``draining`` or ``lost``.
+        ``ready``, ``draining``, ``drained`` (empty, and about to leave) or ``lost``.
     generating, queued
         Steps that were sent to the engine's process, and steps that wait at its worker.
     resident_tokens, kv_capacity_tokens
@@ -198,7 +198,7 @@ class RunSeries:
     ended, steps, generated_tokens
         Totals up to that time.
     slots, resident_tokens, kv_capacity_tokens
-        Sums over the engines that are not lost.
+        Sums over the engines that are ready or drain.
     engines
         The engines whose series are kept: the latest 64 at most.
     moves, preemptions

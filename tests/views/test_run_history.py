@@ -18,6 +18,7 @@ from heddle_dask.core.journal_codec import decode
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.transitions import TrajectoryState as State
 from heddle_dask.strategies.presets import strategies_of_run
+from heddle_dask.views.history_limits import REPORT_LIMITS, HistoryLimits
 from heddle_dask.views.history_pictures import (
     counts_of,
     engines_of,
@@ -27,7 +28,7 @@ from heddle_dask.views.history_pictures import (
     trajectories_of,
 )
 from heddle_dask.views.phases import ADMISSION, DRIVER, GENERATING, LLM_QUEUE, MIGRATION, STEP_PHASES
-from heddle_dask.views.run_history import REPORT_LIMITS, HistoryLimits, RunHistory
+from heddle_dask.views.run_history import RunHistory
 
 JOURNALS = sorted((Path(__file__).parent.parent / "journals").glob("*.jsonl.gz"))
 PHASES_OF = {

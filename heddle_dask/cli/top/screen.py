@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heddle_dask.cli.rollout.progress import duration
+from heddle_dask.views.engine_history import LIVING
 
 PHASE_STYLES: Final = {
     "admission": "bright_black",
@@ -44,7 +45,7 @@ def screen(snapshot: Snapshot, height: int, width: int = WIDTH, note: str = "") 
     """
     side = [*_failures(snapshot["failures"], width), *_actions(snapshot, width), *_moves(snapshot, width)]
     left = max(2 * (_LEAST_ROWS + 2), height - _HEAD_LINES - len(side) - (1 if note else 0))
-    living = [engine for engine in snapshot["engines"] if engine["state"] != "lost"]
+    living = [engine for engine in snapshot["engines"] if engine["state"] in LIVING]
     # A heading and a line for those left out per table; engines get at most half of the room.
     engine_rows = min(len(living), max(_LEAST_ROWS, left // 2 - 2))
     lane_rows = max(_LEAST_ROWS, left - engine_rows - 4)
@@ -161,7 +162,7 @@ def bars_of(times: Sequence[float], values: Sequence[int], width: int) -> str:
 
 
 def _engines(snapshot: Snapshot, living: Sequence[Any], rows: int) -> list[RenderableType]:
-    lost = len(snapshot["engines"]) - len(living)
+    lost = sum(engine["state"] == "lost" for engine in snapshot["engines"])
     if not living:
         return [Text(f"engines: none{f', {lost} lost' if lost else ''}", style="yellow")]
     table = Table.grid(padding=(0, 2))

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle_dask.live.scheduler.snapshot_feed import SnapshotFeed
+from heddle_dask.views.engine_history import LIVING
 from heddle_dask.views.run_snapshot import RunSnapshot
 
 if TYPE_CHECKING:
@@ -124,8 +125,8 @@ def _of_session(snapshot: RunSnapshot) -> Iterator[Metric]:
 
 def _of_engines(snapshot: RunSnapshot) -> Iterator[Metric]:
     states = Counter(engine.state for engine in snapshot.engines)
-    yield _gauges("engines", "Engines.", "state", {s: states[s] for s in ("ready", "draining")})
-    living = sorted((e for e in snapshot.engines if e.state != "lost"), key=lambda engine: engine.seat)
+    yield _gauges("engines", "Engines.", "state", {s: states[s] for s in LIVING})
+    living = sorted((e for e in snapshot.engines if e.state in LIVING), key=lambda engine: engine.seat)
     shown = {str(engine.seat): engine for engine in living[:MOST_ENGINES]}
 
     def each(name: str, text: str, field: str) -> Metric:

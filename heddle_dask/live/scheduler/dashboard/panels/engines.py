@@ -14,6 +14,7 @@ from heddle_dask.live.scheduler.dashboard import style
 from heddle_dask.live.scheduler.dashboard.panel import Panel
 from heddle_dask.live.scheduler.dashboard.rows import RowLabels, label_rows, row_positions
 from heddle_dask.live.scheduler.dashboard.view import View
+from heddle_dask.views.engine_history import LIVING
 from heddle_dask.views.run_snapshot import EngineView, RunSnapshot
 
 MOST_ROWS = 16
@@ -29,7 +30,7 @@ _LEGEND = (
 
 def engines_view(snapshot: RunSnapshot) -> View:
     """The engines that are not lost; beyond `MOST_ROWS`, those with the most work."""
-    here = [engine for engine in snapshot.engines if engine.state != "lost"]
+    here = [engine for engine in snapshot.engines if engine.state in LIVING]
     if not here:
         why = (
             "No engine is there now."

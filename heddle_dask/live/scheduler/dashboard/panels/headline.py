@@ -8,6 +8,7 @@ from typing import Any
 from heddle_dask.live.scheduler.dashboard import style
 from heddle_dask.live.scheduler.dashboard.panel import Panel
 from heddle_dask.live.scheduler.dashboard.view import View
+from heddle_dask.views.engine_history import LIVING
 from heddle_dask.views.run_snapshot import RunSnapshot
 
 RATE_WINDOW_S = 10.0
@@ -33,7 +34,7 @@ def headline_view(snapshot: RunSnapshot) -> View:
         )
     counts = snapshot.counts
     ended = sum(counts.ended.values())
-    ready = [engine for engine in snapshot.engines if engine.state != "lost"]
+    ready = [engine for engine in snapshot.engines if engine.state in LIVING]
     slots = sum(engine.slots for engine in ready)
     lost = len(snapshot.engines) - len(ready)
     state = "open" if snapshot.is_open else "closed"

@@ -12,6 +12,7 @@ from heddle_dask.live.scheduler.dashboard import style
 from heddle_dask.live.scheduler.dashboard.panel import Panel, html_block
 from heddle_dask.live.scheduler.dashboard.view import View
 from heddle_dask.views import phases
+from heddle_dask.views.engine_history import LIVING
 from heddle_dask.views.run_snapshot import RunSnapshot
 
 # From the bottom: below the dashed line of slots, everything that does not generate is an idle slot.
@@ -44,7 +45,7 @@ def live_view(snapshot: RunSnapshot) -> View:
 def series_until_now(snapshot: RunSnapshot) -> dict[str, Any]:
     """The samples as columns, and the counts of the snapshot as the last one."""
     series, counts = snapshot.series, snapshot.counts
-    slots = sum(engine.slots for engine in snapshot.engines if engine.state != "lost")
+    slots = sum(engine.slots for engine in snapshot.engines if engine.state in LIVING)
     here = dict(zip(phases.PHASES, series.by_phase, strict=True)) if series.by_phase else {}
     now = [max(snapshot.now_s, snapshot.at_s)] if snapshot.session else []
 
