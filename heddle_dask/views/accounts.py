@@ -22,7 +22,7 @@ from heddle_dask.records.trajectory import ActionRecord, StepRecord, TrajectoryO
 
 NS_PER_S = 1_000_000_000
 # Clocks of two processes: a step that worked this much longer than it was open comes from an earlier session.
-_TOLERANCE_NS = 1_000_000
+_TOLERANCE_S = 0.001
 
 AnyRecord = TrajectoryRecord | TrajectoryOutline
 
@@ -346,7 +346,8 @@ def worked_here(part: StepRecord | ActionRecord) -> bool:
     worked_s = (
         _known(part.prefill_s) + _known(part.decode_s) if isinstance(part, StepRecord) else _known(part.run_s)
     )
-    return _ns(worked_s) <= max(0, _ns(part.finished_s) - _ns(part.submitted_s)) + _TOLERANCE_NS
+    # Of what has no times, nothing can be said against it: max keeps 0.0 against nan.
+    return worked_s <= max(0.0, part.finished_s - part.submitted_s) + _TOLERANCE_S
 
 
 def work_began_s(step: StepRecord) -> float:

@@ -38,7 +38,7 @@ _STYLE = (
     "button,input{font:inherit;color:var(--ink);background:var(--panel);border:1px solid var(--grid);"
     "border-radius:6px;padding:2px 10px}button{cursor:pointer}th.sorts{cursor:pointer;white-space:nowrap}"
     ".save{font-size:11px;padding:0 6px;float:right;opacity:.55}.save:hover,.save:focus{opacity:1}"
-    "code{font-size:12.5px}details>summary{cursor:pointer;color:var(--soft)}"
+    "td:not(.text),td code{white-space:nowrap}code{font-size:12.5px}details>summary{cursor:pointer;color:var(--soft)}"
 )
 
 

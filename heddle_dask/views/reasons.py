@@ -138,12 +138,12 @@ def _times(count: int) -> str:
 
 
 def shown_s(seconds: float) -> str:
-    """A duration for people: ``48 s``, ``1.9 s``, ``12 ms``, ``2 h 5 min``."""
+    """A duration for people: ``12 ms``, ``1.9 s``, ``48 s``, ``1,307 s``, ``2 h 5 min``."""
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
-    if seconds < 600:
-        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds:,.0f} s"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -173,7 +173,7 @@ def timeline_section(figures: RunFigures, axis: RunAxis) -> str:
         part_legend(used),
         figure(
             timeline(rows, until_s=axis.until_s, marks=axis.marks()),
-            f"{which}, in the order of their submission and start. Dashed lines: lost engines, and the begin of a "
+            f"{which}, in the order of their start. Dashed lines: lost engines, and the begin of a "
             "further session. Within a step, the wait stands before the work, also where preemptions mixed them.",
         ),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -106,11 +106,14 @@ class RunFigures:
         What the journal tells, oldest session first; empty where the journal is gone.
     one_clock
         Whether all times are of one session: known from the metadata of the run where there is no journal.
+    over_time
+        Whether what is drawn over time is kept; totals do not need it.
     """
 
-    def __init__(self, sessions: Sequence[SessionFacts], one_clock: bool) -> None:
+    def __init__(self, sessions: Sequence[SessionFacts], one_clock: bool, over_time: bool = True) -> None:
         self.sessions = sessions
         self._one_clock = one_clock
+        self._over_time = over_time
         self._session_of = {
             name: number for number, each in enumerate(sessions) for name in each.trajectories
         }
@@ -120,11 +123,11 @@ class RunFigures:
         self.admission_unknown = 0
         self.waits_unknown = 0
         self.causes = CauseCounts()
-        self.states: dict[tuple[int, Part], Intervals] = {}
-        self.engines: dict[tuple[int, str], EngineUse] = {}
+        self.states: dict[tuple[int, Part], Intervals] = defaultdict(Intervals)
+        self.engines: dict[tuple[int, str], EngineUse] = defaultdict(EngineUse)
         self.actions: dict[str, ActionUse] = {}
-        self.running_actions: dict[int, Intervals] = {}
-        self.queued_actions: dict[int, Intervals] = {}
+        self.running_actions: dict[int, Intervals] = defaultdict(Intervals)
+        self.queued_actions: dict[int, Intervals] = defaultdict(Intervals)
         self.offsets: dict[int, list[float]] = {}
         self.main_step_tokens: dict[str, tuple[int, ...]] = {}
         self._longest: list[tuple[int, int, Shown]] = []
@@ -145,7 +148,8 @@ class RunFigures:
         if session is not None:
             if facts is not None and account.admission_known:
                 self.offsets.setdefault(session, []).append(record.started_s - facts.admitted_s)
-            self._add_times(record, account, session)
+            if self._over_time:
+                self._add_times(record, account, session)
         return account
 
     @property
@@ -155,9 +159,9 @@ class RunFigures:
 
     @property
     def drawn(self) -> list[Shown]:
-        """The longest trajectories and an even sample of all, in order of their begin; all of them in a small run."""
+        """The longest trajectories and an even sample of all, in order of their start; all of them in a small run."""
         chosen = {shown.row.trajectory_id: shown for shown in (*self._sample, *self.longest)}
-        return sorted(chosen.values(), key=lambda shown: (shown.row.session or 0, shown.row.begin_s))
+        return sorted(chosen.values(), key=lambda shown: (shown.row.session or 0, shown.record.started_s))
 
     @property
     def typical(self) -> Typical:
@@ -188,10 +192,7 @@ class RunFigures:
 
     def _add_times(self, record: AnyRecord, account: Account, session: int) -> None:
         for start, stop, part in account.segments:
-            key = session, part
-            if key not in self.states:
-                self.states[key] = Intervals()
-            self.states[key].add(start / NS_PER_S, stop / NS_PER_S)
+            self.states[session, part].add(start / NS_PER_S, stop / NS_PER_S)
         self._add_steps(record, session)
         for action in record.actions:
             self._add_action(action, session)
@@ -199,7 +200,7 @@ class RunFigures:
     def _add_steps(self, record: AnyRecord, session: int) -> None:
         next_of: dict[int, StepRecord] = {}
         for step in reversed(record.steps):
-            use = self.engines.setdefault((session, step.engine_id), EngineUse())
+            use = self.engines[session, step.engine_id]
             use.steps += 1
             use.tokens += step.generated_tokens
             use.prompt_tokens += step.prompt_tokens
@@ -217,7 +218,9 @@ class RunFigures:
             self.main_step_tokens[record.trajectory_id] = tuple(step.generated_tokens for step in main)
 
     def _add_action(self, action: ActionRecord, session: int) -> None:
-        use = self.actions.setdefault(action.label, ActionUse(action.kind))
+        use = self.actions.get(action.label)
+        if use is None:
+            use = self.actions[action.label] = ActionUse(action.kind)
         use.statuses[action.status] += 1
         if math.isnan(action.run_s) or not worked_here(action):
             return
@@ -225,8 +228,8 @@ class RunFigures:
         use.queue_s.append(action.queue_s)
         use.cpu_s += action.run_s * action.cpus
         begun_s = action.finished_s - action.run_s
-        self.running_actions.setdefault(session, Intervals()).add(begun_s, action.finished_s)
-        self.queued_actions.setdefault(session, Intervals()).add(action.submitted_s, begun_s)
+        self.running_actions[session].add(begun_s, action.finished_s)
+        self.queued_actions[session].add(action.submitted_s, begun_s)
 
 
 def _row(record: AnyRecord, account: Account, facts: ControlFacts | None, session: int | None) -> Row:

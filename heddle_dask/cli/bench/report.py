@@ -28,9 +28,10 @@ def report(trajectories: str, folder: Path | None, as_json: bool, seed: int) -> 
     for row in measure_reports(sizes, seed=seed, folder=folder):
         rows.append(row)
         click.echo(
-            f"{row.trajectories:,} trajectories, {row.steps:,} steps, {row.events:,} events: show {row.show_s:.1f} s; "
-            f"report {row.html_s:.1f} s, {row.html_bytes / 1e6:.1f} MB, {row.html_peak_bytes / 2**20:,.0f} MiB of "
-            f"memory; trace {row.perfetto_s:.1f} s, {row.perfetto_bytes / 1e6:.1f} MB",
+            f"{row.trajectories:,} trajectories, {row.steps:,} steps, {row.events:,} events: show {row.show_s:.1f} s\n"
+            f"  report: {row.html_s:.1f} s ({row.html_cpu_s:.1f} s of CPU), {row.html_bytes / 1e6:.1f} MB, "
+            f"{row.html_peak_bytes / 2**20:,.0f} MiB of memory\n"
+            f"  trace: {row.perfetto_s:.1f} s, {row.perfetto_bytes / 1e6:.1f} MB",
             err=as_json,
         )
     if as_json:

@@ -21,9 +21,9 @@ from heddle_dask.views.run_figures import RunFigures
 from heddle_dask.views.run_report import About
 
 
-def empty_figures(run: StoredRun) -> RunFigures:
+def empty_figures(run: StoredRun, over_time: bool) -> RunFigures:
     """The figures before the first record."""
-    return RunFigures(journalled_sessions(run), one_clock=has_one_clock(run.metadata))
+    return RunFigures(journalled_sessions(run), has_one_clock(run.metadata), over_time)
 
 
 def has_one_clock(metadata: dict[str, Any]) -> bool:

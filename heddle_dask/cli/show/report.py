@@ -15,6 +15,7 @@ from heddle_dask.cli.show.figures import about, empty_figures, has_one_clock, lo
 from heddle_dask.cli.show.transcript import Passage, passages, trajectory_facts
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.kinds import ENGINE_KINDS
 from heddle_dask.records.causes import message_of
 from heddle_dask.records.token_record import Attribution
@@ -53,7 +54,8 @@ def show_run(
         queued_inside=_prefill_includes_queue(run.metadata.get("engine")),
     )
     timed = has_one_clock(run.metadata)
-    figures = empty_figures(run)
+    collect_seldom()  # millions of small lists of the journal are no garbage
+    figures = empty_figures(run, over_time=html is not None or perfetto is not None)
     trace = None if perfetto is None else RunTrace(figures)
     for record in run.outlines():
         tally.add(record, timed=timed)
