@@ -80,13 +80,14 @@ def write_agents(directory: Path, seconds_per_token: float = 0.02) -> None:
     (directory / "cost.toml").write_text(f"seconds_per_token = {seconds_per_token}\n")
 
 
-def rollout_command(directory: Path, *options: str) -> list[str]:
-    """`heddle rollout` on the groups of ``slurm.toml``, with emulated engines."""
+def rollout_command(out: str, *options: str) -> list[str]:
+    """`heddle rollout` on the groups of ``slurm.toml``, with emulated engines; to be run where these files are."""
     return [
         *(sys.executable, "-c", "from heddle_dask.cli.main import main; main()"),
         *("rollout", "--json", "--env", "agents:solve", "--no-dashboard"),
-        *("--engine", "emulated", "--cost", str(directory / "cost.toml"), "--slots", "4"),
-        *("--cluster", str(directory / "slurm.toml"), "--out", str(directory / "run.zarr"), *options),
+        *("--engine", "emulated", "--cost", "cost.toml", "--slots", "4", "--cluster", "slurm.toml"),
+        *options,
+        *("--out", out),
     ]
 
 
@@ -94,7 +95,7 @@ def start(directory: Path, *options: str, **environment: str) -> subprocess.Pope
     """Begin a rollout; its notes are in ``notes.txt``."""
     with (directory / "notes.txt").open("a") as notes:
         return subprocess.Popen(
-            rollout_command(directory, *options),
+            rollout_command("run.zarr", *options),
             cwd=directory,
             env={**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{directory}", **environment},
             stdout=subprocess.PIPE,

@@ -359,7 +359,9 @@ def main() -> int:
     if missing := missing_daemons():
         print(f"{', '.join(missing)} not found: run scripts/install_slurm.sh", file=sys.stderr)
         return 3
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Also where a script has started it in the background, with SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     with running_lab() as lab:
         print(lab.run("sinfo"), end="")
         print(

@@ -18,6 +18,7 @@ from worlds.live_world import emulated, run, until
 from heddle_dask import Rollout, SlurmCluster
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.clusters.slurm.scaling import ScalingRule
+from heddle_dask.live.driver.capacity import Patience
 from heddle_dask.live.driver.rollout_inputs import Engines
 
 pytestmark = pytest.mark.slurm
@@ -32,13 +33,15 @@ def workers(cluster: SlurmCluster, group: str) -> set[str]:
     return {name for name in names if name.startswith(f"{group}-")}
 
 
-async def roll(client: Client, model: str, count: int, engines: int = 1, **agent: Any) -> list[Any]:
+async def roll(
+    client: Client, model: str, count: int, engines: int = 1, patience: Patience | None = None, **agent: Any
+) -> list[Any]:
     spec = emulated(model, seconds_per_token=0.02, slots=4)
     rollout = Rollout(
         client,
         env=ToolAgent(**agent),
         model=model,
-        engines=Engines(spec=spec, count=engines),
+        engines=Engines(spec=spec, count=engines, patience=patience or Patience()),
         strategy="heddle",
     )
     batch = list(await rollout.run(count))
@@ -113,6 +116,25 @@ def test_a_group_whose_jobs_wait_says_why_and_does_not_hold_up_the_others(
             assert "PartitionDown" in cluster._repr_html_()
 
     run(body())
+
+
+def test_time_in_the_queue_counts_for_no_time_limit(slurm: Lab, tmp_path: Path, model_dir: str) -> None:
+    engines = 'role = "rollout"\npartition = "single"\nwalltime = "30min"'
+    path = write_cluster_file(tmp_path, alone=engines, cpu="")
+    # The only place of the partition is taken for longer than the rollout waits for workers that are not in a queue.
+    slurm.submit("-p", "single", "--output=/dev/null", "--wrap", "sleep 8")
+    told: list[str] = []
+
+    async def body() -> None:
+        async with (
+            SlurmCluster(path, asynchronous=True, on_event=told.append) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            await roll(client, model_dir, 2, patience=Patience(workers_s=2.0, engines_s=20.0))
+
+    run(body())
+    (joined,) = [line for line in told if line.startswith("alone-0 has joined")]
+    assert int(joined.split()[3]) >= 5, "it did not have to wait"
 
 
 COUNTING = """#!/bin/sh

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,50 +19,52 @@ from slurm.groups import (
 )
 from slurm.lab import Lab, wait_for
 
+from heddle_dask.records.journal import read_journal
 from heddle_dask.records.store import RunReader
 
 pytestmark = pytest.mark.slurm
 
 
-CHAIN = """#!/bin/bash
-#SBATCH --job-name=driver
-#SBATCH --partition=cpu
-#SBATCH --cpus-per-task=1
-#SBATCH --time=00:30:00
-#SBATCH --signal=B:TERM@60
-#SBATCH --output={directory}/driver-%j.out
-cd {directory}
-resume=()
-[ -e run.zarr ] && resume=(--resume)
-exec {command} "${{resume[@]}}"
-"""
+BLOCKS = re.findall(r"```bash\n(.*?)```", (REPOSITORY / "docs" / "slurm.md").read_text(), re.DOTALL)
+LINK = next(block for block in BLOCKS if "#SBATCH --job-name=rollout" in block)
+SUBMISSION = next(block for block in BLOCKS if "--dependency=afterany" in block)
 
 
-def test_the_driver_is_a_job_that_ends_and_the_next_one_resumes(
+def write_the_documented_chain(directory: Path) -> None:
+    """Write ``rollout.sh`` and ``submit.sh`` as the documentation has them, with the options of this rollout."""
+    options = rollout_command("run.zarr", "--tasks", "8", "--samples", "1")
+    link, replaced = re.subn(
+        r"exec heddle rollout .*--out", f"exec {shlex.join(options[:-2])} --out", LINK, flags=re.DOTALL
+    )
+    assert replaced == 1
+    (directory / "rollout.sh").write_text(link.replace("runs/coding.zarr", "run.zarr"))
+    # The partitions of the lab have an hour at most; three links are enough.
+    text = SUBMISSION.replace("sbatch", "sbatch --time=30").replace("2 3 4 5", "2 3")
+    (directory / "submit.sh").write_text(text.replace("job=$(", 'echo "$job"; job=$(') + 'echo "$job"\n')
+
+
+def test_the_documented_chain_of_jobs_goes_on_where_a_link_has_ended(
     slurm: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_cluster_file(tmp_path, gpu="", cpu="")
     write_agents(tmp_path)
+    write_the_documented_chain(tmp_path)
     for name, value in {"STEPS": "12", "TOKENS": "60", "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"}.items():
         monkeypatch.setenv(name, value)
-    command = shlex.join(rollout_command(tmp_path, "--tasks", "8", "--samples", "1"))
-    script = CHAIN.format(directory=tmp_path, command=command)
-    first = slurm.submit(script=script)
-    wait_for(lambda: journal_kinds(tmp_path).count("step") >= 20, 60, "no steps")
-    slurm.run("scancel", "--signal=TERM", "--batch", str(first))
-    wait_for(lambda: slurm.state(first) not in ("RUNNING", "COMPLETING"), 60, "the driver goes on")
-    wait_for(lambda: not slurm.jobs(), 60, "its jobs go on")
-    kinds = journal_kinds(tmp_path)
-    done = kinds.count("step")
-    assert 20 <= done < 8 * 12
-    second = slurm.submit(script=script)
-    wait_for(lambda: slurm.state(second) in ("COMPLETED", "FAILED"), 120, "the second driver does not end")
-    said = (tmp_path / f"driver-{second}.out").read_text()
-    assert slurm.state(second) == "COMPLETED", said
-    run = RunReader(tmp_path / "run.zarr")
-    assert [record.status for record in run] == ["completed"] * 8
-    # No step of the first job is sampled again.
-    assert journal_kinds(tmp_path).count("step") <= 8 * 12
+    told = subprocess.run(["bash", "submit.sh"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    first, second, third = map(int, told.stdout.split())
+    wait_for(lambda: journal_kinds(tmp_path).count("step") >= 20, 90, "no steps")
+    # What SLURM does two minutes before the end of a link.
+    slurm.run("scancel", "--signal=USR1", "--batch", str(first))
+    wait_for(lambda: slurm.state(third) == "COMPLETED", 150, "the chain does not end")
+    said = {number: (tmp_path / f"slurm-{number}.out").read_text() for number in (first, second, third)}
+    assert slurm.job_fields(first)["ExitCode"] == "75:0", said[first]
+    assert slurm.state(second) == "COMPLETED", said[second]
+    assert [record.status for record in RunReader(tmp_path / "run.zarr")] == ["completed"] * 8
+    # Each step was sampled once: the second link has not repeated what the first one had.
+    steps = [body for kind, body in read_journal(tmp_path / "run.journal") if kind == "step"]
+    assert len({(body["trajectory_id"], body["step_index"]) for body in steps}) == len(steps) == 8 * 12
+    assert "gpu-0 is submitted" in said[second] and "is submitted" not in said[third]
 
 
 def test_a_walltime_passes_and_nothing_is_lost(longer_than_a_walltime: Background) -> None:
