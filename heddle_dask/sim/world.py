@@ -100,6 +100,8 @@ class SimulatedWorld:
         self._tell(ev.HostJoined(0.0, self.fleet.host))
         for number, lost_s in sorted(self.fleet.faults.engines_lost.items()):
             self.time.at(lost_s, self._lose_engine, self.fleet.engines[number][0].engine_id)
+        for number, ends_s in sorted(self.fleet.faults.engines_end.items()):
+            self._end_engine(self.fleet.engines[number][0].engine_id, ends_s)
         for program in self.programs.values():
             self._tell(ev.TrajectorySubmitted(0.0, program.spec))
         walltime_s = self.fleet.faults.walltime_s
@@ -380,6 +382,12 @@ class SimulatedWorld:
 
     def _start_another(self, description: EngineDescription, cost: EngineCost) -> None:
         self._join(replace(description, engine_id=EngineId(f"engine-{len(self.engines)}")), cost)
+
+    def _end_engine(self, engine_id: EngineId, ends_s: float) -> None:
+        begins_s, expires_s = self.fleet.faults.drain_times(ends_s)
+        self.time.at(begins_s, self._tell, ev.EngineDraining(begins_s, engine_id, ends_s))
+        self.time.at(expires_s, self._tell, ev.EngineExpiring(expires_s, engine_id))
+        self.time.at(ends_s, self._lose_engine, engine_id)
 
     def _lose_engine(self, engine_id: EngineId) -> None:
         if self.engines[engine_id].lost:  # by another fault

@@ -132,11 +132,10 @@ def test_jobs_that_fail_at_their_start_are_tried_less_and_less_and_the_run_says_
     events: list[str] = []
 
     async def body() -> None:
-        broken = plan(tmp_path, {"env": {"LD_PRELOAD": ""}, "prologue": ("echo no such module; exit 3",)})
+        broken = plan(tmp_path, {"prologue": ("echo no such module; exit 3",)})
         cluster = SlurmCluster(broken, asynchronous=True, on_event=events.append)
         async with cluster, Client(cluster, asynchronous=True) as client:
-            engines = Engines.of(emulated(model_dir))
-            engines = Engines(engines.kind, patience=Patience(workers_s=5.0))
+            engines = Engines(spec=emulated(model_dir), patience=Patience(workers_s=3.0))
             rollout = Rollout(client, env="math", model=model_dir, engines=engines)
             with pytest.raises(
                 BadInput, match=r"latest failed job: gpu-\d: it ended with exit code 3: no such module"
@@ -178,3 +177,19 @@ def test_the_driver_that_dies_takes_the_jobs_with_it(tmp_path: Path) -> None:
         await until(lambda: not any(process.is_running() for process in family))
 
     run(body())
+
+
+def test_what_cannot_be_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = {"cpu": WorkerGroup("cpu", "tool", partition="cpu")}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    logs = tmp_path / "logs"
+    with pytest.raises(BadInput, match="sbatch is not installed here"):
+        SlurmCluster(ClusterPlan(group, interface="lo"), logs=logs)
+    with pytest.raises(BadInput, match="start inside salloc or sbatch"):
+        SlurmCluster(ClusterPlan(group, backend="srun", interface="lo"), logs=logs)
+    with pytest.raises(BadInput, match="interface ib9"):
+        SlurmCluster(ClusterPlan(group, backend="local", interface="ib9"), logs=logs)
+    assert not logs.exists()

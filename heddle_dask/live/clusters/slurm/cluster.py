@@ -28,12 +28,13 @@ from heddle_dask.live.clusters.slurm.scaling import ScalingRule
 from heddle_dask.live.clusters.slurm.scheduler_process import dashboard_url, listen_options
 from heddle_dask.live.clusters.slurm.tending import Tending
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, WorkerGroup
-from heddle_dask.live.wire.drain_messages import DrainWorkers
+from heddle_dask.live.wire.drain_messages import DrainedWorkers, DrainWorkers
 from heddle_dask.live.wire.transport import ask_over
 
 _LOG = logging.getLogger(__name__)
 # A pass of the tending ends within this, unless SLURM does not answer.
 _LAST_PASS_S = 120.0
+_LAST_PASS_OF_SILENT_S = 5.0
 
 
 class SlurmCluster(SupervisedCluster):
@@ -186,7 +187,9 @@ class SlurmCluster(SupervisedCluster):
         self._tending.stop()
         if self._tending_task is not None:
             # It is not cancelled: a submission that is cut off would leave a job whose id nobody knows.
-            await asyncio.wait([self._tending_task], timeout=_LAST_PASS_S)
+            limit_s = _LAST_PASS_OF_SILENT_S if self._scheduler_is_silent else _LAST_PASS_S
+            await asyncio.wait([self._tending_task], timeout=limit_s)
+            self._tending_task.cancel()
         try:
             # First of all: nothing that fails below may leave a job behind.
             await self.cancel_jobs(list(self.workers))
@@ -235,7 +238,7 @@ class SlurmCluster(SupervisedCluster):
         for job in jobs:
             job.forget()
 
-    async def drain_workers(self, names: Sequence[str], limit_s: float) -> None:
+    async def drain_workers(self, names: Sequence[str], limit_s: float) -> DrainedWorkers:
         """Have the scheduler move away what these workers hold, and close them; returns when they have left.
 
         Raises
@@ -243,7 +246,7 @@ class SlurmCluster(SupervisedCluster):
         OSError, RuntimeError
             The scheduler does not answer.
         """
-        await ask_over(self.scheduler_comm, DrainWorkers(tuple(names), limit_s))
+        return await ask_over(self.scheduler_comm, DrainWorkers(tuple(names), limit_s))
 
     @property
     def queue(self) -> SlurmQueue:
