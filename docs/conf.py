@@ -10,6 +10,7 @@ import os
 import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))  # the package of this checkout, whatever is installed
@@ -17,6 +18,13 @@ sys.path.insert(0, str(DOCS / "_extensions"))
 # For the notebook: the package of this checkout, and `heddle` beside the interpreter.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(DOCS.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+)
+# Not the profile of whoever builds; the kernel says at every start that its sockets on loopback are not encrypted.
+_profile = TemporaryDirectory(prefix="heddle-docs-")
+os.environ["IPYTHONDIR"] = _profile.name
+(Path(_profile.name) / "profile_default").mkdir()
+(Path(_profile.name) / "profile_default" / "ipython_kernel_config.py").write_text(
+    'c.IPKernelApp.log_level = "ERROR"\n', encoding="utf-8"
 )
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 

@@ -12,6 +12,7 @@ import pytest
 from worlds.markdown_blocks import DOCS, ROOT
 
 pytest.importorskip("sphinx")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

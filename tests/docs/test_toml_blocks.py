@@ -9,6 +9,7 @@ import pytest
 from worlds.markdown_blocks import ROOT, Block, blocks
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.live.clusters.slurm.cluster_file import read_cluster_file
 from heddle_dask.sim.clusters import cluster_of
 
 
@@ -19,18 +20,20 @@ def simulated_cluster(path: Path) -> None:
     cluster_of(str(path))
 
 
-# The word behind `toml` names the loader.
-LOADERS: Mapping[str, Callable[[Path], object]] = {"simulated-cluster": simulated_cluster}
+# The word behind `toml` names the loader; without one it is the file of `heddle rollout --cluster`.
+LOADERS: Mapping[str, Callable[[Path], object]] = {
+    "": read_cluster_file,
+    "simulated-cluster": simulated_cluster,
+}
 
 
 @pytest.mark.parametrize("block", blocks("toml"), ids=lambda block: block.name)
 def test_the_block_is_read(block: Block, tmp_path: Path) -> None:
-    assert block.words and block.words[0] in LOADERS, (
-        f"say behind `toml` what it is for: {', '.join(LOADERS)}"
-    )
+    word = block.words[0] if block.words else ""
+    assert word in LOADERS, f"say behind `toml` what it is for: {', '.join(LOADERS)}"
     path = tmp_path / "block.toml"
     path.write_text(block.text, encoding="utf-8")
-    LOADERS[block.words[0]](path)
+    LOADERS[word](path)
 
 
 @pytest.mark.parametrize("word", LOADERS)
