@@ -130,7 +130,14 @@ def test_medians() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(0.0, "0 ms"), (0.9996, "1.0 s"), (9.96, "10 s"), (48.2, "48 s"), (1307, "1,307 s"), (7500, "2 h 5 min")],
+    [
+        (0.0, "0 ms"),
+        (0.9996, "1.0 s"),
+        (9.96, "10 s"),
+        (48.2, "48 s"),
+        (1307, "1,307 s"),
+        (7500, "2 h 5 min"),
+    ],
 )
 def test_durations_for_people(seconds: float, said: str) -> None:
     assert shown_s(seconds) == said
