@@ -95,9 +95,17 @@ class SimulatedEngine:
             self._settle(self._batch.submit(job, self._time.now_s))
 
     def abort(self, job: SimulatedJob) -> None:
-        """End a job early with the tokens that it has; a job that still waits at the worker is left there, as live."""
-        if not self.lost and all(waiting is not job for _, _, waiting in self._line):
+        """End a job early with the tokens that it has; none if it still waits at the worker."""
+        if self.lost:
+            return
+        left = [entry for entry in self._line if entry[2] is not job]
+        if len(left) == len(self._line):
             self._settle(self._batch.abort(job, self._time.now_s))
+        else:
+            self._line = left
+            heapq.heapify(left)
+            job.aborted = True
+            self._on_ended(self, job)
 
     def reprice(self, cost: EngineCost) -> None:
         """Use another cost from now on."""

@@ -96,6 +96,9 @@ FAILED_TOOL_SHARE = 0.5
 """Share of its planned time after which a failing tool call ends."""
 
 
+_EXPIRING_S = 5.0
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatedFaults:
     """Faults of a simulation. Times are virtual seconds.
@@ -113,6 +116,10 @@ class SimulatedFaults:
         name; 0: never.
     engine_restart_s
         Time from such a failure until a replacement engine has started.
+    engines_end
+        Time at which the job of an engine ends, by the engine's number. The engine drains before.
+    drain_s
+        The drain begins so long before the end of the job.
     """
 
     engines_lost: Mapping[int, float] = field(default_factory=dict)
@@ -120,6 +127,12 @@ class SimulatedFaults:
     walltime_s: float = 0.0
     engine_mtbf_s: float = 0.0
     engine_restart_s: float = 0.0
+    engines_end: Mapping[int, float] = field(default_factory=dict)
+    drain_s: float = 120.0
+
+    def drain_times(self, ends_s: float) -> tuple[float, float]:
+        """When an engine that ends then begins to drain, and when its steps are stopped; as live."""
+        return max(0.0, ends_s - self.drain_s), ends_s - min(_EXPIRING_S, self.drain_s / 3)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,8 @@ class SimulatedWorld:
         self._tell(ev.HostJoined(0.0, self.fleet.host))
         for number, lost_s in sorted(self.fleet.faults.engines_lost.items()):
             self.time.at(lost_s, self._lose_engine, self.fleet.engines[number][0].engine_id)
+        for number, ends_s in self.fleet.faults.engines_end.items():
+            self._end_engine(self.fleet.engines[number][0].engine_id, ends_s)
         for program in self.programs.values():
             self._tell(ev.TrajectorySubmitted(0.0, program.spec))
         walltime_s = self.fleet.faults.walltime_s
@@ -169,9 +171,8 @@ class SimulatedWorld:
                 self._admit(command)
             case cmd.MoveContext():
                 self._move(command)
-            case cmd.DropContext():
-                # As live, the engine gets no message: the worker drops its copy of the tokens, which the simulation
-                # does not have. The prefix cache keeps the blocks until it evicts them.
+            case cmd.DropContext() | cmd.ReleaseEngine() | cmd.ReleaseHost():
+                # As live, the engine gets no message. Its worker drops its copy of the tokens, which is not simulated.
                 pass
             case cmd.AbortStep():
                 self._abort_step(command)
@@ -181,8 +182,6 @@ class SimulatedWorld:
                 self._give_up(command)
             case cmd.GiveUpAction():
                 raise AssertionError(f"{command.action_id}: the tool host of a simulation is never lost")
-            case cmd.ReleaseEngine() | cmd.ReleaseHost():
-                pass  # it ends when its time is over
             case cmd.PlanDegrees():
                 self._plan_degrees(command)
             case cmd.DeployEngines():
@@ -380,6 +379,15 @@ class SimulatedWorld:
 
     def _start_another(self, description: EngineDescription, cost: EngineCost) -> None:
         self._join(replace(description, engine_id=EngineId(f"engine-{len(self.engines)}")), cost)
+
+    def _end_engine(self, engine_id: EngineId, ends_s: float) -> None:
+        begins_s, expires_s = self.fleet.faults.drain_times(ends_s)
+        for event in (
+            ev.EngineDraining(begins_s, engine_id, ends_s),
+            ev.EngineExpiring(expires_s, engine_id),
+        ):
+            self.time.at(event.at, self._tell, event)
+        self.time.at(ends_s, self._lose_engine, engine_id)
 
     def _lose_engine(self, engine_id: EngineId) -> None:
         if self.engines[engine_id].lost:  # by another fault

@@ -291,6 +291,33 @@ def test_when_engines_are_lost_the_others_finish(preset: str, report_s: float) -
     assert run.world.engines[EngineId("engine-0")].busy_s <= 2.0
 
 
+@pytest.mark.parametrize("slot_s", [0.0, 0.01])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_an_engine_that_drains_before_its_end_loses_nothing(preset: str, slot_s: float) -> None:
+    """With `slot_s`, steps wait at the worker, where they are called off."""
+    faults = SimulatedFaults(engines_end={0: 4.0, 2: 6.0}, drain_s=3.0)
+    fleet = small_fleet(3, faults=faults, delays=replace(DELAYS, slot_s=slot_s, steps_ahead=1))
+    plans = workload()
+    run = Run(preset, fleet, plans)
+    assert run.statuses == ["completed"] * len(plans)
+    run.check_times()
+    run.check_replay()
+    released = {command.engine_id: command for command in run.commands(cmd.ReleaseEngine)}
+    assert set(released) == {"engine-0", "engine-2"}
+    orders = [command for _, commands in run.lines for command in commands]
+    assert any(isinstance(order, cmd.AbortStep) for order in orders)
+    begins = {"engine-0": 1.0, "engine-2": 3.0}
+    for event, commands in run.lines:
+        for command in commands:
+            if isinstance(command, cmd.StartStep):
+                assert event.at <= begins.get(command.engine_id, math.inf)
+            assert not (isinstance(event, ev.EngineLost) and isinstance(command, cmd.StartStep)), (
+                "it was empty"
+            )
+    for program in run.world.programs.values():
+        assert program.context_tokens == program.plan.context_tokens
+
+
 @pytest.mark.parametrize("preset", ["heddle", "slime", "verl"])
 def test_engines_that_die_by_chance_are_replaced_until_all_have_ended(preset: str) -> None:
     faults = SimulatedFaults(engine_mtbf_s=6.0, engine_restart_s=1.5)

@@ -57,7 +57,16 @@ def longer_than_a_walltime(
         write_cluster_file(directory, short=short + 'start-timeout = "30s"\n', cpu="")
         write_agents(directory, seconds_per_token=0.1)
         process = start(
-            directory, "--tasks", "4", "--samples", "1", STEPS="65", TOKENS="20", SLURM_CONF=str(lab.conf)
+            directory,
+            "--tasks",
+            "4",
+            "--samples",
+            "1",
+            "--max-steps",
+            "100",
+            STEPS="65",
+            TOKENS="20",
+            SLURM_CONF=str(lab.conf),
         )
         stack.callback(process.wait)
         stack.callback(process.terminate)

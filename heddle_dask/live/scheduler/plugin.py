@@ -170,7 +170,13 @@ class HeddleScheduler(SchedulerPlugin):
         """Engines that answer, tool CPUs, workers by tag, and the latest failed start of each engine."""
         tags = [set(state.resources) for state in self.scheduler.workers.values()]
         return driver.Capacity(
-            engines=self._registry.ready_engines,
+            engines=tuple(
+                ready
+                for (worker, _), ready in zip(
+                    self._registry.engines.values(), self._registry.ready_engines, strict=True
+                )
+                if worker not in self._drains
+            ),
             tool_cpus=self._registry.tool_cpus,
             start_failures=dict(self._registry.start_failures),
             plugins=tuple(self.scheduler.worker_plugins),
@@ -185,7 +191,7 @@ class HeddleScheduler(SchedulerPlugin):
         """Take what the cluster object has queued, and tell it what work there is."""
         self._queue.announce(request.queued, request.valid_s)
         state = None if self.session is None else self.session.controller.state
-        return demand_of(self.scheduler, self._registry, state)
+        return demand_of(self.scheduler, self._registry, state, self._drains)
 
     async def own_engines(self, request: driver.OwnEngines) -> Done:
         """The engines belong to the driver of this session from now on, or no longer."""

@@ -195,7 +195,7 @@ class RunningJob:
                 if answer.late:
                     self._say(f"{', '.join(answer.late)} had work left at the end")
                 # They close by themselves; one that had not joined yet is not needed any more.
-                self._deadline_s = min(self._deadline_s, time.monotonic() + _CLOSING_S)
+                self._deadline_s = min(self._deadline_s + LAST_S - 1.0, time.monotonic() + _CLOSING_S)
                 return
             except OSError as error:
                 # The scheduler is gone, and the workers end with it; or a message was lost.
