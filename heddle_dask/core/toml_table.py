@@ -33,4 +33,4 @@ def unknown_key(key: str, allowed: Sequence[str], where: str) -> BadInput:
     """An error for an unknown key, with the nearest allowed key and the whole list."""
     close = get_close_matches(key, allowed, n=1)
     hint = f" (did you mean '{close[0]}'?)" if close else ""
-    return BadInput(f"{where} has unknown key '{key}'{hint}; allowed: {', '.join(allowed)}")
+    return BadInput(f"{where} has unknown key {key!r}{hint}; allowed: {', '.join(allowed)}")

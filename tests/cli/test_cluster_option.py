@@ -143,3 +143,18 @@ def test_doctor_refuses_a_file_that_is_none():
         assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
     Path("c.toml").write_text("engines = 2\n")
     assert "has no groups: give tables [groups.NAME]" in invoke("doctor", "--cluster", "c.toml").stderr
+
+
+def test_engines_may_take_as_long_to_start_as_their_groups_say(monkeypatch):
+    patience = []
+
+    async def run(self):
+        patience.append(self.engines.patience.engines_s)
+        return 0
+
+    monkeypatch.setattr("heddle_dask.cli.rollout.run._Run.run", run)
+    Path("c.toml").write_text(GPUS + 'start-timeout = "15min"\n' + TOOLS)
+    for options in ([], ["--engine-timeout", 30]):
+        result = invoke("rollout", "--engine", "emulated", "--cluster", "c.toml", *options)
+        assert result.exit_code == 0, result.output
+    assert patience == [900, 30]

@@ -389,6 +389,20 @@ def test_the_threads_of_a_worker_can_be_bounded_and_restored() -> None:
     with_cluster(body)
 
 
+def test_a_result_is_needed_as_long_as_a_client_holds_its_future_and_no_other_worker_has_it() -> None:
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        state = scheduler.workers[workers[0].address]
+        future = client.submit(sum, (1, 2), workers=[workers[0].address], pure=False)
+        await future
+        assert internals.results_needed(state) == 1
+        await client.replicate([future], n=2)
+        assert internals.results_needed(state) == 0
+        del future
+        await until(lambda: not state.has_what)
+
+    with_cluster(body, workers=2)
+
+
 def test_a_worker_is_called_through_the_scheduler() -> None:
     async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
         async def length(value: bytes) -> dict[str, int]:

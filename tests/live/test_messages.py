@@ -23,6 +23,7 @@ from heddle_dask.core.nouns import (
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.tp_degrees import FinishedWork, TpDegreePlan
 from heddle_dask.engines.contract import VersionSpan
+from heddle_dask.live.wire import cluster_messages as cluster
 from heddle_dask.live.wire import drain_messages as drains
 from heddle_dask.live.wire import driver_messages as driver
 from heddle_dask.live.wire import transport
@@ -106,6 +107,10 @@ SAMPLES: list[Message] = [
         trajectories=(driver.BatchTrajectory(SPEC, 12),),
         finished=(FinishedWork(10, 5, 0.5),),
     ),
+    cluster.ExchangeDemand(cluster.QueuedCapacity(2, 1, 1, 0, 3, "gpu-0: it was cancelled"), 60.0),
+    cluster.Demand(
+        True, 9, 1.5, 0.5, 7, 1, 2, 16, 3, 4.5, 1, 8, (cluster.WorkerLoad("gpu-0", True, 1, 2, 3, 4, "x"),)
+    ),
     workers.EngineWorkerReport("w", "node", 1, ("0", "GPU-a")),
     workers.EngineWorkerReport("w", "node", 1, ("0",), {"kind": "vllm"}),
     workers.GpusReturnedReport(),
@@ -147,7 +152,7 @@ DASK_NAMES = {OP, "worker", "client", "comm", "reply", "close", "serializers", "
 
 
 def message_types() -> Iterator[type[Message]]:
-    for module in (transport, driver, drains, workers):
+    for module in (transport, cluster, driver, drains, workers):
         for _, kind in inspect.getmembers(module, inspect.isclass):
             if kind.__module__ == module.__name__ and issubclass(kind, Message):
                 yield kind

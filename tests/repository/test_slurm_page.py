@@ -24,7 +24,7 @@ SHOWN_LAUNCHER = "/project/envs/heddle/lib/python3.12/site-packages/workers/job.
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}[^\n]*\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("text", blocks("toml"))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from distributed import Client
 from slurm.groups import write_cluster_file
-from slurm.lab import Lab
+from slurm.lab import Lab, wait_for
 from worlds.live_agents import ToolAgent
 from worlds.live_world import emulated, run, until
 
@@ -97,6 +97,9 @@ def test_a_job_that_is_cancelled_in_a_step_is_replaced_and_nothing_fails(
 
     run(body())
     assert any(line.startswith("gpu-0 is gone: ") for line in told)
+    # Three engines on one node have loaded one copy of the model.
+    staged = tmp_path / "scratch" / f"heddle-cache-{os.getuid()}" / "weights"
+    assert len([copy for copy in staged.iterdir() if copy.is_dir()]) == 1
 
 
 def test_a_group_whose_jobs_wait_says_why_and_does_not_hold_up_the_others(
@@ -135,6 +138,35 @@ def test_time_in_the_queue_counts_for_no_time_limit(slurm: Lab, tmp_path: Path, 
     run(body())
     (joined,) = [line for line in told if line.startswith("alone-0 has joined")]
     assert int(joined.split()[3]) >= 5, "it did not have to wait"
+
+
+DEAF = """#!/bin/sh
+echo "scancel: error: Unable to contact slurm controller (connect failure)" >&2
+exit 1
+"""
+
+
+def test_jobs_that_cannot_be_cancelled_are_named_and_end_without_a_scheduler(
+    slurm: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_cluster_file(tmp_path, gpu="", cpu="")
+    deaf = tmp_path / "bin" / "scancel"
+    deaf.parent.mkdir()
+    deaf.write_text(DEAF)
+    deaf.chmod(0o755)
+    told: list[str] = []
+
+    async def body() -> None:
+        async with SlurmCluster(path, asynchronous=True, on_event=told.append) as cluster:
+            await until(lambda: workers(cluster, "gpu") and workers(cluster, "cpu"))
+            with monkeypatch.context() as patch:
+                patch.setenv("PATH", f"{deaf.parent}{os.pathsep}{os.environ['PATH']}")
+                await cluster.close()
+
+    run(body())
+    (line,) = [line for line in told if "could not be cancelled" in line]
+    assert line.endswith(" ".join(line.split()[1:3])) and "Unable to contact slurm controller" in line
+    wait_for(lambda: not slurm.jobs(), 60, "the jobs go on without a scheduler")
 
 
 COUNTING = """#!/bin/sh

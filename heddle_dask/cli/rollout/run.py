@@ -192,7 +192,7 @@ class _Run:
             ),
             patience=Patience(
                 workers_s=where.worker_timeout,
-                engines_s=where.engine_timeout,
+                engines_s=self._engine_timeout_s(),
                 rejoin_s=where.rejoin_timeout,
                 scheduler_s=where.scheduler_timeout,
                 orphans_s=where.orphan_timeout,
@@ -203,6 +203,13 @@ class _Run:
         """Engines that must answer before the run starts; None: as many as the cluster says, or has workers for."""
         by_default = self.order.where.scheduler and "engines" in self.order.by_default
         return None if self.plan is not None or by_default else self.shape.engines
+
+    def _engine_timeout_s(self) -> float:
+        """Longest start of an engine: as the option says, else as the groups do."""
+        given_s = self.order.where.engine_timeout
+        if self.plan is None or "engine_timeout" not in self.order.by_default:
+            return given_s
+        return max(group.start_timeout_s for group in self.plan.groups.values() if group.role == "rollout")
 
     def _check_degrees(self) -> None:
         """Refuse, before anything starts, engines that this model or this machine cannot have."""
@@ -284,7 +291,9 @@ class _Run:
             return
         async with self.logs.kept() as logs:
             if self.plan is not None:
-                self.progress.message(f"starting a cluster of {_groups_text(self.plan)}; logs: {logs}")
+                self.progress.message(
+                    f"starting a cluster of {_groups_text(self.plan)}; logs: {self.plan.logs or logs}"
+                )
                 async with groups_client(self.plan, self.plan.logs or logs, self.progress.message) as client:
                     yield client
                 return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from distributed import Scheduler
@@ -39,9 +39,17 @@ class AnnouncedQueue:
         return self._queued if self._clock() < self._until_s else QueuedCapacity()
 
 
-def demand_of(scheduler: Scheduler, registry: EngineRegistry, state: State | None) -> Demand:
-    """Count the work of a session (None: there is none) and the loads of all workers; O(trajectories + workers)."""
-    loads = worker_loads(scheduler, registry, state)
+def demand_of(
+    scheduler: Scheduler, registry: EngineRegistry, state: State | None, draining: Container[str] = ()
+) -> Demand:
+    """Count the work of a session (None: there is none) and the loads of all workers; O(trajectories + workers).
+
+    Parameters
+    ----------
+    draining
+        Addresses of the workers that drain.
+    """
+    loads = worker_loads(scheduler, registry, state, draining)
     if state is None:
         return Demand(False, tool_cpus=registry.tool_cpus, workers=loads)
     open_tokens, waiting_tokens = token_work(state)
@@ -86,7 +94,7 @@ def _waits(trajectory: Trajectory, state: State) -> bool:
 
 
 def worker_loads(
-    scheduler: Scheduler, registry: EngineRegistry, state: State | None
+    scheduler: Scheduler, registry: EngineRegistry, state: State | None, draining: Container[str] = ()
 ) -> tuple[WorkerLoad, ...]:
     """What each Dask worker holds that is needed."""
     serves: dict[str, bool] = {}
@@ -104,12 +112,20 @@ def worker_loads(
         host = None if state is None else state.hosts.get(host_id)
         residents.setdefault(address, [0, 0, 0])[2] += 0 if host is None else len(host.running)
     return tuple(
-        _load(worker, serves.get(worker.address, False), *residents.get(worker.address, (0, 0, 0)))
+        _load(
+            worker,
+            serves.get(worker.address, False),
+            registry.start_failures.get(worker.address, ""),
+            worker.address in draining,
+            *residents.get(worker.address, (0, 0, 0)),
+        )
         for worker in scheduler.workers.values()
     )
 
 
-def _load(worker: Any, serves: bool, residents: int, resident_tokens: int, busy: int) -> WorkerLoad:
+def _load(
+    worker: Any, serves: bool, trouble: str, drains: bool, residents: int, resident_tokens: int, busy: int
+) -> WorkerLoad:
     tagged = {ENGINE_RESOURCE, TOOL_RESOURCE} & set(worker.resources)
     return WorkerLoad(
         name=str(worker.name),
@@ -119,4 +135,6 @@ def _load(worker: Any, serves: bool, residents: int, resident_tokens: int, busy:
         residents=residents,
         resident_tokens=resident_tokens,
         results=dask.results_needed(worker),
+        trouble=trouble,
+        drains=drains,
     )

@@ -191,7 +191,7 @@ class HeddleScheduler(SchedulerPlugin):
         """Take what the cluster object has queued, and tell it what work there is."""
         self._queue.announce(request.queued, request.valid_s)
         state = None if self.session is None else self.session.controller.state
-        return demand_of(self.scheduler, self._registry, state)
+        return demand_of(self.scheduler, self._registry, state, self._drains)
 
     async def own_engines(self, request: driver.OwnEngines) -> Done:
         """The engines belong to the driver of this session from now on, or no longer."""

@@ -82,7 +82,7 @@ class WorkerDrains:
         self._drains: dict[str, _Drain] = {}
         self.scheduler: Scheduler | None = None
 
-    def __contains__(self, worker: str) -> bool:
+    def __contains__(self, worker: object) -> bool:
         """Whether the worker at this address drains."""
         return worker in self._drains
 

@@ -16,12 +16,16 @@ class WorkerLoad(WireValue):
     ----------
     serves
         Whether its engine answers, or it takes actions.
+    drains
+        Whether it has been asked to leave.
     busy
         Steps, actions and other tasks that run or wait there.
     residents, resident_tokens
         Trajectories whose context is there, and its tokens.
     results
         Results there that a client still needs.
+    trouble
+        Why its engine did not start, as long as it has not.
     """
 
     name: str
@@ -30,6 +34,8 @@ class WorkerLoad(WireValue):
     residents: int = 0
     resident_tokens: int = 0
     results: int = 0
+    trouble: str = ""
+    drains: bool = False
 
     @property
     def idle(self) -> bool:

@@ -6,9 +6,17 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.clusters.slurm.cluster_file import cluster_plan, read_cluster_file
+from heddle_dask.live.clusters.slurm.cluster_file import (
+    _GROUP_KEYS,
+    _plan_keys,
+    cluster_plan,
+    read_cluster_file,
+)
+from heddle_dask.live.clusters.slurm.job_script import job_script, srun_arguments
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, Container, WorkerGroup
 
 FULL = """
@@ -293,3 +301,33 @@ def test_a_file_that_is_none(tmp_path: Path):
     (tmp_path / "bad.toml").write_text("a = ")
     with pytest.raises(BadInput, match=r"bad.toml is no TOML"):
         read_cluster_file(tmp_path / "bad.toml")
+
+
+_VALUES = st.one_of(
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from(["slurm", "local", "gpu:4", "16GB", "02:00:00", "/tmp", "rollout", "tool", "1:2"]),
+    st.lists(st.text(max_size=4), max_size=2),
+    st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=2),
+    st.dates(),
+)
+
+
+@given(
+    top=st.dictionaries(
+        st.sampled_from(sorted(_plan_keys(Path()))) | st.text(max_size=5), _VALUES, max_size=3
+    ),
+    group=st.dictionaries(st.sampled_from(sorted(_GROUP_KEYS)) | st.text(max_size=5), _VALUES, max_size=4),
+)
+def test_whatever_a_file_says_is_a_plan_with_scripts_or_one_line(top, group):
+    named = {"role": "rollout", "partition": "gpu", **group}
+    try:
+        plan = cluster_plan({**top, "groups": {"gpu": named}})
+    except BadInput as error:
+        assert str(error).startswith("cluster: ") and "\n" not in str(error)
+        return
+    script = job_script(plan, plan.groups["gpu"], "gpu-0", "tcp://10.0.0.1:8786", None)
+    assert script.splitlines()[-1].startswith("exec ")
+    assert all(word for word in srun_arguments(plan, plan.groups["gpu"], "gpu-0"))

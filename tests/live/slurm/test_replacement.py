@@ -92,6 +92,10 @@ def test_a_job_shorter_than_the_lead_serves_for_half_of_its_time() -> None:
     assert decide([short], 1, 10.0).submit == {"gpu": 1}
 
 
+def test_a_job_that_drains_by_itself_is_replaced_before_it_has_ended() -> None:
+    assert decide([replace(working(), drains=True)], 1, 20.0).submit == {"gpu": 1}
+
+
 def test_a_job_that_leaves_by_itself_again_and_again_is_a_failure() -> None:
     left = working(at_s=1.0).observed(Observation(Phase.ENDED, "it ended", planned=True), 2.0)
     assert decide([left], 1, 2.0).losses["gpu"].in_a_row == 1
@@ -112,6 +116,14 @@ def test_a_worker_that_stays_away_is_replaced_and_one_that_comes_back_is_not() -
     assert not decide([away], 1, 110.0).cancel
     assert decide([away], 1, 110.1).cancel == {"gpu-0": "it runs, and its worker has been away for 100 s"}
     assert not decide([away.joined(110.0)], 1, 200.0).cancel
+
+
+def test_a_job_whose_engine_does_not_start_is_replaced_unless_it_does_after_all() -> None:
+    failing = working(at_s=10.0).joined(50.0, "no such device").joined(140.0, "no such device")
+    assert not decide([failing], 1, 150.0).cancel
+    why = "its engine has not started for 100 s: no such device"
+    assert decide([failing], 1, 150.1).cancel == {"gpu-0": why}
+    assert not decide([failing.joined(145.0)], 1, 200.0).cancel
 
 
 def test_a_job_that_can_never_start_is_cancelled_with_slurms_reason() -> None:

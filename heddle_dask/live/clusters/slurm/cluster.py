@@ -22,18 +22,19 @@ from heddle_dask.live.clusters.slurm.cluster_file import read_cluster_file
 from heddle_dask.live.clusters.slurm.job_script import job_script, srun_arguments
 from heddle_dask.live.clusters.slurm.job_table import JobTable, counts_text, html_table, worker_names
 from heddle_dask.live.clusters.slurm.jobs import LocalGroupJob, SrunJob
-from heddle_dask.live.clusters.slurm.queue import SlurmQueue
+from heddle_dask.live.clusters.slurm.queue import SlurmFailed, SlurmQueue
 from heddle_dask.live.clusters.slurm.replacement import JobRecord
 from heddle_dask.live.clusters.slurm.scaling import ScalingRule
 from heddle_dask.live.clusters.slurm.scheduler_process import dashboard_url, listen_options
 from heddle_dask.live.clusters.slurm.tending import Tending
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, WorkerGroup
-from heddle_dask.live.wire.drain_messages import DrainWorkers
+from heddle_dask.live.wire.drain_messages import DrainedWorkers, DrainWorkers
 from heddle_dask.live.wire.transport import ask_over
 
 _LOG = logging.getLogger(__name__)
 # A pass of the tending ends within this, unless SLURM does not answer.
 _LAST_PASS_S = 120.0
+_LAST_PASS_OF_SILENT_S = 5.0
 
 
 class SlurmCluster(SupervisedCluster):
@@ -184,10 +185,12 @@ class SlurmCluster(SupervisedCluster):
         self._tending.stop()
         if self._tending_task is not None:
             # It is not cancelled: a submission that is cut off would leave a job whose id nobody knows.
-            await asyncio.wait([self._tending_task], timeout=_LAST_PASS_S)
+            limit_s = _LAST_PASS_OF_SILENT_S if self._scheduler_is_silent else _LAST_PASS_S
+            await asyncio.wait([self._tending_task], timeout=limit_s)
+            self._tending_task.cancel()
         try:
             # First of all: nothing that fails below may leave a job behind.
-            await self.cancel_jobs(list(self.workers))
+            await self._cancel_all()
             self.worker_spec.clear()
             if self.scheduler is not None and self.scheduler.status == Status.running:
                 # The scheduler first: it closes the workers, and jobs that find no scheduler have nothing to drain.
@@ -233,7 +236,19 @@ class SlurmCluster(SupervisedCluster):
         for job in jobs:
             job.forget()
 
-    async def drain_workers(self, names: Sequence[str], limit_s: float) -> None:
+    async def _cancel_all(self) -> None:
+        """Cancel every job; those that SLURM does not hear of end by themselves, without a scheduler."""
+        ids = [job.job_id for job in self.workers.values() if getattr(job, "job_id", None)]
+        try:
+            await self.cancel_jobs(list(self.workers))
+        except SlurmFailed as error:
+            self.note(
+                f"jobs {' '.join(ids)} could not be cancelled: {error}: see to it with scancel {' '.join(ids)}"
+            )
+            for job in self.workers.values():
+                job.forget()
+
+    async def drain_workers(self, names: Sequence[str], limit_s: float) -> DrainedWorkers:
         """Have the scheduler move away what these workers hold, and close them; returns when they have left.
 
         Raises
@@ -241,7 +256,7 @@ class SlurmCluster(SupervisedCluster):
         OSError, RuntimeError
             The scheduler does not answer.
         """
-        await ask_over(self.scheduler_comm, DrainWorkers(tuple(names), limit_s))
+        return await ask_over(self.scheduler_comm, DrainWorkers(tuple(names), limit_s))
 
     @property
     def queue(self) -> SlurmQueue:

@@ -12,7 +12,7 @@ from typing import Any
 from heddle_dask.core.errors import BadInput, is_finite
 from heddle_dask.core.toml_table import read_toml, unknown_key
 from heddle_dask.live.clusters.slurm.amounts import memory_bytes_of, seconds_of
-from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, Container, WorkerGroup
+from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, Container, WorkerGroup, check_group_name
 
 GROUPS = "groups"
 
@@ -79,6 +79,7 @@ def _values(content: object, keys: Mapping[str, _Key], prefix: str) -> dict[str,
 
 
 def _group(name: str, content: object) -> WorkerGroup:
+    check_group_name(name)
     prefix = f"{GROUPS}.{name}."
     values = _values(content, _GROUP_KEYS, prefix)
     if "role" not in values:

@@ -6,12 +6,15 @@ import html
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from heddle_dask.live.clusters.slurm.replacement import QUEUED, JobRecord, Phase, job_load
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, WorkerGroup
 from heddle_dask.live.wire.cluster_messages import QueuedCapacity, WorkerLoad
 
 _ENDED_KEPT = 200
+# An ended job is forgotten in the pass that sees its end.
+_COUNTED = {"ended": "leaving"}
 
 
 def worker_names(group: WorkerGroup, job_name: str) -> tuple[str, ...]:
@@ -75,8 +78,10 @@ class JobTable:
             load = job_load(job.name, here)
             if load is not None:
                 loads[job.name] = load
-            if len(here) == len(names):
-                self.put(job.joined(now_s))
+            if load is not None and len(here) == len(names):
+                self.put(replace(job.joined(now_s, load.trouble), drains=load.drains))
+            elif load is not None and load.drains:
+                self.put(replace(job, drains=True))
         return loads
 
     def queued_capacity(self) -> QueuedCapacity:
@@ -101,17 +106,8 @@ class JobTable:
             group: dict.fromkeys(("working", "starting", "queued", "leaving"), 0) for group in self._numbers
         }
         for job in self.present.values():
-            table[job.group][state_of(job)] += 1
+            table[job.group][_COUNTED.get(job.state, job.state)] += 1
         return table
-
-
-def state_of(job: JobRecord) -> str:
-    """One word for where a present job is."""
-    if job.leaving or job.phase in (Phase.ENDED, Phase.REFUSED):
-        return "leaving"
-    if job.phase in QUEUED:
-        return "queued"
-    return "starting" if job.joined_s is None else "working"
 
 
 def counts_text(counts: Mapping[str, Mapping[str, int]], wanted: Mapping[str, int]) -> str:
@@ -137,7 +133,7 @@ def html_table(
         for group, states in counts.items()
     ]
     table = _table(["group", "wanted", "working", "starting", "queued", "leaving"], rows)
-    reasons = [[job.name, job.job_id, state_of(job), job.leaving or job.reason] for job in jobs]
+    reasons = [[job.name, job.job_id, job.state, job.leaving or job.reason] for job in jobs]
     told = [row for row in reasons if row[3]]
     table += _table(["job", "id", "state", "reason"], told) if told else ""
     # A link of another scheme would run what somebody has written into the configuration.

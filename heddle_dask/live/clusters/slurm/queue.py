@@ -25,6 +25,7 @@ from heddle_dask.live.clusters.slurm.replacement import Observation
 from heddle_dask.live.clusters.slurm.worker_group import WorkerGroup
 
 _ANSWER_S = 60.0
+_NOT_INSTALLED = 127
 _TRIES = 3
 _PAUSE_S = 1.0
 # Of a controller that is busy or just being restarted: the same command works a moment later.
@@ -75,6 +76,10 @@ class SlurmQueue:
         """
         code, out, error = await self._with_script(["sbatch", "--test-only"], script)
         printed = f"{error}\n{out}"
+        if code == _NOT_INSTALLED:
+            raise BadInput(f"{error}, or use backend = 'local'")
+        if code and any(sign in error for sign in _PASSING):
+            raise BadInput(f"SLURM does not answer: {refusal(printed)}")
         if code and not only_busy(printed):
             raise BadInput(
                 f"group {group}: SLURM refuses its jobs: {refusal(printed)}: change the group in the cluster file"
@@ -152,7 +157,7 @@ async def _run(argv: Sequence[str]) -> tuple[int, str, str]:
             start_new_session=True,
         )
     except FileNotFoundError:
-        return 127, "", f"{argv[0]} is not installed here: run where SLURM's commands are"
+        return _NOT_INSTALLED, "", f"{argv[0]} is not installed here: run where SLURM's commands are"
     try:
         out, error = await asyncio.wait_for(process.communicate(), _ANSWER_S)
     except TimeoutError:

@@ -51,7 +51,7 @@ class Observation:
     planned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class JobRecord:
     """One job, from its submission to its end.
 
@@ -61,8 +61,12 @@ class JobRecord:
         When it was first seen running, when its workers had first joined, and when they were last seen.
     ends_s
         When its walltime ends.
+    failing_s, trouble
+        Since when an engine of it has failed to start, and why; None and empty: none does.
+    drains
+        Whether it leaves by itself, since its time is over or it is being preempted.
     leaving
-        Why it is being drained or cancelled; empty: it is not.
+        Why it is being drained or cancelled by the cluster; empty: it is not.
     """
 
     name: str
@@ -76,7 +80,25 @@ class JobRecord:
     joined_s: float | None = None
     seen_s: float | None = None
     ends_s: float | None = None
+    failing_s: float | None = None
+    trouble: str = ""
+    drains: bool = False
     leaving: str = ""
+
+    def __repr__(self) -> str:
+        told = self.leaving or self.reason or self.trouble
+        return f"<{self.name}, job {self.job_id or '?'}: {self.state}{', ' if told else ''}{told}>"
+
+    @property
+    def state(self) -> str:
+        """One word: queued, starting, working, leaving or ended."""
+        if self.phase is Phase.ENDED:
+            return "ended"
+        if self.leaving or self.drains or self.phase is Phase.REFUSED:
+            return "leaving"
+        if self.phase in QUEUED:
+            return "queued"
+        return "starting" if self.joined_s is None else "working"
 
     def observed(self, seen: Observation, now_s: float) -> JobRecord:
         """This record after the queue was asked; an end is final."""
@@ -92,8 +114,14 @@ class JobRecord:
             ends_s=seen.ends_s if seen.ends_s is not None else self.ends_s,
         )
 
-    def joined(self, now_s: float) -> JobRecord:
-        """This record when all its workers are on the scheduler: the job runs, whatever the queue said before."""
+    def joined(self, now_s: float, trouble: str = "") -> JobRecord:
+        """This record when all its workers are on the scheduler: the job runs, whatever the queue said before.
+
+        Parameters
+        ----------
+        trouble
+            Why an engine of it does not start.
+        """
         if self.phase is Phase.ENDED:
             return self
         return replace(
@@ -103,6 +131,8 @@ class JobRecord:
             running_s=now_s if self.running_s is None else self.running_s,
             joined_s=now_s if self.joined_s is None else self.joined_s,
             seen_s=now_s,
+            failing_s=None if not trouble else now_s if self.failing_s is None else self.failing_s,
+            trouble=trouble,
         )
 
     def healthy(self, now_s: float) -> bool:
@@ -111,7 +141,7 @@ class JobRecord:
 
     def serves(self, lead_s: float, now_s: float) -> bool:
         """Whether it counts towards the number that is wanted of its group."""
-        if self.leaving or self.phase in (Phase.ENDED, Phase.REFUSED):
+        if self.leaving or self.drains or self.phase in (Phase.ENDED, Phase.REFUSED):
             return False
         if self.ends_s is None:
             return True
@@ -226,6 +256,8 @@ def reason_to_cancel(job: JobRecord, times: GroupTimes, now_s: float) -> str:
         return f"it can never start: {job.reason}"
     if job.phase is not Phase.RUNNING or job.running_s is None:
         return ""
+    if job.failing_s is not None and now_s - job.failing_s > times.start_timeout_s:
+        return f"its engine has not started for {times.start_timeout_s:.0f} s: {job.trouble}"
     since_s = job.running_s if job.seen_s is None else job.seen_s
     if now_s - since_s > times.start_timeout_s:
         what = "has not joined" if job.joined_s is None else "has been away"
@@ -267,4 +299,6 @@ def job_load(name: str, workers: Sequence[WorkerLoad]) -> WorkerLoad | None:
         sum(worker.residents for worker in workers),
         sum(worker.resident_tokens for worker in workers),
         sum(worker.results for worker in workers),
+        next((worker.trouble for worker in workers if worker.trouble), ""),
+        any(worker.drains for worker in workers),
     )

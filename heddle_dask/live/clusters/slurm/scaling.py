@@ -110,8 +110,8 @@ def engines_needed(demand: Demand, tokens_per_engine_s: float | None, rule: Scal
     slots = demand.slots / demand.engines if demand.engines else _SLOTS_UNKNOWN
     fillable = math.ceil(demand.trajectories / max(1.0, slots))
     if tokens_per_engine_s is None or tokens_per_engine_s <= 0:
-        # Nothing is measured before the first engine has worked: it comes alone, and tells.
-        return fillable if demand.engines else 1
+        # The engines that come first tell how fast they are; then it is known how many more are worth their start.
+        return min(fillable, max(1, demand.engines))
     in_time = math.ceil(demand.open_tokens / (tokens_per_engine_s * rule.llm_target_s))
     return max(1, min(fillable, in_time))
 

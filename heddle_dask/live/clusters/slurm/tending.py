@@ -36,8 +36,8 @@ _LOG = logging.getLogger(__name__)
 _PASS_S = 2.0
 # What is announced as queued holds for so long without another announcement; a busy machine may take its time.
 _ANNOUNCED_S = 60.0
-# A start of a worker that has not been measured yet, of which the lead of a replacement takes account.
-_START_UNKNOWN_S = 60.0
+# A replacement is submitted at least so long before the drain of the job before it.
+_TAKES_S = 60.0
 
 
 class Tending:
@@ -60,7 +60,8 @@ class Tending:
         self._losses: Mapping[str, Losses] = {}
         # What the plan asks for at the start holds as long as what the demand has asked for.
         self._scaling = ScalingState({name: Held(number) for name, number in self.wanted.items()})
-        self._starts_s: dict[str, float] = {}
+        # The longest time from a submission to the last of the job's workers, by group.
+        self._took_s: dict[str, float] = {}
         self._asked_queue_s = time.monotonic()
         self._wakes = asyncio.Event()
         self._stopped = False
@@ -138,6 +139,7 @@ class Tending:
         decided = review(self.table.present.values(), self.wanted, self._losses, times, now_s)
         self._losses = decided.losses
         await self._apply(decided, loads, now_s)
+        await self._close_late(loads)
 
     async def _observe(self, now_s: float) -> None:
         """Ask the processes of this machine every time, and SLURM for all jobs together when it is due."""
@@ -158,7 +160,10 @@ class Tending:
         if asked and now_s - self._asked_queue_s >= self._plan.poll_s:
             self._asked_queue_s = now_s
             for name, seen in (await self._cluster.queue.observe(asked)).items():
-                self.table.put(self.table.present[name].observed(seen, time.monotonic()))
+                before = self.table.present[name]
+                self.table.put(before.observed(seen, time.monotonic()))
+                if seen.phase is Phase.PENDING and seen.reason not in ("", before.reason):
+                    self._cluster.note(f"{name} waits in the queue: {seen.reason}")
 
     def _with_walltime(self, record: JobRecord, seen: Observation, now_s: float) -> JobRecord:
         """A process of this machine has no batch system that ends it: the group's walltime says when it leaves."""
@@ -171,11 +176,9 @@ class Tending:
     def _tell_joined(self, before: set[str]) -> None:
         for name, job in self.table.present.items():
             if job.joined_s is not None and name not in before:
-                start_s = job.joined_s - (job.running_s or job.joined_s)
-                self._starts_s[job.group] = max(start_s, self._starts_s.get(job.group, 0.0))
-                self._cluster.note(
-                    f"{name} has joined, {job.joined_s - job.submitted_s:.0f} s after its submission"
-                )
+                took_s = job.joined_s - job.submitted_s
+                self._took_s[job.group] = max(took_s, self._took_s.get(job.group, 0.0))
+                self._cluster.note(f"{name} has joined, {took_s:.0f} s after its submission")
 
     def _follow(self, demand: Demand, now_s: float) -> None:
         sizes = [self._size(group, now_s) for group in self._plan.groups.values()]
@@ -191,15 +194,15 @@ class Tending:
         return GroupSize(group.name, group.role, units, group.minimum, group.most, stuck)
 
     def _times(self, group: WorkerGroup) -> GroupTimes:
-        start_s = self._starts_s.get(group.name, min(_START_UNKNOWN_S, group.start_timeout_s))
-        return GroupTimes(group.start_timeout_s, group.drain_s + start_s)
+        took_s = max(_TAKES_S, self._took_s.get(group.name, 0.0))
+        return GroupTimes(group.start_timeout_s, group.drain_s + min(took_s, group.start_timeout_s))
 
     # -- what is done ------------------------------------------------------------------------------
 
     async def _apply(self, decided: Review, loads: Mapping[str, WorkerLoad], now_s: float) -> None:
         closing = [job.name for job in decided.gone]
         for job in decided.gone:
-            told = f"{job.name} is gone: {job.leaving or job.reason}"
+            told = f"{job.name} is gone: {job.reason}"
             if not (job.leaving or job.planned):
                 self.table.failed(f"{job.name}: {job.reason}")
                 told += self._told_delay(job.group, now_s)
@@ -212,7 +215,9 @@ class Tending:
             self.table.forget(replace(job, leaving=reason))
             closing.append(name)
         for group, number in decided.surplus.items():
-            for job in to_retire(self.table.of_group(group), loads, number):
+            lead_s = self._times(self._plan.groups[group]).lead_s
+            serving = [job for job in self.table.of_group(group) if job.serves(lead_s, now_s)]
+            for job in to_retire(serving, loads, number):
                 if self._let_go(job, loads.get(job.name)):
                     closing.append(job.name)
         self._submit(decided.submit, now_s)
@@ -246,16 +251,34 @@ class Tending:
         """Have the scheduler move away what the job's workers hold, then close the job."""
         group = self._plan.groups[job.group]
         names = worker_names(group, job.name)
+        late: tuple[str, ...] = names
         try:
-            await self._cluster.drain_workers(names, group.drain_s)
+            late = (await self._cluster.drain_workers(names, group.drain_s)).late
         except (OSError, RuntimeError) as error:
             self._cluster.note(f"{job.name} could not be drained: {error}")
-        finally:
-            self._drains.pop(job.name, None)
-        leaving = self.table.present.get(job.name)
+        self._drains.pop(job.name, None)
+        if late:
+            self._cluster.note(
+                f"{job.name} holds work after {group.drain_s:.0f} s: it stays until it does not"
+            )
+            return
+        try:
+            await self._close_left(job.name)
+        except (OSError, RuntimeError, SlurmFailed) as error:  # the next pass closes it again
+            self._cluster.note(f"{job.name} could not be closed: {error}")
+
+    async def _close_left(self, name: str) -> None:
+        leaving = self.table.present.get(name)
         if leaving is not None:
             self.table.forget(leaving)
-        await self._close_jobs([job.name])
+        await self._close_jobs([name])
+
+    async def _close_late(self, loads: Mapping[str, WorkerLoad]) -> None:
+        """Close the jobs that were not drained in time and hold nothing any more: there is no hurry."""
+        for job in list(self.table.present.values()):
+            load = loads.get(job.name)
+            if job.leaving and job.name not in self._drains and (load is None or load.idle):
+                await self._close_left(job.name)
 
     async def _close_jobs(self, names: Iterable[str]) -> None:
         names = list(names)

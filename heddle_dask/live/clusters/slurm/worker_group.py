@@ -132,11 +132,7 @@ class WorkerGroup:
     env: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name) or len(self.name) > 40:
-            raise BadInput(
-                f"group {self.name!r}: a name is at most 40 letters, digits, _ and -, begins with a letter, and has "
-                "a letter after each -"
-            )
+        check_group_name(self.name)
         try:
             self._complete()
             self._check_role()
@@ -248,6 +244,20 @@ class WorkerGroup:
     def gpus(self) -> int | None:
         """GPUs that a job asks for, by gres and directives; None: it names none."""
         return gpus_asked_for(self.gres, self.directives)
+
+
+def check_group_name(name: str) -> None:
+    """Refuse a name that is none, or could be that of a job of another group.
+
+    Raises
+    ------
+    BadInput
+    """
+    if not _NAME.fullmatch(name) or len(name) > 40:
+        raise BadInput(
+            f"group {name!r}: a name is at most 40 letters, digits, _ and -, begins with a letter, and has a letter "
+            "after each -"
+        )
 
 
 @dataclass(frozen=True, slots=True)
