@@ -127,9 +127,10 @@ def main() -> None:
     """Measure every end."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--how", nargs="*", default=["kill", "SIGUSR1", "SIGTERM"])
     parser.add_argument("--model", default=str(MODEL))
     options = parser.parse_args()
-    for how in ("kill", "SIGUSR1", "SIGTERM"):
+    for how in options.how:
         rows = []
         for _ in range(options.rounds):
             with tempfile.TemporaryDirectory() as directory:

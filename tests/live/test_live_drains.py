@@ -55,6 +55,9 @@ async def jobs(directory: Path, *options: Sequence[str]) -> AsyncIterator[tuple[
             for job in running:
                 job.send_signal(signal.SIGTERM)
             codes = [await asyncio.to_thread(job.wait) for job in running]
+            for job in running:
+                assert job.stdout is not None
+                job.stdout.close()
         assert codes == [0] * len(running)
         assert list((directory / "scratch").iterdir()) == []
 
@@ -72,7 +75,9 @@ def check_drained(out: Path, seen: Path, trajectories: int) -> Counter[str]:
     lines = control_lines(out)
     kinds = Counter(event[0] for event, _ in lines)
     kinds += Counter(command[0] for _, commands in lines for command in commands)
-    assert kinds["StepFailed"] == kinds["GiveUpStep"] == 0
+    assert kinds["GiveUpStep"] == 0
+    # The context of a step that goes on elsewhere may have to come from the driver again.
+    assert {event[4] for event, _ in lines if event[0] == "StepFailed"} <= {"context-missing"}
     orders = [
         command[0] if command is not None else event[0]
         for event, commands in lines
@@ -101,15 +106,15 @@ def test_a_job_that_is_told_of_its_end_gives_its_work_to_the_others(
         async with jobs(tmp_path, rollout_job, rollout_job, tool_job, tool_job) as (client, running):
             rollout = Rollout(
                 client,
-                env=ToolAgent(steps=3, tokens=60, tool_s=0.4),
+                env=ToolAgent(steps=3, tokens=50, tool_s=0.4),
                 model=model_dir,
-                engines=emulated(model_dir, seconds_per_token=0.01, slots=2, steps_ahead=1),
+                engines=emulated(model_dir, seconds_per_token=0.006, slots=2, steps_ahead=1),
                 strategy="heddle",
                 samples=2,
                 seed=5,
                 out=out,
             )
-            batch = asyncio.ensure_future(rollout.run(8))
+            batch = asyncio.ensure_future(rollout.run(6))
             await until(lambda: rollout.progress()["tokens"] > 300)
             ending = (running[0], running[2])
             started = [process for job in ending for process in below(job)]
@@ -120,10 +125,10 @@ def test_a_job_that_is_told_of_its_end_gives_its_work_to_the_others(
             await until(lambda: all(job.poll() is not None for job in ending))
             assert not batch.done(), "it goes on without these jobs"
             assert not any(process.is_running() for process in started)
-            assert (await batch).counts == {"completed": 16}
+            assert (await batch).counts == {"completed": 12}
 
     run(body())
-    kinds = check_drained(out, seen, 16)
+    kinds = check_drained(out, seen, 12)
     assert kinds["EngineDraining"] == kinds["HostDraining"] == kinds["ReleaseHost"] == 1
     assert kinds["MoveContext"] >= 1, "contexts moved"
     assert kinds["AbortStep"] >= 1, "queued steps were placed elsewhere"
