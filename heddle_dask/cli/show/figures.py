@@ -14,7 +14,7 @@ from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.recorded_sessions import control_lines
 from heddle_dask.live.driver.run_writer import journal_path
-from heddle_dask.views.accounts import NS_PER_S, PART_TITLE
+from heddle_dask.views.accounts import NS_PER_S, PHASE_TITLE
 from heddle_dask.views.journal_facts import SessionFacts
 from heddle_dask.views.reasons import why_last
 from heddle_dask.views.run_figures import RunFigures
@@ -58,12 +58,12 @@ def journalled_sessions(run: StoredRun) -> list[SessionFacts]:
 def seconds_table(figures: RunFigures) -> Table:
     """Where the seconds of all trajectories went, for the terminal."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="where each second went", title_justify="left")
-    shown.add_column("part", style="bold")
+    shown.add_column("phase", style="bold")
     for name in ("seconds", "share", "mean"):
         shown.add_column(name, justify="right")
     total_ns, count = sum(figures.totals_ns.values()), max(1, len(figures.rows))
-    for part, title in PART_TITLE.items():
-        length = figures.totals_ns[part]
+    for phase, title in PHASE_TITLE.items():
+        length = figures.totals_ns[phase]
         if length:
             seconds = length / NS_PER_S
             shown.add_row(title, f"{seconds:,.1f}", f"{length / total_ns:.1%}", f"{seconds / count:,.2f}")
