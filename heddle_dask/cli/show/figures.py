@@ -72,12 +72,13 @@ def seconds_table(figures: RunFigures) -> Table:
 
 
 def longest_line(figures: RunFigures) -> str:
-    """The longest trajectory, and why; empty without one."""
+    """The longest trajectory, and why, as `why_last` says it; empty without one."""
     if not figures.longest:
         return ""
     first = figures.longest[0]
     reason = why_last(first.record, first.account, figures.typical, first.row.losses)
-    return f"{first.row.trajectory_id} took longest, {first.account.duration_s:,.1f} s: {reason}"
+    took = f"{first.row.trajectory_id} took longest, {first.account.duration_s:,.1f} s"
+    return f"{took}; beyond the median of all: {reason}"
 
 
 def about(run: StoredRun, tally: Tally) -> About:
