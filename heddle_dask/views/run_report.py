@@ -108,9 +108,11 @@ def totals_json(figures: RunFigures) -> dict[str, Any]:
 
 
 def _made_with(metadata: Mapping[str, Any]) -> str:
-    said = " · ".join(
-        f"{name} {metadata[name]}" for name in _MADE_WITH if metadata.get(name) not in (None, "")
-    )
+    known = {name: metadata[name] for name in _MADE_WITH if metadata.get(name) not in (None, "")}
+    if "model" in known:
+        # The whole path is among the conditions; above the views it would say more of the machine than of the run.
+        known["model"] = "/".join(str(known["model"]).rstrip("/").split("/")[-2:])
+    said = " · ".join(f"{name} {value}" for name, value in known.items())
     return f'<p class="soft">{escape(said)}</p>'
 
 

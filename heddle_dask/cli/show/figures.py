@@ -97,7 +97,7 @@ def about(run: StoredRun, tally: Tally) -> About:
     tiles += [("steps", f"{tally.steps:,}"), ("actions", f"{tally.actions:,}")]
     if tally.durations:
         durations = sorted(seconds for seconds, _ in tally.durations)
-        tiles.append(("median trajectory", f"{statistics.median(durations):,.1f} s"))
+        tiles.append(("median from start to end", f"{statistics.median(durations):,.1f} s"))
         tiles.append(("99th percentile", f"{durations[math.ceil(0.99 * len(durations)) - 1]:,.1f} s"))
     notes = []
     if run.recovered or run.unfinished:
