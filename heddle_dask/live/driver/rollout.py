@@ -96,6 +96,9 @@ class Rollout:
     >>> batch = rollout.run(64)  # doctest: +SKIP
     """
 
+    _driver: Driver | None = None
+    _spans: SpanSender | None = None
+
     def __init__(
         self,
         client: Client,
@@ -149,8 +152,6 @@ class Rollout:
         )
         self._session: OpenSession | None = None
         self._files: RunFiles | None = None
-        self._driver: Driver | None = None
-        self._spans: SpanSender | None = None
         self._moves: Mapping[str, Mapping[str, float]] = {}
         self._longest: int | None = None
         self._batches = 0
@@ -215,8 +216,9 @@ class Rollout:
         return self._engines.running_tp_degrees
 
     def _repr_html_(self) -> str:
-        facts = {**self._describe(), "out": self._output and self._output.path, **self.progress()}
-        return rollout_html(facts)
+        return rollout_html(
+            {**self._describe(), **self.progress(), "out": self._output and self._output.path}
+        )
 
     def close(self) -> Any:
         """End the session, stop the engines, close the store."""
