@@ -216,9 +216,8 @@ class Rollout:
         return self._engines.running_tp_degrees
 
     def _repr_html_(self) -> str:
-        return rollout_html(
-            {**self._describe(), **self.progress(), "out": self._output and self._output.path}
-        )
+        out = self._output and self._output.path
+        return rollout_html({**self._describe(), **self.progress(), "out": out})
 
     def close(self) -> Any:
         """End the session, stop the engines, close the store."""
@@ -254,8 +253,7 @@ class Rollout:
         await self._close()
 
     async def _run(self, tasks: Tasks) -> Batch:
-        tally = BatchTally()
-        began_s = 0.0
+        tally, began_s = BatchTally(), 0.0
         async for record in self._stream(tasks):
             assert self._driver is not None
             tally.add(record, is_stored=self._driver.stores(record))
