@@ -431,3 +431,30 @@ def test_the_scheduler_removes_a_plugin_from_its_workers() -> None:
         await internals.forget_worker_plugin(scheduler, "noted")
 
     with_cluster(body, workers=2)
+
+
+def test_a_lent_unit_of_a_resource_starts_a_task_that_waits_for_it() -> None:
+    async def blocked(name: str) -> str:
+        if name == "first":
+            await asyncio.Event().wait()
+        return name
+
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        (worker,) = workers
+        futures = [
+            client.submit(blocked, name, key=("step", name), resources={"LLM": 1}, pure=False)
+            for name in ("first", "second")
+        ]
+        await until(lambda: len(worker.state.tasks) == 2)
+        assert all(internals.is_pending(worker, ("step", name)) for name in ("first", "second"))
+        assert not internals.is_pending(worker, ("step", "third"))
+        assert set(internals.tasks_at(scheduler, worker.address)) == {("step", "first"), ("step", "second")}
+        assert internals.tasks_at(scheduler, "tcp://127.0.0.1:9") == []
+        internals.lend_resource(worker, "LLM", 1)
+        assert await futures[1] == "second"
+        assert not internals.is_pending(worker, ("step", "second"))
+        assert ("step", "second") in internals.tasks_at(scheduler, worker.address), "its result is there"
+        internals.lend_resource(worker, "LLM", -1)
+        assert (worker.state.total_resources["LLM"], worker.state.available_resources["LLM"]) == (1, 0)
+
+    with_cluster(body)

@@ -1,7 +1,8 @@
 """A SLURM of its own on this machine: munged, slurmctld and one slurmd for each virtual node, in one directory.
 
 Nothing under /etc is read or written, no port is fixed, all daemons listen on loopback only: several labs run side by
-side. `python tests/slurm/lab.py` starts one for a person to try things in.
+side. `python tests/slurm/lab.py` starts one for a person to try things in, `python tests/slurm/lab.py COMMAND …` for one
+command.
 """
 
 from __future__ import annotations
@@ -354,26 +355,25 @@ def running_lab() -> Iterator[Lab]:
             return
 
 
-def main() -> int:
-    """Start a lab for a person, and end it at Ctrl-C."""
+def main(command: list[str]) -> int:
+    """Start a lab; run a command in it, or wait for Ctrl-C."""
     if missing := missing_daemons():
         print(f"{', '.join(missing)} not found: run scripts/install_slurm.sh", file=sys.stderr)
         return 3
     # Also where a script has started it in the background, with SIGINT ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    with running_lab() as lab:
+    with running_lab() as lab, contextlib.suppress(KeyboardInterrupt):
+        if command:
+            return subprocess.run(command, env=lab.environ).returncode
         print(lab.run("sinfo"), end="")
         print(
             f"\nexport SLURM_CONF={lab.conf}\n\nIn another shell, that line first. Ctrl-C here ends it.",
             flush=True,
         )
-        try:
-            signal.pause()
-        except KeyboardInterrupt:
-            print("ending", flush=True)
+        signal.pause()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

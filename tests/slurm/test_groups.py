@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from distributed import Client
 from slurm.groups import write_cluster_file
-from slurm.lab import Lab
+from slurm.lab import Lab, wait_for
 from worlds.live_agents import ToolAgent
 from worlds.live_world import emulated, run, until
 
@@ -135,6 +135,35 @@ def test_time_in_the_queue_counts_for_no_time_limit(slurm: Lab, tmp_path: Path, 
     run(body())
     (joined,) = [line for line in told if line.startswith("alone-0 has joined")]
     assert int(joined.split()[3]) >= 5, "it did not have to wait"
+
+
+DEAF = """#!/bin/sh
+echo "scancel: error: Unable to contact slurm controller (connect failure)" >&2
+exit 1
+"""
+
+
+def test_jobs_that_cannot_be_cancelled_are_named_and_end_without_a_scheduler(
+    slurm: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_cluster_file(tmp_path, gpu="", cpu="")
+    deaf = tmp_path / "bin" / "scancel"
+    deaf.parent.mkdir()
+    deaf.write_text(DEAF)
+    deaf.chmod(0o755)
+    told: list[str] = []
+
+    async def body() -> None:
+        async with SlurmCluster(path, asynchronous=True, on_event=told.append) as cluster:
+            await until(lambda: workers(cluster, "gpu") and workers(cluster, "cpu"))
+            with monkeypatch.context() as patch:
+                patch.setenv("PATH", f"{deaf.parent}{os.pathsep}{os.environ['PATH']}")
+                await cluster.close()
+
+    run(body())
+    (line,) = [line for line in told if "could not be cancelled" in line]
+    assert line.endswith(" ".join(line.split()[1:3])) and "Unable to contact slurm controller" in line
+    wait_for(lambda: not slurm.jobs(), 60, "the jobs go on without a scheduler")
 
 
 COUNTING = """#!/bin/sh

@@ -184,7 +184,13 @@ class HeddleScheduler(SchedulerPlugin):
         """Engines that answer, tool CPUs, workers by tag, and the latest failed start of each engine."""
         tags = [set(state.resources) for state in self.scheduler.workers.values()]
         return driver.Capacity(
-            engines=self._registry.ready_engines,
+            engines=tuple(
+                ready
+                for (worker, _), ready in zip(
+                    self._registry.engines.values(), self._registry.ready_engines, strict=True
+                )
+                if worker not in self._drains
+            ),
             tool_cpus=self._registry.tool_cpus,
             start_failures=dict(self._registry.start_failures),
             plugins=tuple(self.scheduler.worker_plugins),

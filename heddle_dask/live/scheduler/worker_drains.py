@@ -36,8 +36,10 @@ class _Drain:
     ----------
     ends_s
         When it must have left, on the monotonic clock.
+    session_id
+        The session that was open when the drain began.
     holding
-        Its engines and hosts that the controller has not released.
+        Its engines and hosts that the controller of that session has not released.
     left
         Whether it has left the cluster.
     """
@@ -45,6 +47,7 @@ class _Drain:
     name: str
     began_s: float
     ends_s: float
+    session_id: str = ""
     engines: tuple[EngineId, ...] = ()
     holding: set[str] = field(default_factory=set)
     left: bool = False
@@ -111,7 +114,7 @@ class WorkerDrains:
         if events is not None:
             engines = [name for name, (address, _) in self._registry.engines.items() if address == worker]
             hosts = [name for name, (address, _) in self._registry.hosts.items() if address == worker]
-            drain.engines = tuple(engines)
+            drain.session_id, drain.engines = events.session.session_id, tuple(engines)
             drain.holding.update(engines, hosts)
             for engine_id in engines:
                 events.engine_draining(engine_id, ends_s - time.monotonic())
@@ -163,7 +166,7 @@ class WorkerDrains:
         events = self._open()
         if events is None:
             return False
-        if drain.holding:
+        if drain.holding and drain.session_id == events.session.session_id:
             return True
         tasks = dask.tasks_at(self.scheduler, worker)
         return any(is_key_of(events.session.session_id, key) for key in tasks)

@@ -22,7 +22,7 @@ from heddle_dask.live.clusters.slurm.cluster_file import read_cluster_file
 from heddle_dask.live.clusters.slurm.job_script import job_script, srun_arguments
 from heddle_dask.live.clusters.slurm.job_table import JobTable, counts_text, html_table, worker_names
 from heddle_dask.live.clusters.slurm.jobs import LocalGroupJob, SrunJob
-from heddle_dask.live.clusters.slurm.queue import SlurmQueue
+from heddle_dask.live.clusters.slurm.queue import SlurmFailed, SlurmQueue
 from heddle_dask.live.clusters.slurm.replacement import JobRecord
 from heddle_dask.live.clusters.slurm.scaling import ScalingRule
 from heddle_dask.live.clusters.slurm.scheduler_process import dashboard_url, listen_options
@@ -192,7 +192,7 @@ class SlurmCluster(SupervisedCluster):
             self._tending_task.cancel()
         try:
             # First of all: nothing that fails below may leave a job behind.
-            await self.cancel_jobs(list(self.workers))
+            await self._cancel_all()
             self.worker_spec.clear()
             if self.scheduler is not None and self.scheduler.status == Status.running:
                 # The scheduler first: it closes the workers, and jobs that find no scheduler have nothing to drain.
@@ -237,6 +237,18 @@ class SlurmCluster(SupervisedCluster):
         await self._queue.cancel([job.job_id for job in jobs if job.job_id])
         for job in jobs:
             job.forget()
+
+    async def _cancel_all(self) -> None:
+        """Cancel every job; those that SLURM does not hear of end by themselves, without a scheduler."""
+        ids = [job.job_id for job in self.workers.values() if getattr(job, "job_id", None)]
+        try:
+            await self.cancel_jobs(list(self.workers))
+        except SlurmFailed as error:
+            self.note(
+                f"jobs {' '.join(ids)} could not be cancelled: {error}: see to it with scancel {' '.join(ids)}"
+            )
+            for job in self.workers.values():
+                job.forget()
 
     async def drain_workers(self, names: Sequence[str], limit_s: float) -> DrainedWorkers:
         """Have the scheduler move away what these workers hold, and close them; returns when they have left.
