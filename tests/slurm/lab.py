@@ -1,7 +1,7 @@
 """A SLURM of its own on this machine: munged, slurmctld and one slurmd for each virtual node, in one directory.
 
 Nothing under /etc is read or written, no port is fixed, all daemons listen on loopback only: several labs run side by
-side. `python tests/slurm/lab.py` starts one for a person to try things in, `python tests/slurm/lab.py COMMAND …` for one
+side. `python tests/slurm/lab.py` starts one for a person to try things in; with a command as its arguments, for that
 command.
 """
 
