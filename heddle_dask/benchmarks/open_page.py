@@ -1,7 +1,7 @@
 """An open tab of the dashboard's page, without a browser: it receives what a browser would, and draws nothing.
 
-Run as a program of its own: ``python -m heddle_dask.benchmarks.open_page URL`` opens the page and prints, at the end of
-its standard input, the number of messages and bytes that came.
+Run as a program of its own: ``python -m heddle_dask.benchmarks.open_page URL`` opens the page, prints ``open`` when the
+first update has come, and at the end of its standard input the number of messages and bytes that came since.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ async def receive(url: str, until: asyncio.Event) -> tuple[int, int]:
                 message = next_message.result()
                 if message.type not in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
                     break
+                if messages == 0:
+                    sys.stdout.write("open\n")
+                    sys.stdout.flush()
                 messages += 1
                 received_bytes += len(message.data)
             ending.cancel()
