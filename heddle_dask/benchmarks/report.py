@@ -119,7 +119,8 @@ def _measured(out: Path, *options: str) -> tuple[float, resource.struct_rusage]:
     began_s = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
-    said = process.stdout.read()
+    with process.stdout as stream:
+        said = stream.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.perf_counter() - began_s

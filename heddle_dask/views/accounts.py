@@ -1,12 +1,12 @@
-"""Where each second of a trajectory went: its time from submission to its end, cut into parts that sum to it exactly.
+"""Where each second of a trajectory went: its time from submission to its end, cut into phases that sum to it exactly.
 
 A trajectory may do several things at once: forks sample side by side, and a program may await a tool and a step
-together. An instant counts once, for the part that comes first in `Part`: work before waiting, and waiting before
+together. An instant counts once, for the phase that comes first in `Phase`: work before waiting, and waiting before
 nothing. Times are whole nanoseconds inside, so that sums are exact.
 
 What a record does not tell comes from the journal (`views.journal_facts`): the wait for admission, the waits for a
 context to move, and attempts that gave no result. Without the journal these are unknown and said to be so, and their
-seconds are in other parts: see `PART_TEXT`.
+seconds are in other parts: see `PHASE_TEXT`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOLERANCE_S = 0.001
 AnyRecord = TrajectoryRecord | TrajectoryOutline
 
 
-class Part(StrEnum):
+class Phase(StrEnum):
     """What a trajectory did at an instant; of several at once, the first of this list."""
 
     DECODE = "decode"
@@ -43,33 +43,33 @@ class Part(StrEnum):
     DRIVER = "driver"
 
 
-PART_TITLE: Mapping[Part, str] = {
-    Part.ADMISSION: "admission",
-    Part.LLM_QUEUE: "LLM queue",
-    Part.MIGRATION: "exposed migration",
-    Part.PREFILL: "prefill",
-    Part.DECODE: "decode",
-    Part.GENERATION: "step, not split",
-    Part.TOOL_QUEUE: "tool queue",
-    Part.TOOL: "tool",
-    Part.REWARD: "reward",
-    Part.LOST: "without result",
-    Part.DRIVER: "driver and rest",
+PHASE_TITLE: Mapping[Phase, str] = {
+    Phase.ADMISSION: "admission",
+    Phase.LLM_QUEUE: "LLM queue",
+    Phase.MIGRATION: "exposed migration",
+    Phase.PREFILL: "prefill",
+    Phase.DECODE: "decode",
+    Phase.GENERATION: "step, not split",
+    Phase.TOOL_QUEUE: "tool queue",
+    Phase.TOOL: "tool",
+    Phase.REWARD: "reward",
+    Phase.LOST: "without result",
+    Phase.DRIVER: "driver and rest",
 }
 """In the order of reading: a trajectory's life."""
 
-PART_TEXT: Mapping[Part, str] = {
-    Part.ADMISSION: "from submission until the program starts",
-    Part.LLM_QUEUE: "a step waits for an engine, a slot and the control plane",
-    Part.MIGRATION: "a step waits until its context has moved to another engine",
-    Part.PREFILL: "an engine reads the context; with vLLM, also the wait in the engine's own queue",
-    Part.DECODE: "an engine generates",
-    Part.GENERATION: "a step of an engine that does not report its times",
-    Part.TOOL_QUEUE: "an action waits for CPUs and the control plane",
-    Part.TOOL: "a tool runs",
-    Part.REWARD: "a reward call runs",
-    Part.LOST: "attempts and calls that gave no result: their engine or host was lost, or they were cancelled",
-    Part.DRIVER: "the agent's own code, the driver, transport, and everything that is not measured",
+PHASE_TEXT: Mapping[Phase, str] = {
+    Phase.ADMISSION: "from submission until the program starts",
+    Phase.LLM_QUEUE: "a step waits for an engine, a slot and the control plane",
+    Phase.MIGRATION: "a step waits until its context has moved to another engine",
+    Phase.PREFILL: "an engine reads the context; with vLLM, also the wait in the engine's own queue",
+    Phase.DECODE: "an engine generates",
+    Phase.GENERATION: "a step of an engine that does not report its times",
+    Phase.TOOL_QUEUE: "an action waits for CPUs and the control plane",
+    Phase.TOOL: "a tool runs",
+    Phase.REWARD: "a reward call runs",
+    Phase.LOST: "attempts and calls that gave no result: their engine or host was lost, or they were cancelled",
+    Phase.DRIVER: "the agent's own code, the driver, transport, and everything that is not measured",
 }
 
 
@@ -78,7 +78,7 @@ class TimeSegment(NamedTuple):
 
     start_ns: int
     stop_ns: int
-    part: Part
+    phase: Phase
 
 
 @dataclass(slots=True)
@@ -138,8 +138,8 @@ class Account:
     ----------
     segments
         Without gap and overlap, from the start to the end; the first is the wait for admission.
-    parts_ns
-        Nanoseconds by part; their sum is `duration_ns`.
+    phases_ns
+        Nanoseconds by phase; their sum is `duration_ns`.
     duration_ns
         From submission, or from the start where the admission is unknown, to the end.
     admission_known, waits_known
@@ -150,7 +150,7 @@ class Account:
 
     trajectory_id: str
     segments: tuple[TimeSegment, ...]
-    parts_ns: Mapping[Part, int]
+    phases_ns: Mapping[Phase, int]
     duration_ns: int
     admission_known: bool
     waits_known: bool
@@ -161,13 +161,13 @@ class Account:
         """The duration in seconds."""
         return self.duration_ns / NS_PER_S
 
-    def seconds(self, part: Part) -> float:
-        """Seconds of one part."""
-        return self.parts_ns.get(part, 0) / NS_PER_S
+    def seconds(self, phase: Phase) -> float:
+        """Seconds of one phase."""
+        return self.phases_ns.get(phase, 0) / NS_PER_S
 
-    def share(self, part: Part) -> float:
+    def share(self, phase: Phase) -> float:
         """Share of the duration, 0 to 1."""
-        return self.parts_ns.get(part, 0) / self.duration_ns if self.duration_ns else 0.0
+        return self.phases_ns.get(phase, 0) / self.duration_ns if self.duration_ns else 0.0
 
 
 def account_of(record: AnyRecord, facts: ControlFacts | None = None) -> Account:
@@ -195,12 +195,12 @@ def account_of(record: AnyRecord, facts: ControlFacts | None = None) -> Account:
     if facts is not None:
         spans += _spans_without_result(record, facts, paths)
     admission_ns = 0 if facts is None else max(0, _ns(facts.admission_s))
-    admission = [TimeSegment(start_ns - admission_ns, start_ns, Part.ADMISSION)] if admission_ns else []
+    admission = [TimeSegment(start_ns - admission_ns, start_ns, Phase.ADMISSION)] if admission_ns else []
     segments = (*admission, *flattened(spans, start_ns, stop_ns))
     return Account(
         trajectory_id=record.trajectory_id,
         segments=segments,
-        parts_ns=summed(segments),
+        phases_ns=summed(segments),
         duration_ns=stop_ns - start_ns + admission_ns,
         admission_known=facts is not None and not math.isnan(facts.admission_s),
         waits_known=facts is not None,
@@ -208,19 +208,19 @@ def account_of(record: AnyRecord, facts: ControlFacts | None = None) -> Account:
     )
 
 
-def summed(segments: Iterable[TimeSegment]) -> dict[Part, int]:
-    """Nanoseconds by part."""
-    sums: dict[Part, int] = {}
-    for start, stop, part in segments:
-        sums[part] = sums.get(part, 0) + stop - start
+def summed(segments: Iterable[TimeSegment]) -> dict[Phase, int]:
+    """Nanoseconds by phase."""
+    sums: dict[Phase, int] = {}
+    for start, stop, phase in segments:
+        sums[phase] = sums.get(phase, 0) + stop - start
     return sums
 
 
 def flattened(spans: Sequence[TimeSegment], start_ns: int, stop_ns: int) -> list[TimeSegment]:
-    """Spans that may overlap and leave gaps, as segments that cover start to stop once; gaps are `Part.DRIVER`."""
+    """Spans that may overlap and leave gaps, as segments that cover start to stop once; gaps are `Phase.DRIVER`."""
     inside = sorted(
-        (max(start, start_ns), min(stop, stop_ns), _RANK[part])
-        for start, stop, part in spans
+        (max(start, start_ns), min(stop, stop_ns), _RANK[phase])
+        for start, stop, phase in spans
         if min(stop, stop_ns) > max(start, start_ns)
     )
     overlap = any(second[0] < first[1] for first, second in itertools.pairwise(inside))
@@ -228,20 +228,20 @@ def flattened(spans: Sequence[TimeSegment], start_ns: int, stop_ns: int) -> list
     reached = start_ns
     for start, stop, rank in _swept(inside) if overlap else inside:
         if start > reached:
-            segments.append(TimeSegment(reached, start, Part.DRIVER))
-        part = _PARTS[rank]
-        if segments and segments[-1].part is part and segments[-1].stop_ns == start:
-            segments[-1] = TimeSegment(segments[-1].start_ns, stop, part)
+            segments.append(TimeSegment(reached, start, Phase.DRIVER))
+        phase = _PHASES[rank]
+        if segments and segments[-1].phase is phase and segments[-1].stop_ns == start:
+            segments[-1] = TimeSegment(segments[-1].start_ns, stop, phase)
         else:
-            segments.append(TimeSegment(start, stop, part))
+            segments.append(TimeSegment(start, stop, phase))
         reached = stop
     if stop_ns > reached:
-        segments.append(TimeSegment(reached, stop_ns, Part.DRIVER))
+        segments.append(TimeSegment(reached, stop_ns, Phase.DRIVER))
     return segments
 
 
-_PARTS = tuple(Part)
-_RANK = {part: rank for rank, part in enumerate(_PARTS)}
+_PHASES = tuple(Phase)
+_RANK = {phase: rank for rank, phase in enumerate(_PHASES)}
 
 
 def _swept(spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
@@ -249,7 +249,7 @@ def _swept(spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, in
     changes = sorted(
         [(start, 1, rank) for start, _, rank in spans] + [(stop, -1, rank) for _, stop, rank in spans]
     )
-    open_of = [0] * len(_PARTS)
+    open_of = [0] * len(_PHASES)
     previous = 0
     for at, change, rank in changes:
         if at > previous:
@@ -281,12 +281,12 @@ def _step_spans(step: StepRecord, waits: StepWaits) -> list[TimeSegment] | None:
     left -= failed
     is_split = not (math.isnan(step.queue_s) or math.isnan(step.prefill_s) or math.isnan(step.decode_s))
     phases = (
-        (Part.LLM_QUEUE, queue - moving - stranded),
-        (Part.MIGRATION, moving),
-        (Part.LOST, stranded + failed),
-        (Part.DRIVER if is_split else Part.GENERATION, left),
-        (Part.PREFILL, prefill),
-        (Part.DECODE, decode),
+        (Phase.LLM_QUEUE, queue - moving - stranded),
+        (Phase.MIGRATION, moving),
+        (Phase.LOST, stranded + failed),
+        (Phase.DRIVER if is_split else Phase.GENERATION, left),
+        (Phase.PREFILL, prefill),
+        (Phase.DECODE, decode),
     )
     return list(_one_after_another(start, phases))
 
@@ -295,22 +295,22 @@ def _action_spans(action: ActionRecord, end_ns: int) -> list[TimeSegment] | None
     """Waiting, then running; None as for `_step_spans`."""
     start = _ns(action.submitted_s)
     if math.isnan(action.finished_s):
-        return [TimeSegment(start, end_ns, Part.LOST)]
+        return [TimeSegment(start, end_ns, Phase.LOST)]
     whole = max(0, _ns(action.finished_s) - start)
     if action.status == "lost":
-        return [TimeSegment(start, start + whole, Part.LOST)]
+        return [TimeSegment(start, start + whole, Phase.LOST)]
     if not worked_here(action):
         return None
     ran = min(max(0, _ns(action.run_s)), whole)
-    runs = Part.REWARD if action.kind == "reward" else Part.TOOL
-    return list(_one_after_another(start, ((Part.TOOL_QUEUE, whole - ran), (runs, ran))))
+    runs = Phase.REWARD if action.kind == "reward" else Phase.TOOL
+    return list(_one_after_another(start, ((Phase.TOOL_QUEUE, whole - ran), (runs, ran))))
 
 
-def _one_after_another(start: int, phases: Iterable[tuple[Part, int]]) -> Iterator[TimeSegment]:
-    for part, length in phases:
+def _one_after_another(start: int, phases: Iterable[tuple[Phase, int]]) -> Iterator[TimeSegment]:
+    for phase, length in phases:
         if length > 0:
-            if part is not Part.DRIVER:
-                yield TimeSegment(start, start + length, part)
+            if phase is not Phase.DRIVER:
+                yield TimeSegment(start, start + length, phase)
             start += length
 
 
@@ -326,7 +326,7 @@ def _spans_without_result(
     for path, index, start_s, stop_s in facts.attempts:
         if (path, index) not in has_record:
             stop_s = record.finished_s - offset_s if math.isnan(stop_s) else stop_s
-            yield TimeSegment(_ns(start_s + offset_s), _ns(stop_s + offset_s), Part.LOST)
+            yield TimeSegment(_ns(start_s + offset_s), _ns(stop_s + offset_s), Phase.LOST)
 
 
 def _paths_by_branch(record: AnyRecord, facts: ControlFacts | None) -> dict[int, str]:
@@ -341,13 +341,15 @@ def _paths_by_branch(record: AnyRecord, facts: ControlFacts | None) -> dict[int,
     return dict(zip(sorted(numbers), paths, strict=True))
 
 
-def worked_here(part: StepRecord | ActionRecord) -> bool:
+def worked_here(phase: StepRecord | ActionRecord) -> bool:
     """Whether its time of work fits into its time: False for results that a resumed run took from its journal."""
     worked_s = (
-        _known(part.prefill_s) + _known(part.decode_s) if isinstance(part, StepRecord) else _known(part.run_s)
+        _known(phase.prefill_s) + _known(phase.decode_s)
+        if isinstance(phase, StepRecord)
+        else _known(phase.run_s)
     )
     # Of what has no times, nothing can be said against it: max keeps 0.0 against nan.
-    return worked_s <= max(0.0, part.finished_s - part.submitted_s) + _TOLERANCE_S
+    return worked_s <= max(0.0, phase.finished_s - phase.submitted_s) + _TOLERANCE_S
 
 
 def work_began_s(step: StepRecord) -> float:

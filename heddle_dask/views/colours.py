@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from heddle_dask.views.accounts import Part
+from heddle_dask.views.accounts import Phase
 
 LIGHT: Mapping[str, str] = {
     "paper": "#ffffff",
@@ -63,9 +63,9 @@ def colour(name: str) -> str:
     return f"var(--{name},{LIGHT[name]})"
 
 
-def part_colour(part: Part) -> str:
-    """The colour of a part of an account."""
-    return colour(part.value)
+def phase_colour(phase: Phase) -> str:
+    """The colour of a phase of an account."""
+    return colour(phase.value)
 
 
 SERIES = tuple(colour(f"c{number}") for number in range(8))

@@ -15,6 +15,8 @@ _SEQUENCE = 1
 _CLEARED, _NEEDED = 1, 2
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
 
+_SMALL = [bytes([value]) for value in range(0x80)]
+
 Value = str | int | float
 
 
@@ -42,6 +44,7 @@ class PerfettoTrace:
         self._names: dict[str, int] = {}
         self._argument_names: dict[str, int] = {}
         self._tracks = 0
+        self._ends: dict[int, bytes] = {}
         self._is_first = True
 
     def track(
@@ -101,7 +104,10 @@ class PerfettoTrace:
 
     def end(self, track: int, at_ns: int) -> None:
         """The innermost slice of the track ends."""
-        self._packet(_message(11, _number(9, Kind.END) + _number(11, track)), at_ns)
+        body = self._ends.get(track)
+        if body is None:
+            body = self._ends[track] = _message(11, _number(9, Kind.END) + _number(11, track))
+        self._packet(body, at_ns)
 
     def instant(self, track: int, at_ns: int, name: str) -> None:
         """Something happens that takes no time."""
@@ -120,10 +126,10 @@ class PerfettoTrace:
         return bytes(self._out)
 
     def _packet(self, body: bytes, at_ns: int | None) -> None:
-        packet = b"" if at_ns is None else _number(8, at_ns)
-        flags = _NEEDED | (_CLEARED if self._is_first else 0)
+        time = b"" if at_ns is None else b"\x40" + _varint(at_ns)
+        head = _FIRST_HEAD if self._is_first else _HEAD
         self._is_first = False
-        self._out += _message(1, packet + _number(10, _SEQUENCE) + _number(13, flags) + body)
+        self._out += b"\x0a" + _varint(len(time) + len(head) + len(body)) + time + head + body
 
     @staticmethod
     def _interned(known: dict[str, int], place: int, name: str, new: bytearray) -> int:
@@ -136,6 +142,8 @@ class PerfettoTrace:
 
 
 def _varint(value: int) -> bytes:
+    if 0 <= value < 0x80:
+        return _SMALL[value]
     out = bytearray()
     value &= 0xFFFF_FFFF_FFFF_FFFF  # negative numbers as two's complement
     while value > 0x7F:
@@ -168,3 +176,8 @@ def _value(value: Value) -> bytes:
     if isinstance(value, float):
         return _tag(5, _FIXED64) + struct.pack("<d", value)
     return _number(4, value)
+
+
+# What every packet has: its sequence, and that it needs the names that earlier packets have introduced.
+_HEAD = _number(10, _SEQUENCE) + _number(13, _NEEDED)
+_FIRST_HEAD = _number(10, _SEQUENCE) + _number(13, _NEEDED | _CLEARED)

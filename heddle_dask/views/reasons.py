@@ -1,7 +1,7 @@
 """Why a long trajectory ended last: one line, from its account and the medians of its run.
 
-The reason is the part that exceeds the median of all trajectories by the most seconds: what everybody waited for is no
-reason that one ended last. A second part is named where it exceeds its median by at least half as much.
+The reason is the phase that exceeds the median of all trajectories by the most seconds: what everybody waited for is no
+reason that one ended last. A second phase is named where it exceeds its median by at least half as much.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from heddle_dask.records.trajectory import StepRecord
-from heddle_dask.views.accounts import NS_PER_S, Account, AnyRecord, Part
+from heddle_dask.views.accounts import NS_PER_S, Account, AnyRecord, Phase
 
 # A context of which the engine found less than this share in its prefix cache was computed again.
 _CACHED_SHARE = 0.5
@@ -25,16 +25,16 @@ _LEAST_SHARE, _LEAST_S = 0.02, 0.001
 class Typical:
     """Medians over the trajectories of a run, and the most tokens that one generated."""
 
-    seconds: Mapping[Part, float]
+    seconds: Mapping[Phase, float]
     most_tokens: int
 
     @classmethod
-    def of(cls, parts_ns: Iterable[Mapping[Part, int]], tokens: Iterable[int]) -> Typical:
+    def of(cls, phases_ns: Iterable[Mapping[Phase, int]], tokens: Iterable[int]) -> Typical:
         """The medians; of a run of one or two trajectories none: every second of those may be a reason."""
-        rows = list(parts_ns)
+        rows = list(phases_ns)
         medians = {
-            part: statistics.median(row.get(part, 0) for row in rows) / NS_PER_S if len(rows) > 2 else 0.0
-            for part in Part
+            phase: statistics.median(row.get(phase, 0) for row in rows) / NS_PER_S if len(rows) > 2 else 0.0
+            for phase in Phase
         }
         return cls(medians, max(tokens, default=0))
 
@@ -47,12 +47,12 @@ def why_last(record: AnyRecord, account: Account, typical: Typical, losses: int 
     losses
         Attempts of its steps that its engines' deaths or failures ended.
     """
-    excess = {part: account.seconds(part) - typical.seconds.get(part, 0.0) for part in account.parts_ns}
-    order = sorted(excess, key=lambda part: (-excess[part], part))
+    excess = {phase: account.seconds(phase) - typical.seconds.get(phase, 0.0) for phase in account.phases_ns}
+    order = sorted(excess, key=lambda phase: (-excess[phase], phase))
     least_s = max(_LEAST_S, _LEAST_SHARE * account.duration_s)
-    named = [part for part in order if excess[part] >= least_s]
+    named = [phase for phase in order if excess[phase] >= least_s]
     if not named:
-        named = [max(account.parts_ns, key=account.seconds)] if account.parts_ns else []
+        named = [max(account.phases_ns, key=account.seconds)] if account.phases_ns else []
     if not named:
         return "it took no time"
     first, *others = named
@@ -63,7 +63,7 @@ def why_last(record: AnyRecord, account: Account, typical: Typical, losses: int 
 
 
 def recomputed(steps: Sequence[StepRecord]) -> int:
-    """Steps after the first of their branch whose context was, for the most part, not in the prefix cache."""
+    """Steps after the first of their branch whose context was, for the most phase, not in the prefix cache."""
     seen: set[int] = set()
     count = 0
     for step in steps:
@@ -75,41 +75,41 @@ def recomputed(steps: Sequence[StepRecord]) -> int:
     return count
 
 
-def _phrase(record: AnyRecord, account: Account, part: Part, typical: Typical, losses: int) -> str:
-    seconds = account.seconds(part)
-    share = f"{account.share(part):.0%} of its time"
+def _phrase(record: AnyRecord, account: Account, phase: Phase, typical: Typical, losses: int) -> str:
+    seconds = account.seconds(phase)
+    share = f"{account.share(phase):.0%} of its time"
     took = f"{shown_s(seconds)}, {share}"
-    match part:
-        case Part.DECODE | Part.GENERATION:
+    match phase:
+        case Phase.DECODE | Phase.GENERATION:
             tokens = sum(step.generated_tokens for step in record.steps)
             longest = "longest decode" if 0 < tokens == typical.most_tokens else "decode"
             return f"{longest}: {tokens:,} tokens, {took}"
-        case Part.PREFILL:
+        case Phase.PREFILL:
             read = sum(max(0, step.prompt_tokens - step.cached_tokens) for step in record.steps)
             return f"prefill of {read:,} tokens: {took}"
-        case Part.TOOL | Part.REWARD:
-            return _calls(record, part, took)
-        case Part.ADMISSION:
+        case Phase.TOOL | Phase.REWARD:
+            return _calls(record, phase, took)
+        case Phase.ADMISSION:
             return f"waited {shown_s(seconds)} for admission, {share}"
-        case Part.LLM_QUEUE:
+        case Phase.LLM_QUEUE:
             return f"waited {shown_s(seconds)} for an engine or a slot, {share}"
-        case Part.TOOL_QUEUE:
+        case Phase.TOOL_QUEUE:
             return f"waited {shown_s(seconds)} for CPUs of its actions, {share}"
-        case Part.MIGRATION:
+        case Phase.MIGRATION:
             return f"waited {shown_s(seconds)} for its context to move, {share}"
-        case Part.LOST:
+        case Phase.LOST:
             cause = "its engine was lost" if losses else "attempts without result"
             return f"{cause}: {took}"
-        case Part.DRIVER:
+        case Phase.DRIVER:
             return f"outside of steps and actions: {took}"
 
 
-def _calls(record: AnyRecord, part: Part, took: str) -> str:
+def _calls(record: AnyRecord, phase: Phase, took: str) -> str:
     """The calls that took longest, summed by label."""
-    name = "reward" if part is Part.REWARD else "tool"
+    name = "reward" if phase is Phase.REWARD else "tool"
     by_label: dict[str, list[float]] = {}
     for action in record.actions:
-        if (action.kind == "reward") == (part is Part.REWARD) and not math.isnan(action.run_s):
+        if (action.kind == "reward") == (phase is Phase.REWARD) and not math.isnan(action.run_s):
             by_label.setdefault(action.label, []).append(action.run_s)
     if not by_label:
         return f"{name} calls: {took}"
@@ -119,16 +119,16 @@ def _calls(record: AnyRecord, part: Part, took: str) -> str:
     return f"{name} `{label}` {shown_s(sum(times))}{calls}{others}"
 
 
-def _facts(record: AnyRecord, named: set[Part], losses: int) -> list[str]:
+def _facts(record: AnyRecord, named: set[Phase], losses: int) -> list[str]:
     """Counts that explain the waiting and the work."""
     facts = []
     preemptions = sum(step.preemptions for step in record.steps)
-    if preemptions and named & {Part.LLM_QUEUE, Part.PREFILL, Part.DECODE, Part.GENERATION}:
+    if preemptions and named & {Phase.LLM_QUEUE, Phase.PREFILL, Phase.DECODE, Phase.GENERATION}:
         facts.append(f"preempted {_times(preemptions)}")
     again = recomputed(record.steps)
-    if again and named & {Part.PREFILL, Part.GENERATION, Part.DECODE}:
+    if again and named & {Phase.PREFILL, Phase.GENERATION, Phase.DECODE}:
         facts.append(f"recomputed its context {_times(again)}")
-    if losses and Part.LOST not in named:
+    if losses and Phase.LOST not in named:
         facts.append(f"its engine was lost {_times(losses)}")
     return facts
 

@@ -9,8 +9,8 @@ from html import escape
 
 import numpy as np
 
-from heddle_dask.views.accounts import NS_PER_S, PART_TEXT, PART_TITLE, Part
-from heddle_dask.views.colours import SERIES, part_colour
+from heddle_dask.views.accounts import NS_PER_S, PHASE_TEXT, PHASE_TITLE, Phase
+from heddle_dask.views.colours import SERIES, phase_colour
 from heddle_dask.views.intervals import Floats, Intervals, edges_of
 from heddle_dask.views.page import figure, section, table
 from heddle_dask.views.reasons import shown_s, why_last
@@ -21,8 +21,8 @@ from heddle_dask.views.svg_runs import (
     TimeMark,
     area_chart,
     on_axis,
-    part_bar,
-    part_legend,
+    phase_bar,
+    phase_legend,
     timeline,
 )
 
@@ -50,7 +50,7 @@ class RunAxis:
         total: Floats = np.zeros(cells)
         for session, mine in intervals.items():
             if session in self.axis.places_s:
-                # The edges by the session's clock; beyond its part of the axis nothing of it counts.
+                # The edges by the session's clock; beyond its phase of the axis nothing of it counts.
                 inside = np.clip(edges, self.axis.places_s[session], self.axis.ends(session))
                 shift_s = self.axis.begins_s[session] - self.axis.places_s[session]
                 widths = np.diff(edges)
@@ -91,34 +91,34 @@ def seconds_section(figures: RunFigures) -> str:
     count = len(figures.rows)
     if not total_ns:
         return section("Where each second went", '<p class="soft">No trajectory took any time.</p>')
-    order = list(Part)
+    order = list(Phase)
     rows = []
-    for part in PART_TITLE:
-        length = figures.totals_ns[part]
+    for phase in PHASE_TITLE:
+        length = figures.totals_ns[phase]
         if not length:
             continue
-        place = order.index(part)
-        each = [row.parts_ns[place] / NS_PER_S for row in figures.rows]
+        place = order.index(phase)
+        each = [row.phases_ns[place] / NS_PER_S for row in figures.rows]
         rows.append(
             [
-                f'<i style="background:{part_colour(part)}"></i>{PART_TITLE[part]}',
+                f'<i style="background:{phase_colour(phase)}"></i>{PHASE_TITLE[phase]}',
                 f"{length / NS_PER_S:,.1f}",
                 f"{length / total_ns:.1%}",
                 f"{length / NS_PER_S / count:,.2f}",
                 f"{statistics.median(each):,.2f}",
                 f"{max(each):,.2f}",
-                escape(PART_TEXT[part]),
+                escape(PHASE_TEXT[phase]),
             ]
         )
     rows.append(
         ["total", f"{total_ns / NS_PER_S:,.1f}", "100.0%", f"{total_ns / NS_PER_S / count:,.2f}", "", "", ""]
     )
-    head = ["part", "seconds", "share", "mean", "median", "most", "meaning"]
+    head = ["phase", "seconds", "share", "mean", "median", "most", "meaning"]
     return section(
         "Where each second went",
         f"<p>The time of all {count:,} trajectories from submission to end, each instant counted once. Where one does "
         "several things at a time, work counts before waiting.</p>",
-        figure(part_bar(figures.totals_ns, of_ns=total_ns, width=1240, height=22)),
+        figure(phase_bar(figures.totals_ns, of_ns=total_ns, width=1240, height=22)),
         table(head, rows, texts=(0, 6)),
     )
 
@@ -134,19 +134,19 @@ def longest_section(figures: RunFigures) -> str:
         [
             f"<code>{escape(shown.row.trajectory_id)}</code>",
             shown_s(shown.account.duration_s),
-            part_bar(shown.account.parts_ns, of_ns=most_ns, width=380),
+            phase_bar(shown.account.phases_ns, of_ns=most_ns, width=380),
             escape(why_last(shown.record, shown.account, typical, shown.row.losses)),
             escape(shown.row.status),
         ]
         for shown in longest
     ]
     median_s = statistics.median(row.duration_ns for row in figures.rows) / NS_PER_S
-    used = [part for part in PART_TITLE if any(shown.account.parts_ns.get(part) for shown in longest)]
+    used = [phase for phase in PHASE_TITLE if any(shown.account.phases_ns.get(phase) for shown in longest)]
     return section(
         "The longest trajectories",
         f"<p>The median trajectory took {shown_s(median_s)}. The reason is what a trajectory spent beyond the median "
-        "of all in the same part.</p>",
-        part_legend(used),
+        "of all in the same phase.</p>",
+        phase_legend(used),
         table(["trajectory", "took", "where", "why it ended last", "status"], rows, texts=(0, 2, 3, 4)),
     )
 
@@ -162,7 +162,9 @@ def timeline_section(figures: RunFigures, axis: RunAxis) -> str:
         shift_s = axis.axis.at(session, 0.0)
         title = f"{shown.row.trajectory_id}: {shown.row.status}, {shown.account.duration_s:,.2f} s"
         rows.append(TimelineRow(shown.row.trajectory_id, title, on_axis(shown.account.segments, shift_s)))
-    used = [part for part in PART_TITLE if any(part is each for row in rows for _, _, each in row.segments)]
+    used = [
+        phase for phase in PHASE_TITLE if any(phase is each for row in rows for _, _, each in row.segments)
+    ]
     which = (
         f"All {len(rows)} trajectories"
         if len(rows) == len(figures.rows)
@@ -170,7 +172,7 @@ def timeline_section(figures: RunFigures, axis: RunAxis) -> str:
     )
     return section(
         "Timeline of trajectories",
-        part_legend(used),
+        phase_legend(used),
         figure(
             timeline(rows, until_s=axis.until_s, marks=axis.marks()),
             f"{which}, in the order of their start. Dashed lines: lost engines, and the begin of a "
@@ -185,15 +187,15 @@ def live_section(figures: RunFigures, axis: RunAxis) -> str:
         return section("Live trajectories and the tail", _NO_TIME)
     series = []
     # What works lies at the bottom, what waits above: the height of the work is the use that the run makes of engines.
-    for part in (*(each for each in Part if each is not Part.ADMISSION), Part.ADMISSION):
-        by_session = {session: mine for (session, each), mine in figures.states.items() if each is part}
+    for phase in (*(each for each in Phase if each is not Phase.ADMISSION), Phase.ADMISSION):
+        by_session = {session: mine for (session, each), mine in figures.states.items() if each is phase}
         if by_session:
             means = axis.means(by_session, AREA_CELLS)
-            series.append((PART_TITLE[part], part_colour(part), means.tolist()))
-    used = [part for part in PART_TITLE if any(each is part for _, each in figures.states)]
+            series.append((PHASE_TITLE[phase], phase_colour(phase), means.tolist()))
+    used = [phase for phase in PHASE_TITLE if any(each is phase for _, each in figures.states)]
     return section(
         "Live trajectories and the tail",
-        part_legend(used),
+        phase_legend(used),
         figure(
             area_chart(series, until_s=axis.until_s, y_label="trajectories", marks=axis.marks()),
             f"Trajectories by what they do. {_tail(figures, axis)}",

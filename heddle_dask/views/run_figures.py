@@ -20,7 +20,7 @@ from heddle_dask.views.accounts import (
     Account,
     AnyRecord,
     ControlFacts,
-    Part,
+    Phase,
     account_of,
     work_began_s,
     worked_here,
@@ -43,8 +43,8 @@ class Row:
         Number of the session by whose clock its times are; None where nobody knows.
     begin_s, end_s
         By that clock, the wait for admission included.
-    parts_ns
-        By `Part`, in its order.
+    phases_ns
+        By `Phase`, in its order.
     """
 
     trajectory_id: str
@@ -55,7 +55,7 @@ class Row:
     begin_s: float
     end_s: float
     duration_ns: int
-    parts_ns: tuple[int, ...]
+    phases_ns: tuple[int, ...]
     tokens: int
     steps: int
     actions: int
@@ -118,12 +118,12 @@ class RunFigures:
             name: number for number, each in enumerate(sessions) for name in each.trajectories
         }
         self.rows: list[Row] = []
-        self.totals_ns: dict[Part, int] = dict.fromkeys(Part, 0)
+        self.totals_ns: dict[Phase, int] = dict.fromkeys(Phase, 0)
         self.earlier_s = 0.0
         self.admission_unknown = 0
         self.waits_unknown = 0
         self.causes = CauseCounts()
-        self.states: dict[tuple[int, Part], Intervals] = defaultdict(Intervals)
+        self.states: dict[tuple[int, Phase], Intervals] = defaultdict(Intervals)
         self.engines: dict[tuple[int, str], EngineUse] = defaultdict(EngineUse)
         self.actions: dict[str, ActionUse] = {}
         self.running_actions: dict[int, Intervals] = defaultdict(Intervals)
@@ -166,13 +166,13 @@ class RunFigures:
     @property
     def typical(self) -> Typical:
         """Medians over all trajectories."""
-        parts = list(Part)
-        rows = [dict(zip(parts, row.parts_ns, strict=True)) for row in self.rows]
+        parts = list(Phase)
+        rows = [dict(zip(parts, row.phases_ns, strict=True)) for row in self.rows]
         return Typical.of(rows, [row.tokens for row in self.rows])
 
     def _count(self, record: AnyRecord, account: Account) -> None:
-        for part, length in account.parts_ns.items():
-            self.totals_ns[part] += length
+        for phase, length in account.phases_ns.items():
+            self.totals_ns[phase] += length
         self.earlier_s += account.earlier_s
         self.admission_unknown += not account.admission_known
         self.waits_unknown += not account.waits_known
@@ -191,8 +191,8 @@ class RunFigures:
                 self._sample, self._stride = self._sample[::2], 2 * self._stride
 
     def _add_times(self, record: AnyRecord, account: Account, session: int) -> None:
-        for start, stop, part in account.segments:
-            self.states[session, part].add(start / NS_PER_S, stop / NS_PER_S)
+        for start, stop, phase in account.segments:
+            self.states[session, phase].add(start / NS_PER_S, stop / NS_PER_S)
         self._add_steps(record, session)
         for action in record.actions:
             self._add_action(action, session)
@@ -233,7 +233,7 @@ class RunFigures:
 
 
 def _row(record: AnyRecord, account: Account, facts: ControlFacts | None, session: int | None) -> Row:
-    admission_s = account.seconds(Part.ADMISSION)
+    admission_s = account.seconds(Phase.ADMISSION)
     return Row(
         trajectory_id=record.trajectory_id,
         status=record.status,
@@ -243,7 +243,7 @@ def _row(record: AnyRecord, account: Account, facts: ControlFacts | None, sessio
         begin_s=record.started_s - admission_s,
         end_s=record.finished_s,
         duration_ns=account.duration_ns,
-        parts_ns=tuple(account.parts_ns.get(part, 0) for part in Part),
+        phases_ns=tuple(account.phases_ns.get(phase, 0) for phase in Phase),
         tokens=sum(step.generated_tokens for step in record.steps),
         steps=len(record.steps),
         actions=len(record.actions),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from heddle_dask.views.accounts import NS_PER_S, PART_TITLE, Part
+from heddle_dask.views.accounts import NS_PER_S, PHASE_TITLE, Phase
 from heddle_dask.views.page import page, section, table, tiles
 from heddle_dask.views.run_charts import (
     RunAxis,
@@ -73,7 +73,7 @@ def unknown_notes(figures: RunFigures) -> list[str]:
     if figures.waits_unknown:
         notes.append(
             f"Moves and lost attempts are unknown for {figures.waits_unknown:,} of {total:,} trajectories: "
-            f"the waits for them are in “{PART_TITLE[Part.LLM_QUEUE]}” and “{PART_TITLE[Part.DRIVER]}”."
+            f"the waits for them are in “{PHASE_TITLE[Phase.LLM_QUEUE]}” and “{PHASE_TITLE[Phase.DRIVER]}”."
         )
     unplaced = sum(row.session is None for row in figures.rows)
     if unplaced:
@@ -81,7 +81,7 @@ def unknown_notes(figures: RunFigures) -> list[str]:
             f"{unplaced:,} trajectories are not drawn over time: several sessions wrote this run, each with a clock of "
             "its own, and nothing says which session they are of."
         )
-    if figures.totals_ns[Part.GENERATION]:
+    if figures.totals_ns[Phase.GENERATION]:
         notes.append("Some engines do not report prefill and decode: their steps are not split.")
     if figures.earlier_s:
         notes.append(
@@ -100,7 +100,7 @@ def totals_json(figures: RunFigures) -> dict[str, Any]:
     """Where the seconds of all trajectories went: the object ``seconds`` of ``heddle show --json``."""
     return {
         "total_s": round(sum(figures.totals_ns.values()) / NS_PER_S, 6),
-        **{f"{part.value}_s": round(figures.totals_ns[part] / NS_PER_S, 6) for part in PART_TITLE},
+        **{f"{phase.value}_s": round(figures.totals_ns[phase] / NS_PER_S, 6) for phase in PHASE_TITLE},
         "earlier_sessions_s": round(figures.earlier_s, 6),
         "admission_unknown": figures.admission_unknown,
         "waits_unknown": figures.waits_unknown,
@@ -108,9 +108,11 @@ def totals_json(figures: RunFigures) -> dict[str, Any]:
 
 
 def _made_with(metadata: Mapping[str, Any]) -> str:
-    said = " · ".join(
-        f"{name} {metadata[name]}" for name in _MADE_WITH if metadata.get(name) not in (None, "")
-    )
+    known = {name: metadata[name] for name in _MADE_WITH if metadata.get(name) not in (None, "")}
+    if "model" in known:
+        # The whole path is among the conditions; above the views it would say more of the machine than of the run.
+        known["model"] = "/".join(str(known["model"]).rstrip("/").split("/")[-2:])
+    said = " · ".join(f"{name} {value}" for name, value in known.items())
     return f'<p class="soft">{escape(said)}</p>'
 
 
@@ -130,21 +132,21 @@ def _all_section(figures: RunFigures) -> str:
 def _rows(figures: RunFigures) -> Mapping[str, Any] | None:
     if not figures.rows:
         return None
-    order = list(Part)
-    used = [part for part in PART_TITLE if figures.totals_ns[part]]
-    places = [order.index(part) for part in used]
+    order = list(Phase)
+    used = [phase for phase in PHASE_TITLE if figures.totals_ns[phase]]
+    places = [order.index(phase) for phase in used]
     columns: list[dict[str, Any]] = [
         *({"name": name, "text": True} for name in ("trajectory", "status", "cause")),
         {"name": "reward", "digits": 3},
         {"name": "seconds", "digits": 2},
-        *({"name": PART_TITLE[part], "digits": 2} for part in used),
+        *({"name": PHASE_TITLE[phase], "digits": 2} for phase in used),
         *({"name": name, "digits": 0} for name in ("tokens", "steps", "actions", "preempted", "moved")),
     ]
     rows = [
         [
             *(row.trajectory_id, row.status, row.cause, row.reward),
             round(row.duration_ns / NS_PER_S, 3),
-            *(round(row.parts_ns[place] / NS_PER_S, 3) for place in places),
+            *(round(row.phases_ns[place] / NS_PER_S, 3) for place in places),
             *(row.tokens, row.steps, row.actions, row.preemptions, row.migrations),
         ]
         for row in sorted(figures.rows, key=lambda row: -row.duration_ns)

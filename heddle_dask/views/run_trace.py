@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from heddle_dask.records.trajectory import StepRecord
-from heddle_dask.views.accounts import NS_PER_S, PART_TITLE, Account, AnyRecord, work_began_s, worked_here
+from heddle_dask.views.accounts import NS_PER_S, PHASE_TITLE, Account, AnyRecord, work_began_s, worked_here
 from heddle_dask.views.perfetto import Order, PerfettoTrace, Value
 from heddle_dask.views.run_charts import RunAxis
 from heddle_dask.views.run_figures import Axis, RunFigures
@@ -191,8 +191,8 @@ def _trajectories(out: PerfettoTrace, placed: _Placed, axis: Axis) -> None:
         if record.reward is not None:
             arguments["reward"] = record.reward
         out.begin(track, max(0, account.segments[0].start_ns + shift_ns), record.trajectory_id, arguments)
-        for start, stop, part in account.segments:
-            out.begin(track, max(0, start + shift_ns), PART_TITLE[part])
+        for start, stop, phase in account.segments:
+            out.begin(track, max(0, start + shift_ns), PHASE_TITLE[phase])
             out.end(track, max(0, stop + shift_ns))
         out.end(track, max(0, account.segments[-1].stop_ns + shift_ns))
 

@@ -1,4 +1,4 @@
-"""Charts of trajectories as SVG text: parts of their time, what all do over time, one by one, and points."""
+"""Charts of trajectories as SVG text: phases of their time, what all do over time, one by one, and points."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from heddle_dask.views.accounts import PART_TITLE, Part, TimeSegment
-from heddle_dask.views.colours import SERIES, colour, part_colour
+from heddle_dask.views.accounts import PHASE_TITLE, Phase, TimeSegment
+from heddle_dask.views.colours import SERIES, colour, phase_colour
 from heddle_dask.views.svg import INK, number_text, round_up, shortened, svg
 
 WIDE = 1240
@@ -32,29 +32,30 @@ class TimelineRow:
 
     name: str
     title: str
-    segments: Sequence[tuple[float, float, Part]]
+    segments: Sequence[tuple[float, float, Phase]]
 
 
-def part_bar(parts_ns: Mapping[Part, int], *, of_ns: int, width: int = 420, height: int = 14) -> str:
-    """One bar, cut into parts; `of_ns` is the length of the whole width."""
+def phase_bar(phases_ns: Mapping[Phase, int], *, of_ns: int, width: int = 420, height: int = 14) -> str:
+    """One bar, cut into phases; `of_ns` is the length of the whole width."""
     boxes, x = [], 0.0
-    for part, title in PART_TITLE.items():
-        length = width * parts_ns.get(part, 0) / of_ns if of_ns else 0.0
+    for phase, title in PHASE_TITLE.items():
+        length = width * phases_ns.get(phase, 0) / of_ns if of_ns else 0.0
         if length >= 0.05:
             boxes.append(
-                f'<rect x="{x:.2f}" width="{length:.2f}" height="{height}" fill="{part_colour(part)}">'
-                f"<title>{title} {parts_ns[part] / 1e9:,.3f} s</title></rect>"
+                f'<rect x="{x:.2f}" width="{length:.2f}" height="{height}" fill="{phase_colour(phase)}">'
+                f"<title>{title} {phases_ns[phase] / 1e9:,.3f} s</title></rect>"
             )
         x += length
     return svg(width, height, boxes)
 
 
-def part_legend(parts: Sequence[Part]) -> str:
+def phase_legend(parts: Sequence[Phase]) -> str:
     """Squares and names, as HTML."""
     return (
         '<p class="legend">'
         + "".join(
-            f'<span><i style="background:{part_colour(part)}"></i>{PART_TITLE[part]}</span>' for part in parts
+            f'<span><i style="background:{phase_colour(phase)}"></i>{PHASE_TITLE[phase]}</span>'
+            for phase in parts
         )
         + "</p>"
     )
@@ -87,7 +88,7 @@ def area_chart(
 
 
 def timeline(rows: Sequence[TimelineRow], *, until_s: float, marks: Sequence[TimeMark] = ()) -> str:
-    """One line per trajectory, in the colours of the parts."""
+    """One line per trajectory, in the colours of the phases."""
     tall = max(4, min(14, 900 // max(1, len(rows))))
     left, wide = 150, WIDE - 150 - _RIGHT
     scale = wide / until_s if until_s > 0 else 0.0
@@ -101,7 +102,7 @@ def timeline(rows: Sequence[TimelineRow], *, until_s: float, marks: Sequence[Tim
                 f"{escape(shortened(row.name, 24))}</text>"
             )
         boxes = _boxes(row.segments, left, scale, top, tall - (1 if tall > 5 else 0.5))
-        paths = "".join(f'<path fill="{part_colour(part)}" d="{box}"/>' for part, box in boxes.items())
+        paths = "".join(f'<path fill="{phase_colour(phase)}" d="{box}"/>' for phase, box in boxes.items())
         parts.append(f"<g><title>{escape(row.title)}</title>{paths}</g>")
     bottom = tall * len(rows)
     for tick in range(6):
@@ -120,16 +121,16 @@ def timeline(rows: Sequence[TimelineRow], *, until_s: float, marks: Sequence[Tim
 
 
 def _boxes(
-    segments: Sequence[tuple[float, float, Part]], left: float, scale: float, top: int, height: float
-) -> dict[Part, str]:
-    boxes: dict[Part, list[str]] = {}
-    for start, stop, part in segments:
+    segments: Sequence[tuple[float, float, Phase]], left: float, scale: float, top: int, height: float
+) -> dict[Phase, str]:
+    boxes: dict[Phase, list[str]] = {}
+    for start, stop, phase in segments:
         width = (stop - start) * scale
         if width >= _LEAST_PIXELS:
-            boxes.setdefault(part, []).append(
+            boxes.setdefault(phase, []).append(
                 f"M{left + start * scale:.1f} {top}h{width:.1f}v{height}h-{width:.1f}z"
             )
-    return {part: "".join(each) for part, each in boxes.items()}
+    return {phase: "".join(each) for phase, each in boxes.items()}
 
 
 def scatter(
@@ -224,6 +225,6 @@ def _labels(width: int, height: int, x_label: str, y_label: str) -> str:
     )
 
 
-def on_axis(segments: Sequence[TimeSegment], shift_s: float) -> list[tuple[float, float, Part]]:
+def on_axis(segments: Sequence[TimeSegment], shift_s: float) -> list[tuple[float, float, Phase]]:
     """Segments in seconds, moved to their place on the axis."""
-    return [(start / 1e9 + shift_s, stop / 1e9 + shift_s, part) for start, stop, part in segments]
+    return [(start / 1e9 + shift_s, stop / 1e9 + shift_s, phase) for start, stop, phase in segments]

@@ -63,7 +63,7 @@ def test_the_terminal_and_the_json_tell_where_each_second_went() -> None:
         "driver and rest",
     ):
         assert title in said.output
-    assert "took longest, 10.5 s: " in said.output
+    assert "took longest, 10.5 s; " in said.output
     seconds = _shown(path)["seconds"]
     parts = {name: value for name, value in seconds.items() if name.endswith("_s")}
     assert parts.pop("earlier_sessions_s") == 0.0

@@ -1,4 +1,4 @@
-"""Where each second went: parts sum to the duration, whatever the record; and each rule of the attribution."""
+"""Where each second went: phases sum to the duration, whatever the record; and each rule of the attribution."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worlds.record_builders import make_step, plain_trajectory
 from heddle_dask.records.trajectory import ActionRecord, StepRecord, TrajectoryOutline
 from heddle_dask.views.accounts import (
     ControlFacts,
-    Part,
+    Phase,
     StepWaits,
     TimeSegment,
     account_of,
@@ -63,7 +63,7 @@ def _action(at_s: float, end_s: float, run_s: float, kind: str = "tool", status:
 
 def _seconds(outline: TrajectoryOutline, facts: ControlFacts | None = None) -> dict[str, float]:
     account = account_of(outline, facts)
-    return {str(part): ns / 1e9 for part, ns in account.parts_ns.items() if ns}
+    return {str(phase): ns / 1e9 for phase, ns in account.phases_ns.items() if ns}
 
 
 def test_a_step_and_a_tool_one_after_the_other() -> None:
@@ -76,7 +76,7 @@ def test_a_step_and_a_tool_one_after_the_other() -> None:
 def test_the_wait_for_admission_comes_from_the_journal() -> None:
     facts = ControlFacts(submitted_s=100.0, admitted_s=107.0)
     account = account_of(_outline(), facts)
-    assert account.duration_s == 17.0 and account.seconds(Part.ADMISSION) == 7.0 and account.admission_known
+    assert account.duration_s == 17.0 and account.seconds(Phase.ADMISSION) == 7.0 and account.admission_known
     without = account_of(_outline())
     assert without.duration_s == 10.0 and not without.admission_known and not without.waits_known
 
@@ -147,8 +147,8 @@ def test_waits_of_forks_go_to_their_branches() -> None:
 _times = st.one_of(st.just(math.nan), st.floats(-5, 50))
 _spans = st.lists(
     st.builds(
-        lambda start, length, part: TimeSegment(start, start + length, part),
-        st.integers(-50, 150), st.integers(0, 60), st.sampled_from(list(Part)[:-1]),
+        lambda start, length, phase: TimeSegment(start, start + length, phase),
+        st.integers(-50, 150), st.integers(0, 60), st.sampled_from(list(Phase)[:-1]),
     ),
     max_size=12,
 )  # fmt: skip
@@ -159,17 +159,17 @@ def test_segments_cover_the_time_once(spans: list[TimeSegment]) -> None:
     segments = flattened(spans, 0, 100)
     assert segments[0].start_ns == 0 and segments[-1].stop_ns == 100
     for first, second in itertools.pairwise(segments):
-        assert first.stop_ns == second.start_ns and first.part is not second.part
+        assert first.stop_ns == second.start_ns and first.phase is not second.phase
     assert sum(summed(segments).values()) == 100
-    order = list(Part)
-    for start, stop, part in segments:
+    order = list(Phase)
+    for start, stop, phase in segments:
         for at in (start, stop - 1):
-            here = [span.part for span in spans if span.start_ns <= at < span.stop_ns]
-            assert part is min(here, key=order.index, default=Part.DRIVER)
+            here = [span.phase for span in spans if span.start_ns <= at < span.stop_ns]
+            assert phase is min(here, key=order.index, default=Phase.DRIVER)
 
 
 @given(st.data())
-def test_parts_sum_to_the_duration_exactly(data: st.DataObject) -> None:
+def test_phases_sum_to_the_duration_exactly(data: st.DataObject) -> None:
     draw = data.draw
     steps = [
         _step(
@@ -193,12 +193,12 @@ def test_parts_sum_to_the_duration_exactly(data: st.DataObject) -> None:
         )
     )  # fmt: skip
     account = account_of(_outline(steps, actions, draw(st.floats(-5, 50)), draw(st.floats(-5, 50))), facts)
-    assert sum(account.parts_ns.values()) == account.duration_ns
-    assert all(ns >= 0 for ns in account.parts_ns.values())
-    assert sum(map(account.share, Part)) == pytest.approx(1.0 if account.duration_ns else 0.0)
+    assert sum(account.phases_ns.values()) == account.duration_ns
+    assert all(ns >= 0 for ns in account.phases_ns.values())
+    assert sum(map(account.share, Phase)) == pytest.approx(1.0 if account.duration_ns else 0.0)
 
 
 def test_a_whole_record_is_taken_as_well() -> None:
     record = plain_trajectory(0)
     account = account_of(record)
-    assert account.duration_s == 10.0 and sum(account.parts_ns.values()) == account.duration_ns
+    assert account.duration_s == 10.0 and sum(account.phases_ns.values()) == account.duration_ns

@@ -10,7 +10,7 @@ import pytest
 from worlds.run_builders import hostile_trajectory, outline_of, session_of, timed_trajectory
 
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.views.accounts import PART_TITLE, Part
+from heddle_dask.views.accounts import PHASE_TITLE, Phase
 from heddle_dask.views.perfetto import Order, PerfettoTrace
 from heddle_dask.views.run_figures import RunFigures
 from heddle_dask.views.run_trace import RunTrace
@@ -36,8 +36,8 @@ class Parsed:
         last: dict[int, int] = defaultdict(int)
         event_type = perfetto.TrackEvent
         for number, packet in enumerate(trace.packet):
-            for part in (packet, packet.track_event, packet.track_descriptor, packet.interned_data):
-                assert not len(unknown_fields.UnknownFieldSet(part))
+            for phase in (packet, packet.track_event, packet.track_descriptor, packet.interned_data):
+                assert not len(unknown_fields.UnknownFieldSet(phase))
             assert packet.trusted_packet_sequence_id == 1
             assert bool(packet.sequence_flags & 1) == (number == 0) and packet.sequence_flags & 2
             names.update({each.iid: each.name for each in packet.interned_data.event_names})
@@ -93,7 +93,7 @@ def test_what_the_encoder_writes_is_what_perfetto_reads() -> None:
     out = PerfettoTrace()
     top = out.track("Größe", order=Order.EXPLICIT, rank=3)
     counter = out.track("n", top, counter="tokens")
-    out.begin(top, 2**40, "a", {"text": "é", "whole": -5, "large": 2**40, "part": 0.25}, flows=[7])
+    out.begin(top, 2**40, "a", {"text": "é", "whole": -5, "large": 2**40, "phase": 0.25}, flows=[7])
     out.count(counter, 3, -(2**40))
     out.end(top, 2**40 + 300)
     out.instant(top, 2**41, "a")
@@ -101,19 +101,19 @@ def test_what_the_encoder_writes_is_what_perfetto_reads() -> None:
     assert parsed.path(counter) == "Größe/n" and parsed.tracks[counter].counter.unit_name == "tokens"
     assert parsed.tracks[top].child_ordering == 3 and parsed.tracks[top].sibling_order_rank == 3
     (piece,) = parsed.slices
-    assert piece == (top, 2**40, 2**40 + 300, "a", {"text": "é", "whole": -5, "large": 2**40, "part": 0.25})
+    assert piece == (top, 2**40, 2**40 + 300, "a", {"text": "é", "whole": -5, "large": 2**40, "phase": 0.25})
     assert parsed.counters[counter] == [(3, -(2**40))] and parsed.instants == ["a"]
     assert parsed.flows == {7: [(top, False)]}
 
 
-def test_slices_of_trajectories_sum_to_the_parts_of_the_report() -> None:
+def test_slices_of_trajectories_sum_to_the_phases_of_the_report() -> None:
     parsed, figures = _traced([timed_trajectory(number) for number in range(6)])
     sums: Counter[str] = Counter()
     for track, start, stop, name, _ in parsed.slices:
         if parsed.path(track).startswith("Trajectories/"):
             sums[name] += stop - start
-    for part in Part:
-        assert sums[PART_TITLE[part]] == figures.totals_ns[part]
+    for phase in Phase:
+        assert sums[PHASE_TITLE[phase]] == figures.totals_ns[phase]
     whole = sum(sums[f"t{number}"] for number in range(6))
     assert whole == sum(figures.totals_ns.values())
 

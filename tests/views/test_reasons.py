@@ -9,10 +9,10 @@ import pytest
 from worlds.record_builders import make_step
 
 from heddle_dask.records.trajectory import ActionRecord, StepRecord, TrajectoryOutline
-from heddle_dask.views.accounts import ControlFacts, Part, StepWaits, account_of
+from heddle_dask.views.accounts import ControlFacts, Phase, StepWaits, account_of
 from heddle_dask.views.reasons import Typical, recomputed, shown_s, why_last
 
-NOTHING = Typical(dict.fromkeys(Part, 0.0), most_tokens=10_000)
+NOTHING = Typical(dict.fromkeys(Phase, 0.0), most_tokens=10_000)
 
 
 def _outline(steps: Any = (), actions: Any = (), stop_s: float = 100.0) -> TrajectoryOutline:
@@ -59,7 +59,7 @@ def test_admission() -> None:
 
 def test_what_everybody_waits_for_is_no_reason() -> None:
     facts = ControlFacts(0.0, 31.0)
-    typical = Typical({Part.ADMISSION: 31.0}, 0)
+    typical = Typical({Phase.ADMISSION: 31.0}, 0)
     said = _why(_outline([_step(0, 0, 0, 10)], stop_s=10.0), facts, typical)
     assert said == "decode: 4,120 tokens, 10 s, 24% of its time"
 
@@ -120,17 +120,26 @@ def test_the_first_step_of_a_branch_recomputes_only_where_its_context_is_old() -
 
 
 def test_medians() -> None:
-    rows = [{Part.TOOL: 1_000_000_000 * seconds} for seconds in (1, 5, 9)]
+    rows = [{Phase.TOOL: 1_000_000_000 * seconds} for seconds in (1, 5, 9)]
     typical = Typical.of(rows, [3, 7])
     assert (
-        typical.seconds[Part.TOOL] == 5.0 and typical.seconds[Part.DECODE] == 0.0 and typical.most_tokens == 7
+        typical.seconds[Phase.TOOL] == 5.0
+        and typical.seconds[Phase.DECODE] == 0.0
+        and typical.most_tokens == 7
     )
-    assert Typical.of(rows[:2], []).seconds[Part.TOOL] == 0.0
+    assert Typical.of(rows[:2], []).seconds[Phase.TOOL] == 0.0
 
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(0.0, "0 ms"), (0.9996, "1.0 s"), (9.96, "10 s"), (48.2, "48 s"), (1307, "1,307 s"), (7500, "2 h 5 min")],
+    [
+        (0.0, "0 ms"),
+        (0.9996, "1.0 s"),
+        (9.96, "10 s"),
+        (48.2, "48 s"),
+        (1307, "1,307 s"),
+        (7500, "2 h 5 min"),
+    ],
 )
 def test_durations_for_people(seconds: float, said: str) -> None:
     assert shown_s(seconds) == said

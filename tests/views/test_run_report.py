@@ -13,7 +13,7 @@ import pytest
 from worlds.run_builders import hostile_trajectory, outline_of, session_of, timed_trajectory
 
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.views.accounts import Part
+from heddle_dask.views.accounts import Phase
 from heddle_dask.views.journal_facts import SessionFacts
 from heddle_dask.views.run_charts import RunAxis
 from heddle_dask.views.run_events import rank_correlation
@@ -33,7 +33,7 @@ def _figures(
 
 
 def _charts(page: str) -> list[str]:
-    return ["<svg" + part.partition("</svg>")[0] + "</svg>" for part in page.split("<svg")[1:]]
+    return ["<svg" + phase.partition("</svg>")[0] + "</svg>" for phase in page.split("<svg")[1:]]
 
 
 def test_totals_of_known_records() -> None:
@@ -54,7 +54,7 @@ def test_totals_of_known_records() -> None:
 def test_the_journal_is_gone() -> None:
     figures = _figures([timed_trajectory(number) for number in range(4)], sessions=[])
     notes = unknown_notes(figures)
-    assert figures.totals_ns[Part.ADMISSION] == figures.totals_ns[Part.MIGRATION] == 0
+    assert figures.totals_ns[Phase.ADMISSION] == figures.totals_ns[Phase.MIGRATION] == 0
     assert (
         len(notes) == 2
         and "admission is unknown for 4 of 4" in notes[0]
@@ -71,10 +71,10 @@ def test_sessions_have_clocks_of_their_own() -> None:
     axis = RunAxis(figures)
     assert axis.axis.places_s == {0: 0.0, 1: pytest.approx(11.5)}
     assert axis.until_s == pytest.approx(11.5 + 10.5)
-    states = {session: mine for (session, part), mine in figures.states.items() if part is Part.DECODE}
+    states = {session: mine for (session, phase), mine in figures.states.items() if phase is Phase.DECODE}
     cells = axis.means(states, 44) * axis.until_s / 44
     # All decoding is on the axis, and each session's in its own place.
-    assert cells.sum() == pytest.approx(figures.totals_ns[Part.DECODE] / 1e9)
+    assert cells.sum() == pytest.approx(figures.totals_ns[Phase.DECODE] / 1e9)
     assert cells[:23].sum() == pytest.approx(9.0)
     assert [mark.text for mark in axis.marks()] == ["session 2"]
     assert axis.at_journal_time(1, 497.0) == pytest.approx(11.5 + 1.0)
@@ -82,7 +82,7 @@ def test_sessions_have_clocks_of_their_own() -> None:
     unknown = _figures([*first, *second], [], one_clock=False)
     assert "not drawn over time" in " ".join(unknown_notes(unknown))
     assert "No trajectory can be placed" in run_report(unknown, ABOUT)
-    assert unknown.totals_ns[Part.DECODE] == figures.totals_ns[Part.DECODE]
+    assert unknown.totals_ns[Phase.DECODE] == figures.totals_ns[Phase.DECODE]
 
 
 def test_a_trajectory_that_a_later_session_ran_again_is_of_that_session() -> None:
@@ -90,7 +90,7 @@ def test_a_trajectory_that_a_later_session_ran_again_is_of_that_session() -> Non
     figures = _figures(
         [record], [session_of([record], waited_s=40.0), session_of([record], waited_s=2.0)], False
     )
-    assert figures.rows[0].session == 1 and figures.totals_ns[Part.ADMISSION] == 2_000_000_000
+    assert figures.rows[0].session == 1 and figures.totals_ns[Phase.ADMISSION] == 2_000_000_000
 
 
 def test_engines_that_do_not_report_and_lines_that_are_missing() -> None:

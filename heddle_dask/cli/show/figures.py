@@ -14,7 +14,7 @@ from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.recorded_sessions import control_lines
 from heddle_dask.live.driver.run_writer import journal_path
-from heddle_dask.views.accounts import NS_PER_S, PART_TITLE
+from heddle_dask.views.accounts import NS_PER_S, PHASE_TITLE
 from heddle_dask.views.journal_facts import SessionFacts
 from heddle_dask.views.reasons import why_last
 from heddle_dask.views.run_figures import RunFigures
@@ -58,12 +58,12 @@ def journalled_sessions(run: StoredRun) -> list[SessionFacts]:
 def seconds_table(figures: RunFigures) -> Table:
     """Where the seconds of all trajectories went, for the terminal."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="where each second went", title_justify="left")
-    shown.add_column("part", style="bold")
+    shown.add_column("phase", style="bold")
     for name in ("seconds", "share", "mean"):
         shown.add_column(name, justify="right")
     total_ns, count = sum(figures.totals_ns.values()), max(1, len(figures.rows))
-    for part, title in PART_TITLE.items():
-        length = figures.totals_ns[part]
+    for phase, title in PHASE_TITLE.items():
+        length = figures.totals_ns[phase]
         if length:
             seconds = length / NS_PER_S
             shown.add_row(title, f"{seconds:,.1f}", f"{length / total_ns:.1%}", f"{seconds / count:,.2f}")
@@ -72,12 +72,13 @@ def seconds_table(figures: RunFigures) -> Table:
 
 
 def longest_line(figures: RunFigures) -> str:
-    """The longest trajectory, and why; empty without one."""
+    """The longest trajectory, and why, as `why_last` says it; empty without one."""
     if not figures.longest:
         return ""
     first = figures.longest[0]
     reason = why_last(first.record, first.account, figures.typical, first.row.losses)
-    return f"{first.row.trajectory_id} took longest, {first.account.duration_s:,.1f} s: {reason}"
+    took = f"{first.row.trajectory_id} took longest, {first.account.duration_s:,.1f} s"
+    return f"{took}; beyond the median of all: {reason}"
 
 
 def about(run: StoredRun, tally: Tally) -> About:
@@ -96,7 +97,7 @@ def about(run: StoredRun, tally: Tally) -> About:
     tiles += [("steps", f"{tally.steps:,}"), ("actions", f"{tally.actions:,}")]
     if tally.durations:
         durations = sorted(seconds for seconds, _ in tally.durations)
-        tiles.append(("median trajectory", f"{statistics.median(durations):,.1f} s"))
+        tiles.append(("median from start to end", f"{statistics.median(durations):,.1f} s"))
         tiles.append(("99th percentile", f"{durations[math.ceil(0.99 * len(durations)) - 1]:,.1f} s"))
     notes = []
     if run.recovered or run.unfinished:

@@ -288,7 +288,8 @@ def _opentelemetry() -> _Api:
         return _Api()
     except ImportError:
         raise BadInput(
-            "telemetry needs OpenTelemetry: pip install 'heddle-dask[otel]', or leave the endpoint away"
+            "telemetry needs OpenTelemetry: pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http, "
+            "or leave the endpoint away"
         ) from None
 
 
