@@ -28,6 +28,7 @@ from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.run_writer import journal_path
 from heddle_dask.records.journal import read_journal
+from heddle_dask.records.store import RunReader
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODEL = REPOSITORY / "pipelines" / "tiny_agent" / "checkpoint"
@@ -77,6 +78,8 @@ async def one_round(how: str, model: str, directory: Path) -> dict[str, Any]:
         await asyncio.to_thread(jobs[0].wait)
         gone_s = time.monotonic() - began_s
         counts = (await batch).counts
+        if set(counts) != {"completed"}:
+            print([(r.trajectory_id, r.status, r.cause, r.detail[-300:]) for r in RunReader(out) if r.status != "completed"][:3])
         for job in jobs[1:]:
             job.send_signal(signal.SIGTERM)
         for job in jobs[1:]:
@@ -127,9 +130,10 @@ def main() -> None:
     """Measure every end."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--how", nargs="*", default=["kill", "SIGUSR1", "SIGTERM"])
     parser.add_argument("--model", default=str(MODEL))
     options = parser.parse_args()
-    for how in ("kill", "SIGUSR1", "SIGTERM"):
+    for how in options.how:
         rows = []
         for _ in range(options.rounds):
             with tempfile.TemporaryDirectory() as directory:

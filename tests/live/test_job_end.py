@@ -6,7 +6,7 @@ import datetime
 
 import pytest
 
-from heddle_dask.live.clusters.job.job_end import parsed_end, seconds_to_end
+from heddle_dask.live.clusters.job.job_end import parsed_end, seconds_to_end, warns_early
 
 NOW_S = 1_700_000_000.0
 IN_90_S = datetime.datetime.fromtimestamp(NOW_S + 90).strftime("%Y-%m-%dT%H:%M:%S")
@@ -40,3 +40,10 @@ def test_the_earliest_end_that_is_known_counts(
 
 def test_what_is_no_time_is_no_end() -> None:
     assert parsed_end("Unknown") is None and parsed_end("") is None
+
+
+@pytest.mark.parametrize(
+    ("left_s", "is_early"), [(300.0, False), (170.0, True), (121.0, True), (120.0, False), (5.0, False)]
+)
+def test_a_warning_up_to_a_minute_early_is_told_from_a_wish(left_s: float, is_early: bool) -> None:
+    assert warns_early(left_s, 120.0) is is_early

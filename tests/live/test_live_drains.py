@@ -55,6 +55,9 @@ async def jobs(directory: Path, *options: Sequence[str]) -> AsyncIterator[tuple[
             for job in running:
                 job.send_signal(signal.SIGTERM)
             codes = [await asyncio.to_thread(job.wait) for job in running]
+            for job in running:
+                assert job.stdout is not None
+                job.stdout.close()
         assert codes == [0] * len(running)
         assert list((directory / "scratch").iterdir()) == []
 
@@ -72,7 +75,9 @@ def check_drained(out: Path, seen: Path, trajectories: int) -> Counter[str]:
     lines = control_lines(out)
     kinds = Counter(event[0] for event, _ in lines)
     kinds += Counter(command[0] for _, commands in lines for command in commands)
-    assert kinds["StepFailed"] == kinds["GiveUpStep"] == 0
+    assert kinds["GiveUpStep"] == 0
+    # The context of a step that goes on elsewhere may have to come from the driver again.
+    assert {event[4] for event, _ in lines if event[0] == "StepFailed"} <= {"context-missing"}
     orders = [
         command[0] if command is not None else event[0]
         for event, commands in lines
@@ -103,7 +108,7 @@ def test_a_job_that_is_told_of_its_end_gives_its_work_to_the_others(
                 client,
                 env=ToolAgent(steps=3, tokens=60, tool_s=0.4),
                 model=model_dir,
-                engines=emulated(model_dir, seconds_per_token=0.01, slots=2, steps_ahead=1),
+                engines=emulated(model_dir, seconds_per_token=0.006, slots=2, steps_ahead=1),
                 strategy="heddle",
                 samples=2,
                 seed=5,

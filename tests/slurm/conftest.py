@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from slurm.groups import Background, start, write_agents, write_cluster_file
@@ -13,9 +14,9 @@ from slurm.lab import SEARCH, Lab, missing_daemons, running_lab
 IN_THE_BACKGROUND = "longer_than_a_walltime"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+def pytest_collection_modifyitems(items: list[Any]) -> None:
     """Begin the rollout that takes minutes with the first of these tests, and ask for its result in the last."""
-    asking = [item for item in items if IN_THE_BACKGROUND in item.fixturenames]
+    asking = [item for item in items if IN_THE_BACKGROUND in getattr(item, "fixturenames", ())]
     items[:] = [*(item for item in items if item not in asking), *asking]
     first = next((item for item in items if item.get_closest_marker("slurm")), None)
     if asking and first is not None and first not in asking:

@@ -21,6 +21,7 @@ logs = "{logs}"
 scratch = "{scratch}"
 poll = "1s"
 interface = "lo"
+stage-weights = true
 """
 GROUP = {
     "gpu": 'role = "rollout"\npartition = "gpu"\ngres = "gpu:1"\ncpus = 2\nwalltime = "30min"\ndrain = "20s"\n'

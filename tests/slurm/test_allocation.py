@@ -35,7 +35,7 @@ def test_groups_are_steps_of_the_allocation_around_the_driver(
     write_agents(tmp_path)
     for name, value in {"STEPS": "4", "TOKENS": "50", "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"}.items():
         monkeypatch.setenv(name, value)
-    command = shlex.join(rollout_command(tmp_path, "--tasks", "4", "--samples", "2"))
+    command = shlex.join(rollout_command("run.zarr", "--tasks", "4", "--samples", "2"))
     script = f"#!/bin/bash\ncd {tmp_path}\nexec {command}\n"
     resources = ("-p", "gpu", "-N1", "-c6", "--gres=gpu:2", "-t10", f"--output={tmp_path}/said.txt")
     job = slurm.submit(*resources, script=script)

@@ -97,6 +97,9 @@ def test_a_job_that_is_cancelled_in_a_step_is_replaced_and_nothing_fails(
 
     run(body())
     assert any(line.startswith("gpu-0 is gone: ") for line in told)
+    # Three engines on one node have loaded one copy of the model.
+    staged = tmp_path / "scratch" / f"heddle-cache-{os.getuid()}" / "weights"
+    assert len([copy for copy in staged.iterdir() if copy.is_dir()]) == 1
 
 
 def test_a_group_whose_jobs_wait_says_why_and_does_not_hold_up_the_others(

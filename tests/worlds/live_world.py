@@ -22,7 +22,7 @@ from heddle_dask.live.driver.run_writer import journal_path
 from heddle_dask.records.journal import read_journal
 from heddle_dask.records.trajectory import TrajectoryRecord
 
-HANG_S = 35
+HANG_S = 120
 ENGINE = "heddle_dask.engines.emulated"
 
 

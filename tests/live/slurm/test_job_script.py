@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -287,3 +288,21 @@ def test_a_job_does_not_inherit_the_drivers_own_job():
         "PMIX_RANK": "0",
     }
     assert submission_environment({**kept, **own}) == kept
+
+
+@pytest.mark.parametrize("group", [GPU, TOOL], ids=lambda group: group.role)
+def test_the_launcher_knows_every_option(group: WorkerGroup, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the launcher puts its own directory first
+    from workers.job import main
+
+    whole = plan(group, interface="ib0", worker_ports=(40000, 40100), logs=Path("/logs"))
+    words = shlex.split(job_script(whole, group, "x-0", ADDRESS, KEYS).splitlines()[-1])
+    options = main.make_context("job.py", words[words.index(str(LAUNCHER)) + 1 :]).params
+    assert (options["address"], options["name"], options["role"]) == (ADDRESS, "x-0", group.role)
+    expected = {"interface": "ib0", "worker_ports": (40000, 40100), "drain_s": 120, "logs": Path("/logs")}
+    assert {name: options[name] for name in expected} == expected
+    assert options["tls_key"] == KEYS.key
+    if group is GPU:
+        assert (options["workers"], options["tp_degree"], options["ends_in"]) == (2, 2, 4 * 3600)
+    else:
+        assert options["cpus"] == 8

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 JOB_VARIABLE = "SLURM_JOB_ID"
 END_VARIABLE = "SLURM_JOB_END_TIME"
 _ANSWER_S = 20.0
+_WARNS_EARLY_S = 60.0
 
 
 def squeue_end(job_id: str) -> str:
@@ -57,6 +58,14 @@ def _batch_end(environ: Mapping[str, str], asked: Callable[[str], str]) -> float
         return float(stated)
     job_id = environ.get(JOB_VARIABLE)
     return None if job_id is None else parsed_end(asked(job_id))
+
+
+def warns_early(left_s: float, drain_s: float) -> bool:
+    """Whether a SIGUSR1 is the warning of ``--signal`` before its time: SLURM sends it up to a minute early.
+
+    A SIGUSR1 with more time left is somebody's wish.
+    """
+    return 0 < left_s - drain_s < _WARNS_EARLY_S
 
 
 def parsed_end(text: str) -> float | None:

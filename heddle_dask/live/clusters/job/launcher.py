@@ -19,7 +19,7 @@ from pathlib import Path
 from heddle_dask.engines.ports import PORTS_VARIABLE
 from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.engines.watchdog import SHIELDED_VARIABLE
-from heddle_dask.live.clusters.job.job_end import JOB_VARIABLE, seconds_to_end
+from heddle_dask.live.clusters.job.job_end import JOB_VARIABLE, seconds_to_end, warns_early
 from heddle_dask.live.clusters.job.options import GPUS_VARIABLE, JobOptions, gpu_slices
 from heddle_dask.live.clusters.job.scheduler_link import SchedulerLink
 from heddle_dask.live.clusters.job.scratch import job_scratch
@@ -33,8 +33,6 @@ _GRACE_S = 4.0
 # Without a scheduler workers end by themselves.
 _DEATH_TIMEOUT_S = 60
 _AGAIN_S = 2.0
-# SLURM sends the signal of ``--signal`` up to a minute before the time that it was asked for.
-_WARNS_EARLY_S = 60.0
 _CLOSING_S = 15.0
 
 
@@ -151,7 +149,7 @@ class RunningJob:
         longest_s = self._options.drain_s
         if number != signal.SIGUSR1:
             longest_s = min(longest_s, self._options.kill_wait_s)
-        elif self._ends_s is not None and 0 < self._ends_s - longest_s - time.monotonic() < _WARNS_EARLY_S:
+        elif self._ends_s is not None and warns_early(self._ends_s - time.monotonic(), longest_s):
             self._say(f"{number.name} came early: it drains {longest_s:g} s before its end")
             return
         self.begin_drain(f"it got {number.name}", longest_s)
