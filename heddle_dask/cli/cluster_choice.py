@@ -13,14 +13,13 @@ from typing import Any
 
 from distributed import Client
 from distributed.comm import parse_address, parse_host_port
-from distributed.deploy.spec import SpecCluster
 from distributed.security import Security
 
 from heddle_dask.cli.one_line import one_line
 from heddle_dask.cli.rollout.run_logs import log_tail
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.toml_table import read_toml, unknown_key
-from heddle_dask.live.clusters.local import ClusterProcessFailed, LocalRolloutCluster
+from heddle_dask.live.clusters.local import ClusterProcessFailed, LocalRolloutCluster, SupervisedCluster
 from heddle_dask.live.driver.encryption import unencrypted
 
 CONNECT_TIMEOUT_S = 10.0
@@ -86,7 +85,7 @@ async def local_client(shape: LocalShape, dashboard: bool, logs: Path) -> AsyncI
 
 
 @contextlib.asynccontextmanager
-async def cluster_client(cluster: SpecCluster, logs: Path) -> AsyncIterator[Client]:
+async def cluster_client(cluster: SupervisedCluster, logs: Path) -> AsyncIterator[Client]:
     """A client of a cluster that is not started yet, and ends with it.
 
     Raises
@@ -121,7 +120,7 @@ def _check_scheme(scheme: str) -> None:
         raise ValueError(f"{scheme}:// is neither tcp:// nor tls://")
 
 
-async def _start(cluster: SpecCluster) -> None:
+async def _start(cluster: SupervisedCluster) -> None:
     await cluster
 
 

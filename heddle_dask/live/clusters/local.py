@@ -177,7 +177,15 @@ def _tls_options(credentials: Credentials | None) -> list[str]:
 
 
 class SupervisedCluster(SpecCluster):
-    """A cluster whose scheduler is a `SupervisedDask`, and whose workers come back by themselves."""
+    """A cluster whose scheduler is a `SupervisedDask`, and whose workers come back by themselves.
+
+    Attributes
+    ----------
+    credentials
+        Its TLS files; None while there are none.
+    """
+
+    credentials: Credentials | None
 
     def _update_worker_status(self, op: str, msg: Any) -> None:
         """Keep a worker that is gone: its nanny starts it again.
@@ -284,7 +292,7 @@ class LocalRolloutCluster(SupervisedCluster):
             {
                 "workers that can host an engine": kinds.count("rollout"),
                 "tool workers": f"{kinds.count('tool')} with {self._tool_cpus} CPUs each",
-                "connections": "open to every user of this machine" if self._credentials is None else "TLS",
+                "connections": "open to every user of this machine" if self.credentials is None else "TLS",
                 "logs": self.logs,
             },
         )

@@ -63,7 +63,7 @@ class SlurmCluster(SupervisedCluster):
     logs
         Where the logs are.
     credentials
-        The key of this cluster; None before its start, and without TLS.
+        Its TLS files; None before the start, and without TLS.
 
     Raises
     ------
