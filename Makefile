@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CRDS := build/crds/.there
 ROLLOUT_ARGS ?= --env math --tasks 16 --samples 4 --engines 2 --max-step-tokens 512 --overwrite --out runs/math.zarr
 
 # Pure tests start neither a Dask cluster nor vLLM; they run beside each other, a file in one process.
@@ -17,7 +18,7 @@ rollout: $(STAMP)
 	$(BIN)/heddle rollout $(ROLLOUT_ARGS)
 
 # Tests with `hash_seed` in their name set hash seeds themselves: the second run leaves them out.
-test: lint browser
+test: lint browser $(CRDS)
 	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE)"
 	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q -m "$(LIVE)"
 	$(MAKE) docs
@@ -51,6 +52,11 @@ lint: $(STAMP)
 # The tests of the dashboard look at it in Debian's Chromium.
 browser:
 	sh scripts/install_browser.sh
+
+# The schemas for docs/kubernetes.md. The wheel is read, not installed: it would slow every `dask` command down.
+$(CRDS): tests/repository/kubernetes-wheel.txt $(STAMP)
+	$(BIN)/python -m pip download -q --no-deps --require-hashes -d $(@D) -r tests/repository/kubernetes-wheel.txt
+	touch $@
 
 # The images of docs/dashboard.md, from a simulated rollout.
 screenshots: $(STAMP) browser

@@ -16,9 +16,9 @@ DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))  # the package of this checkout, whatever is installed
 sys.path.insert(0, str(DOCS / "_extensions"))
 # For the notebook: the package of this checkout, and `heddle` beside the interpreter.
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(DOCS.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(DOCS.parent), os.environ.get("PYTHONPATH")]))
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # of a progress bar that is not shown
 # Not the profile of whoever builds; the kernel says at every start that its sockets on loopback are not encrypted.
 _profile = TemporaryDirectory(prefix="heddle-docs-")
 os.environ["IPYTHONDIR"] = _profile.name
@@ -26,7 +26,6 @@ os.environ["IPYTHONDIR"] = _profile.name
 (Path(_profile.name) / "profile_default" / "ipython_kernel_config.py").write_text(
     'c.IPKernelApp.log_level = "ERROR"\n', encoding="utf-8"
 )
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 project = "heddle_dask"
 author = "the heddle_dask developers"

@@ -27,6 +27,9 @@ def resolved(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: no
         address = app.builder.get_relative_uri(node.get("refdoc", env.docname), entry.docname)
         link["refuri"] = f"{address}#{entry.node_id}"
         return link
+    address = _elsewhere(env, target)
+    if address is not None:
+        return nodes.reference("", "", content, internal=False, refuri=address)
     if node.get("reftype") == "class" or "[" in target:
         return content  # a type of an annotation
     if _is_local(target) or _can_be_imported(target, node.get("py:module")):
@@ -41,6 +44,13 @@ def _described(env: BuildEnvironment, name: str) -> Any:
         return None
     objects = env.domains.python_domain.objects
     found = [at for full, at in objects.items() if full.rpartition(".")[2] == short and not at.aliased]
+    return found[0] if len(found) == 1 else None
+
+
+def _elsewhere(env: BuildEnvironment, name: str) -> str | None:
+    """The address of a class of another project (docs/_inventories) with this name."""
+    classes = getattr(env, "intersphinx_inventory", {}).get("py:class", {})
+    found = [item.uri for full, item in classes.items() if full.rpartition(".")[2] == name]
     return found[0] if len(found) == 1 else None
 
 

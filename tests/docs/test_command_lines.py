@@ -26,7 +26,14 @@ def parsed(command: str) -> None:
             raise click.UsageError(f"no command {words[0]!r}")
         found, words = child, words[1:]
         context = click.Context(found, info_name=found.name, parent=context)
-    found.make_parser(context).parse_args([word for word in words if not word.startswith("$")])
+    words = [word for word in words if not word.startswith("$")]
+    try:
+        found.make_parser(context).parse_args(list(words))
+    except click.BadOptionUsage as error:
+        if not error.message.endswith("requires an argument."):
+            raise
+        # A sentence names an option without a value.
+        found.make_parser(context).parse_args([*words, "VALUE"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -50,7 +57,7 @@ def test_the_pages_hold_command_lines() -> None:
         "heddle rollout --no-such-option 3",
         "heddle nonsense",
         "heddle bench nonsense",
-        "heddle show RUN --trajectory",
+        "heddle show RUN --trajectorie",
     ],
 )
 def test_a_wrong_command_line_is_noticed(command: str) -> None:

@@ -20,9 +20,9 @@ def simulated_cluster(path: Path) -> None:
     cluster_of(str(path))
 
 
-# The word behind `toml` names the loader; without one it is the file of `heddle rollout --cluster`.
+# The word behind `toml` names the loader.
 LOADERS: Mapping[str, Callable[[Path], object]] = {
-    "": read_cluster_file,
+    "cluster-file": read_cluster_file,
     "simulated-cluster": simulated_cluster,
 }
 

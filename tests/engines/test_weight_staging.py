@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import namedtuple
 from pathlib import Path
@@ -143,6 +144,7 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, model: Pat
 
 def test_an_engine_loads_the_copy_and_lets_it_go_at_its_end(tmp_path: Path, model_dir: str) -> None:
     node = tmp_path / "node"
+    records = Path(tempfile.mkdtemp())  # short: the paths of sockets are limited to 107 bytes
     loaded: list[str] = []
 
     async def body() -> None:
@@ -152,8 +154,8 @@ def test_an_engine_loads_the_copy_and_lets_it_go_at_its_end(tmp_path: Path, mode
             tmp_path / "logs",
             on_ready=lambda client, info: ready.set_result(host._process.spec.model),
             on_lost=loaded.append,
-            on_start_failed=loaded.append,
-            records=tmp_path / "records",
+            on_start_failed=lambda reason: ready.set_exception(RuntimeError(reason)),
+            records=records,
             weights=node,
         )
         host.start()
