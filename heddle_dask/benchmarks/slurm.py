@@ -122,7 +122,7 @@ async def measure_start(plan: ClusterPlan, model: str, out: Path) -> Start:
     async with cluster, Client(cluster, asynchronous=True) as client:
         agent = _Agent(steps=1, tokens=1)
         rollout = Rollout(client, env=agent, model=model, engines=_engines(model, 1), out=Output(out))
-        log = plan.logs / f"{name}-{await _the_id(cluster, name)}.out"
+        log = plan.logs / f"{name}-{await _the_id(cluster, name)}.log"
         looks = asyncio.gather(
             _when(lambda: log.exists() and "workers started" in log.read_text(errors="replace")),
             _when(lambda: _workers(cluster, (name, f"{name}-0"))),
