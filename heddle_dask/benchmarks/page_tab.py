@@ -8,6 +8,7 @@ from bokeh.core.properties import without_property_validation
 from bokeh.document import Document
 from bokeh.protocol import Protocol
 
+from heddle_dask.live.scheduler.dashboard._dask_dashboard import add_roots
 from heddle_dask.live.scheduler.dashboard.pages import PANELS
 from heddle_dask.live.scheduler.dashboard.view import Views
 from heddle_dask.views.run_snapshot import RunSnapshot
@@ -22,8 +23,7 @@ class PageTab:
         self._doc = Document()
         self._protocol = Protocol()
         self._sent_bytes = 0
-        for panel in self.panels:
-            self._doc.add_root(panel.root)
+        add_roots(self._doc, [panel.root for panel in self.panels])
         self._doc.callbacks.on_change_dispatch_to(self)
 
     def make_views(self, snapshot: RunSnapshot) -> None:

@@ -115,7 +115,8 @@ class ActionHistory:
         host = self.hosts.pop(event.host_id, None)
         if host is None:
             return
-        self._run.failures.count("host", "tool worker lost", event.at)
+        if host.running:  # a worker also leaves and comes again when a session starts, with nothing on it
+            self._run.failures.count("host", "tool worker lost", event.at)
         for action_id in host.running:
             action = self.open[action_id]
             action.host, action.cpus = None, 0

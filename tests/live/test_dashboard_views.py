@@ -115,6 +115,15 @@ def test_engines_beyond_the_rows_are_the_busiest_and_the_mean_of_the_others() ->
     assert list(columns["generating"][:-1]) == sorted(columns["generating"][:-1], reverse=True)
 
 
+def test_an_engine_that_drains_says_so_and_a_lost_one_is_gone() -> None:
+    first, second, *_ = played()[0].engines
+    engines = (replace(first, state="draining"), replace(second, state="lost"))
+    assert engines_view(replace(played()[0], engines=engines)).rows == (f"{first.engine_id} (draining)",)
+    lost = replace(first, state="lost")
+    assert engines_view(replace(played()[0], engines=(lost,))).empty == "No engine is there now."
+    assert engines_view(replace(played()[0], engines=())).empty == "No engine has joined yet."
+
+
 def test_every_panel_says_why_it_is_empty() -> None:
     for panel in PANELS:
         view = panel.make(EMPTY)

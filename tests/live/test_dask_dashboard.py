@@ -165,6 +165,20 @@ def test_components_are_updated_while_their_tab_is_open() -> None:
     assert [callback.period for callback in doc.session_callbacks] == [123]
 
 
+def test_roots_that_are_added_together_are_all_in_the_document_with_their_models() -> None:
+    from bokeh.document import Document
+    from bokeh.layouts import column
+    from bokeh.models.widgets import Div
+
+    doc = Document()
+    inner = [Div(text="one", name="one"), Div(text="two", name="two")]
+    internals.add_roots(doc, [column(inner[0]), column(inner[1])])
+    assert len(doc.roots) == 2
+    assert [doc.get_model_by_name(name) for name in ("one", "two")] == inner
+    inner[0].text = "changed"
+    assert "changed" in str(doc.to_json())
+
+
 def test_the_plugin_adds_the_page_to_a_scheduler_that_runs_without_the_preload() -> None:
     async def body(scheduler: Scheduler) -> None:
         assert not internals.serves(scheduler, TAB)

@@ -7,7 +7,7 @@ breaks one, that test says which. Nothing here imports Bokeh before the dashboar
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import dask
@@ -96,6 +96,13 @@ def dask_theme() -> Any:
     from distributed.dashboard.components.scheduler import BOKEH_THEME
 
     return BOKEH_THEME
+
+
+def add_roots(doc: Any, roots: Iterable[Any]) -> None:
+    """Add models to a document; it looks for their references once, and not once for each of them."""
+    with doc.models.freeze():
+        for root in roots:
+            doc.add_root(root)
 
 
 def update_every(doc: Any, component: Any, interval_ms: int) -> None:

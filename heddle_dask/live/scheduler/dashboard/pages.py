@@ -88,8 +88,7 @@ def panel_page(panel: type[Panel], scheduler: Scheduler, extra: Mapping[str, Any
 def _fill(doc: Any, page: OpenPage) -> None:
     page.update()
     dask.update_every(doc, page, LOOK_EVERY_MS)
-    for panel in page.panels:
-        doc.add_root(panel.root)
+    dask.add_roots(doc, [panel.root for panel in page.panels])
     doc.theme = dask.dask_theme()
 
 

@@ -32,12 +32,16 @@ def engines_view(snapshot: RunSnapshot) -> View:
     """The engines that are not lost; beyond `MOST_ROWS`, those with the most work."""
     here = [engine for engine in snapshot.engines if engine.state in LIVING]
     if not here:
-        why = "No engine has joined yet." if not snapshot.engines else "All engines are lost."
+        why = (
+            "No engine is there now."
+            if snapshot.engines or not snapshot.is_open
+            else "No engine has joined yet."
+        )
         return View("", {"engines": _columns([], [])}, why)
     shown = here
     if len(here) > MOST_ROWS:
         shown = sorted(here, key=lambda each: (-_load(each), each.index))[: MOST_ROWS - 1]
-    labels = style.elide(each.engine_id for each in shown)
+    labels = style.elide(_name(each) for each in shown)
     slots, at_engine, queued = (
         sum(getattr(e, name) for e in here) for name in ("slots", "generating", "queued")
     )
@@ -56,6 +60,10 @@ def engines_view(snapshot: RunSnapshot) -> View:
         f"<b>{style.count(queued)}</b> queued{part}</span><div class='chips'>{_LEGEND}</div>"
     )
     return View(heading, {"engines": _columns(rows, labels)}, rows=tuple(labels))
+
+
+def _name(engine: EngineView) -> str:
+    return engine.engine_id if engine.state == "ready" else f"{engine.engine_id} ({engine.state})"
 
 
 def _load(engine: EngineView) -> float:

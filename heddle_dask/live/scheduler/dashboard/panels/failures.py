@@ -40,7 +40,8 @@ def failures_view(snapshot: RunSnapshot) -> View:
 def _row(failure: FailureView, largest: int, now_s: float) -> str:
     cause, what = style.escape(failure.cause or "unknown"), style.escape(failure.boundary)
     width = max(2.0, 100.0 * failure.count / largest)
-    ago = style.duration(max(0.0, round(now_s - failure.latest_s)))
+    ago_s = max(0, round(now_s - failure.latest_s))
+    ago = f"{ago_s} s" if ago_s < 100 else style.duration(ago_s)
     return (
         f'<tr><td class="text">{what}</td><td class="text wide" title="{cause}">{cause}</td>'
         f'<td data-cause="{cause}" data-boundary="{what}" data-value="{failure.count}">{style.count(failure.count)}'

@@ -36,7 +36,7 @@ def headline_view(snapshot: RunSnapshot) -> View:
     ended = sum(counts.ended.values())
     ready = [engine for engine in snapshot.engines if engine.state in LIVING]
     slots = sum(engine.slots for engine in ready)
-    lost = len(snapshot.engines) - len(ready)
+    lost = sum(engine.state == "lost" for engine in snapshot.engines)
     state = "open" if snapshot.is_open else "closed"
     others = {name: number for name, number in counts.ended.items() if name != "completed" and number}
     tiles = [

@@ -121,6 +121,7 @@ class LengthsPanel(Panel):
         )
         for axis in (*chart.xaxis, *chart.yaxis):
             axis.formatter = NumeralTickFormatter(format="0,0")
+            axis.ticker.desired_num_ticks = 4
         tooltip = [("predicted", "@predicted{0,0} tokens"), ("generated", "@actual{0,0} tokens")]
         chart.add_tools(HoverTool(tooltips=tooltip, renderers=[rings, dots]))
         return (chart,)
