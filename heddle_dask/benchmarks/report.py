@@ -208,8 +208,22 @@ def _trajectory(
         tokens.append([2] * 20, Attribution.TOOL)
         at = action.finished_s + 0.002
     lines.append((ev.TrajectoryEnded(at, name, "completed"),))
-    failed = chance.random() < 0.02
-    record = TrajectoryRecord(
+    return _record(
+        number, name, tokens, steps, actions, (admitted_s, at), failed=chance.random() < 0.02
+    ), lines
+
+
+def _record(
+    number: int,
+    name: str,
+    tokens: TokenRecord,
+    steps: Sequence[StepRecord],
+    actions: Sequence[ActionRecord],
+    times_s: tuple[float, float],
+    *,
+    failed: bool,
+) -> TrajectoryRecord:
+    return TrajectoryRecord(
         trajectory_id=name,
         group_id=f"task-{number // 8}",
         task_id=f"task-{number // 8}",
@@ -223,10 +237,9 @@ def _trajectory(
         branches=(tokens,),
         steps=tuple(steps),
         actions=tuple(actions),
-        started_s=admitted_s,
-        finished_s=at,
+        started_s=times_s[0],
+        finished_s=times_s[1],
     )
-    return record, lines
 
 
 def _step(index: int, tokens: TokenRecord, engine: str, at: float, chance: random.Random) -> StepRecord:

@@ -175,8 +175,8 @@ def timeline_section(figures: RunFigures, axis: RunAxis) -> str:
         phase_legend(used),
         figure(
             timeline(rows, until_s=axis.until_s, marks=axis.marks()),
-            f"{which}, in the order of their start. Dashed lines: lost engines, and the begin of a "
-            "further session. Within a step, the wait stands before the work, also where preemptions mixed them.",
+            f"{which}, in the order of their start. Dashed lines: lost engines, and the begin of a further session. "
+            f"Within a step, the wait stands before the work, also where preemptions mixed them.{_resumed(axis)}",
         ),
     )
 
@@ -198,8 +198,16 @@ def live_section(figures: RunFigures, axis: RunAxis) -> str:
         phase_legend(used),
         figure(
             area_chart(series, until_s=axis.until_s, y_label="trajectories", marks=axis.marks()),
-            f"Trajectories by what they do. {_tail(figures, axis)}",
+            f"Trajectories by what they do. {_tail(figures, axis)}{_resumed(axis)}",
         ),
+    )
+
+
+def _resumed(axis: RunAxis) -> str:
+    if len(axis.axis.places_s) <= 1:
+        return ""
+    return (
+        " A trajectory is drawn in the session that ended it; what an earlier session did of it is not shown."
     )
 
 

@@ -124,6 +124,7 @@ def test_engines_have_lanes_counters_and_flows() -> None:
     lanes = [
         (track, start, stop) for track, start, stop, _, _ in parsed.slices if "/slot " in parsed.path(track)
     ]
+    assert {stop - start for _, start, stop in lanes} == {1_500_000_000}
     assert len(lanes) == 18 and {parsed.path(track).split("/")[1] for track, *_ in lanes} == {
         "engine-0",
         "engine-1",

@@ -51,6 +51,20 @@ def test_totals_of_known_records() -> None:
     )
 
 
+def test_engines_and_actions_of_known_records() -> None:
+    figures = _figures([timed_trajectory(number) for number in range(4)])
+    first, second = figures.engines[0, "engine-0"], figures.engines[0, "engine-1"]
+    # Steps 0 and 2 of each trajectory ran on the first engine, step 1 on the second: 1.5 s of work after 0.5 s.
+    assert (first.steps, second.steps, first.tokens) == (8, 4, 40)
+    assert (first.running.total(), second.running.total()) == (12.0, 6.0)
+    assert (first.queued.total(), second.queued.total()) == (4.0, 2.0)
+    # A context is held from the submission of its step to that of the next one, or to the end: of 10, 20 and 30 tokens.
+    assert first.held.total() == 4 * (10 * 3 + 30 * 3.5) and second.held.total() == 4 * 20 * 3
+    (use,) = figures.actions.values()
+    assert use.statuses == {"ok": 12} and use.cpu_s == 12 * 0.75 * 2
+    assert figures.running_actions[0].total() == 9.0 and figures.queued_actions[0].total() == 3.0
+
+
 def test_the_journal_is_gone() -> None:
     figures = _figures([timed_trajectory(number) for number in range(4)], sessions=[])
     notes = unknown_notes(figures)

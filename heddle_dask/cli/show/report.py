@@ -19,6 +19,7 @@ from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.kinds import ENGINE_KINDS
 from heddle_dask.records.causes import message_of
 from heddle_dask.records.token_record import Attribution
+from heddle_dask.views.run_figures import RunFigures
 from heddle_dask.views.run_report import run_report, totals_json, unknown_notes
 from heddle_dask.views.run_trace import RunTrace
 
@@ -63,27 +64,14 @@ def show_run(
         if trace is not None:
             trace.add(record, account)
     console = Console(stderr=to_stderr, soft_wrap=True)
-    made_with = ", ".join(f"{name} {run.metadata[name]}" for name in _MADE_WITH if name in run.metadata)
-    console.print(made_with, highlight=False, markup=False)
-    console.print(table(tally, str(path)))
-    console.print(seconds_table(figures))
-    for note in (longest_line(figures), *unknown_notes(figures)):
-        console.print(note, highlight=False, markup=False)
-    if run.recovered or run.unfinished:
-        console.print(
-            f"The writer of this run was killed or is still running: {run.recovered} of these trajectories are only in "
-            f"the journal, {run.unfinished} are not finished. "
-            "`heddle rollout --resume` with the same options continues the run.",
-            highlight=False,
-        )
+    _print_run(console, run, tally, figures)
     if html is not None:
         write_file("--html", html, run_report(figures, about(run, tally)))
-        console.print(f"report: {html}", highlight=False, markup=False)
     if perfetto is not None and trace is not None:
         write_file("--perfetto", perfetto, trace.encoded())
-        console.print(
-            f"trace: {perfetto} (open it at https://ui.perfetto.dev)", highlight=False, markup=False
-        )
+    for name, written in (("report", html), ("trace for https://ui.perfetto.dev", perfetto)):
+        if written is not None:
+            console.print(f"{name}: {written}", highlight=False, markup=False)
     return {
         **tally.result(str(path)),
         "seconds": totals_json(figures),
@@ -95,6 +83,22 @@ def show_run(
         "dropped_bytes": run.dropped_bytes,
         "metadata": run.metadata,
     }
+
+
+def _print_run(console: Console, run: StoredRun, tally: Tally, figures: RunFigures) -> None:
+    made_with = ", ".join(f"{name} {run.metadata[name]}" for name in _MADE_WITH if name in run.metadata)
+    console.print(made_with, highlight=False, markup=False)
+    console.print(table(tally, str(run.path)))
+    console.print(seconds_table(figures))
+    for note in (longest_line(figures), *unknown_notes(figures)):
+        console.print(note, highlight=False, markup=False)
+    if run.recovered or run.unfinished:
+        console.print(
+            f"The writer of this run was killed or is still running: {run.recovered} of these trajectories are only in "
+            f"the journal, {run.unfinished} are not finished. "
+            "`heddle rollout --resume` with the same options continues the run.",
+            highlight=False,
+        )
 
 
 def show_failed(path: Path, *, to_stderr: bool) -> dict[str, Any]:

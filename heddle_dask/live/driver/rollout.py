@@ -97,6 +97,9 @@ class Rollout:
     >>> batch = rollout.run(64)  # doctest: +SKIP
     """
 
+    _driver: Driver | None = None
+    _spans: SpanSender | None = None
+
     def __init__(
         self,
         client: Client,
@@ -150,8 +153,6 @@ class Rollout:
         )
         self._session: OpenSession | None = None
         self._files: RunFiles | None = None
-        self._driver: Driver | None = None
-        self._spans: SpanSender | None = None
         self._moves: Mapping[str, Mapping[str, float]] = {}
         self._longest: int | None = None
         self._batches = 0
@@ -221,8 +222,8 @@ class Rollout:
         return self._engines.running_tp_degrees
 
     def _repr_html_(self) -> str:
-        facts = {**self._describe(), "out": self._output and self._output.path, **self.progress()}
-        return rollout_html(facts)
+        out = self._output and self._output.path
+        return rollout_html({**self._describe(), **self.progress(), "out": out})
 
     def close(self) -> Any:
         """End the session, stop the engines, close the store."""
@@ -258,8 +259,7 @@ class Rollout:
         await self._close()
 
     async def _run(self, tasks: Tasks) -> Batch:
-        tally = BatchTally()
-        began_s = 0.0
+        tally, began_s = BatchTally(), 0.0
         async for record in self._stream(tasks):
             assert self._driver is not None
             tally.add(record, is_stored=self._driver.stores(record))
