@@ -35,7 +35,7 @@ from heddle_dask.live.driver.rollout_inputs import (
     tasks_of,
 )
 from heddle_dask.live.driver.run_files import RunFiles, software_versions
-from heddle_dask.live.driver.runner import Driver, attempts_of
+from heddle_dask.live.driver.runner import Driver, attempts_of, progress_of
 from heddle_dask.live.driver.sandbox_check import check_sandbox, checked_policy
 from heddle_dask.live.driver.services import Budget, Sampling, Services
 from heddle_dask.live.driver.stream_sync import stream_sync
@@ -208,13 +208,7 @@ class Rollout:
     def progress(self) -> Mapping[str, Any]:
         """Counts of the running batch: by state, tokens generated, trajectories finished and not."""
         counts = dict(self._session.channel.counts) if self._session is not None else {}
-        driver = self._driver
-        return {
-            **counts,
-            "finished": driver.finished if driver is not None else 0,
-            "unfinished": driver.unfinished if driver is not None else 0,
-            "tokens": driver.live_tokens if driver is not None else 0,
-        }
+        return {**counts, **progress_of(self._driver)}
 
     @property
     def running_tp_degrees(self) -> tuple[int, ...]:

@@ -359,6 +359,13 @@ class Driver:
         )
 
 
+def progress_of(driver: Driver | None) -> dict[str, int]:
+    """Trajectories that have and have not ended, and tokens generated; zeros before the first batch."""
+    if driver is None:
+        return dict.fromkeys(("finished", "unfinished", "tokens"), 0)
+    return {"finished": driver.finished, "unfinished": driver.unfinished, "tokens": driver.live_tokens}
+
+
 def _unfinished(metadata: Mapping[str, Any]) -> Reward:
     """No reward, with what the program had set before it ended early; where that cannot be stored, nothing."""
     with contextlib.suppress(BadInput):

@@ -59,7 +59,7 @@ class Telemetry:
     """
 
     endpoint: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     texts: bool = False
     service: str = "heddle"
 
