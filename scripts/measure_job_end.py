@@ -28,7 +28,6 @@ from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.run_writer import journal_path
 from heddle_dask.records.journal import read_journal
-from heddle_dask.records.store import RunReader
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODEL = REPOSITORY / "pipelines" / "tiny_agent" / "checkpoint"
@@ -78,8 +77,6 @@ async def one_round(how: str, model: str, directory: Path) -> dict[str, Any]:
         await asyncio.to_thread(jobs[0].wait)
         gone_s = time.monotonic() - began_s
         counts = (await batch).counts
-        if set(counts) != {"completed"}:
-            print([(r.trajectory_id, r.status, r.cause, r.detail[-300:]) for r in RunReader(out) if r.status != "completed"][:3])
         for job in jobs[1:]:
             job.send_signal(signal.SIGTERM)
         for job in jobs[1:]:

@@ -106,7 +106,7 @@ def test_a_job_that_is_told_of_its_end_gives_its_work_to_the_others(
         async with jobs(tmp_path, rollout_job, rollout_job, tool_job, tool_job) as (client, running):
             rollout = Rollout(
                 client,
-                env=ToolAgent(steps=3, tokens=60, tool_s=0.4),
+                env=ToolAgent(steps=3, tokens=50, tool_s=0.4),
                 model=model_dir,
                 engines=emulated(model_dir, seconds_per_token=0.006, slots=2, steps_ahead=1),
                 strategy="heddle",
@@ -114,7 +114,7 @@ def test_a_job_that_is_told_of_its_end_gives_its_work_to_the_others(
                 seed=5,
                 out=out,
             )
-            batch = asyncio.ensure_future(rollout.run(8))
+            batch = asyncio.ensure_future(rollout.run(6))
             await until(lambda: rollout.progress()["tokens"] > 300)
             ending = (running[0], running[2])
             started = [process for job in ending for process in below(job)]
@@ -125,10 +125,10 @@ def test_a_job_that_is_told_of_its_end_gives_its_work_to_the_others(
             await until(lambda: all(job.poll() is not None for job in ending))
             assert not batch.done(), "it goes on without these jobs"
             assert not any(process.is_running() for process in started)
-            assert (await batch).counts == {"completed": 16}
+            assert (await batch).counts == {"completed": 12}
 
     run(body())
-    kinds = check_drained(out, seen, 16)
+    kinds = check_drained(out, seen, 12)
     assert kinds["EngineDraining"] == kinds["HostDraining"] == kinds["ReleaseHost"] == 1
     assert kinds["MoveContext"] >= 1, "contexts moved"
     assert kinds["AbortStep"] >= 1, "queued steps were placed elsewhere"

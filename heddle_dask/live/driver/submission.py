@@ -93,7 +93,7 @@ class Submitter:
         self._early: dict[Key, Future] = {}
         # By trajectory, the end of a step that the scheduler may not know of yet.
         self._piggybacked_ends: dict[str, StepEnd] = {}
-        self._settling: set[asyncio.Task[None]] = set()
+        self._settling: set[asyncio.Task[Any]] = set()
         self._payloads = LongPayloads(client, session)
 
     def fork(self, spec: TrajectorySpec, parent: TrajectoryId) -> None:
@@ -219,8 +219,17 @@ class Submitter:
             await asyncio.wait({arrival}, timeout=PUSH_TIMEOUT_S)
         if arrival.done():
             return arrival.result()
-        # A gather that is cancelled while it waits logs errors: this one has nothing to wait for.
-        return await self._client.gather(future, direct=True, asynchronous=True)
+        # Gathers that begin at the same time share one request in Dask: were this one cancelled, all of them would be,
+        # and the programs of the others would end as if they had been interrupted.
+        gathering = asyncio.ensure_future(self._client.gather(future, direct=True, asynchronous=True))
+        self._settling.add(gathering)
+        gathering.add_done_callback(self._gathered)
+        return await asyncio.shield(gathering)
+
+    def _gathered(self, gathering: asyncio.Task[Any]) -> None:
+        self._settling.discard(gathering)
+        if not gathering.cancelled():
+            gathering.exception()  # nobody waits for it any more, or it was raised where it is awaited
 
     def _tell_cancelled(self, call: StepCall) -> None:
         if self._client.status == "running":

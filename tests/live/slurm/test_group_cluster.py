@@ -192,3 +192,21 @@ def test_what_cannot_be_is_refused_before_anything_is_made(
     with pytest.raises(BadInput, match="interface ib9"):
         SlurmCluster(ClusterPlan(group, backend="local", interface="ib9"), logs=logs)
     assert not logs.exists()
+
+
+def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    async def body() -> None:
+        cluster = SlurmCluster(plan(tmp_path), asynchronous=True)
+
+        async def start() -> None:
+            await cluster
+
+        starting = asyncio.ensure_future(start())
+        await until(lambda: list((tmp_path / "logs").glob("scheduler.log")))
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert not list((tmp_path / "logs").glob("tls-*"))
+        await until(lambda: not psutil.Process().children(recursive=True))
+
+    run(body())

@@ -120,16 +120,20 @@ class SlurmCluster(SupervisedCluster):
             raise
         try:
             await super()._start()
-        except RuntimeError as error:
+            self._tending_task = asyncio.create_task(self._tending.begin())
+            await asyncio.shield(self._tending_task)
+        except BaseException as error:
+            # Cancelled, too: what has been started and submitted until then must not stay.
+            await self._close_failed()
             if isinstance(error.__cause__, ClusterProcessFailed):
                 raise BadInput(f"{error.__cause__} (logs: {self.logs})") from None
             raise
-        try:
-            await asyncio.shield(asyncio.ensure_future(self._tending.begin()))
-        except BaseException:
-            await self._close()
-            raise
         self._tending_task = asyncio.create_task(self._tending.run())
+
+    async def _close_failed(self) -> None:
+        if self.status != Status.closed:
+            self.status = Status.failed
+            await self._close()
 
     async def _check(self) -> None:
         """Refuse what SLURM would refuse, before anything is started or written.
