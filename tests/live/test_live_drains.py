@@ -108,7 +108,9 @@ def test_a_job_that_is_told_of_its_end_gives_its_work_to_the_others(
                 client,
                 env=ToolAgent(steps=3, tokens=50, tool_s=0.4),
                 model=model_dir,
-                engines=emulated(model_dir, seconds_per_token=0.006, slots=2, steps_ahead=1),
+                engines=emulated(
+                    model_dir, seconds_per_token=0.006, slots=2, steps_ahead=1, kv_transfer=True
+                ),
                 strategy="heddle",
                 samples=2,
                 seed=5,
@@ -130,7 +132,11 @@ def test_a_job_that_is_told_of_its_end_gives_its_work_to_the_others(
     run(body())
     kinds = check_drained(out, seen, 12)
     assert kinds["EngineDraining"] == kinds["HostDraining"] == kinds["ReleaseHost"] == 1
-    assert kinds["MoveContext"] >= 1, "contexts moved"
+    moves = [
+        command for _, commands in control_lines(out) for command in commands if command[0] == "MoveContext"
+    ]
+    left = [(kind, source) for _, _, source, _, kind in moves if source.startswith("job-0/")]
+    assert left and {kind for kind, _ in left} == {"transfer"}, "contexts moved with their KV caches"
     assert kinds["AbortStep"] >= 1, "queued steps were placed elsewhere"
 
 
