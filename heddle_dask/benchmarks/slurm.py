@@ -32,7 +32,9 @@ from heddle_dask.live.wire.transport import ask_scheduler
 PHASES = ("queue", "launcher", "worker", "engine", "first_step")
 _LOOK_S = 0.01
 _SECONDS_PER_TOKEN = 0.02
-_BEFORE_THE_KILL_S = 3.0
+# A step takes four seconds: the second one of every trajectory has just begun.
+_STEP_TOKENS = 200
+_BEFORE_THE_KILL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ async def measure_loss(plan: ClusterPlan, model: str, out: Path) -> LostJob:
     name = f"{group.name}-0"
     cluster = SlurmCluster(plan, asynchronous=True)
     async with cluster, Client(cluster, asynchronous=True) as client:
-        agent = _Agent(steps=16, tokens=100)
+        agent = _Agent(steps=5, tokens=_STEP_TOKENS)
         rollout = Rollout(client, env=agent, model=model, engines=_engines(model, 2), out=Output(out))
         running = asyncio.ensure_future(rollout.run(12))
         await asyncio.wait(
