@@ -16,11 +16,13 @@ def check_writable(option: str, path: Path) -> None:
     BadInput
     """
     try:
-        is_new = not path.exists()
-        with path.open("a", encoding="utf-8"):
+        # The target of a link: a link to nowhere would otherwise leave an empty file there.
+        target = Path(os.path.realpath(path))
+        is_new = not target.exists()
+        with target.open("a", encoding="utf-8"):
             pass
         if is_new:
-            path.unlink()
+            target.unlink()
     except OSError as error:
         raise BadInput(f"{option} {path}: {error.strerror}; give a file that can be written") from None
 

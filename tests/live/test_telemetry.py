@@ -21,6 +21,7 @@ from heddle_dask.cli.main import heddle
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver import telemetry as telemetry_module
 from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.rollout_inputs import Output
 from heddle_dask.live.driver.telemetry import SpanSender, Telemetry
 from heddle_dask.records.trajectory import TrajectoryRecord
 
@@ -184,7 +185,7 @@ def test_spans_report_and_trace_of_a_live_run(model_dir: str, tmp_path: Path) ->
             cluster() as (_, client),
             Rollout(
                 client, env=ToolAgent(), model=model_dir, engines=emulated(model_dir), strategy="heddle", samples=2,
-                seed=5, out=out, telemetry=Telemetry(endpoint=endpoint), on_progress=notes.append,
+                seed=5, out=Output(out, telemetry=Telemetry(endpoint=endpoint)), on_progress=notes.append,
             ) as rollout,
         ):  # fmt: skip
             batch = await rollout.run(6)

@@ -269,10 +269,10 @@ def test_a_step_that_waited_for_a_slot_comes_when_the_worker_has_the_answer_befo
     late, urgent = slow_worker_job("late", 2.0), slow_worker_job("urgent", 1.0)
     for one in (slow_worker_job("first", 5.0), late, urgent):
         engine.submit(one)
-    engine.abort(late)  # the engine has not heard of it: it comes in its turn
+    engine.abort(late)  # the engine has not heard of it: the worker ends it at once
     time.run()
-    assert [name for name, _ in ended] == ["first", "urgent", "late"]
-    assert [at for _, at in ended] == pytest.approx([0.5, 1.03, 1.56])
+    assert [name for name, _ in ended] == ["late", "first", "urgent"]
+    assert [at for _, at in ended] == pytest.approx([0.0, 0.5, 1.03])
 
 
 def test_a_step_that_waits_in_the_engine_has_the_slot_at_once_and_one_past_the_line_too() -> None:

@@ -343,11 +343,10 @@ class _Run:
             strategy=order.strategy,
             samples=order.work.samples,
             seed=order.seed,
-            out=Output(self.out, order.mode, facts),
+            out=Output(self.out, order.mode, facts, self.telemetry),
             budget=self.budget,
             sampling=self.sampling,
             retries=order.retries,
-            telemetry=self.telemetry,
             on_progress=self._told,
         )
 

@@ -69,15 +69,14 @@ class Rollout:
     seed
         Of everything that is drawn: tasks, sampling, ties.
     out
-        Path of a new Zarr store, an `Output` with path, mode and metadata, or None to keep trajectories in memory only.
+        Path of a new Zarr store, an `Output` with path, mode, metadata and telemetry, or None to keep trajectories in
+        memory only.
     budget
         Limits of each trajectory in steps and tokens, and the sandbox of its tools.
     sampling
         Temperature, top-p, top-k and min-p.
     retries
         How often a step or an action is tried again.
-    telemetry
-        Where spans of trajectories, steps and actions go; None: as the settings say, else nowhere.
     on_progress
         Takes one line for each thing that is waited for or decided.
 
@@ -114,7 +113,6 @@ class Rollout:
         budget: Budget | None = None,
         sampling: Sampling | None = None,
         retries: RetryPolicy | None = None,
-        telemetry: Telemetry | None = None,
         on_progress: Callable[[str], None] = lambda message: None,
     ) -> None:
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
@@ -123,11 +121,12 @@ class Rollout:
         self.budget = given_or_default("budget", Budget, budget)
         self.sampling = given_or_default("sampling", Sampling, sampling)
         self.retries = given_or_default("retries", RetryPolicy, retries)
-        self._telemetry = given_or_default("telemetry", Telemetry, telemetry)
         asked = Engines.of(engines)
         self._patience = asked.patience
         self._strategy = strategy_of(strategy)
         self._output = Output.of(out)
+        told = None if self._output is None else self._output.telemetry
+        self._telemetry = given_or_default("telemetry", Telemetry, told)
         checked_policy(self.budget.sandbox)
         self._sandbox: Mapping[str, str] = {}
         self.environment = environment_of(env)
@@ -299,7 +298,7 @@ class Rollout:
         self._longest = longest
         if self._spans is None:
             self._spans = self._telemetry.sender(
-                session.session_id, self._model, self._clock, self._on_progress
+                session.session_id, self.model, self.template.decode, self._clock, self._on_progress
             )
         files.engines_answer({"context_tokens": longest, "slots": sum(engine.slots for engine in engines)})
         return Services(

@@ -19,6 +19,7 @@ from heddle_dask.live.driver.capacity import Patience
 from heddle_dask.live.driver.degrees import AskedDegrees, checked_degrees
 from heddle_dask.live.driver.run_writer import WriteMode
 from heddle_dask.live.driver.settings import configured, configured_strategy
+from heddle_dask.live.driver.telemetry import Telemetry
 from heddle_dask.strategies.presets import Strategy
 
 Tasks = int | Sequence[Task | str]
@@ -211,6 +212,8 @@ class Output:
         ``"resume"`` finishes it.
     metadata
         JSON-able facts, stored with those that the rollout itself describes; of equal names, these win.
+    telemetry
+        Where spans of trajectories, steps and actions go; None: as the settings say, else nowhere.
 
     Raises
     ------
@@ -221,6 +224,7 @@ class Output:
     path: str | Path
     mode: WriteMode = "create"
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    telemetry: Telemetry | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | Path) or not str(self.path):

@@ -22,7 +22,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver.loaded_model import LoadedModel
 from heddle_dask.live.driver.settings import configured
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.views.spans import Decode, Span, spans_of
@@ -84,11 +83,16 @@ class Telemetry:
         return self.endpoint if path not in ("", "/") else self.endpoint.rstrip("/") + "/v1/traces"
 
     def sender(
-        self, session: str, model: LoadedModel, clock: Callable[[], float], note: Callable[[str], None]
+        self,
+        session: str,
+        model: str,
+        decode: Decode,
+        clock: Callable[[], float],
+        note: Callable[[str], None],
     ) -> SpanSender | None:
         """A sender for the trajectories of one session; None without an endpoint.
 
-        `note` is called on the running event loop.
+        `model` is the directory of the model; `note` is called on the running event loop.
         """
         if self.endpoint is None:
             return None
@@ -101,8 +105,8 @@ class Telemetry:
         return SpanSender(
             self,
             session=session,
-            model=Path(model.path).name,
-            decode=model.template.decode,
+            model=Path(model).name,
+            decode=decode,
             clock=clock,
             note=noted,
         )
