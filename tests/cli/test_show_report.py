@@ -71,6 +71,15 @@ def test_the_terminal_and_the_json_tell_where_each_second_went() -> None:
     assert seconds["admission_unknown"] == 0
 
 
+def test_one_trajectory_tells_where_its_seconds_went() -> None:
+    shown = _shown(_run(2), "--trajectory", "t1")
+    assert shown["seconds_by_phase"] == {
+        "admission": 1.0, "llm_queue": 1.0, "migration": 0.5, "prefill": 1.5, "decode": 3.0,
+        "tool_queue": 0.75, "tool": 2.25, "driver": 0.5,
+    }  # fmt: skip
+    assert "seconds_by_phase" in _show("run.zarr", "--trajectory", "t1").output
+
+
 def test_a_report_and_a_trace_of_a_run_whose_driver_was_killed() -> None:
     path = _run(2, journalled=2)
     shown = _shown(path, "--html", "report.html", "--perfetto", "run.pftrace")

@@ -14,7 +14,8 @@ from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.recorded_sessions import control_lines
 from heddle_dask.live.driver.run_writer import journal_path
-from heddle_dask.views.accounts import NS_PER_S, PHASE_TITLE
+from heddle_dask.records.trajectory import TrajectoryRecord
+from heddle_dask.views.accounts import NS_PER_S, PHASE_TITLE, account_of
 from heddle_dask.views.journal_facts import SessionFacts
 from heddle_dask.views.reasons import why_last
 from heddle_dask.views.run_figures import RunFigures
@@ -53,6 +54,15 @@ def journalled_sessions(run: StoredRun) -> list[SessionFacts]:
                 f"{journal} has lines of the controller that this version does not know: use the version that wrote it"
             ) from None
     return sessions
+
+
+def seconds_of(run: StoredRun, record: TrajectoryRecord) -> dict[str, float]:
+    """Where the seconds of one trajectory went, by phase; what took none is left out."""
+    known = [each.trajectories.get(record.trajectory_id) for each in journalled_sessions(run)]
+    account = account_of(record, next((facts for facts in reversed(known) if facts is not None), None))
+    return {
+        phase.value: round(account.seconds(phase), 4) for phase in PHASE_TITLE if account.phases_ns.get(phase)
+    }
 
 
 def seconds_table(figures: RunFigures) -> Table:

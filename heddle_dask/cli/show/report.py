@@ -11,7 +11,14 @@ from rich.text import Text
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.cli.output_file import write_file
 from heddle_dask.cli.rollout.summary import Tally, table
-from heddle_dask.cli.show.figures import about, empty_figures, has_one_clock, longest_line, seconds_table
+from heddle_dask.cli.show.figures import (
+    about,
+    empty_figures,
+    has_one_clock,
+    longest_line,
+    seconds_of,
+    seconds_table,
+)
 from heddle_dask.cli.show.transcript import Passage, passages, trajectory_facts
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
@@ -137,7 +144,7 @@ def show_trajectory(path: Path, name: str, *, to_stderr: bool) -> dict[str, Any]
     template = _template(str(run.metadata.get("model", "")))
     shown = list(passages(record, template))
     console = Console(stderr=to_stderr, soft_wrap=True)
-    facts = trajectory_facts(record)
+    facts = {**trajectory_facts(record), "seconds_by_phase": seconds_of(run, record)}
     for key, value in facts.items():
         if value not in ("", None, {}):
             console.print(Text(f"{key:>14}  ", "bold").append(str(value), "default"))
