@@ -13,6 +13,7 @@ from heddle_dask.live.clusters.slurm.replacement import Observation, Phase
 from heddle_dask.live.clusters.slurm.worker_group import WorkerGroup
 
 _GRACE_S = 8.0
+_STEP_GRACE_S = 15.0
 # What srun prints while a step waits for resources that other steps of the allocation hold.
 _WAITS = (
     "temporarily disabled, retrying",
@@ -88,6 +89,12 @@ class LocalGroupJob(ProcessInterface):
 
 class SrunJob(LocalGroupJob):
     """One job of a group as a step of the allocation in which the driver runs; it waits while others use its share."""
+
+    async def close(self) -> None:
+        """End it. The step was asked to leave before (`SlurmQueue.end_steps`): a signal to `srun` kills it at once."""
+        if self.observation().phase is Phase.RUNNING:
+            await self.process.ended_within(_STEP_GRACE_S)
+        await super().close()
 
     def observation(self) -> Observation:
         """As of a process, except that a step may wait for resources."""
