@@ -8,7 +8,7 @@ A draining engine gets nothing new. What it has leaves in the order in which it 
   come back, and the trajectory goes on elsewhere.
 
 With no other engine ready everything stays where it is, until one joins or the time is nearly over. An engine with no
-resident, no step and no move is drained: `ReleaseEngine`, once.
+resident and no move, and from which no queued step will fetch its context, is drained: `ReleaseEngine`, once.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class Drains:
         commands: list[Command] = []
         for engine_id in list(self.state.draining):
             engine = self.state.engines[engine_id]
-            if not engine.residents and not engine.inflight and not self.moves.is_busy(engine_id):
+            feeds = engine.feeding and not engine.expiring
+            if not engine.residents and not feeds and not self.moves.is_busy(engine_id):
                 engine.advance(EngineEvent.EMPTIED)
                 del self.state.draining[engine_id]
                 commands.append(ReleaseEngine(engine_id))

@@ -254,6 +254,8 @@ class Engine:
         the reserved KV tokens.
     expected_tokens
         Sum of `Trajectory.expected_tokens` over the residents.
+    feeding
+        Trajectories whose queued step, on another engine, will fetch its context from here; kept while it drains.
     ends_at, expiring
         When a draining engine will end, None when unknown; and whether that is in a moment.
     """
@@ -273,6 +275,7 @@ class Engine:
     reserved: dict[TrajectoryId, None] = field(default_factory=dict)
     reserved_tokens: float = 0.0
     expected_tokens: int = 0
+    feeding: dict[TrajectoryId, None] = field(default_factory=dict)
     ends_at: float | None = None
     expiring: bool = False
 

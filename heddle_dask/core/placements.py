@@ -113,6 +113,8 @@ class Placements:
         self.state.release_reservation(trajectory)
         self.state.set_home(trajectory, engine.engine_id)
         self.state.count_inflight(trajectory, engine.engine_id)
+        if source in self.state.draining and source is not None:
+            self.state.engines[source].feeding[trajectory.trajectory_id] = None
         engine.placed += 1
         trajectory.advance(TrajectoryEvent.PLACED, at)
         return StartStep(

@@ -260,10 +260,16 @@ class State:
         engine.inflight[trajectory.trajectory_id] = None
         engine.inflight_tokens += trajectory.counted_tokens
 
+    def stop_feeding(self, trajectory: Trajectory) -> None:
+        """The trajectory's step has its context, or needs none any more."""
+        for engine_id in self.draining:
+            self.engines[engine_id].feeding.pop(trajectory.trajectory_id, None)
+
     def count_running(self, trajectory: Trajectory, engine: Engine) -> None:
         """Count the trajectory's step on that engine as started."""
         engine.generating += 1
         engine.occupy_slot(trajectory)
+        self.stop_feeding(trajectory)
 
     def mark_stopping(self, trajectory: Trajectory, engine: Engine) -> None:
         """Mark the trajectory's running step on that engine as being preempted."""
@@ -278,6 +284,7 @@ class State:
             return
         engine = self.engines[trajectory.counted_on]
         self.freed[engine.engine_id] = None
+        self.stop_feeding(trajectory)
         engine.inflight.pop(trajectory.trajectory_id, None)
         engine.inflight_tokens -= trajectory.counted_tokens
         engine.generating -= was_generating
@@ -343,6 +350,12 @@ class State:
             # An engine that is about to end is left as soon as nothing runs or moves.
             moving = [t for t in living if t.kv is KvState.MOVING]
             assert not engine.expiring or len(engine.residents) == len(here) + len(moving), name
+            fed = (
+                [self.trajectories[name] for name in engine.feeding]
+                if engine.engine_id in self.draining
+                else []
+            )
+            assert all(t.state is TrajectoryState.QUEUED and t.home != name for t in fed), name
             leaving = any(t.leaving for t in here)
             assert not leaving or engine.state in (EngineState.DRAINING, EngineState.LOST), name
         draining = [i for i, e in self.engines.items() if e.state is EngineState.DRAINING]

@@ -15,7 +15,8 @@ Coupling, in one place:
 4. A trajectory that ends frees its KV: KV `DROPPED`; its waiting actions are `CANCELLED`.
 5. A trajectory whose KV is MOVING is not dispatched before the move ends.
 6. An engine that drains gives up its residents: their KV moves, or is left behind (KV `DROPPED`) when the move fails or
-   the engine is about to end. Without residents, steps and moves it is DRAINED.
+   the engine is about to end. Without residents and moves, and once no queued step has to fetch its context from it,
+   it is DRAINED.
 """
 
 from __future__ import annotations

@@ -117,7 +117,23 @@ def test_a_step_that_comes_before_its_context_has_moved_runs_elsewhere() -> None
     stage.feed(ev.ActionFinished, ActionId(f"{waiting}-tool"), H1, 0.1)
     start = stage.placed(waiting, 1)
     assert (start.engine_id, start.source_engine_id) == (E2, E1)
-    assert stage.moved(move)[-1] == ReleaseEngine(E1)
+    assert stage.moved(move) == []
+    assert stage.start(start) == [ReleaseEngine(E1)]
+
+
+@pytest.mark.parametrize("how", ["ended", "cancelled", "expired"])
+def test_a_queued_step_that_no_longer_needs_its_context_holds_no_engine(how: str) -> None:
+    stage = joined("E1", "E2")
+    start = generating(stage, "a")
+    stage.feed(ev.EngineDraining, start.engine_id)
+    stage.finish(start)
+    again = stage.placed("a", 1)
+    if how == "ended":
+        assert stage.end("a")[-1] == ReleaseEngine(start.engine_id)
+    elif how == "cancelled":
+        assert stage.feed(ev.StepCancelled, again.step_id)[-1] == ReleaseEngine(start.engine_id)
+    else:
+        assert stage.feed(ev.EngineExpiring, start.engine_id) == [ReleaseEngine(start.engine_id)]
 
 
 def test_a_trajectory_that_rests_later_leaves_when_its_tool_is_called() -> None:
@@ -141,10 +157,9 @@ def test_a_queued_step_is_stopped_and_asked_for_elsewhere() -> None:
     assert stop == AbortStep(start.step_id, start.engine_id, "its engine drains")
     facts = (*identity(start), 0, 0, "abort")
     assert stage.feed(ev.StepFinished, *facts) == []
-    again = stage.request("a", attempt=1)
-    assert isinstance(again[0], StartStep)
-    assert again[0].engine_id == other_than(start.engine_id)
-    assert again[1:] == [ReleaseEngine(start.engine_id)]
+    again = stage.placed("a", attempt=1)
+    assert again.engine_id == other_than(start.engine_id)
+    assert stage.start(again) == [ReleaseEngine(start.engine_id)]
     assert stage.trajectory("a").preemptions == 0
 
 
@@ -154,10 +169,9 @@ def test_a_running_step_goes_on_and_the_next_one_runs_elsewhere() -> None:
     assert stage.feed(ev.EngineDraining, start.engine_id, 100.0) == []
     assert stage.engine(start.engine_id).ends_at == 100.0
     stage.finish(start)
-    (again, released) = stage.request("a", 1)
-    assert isinstance(again, StartStep)
+    again = stage.placed("a", 1)
     assert (again.engine_id, again.source_engine_id) == (other_than(start.engine_id), start.engine_id)
-    assert released == ReleaseEngine(start.engine_id)
+    assert stage.start(again) == [ReleaseEngine(start.engine_id)], "it has fetched its context"
 
 
 def test_a_step_that_cannot_finish_in_time_is_stopped_and_goes_on_elsewhere() -> None:

@@ -106,7 +106,7 @@ def test_a_job_that_is_told_of_its_end_gives_its_work_to_the_others(
         async with jobs(tmp_path, rollout_job, rollout_job, tool_job, tool_job) as (client, running):
             rollout = Rollout(
                 client,
-                env=ToolAgent(steps=3, tokens=50, tool_s=0.4),
+                env=ToolAgent(steps=3, tokens=50, tool_s=0.15),
                 model=model_dir,
                 engines=emulated(
                     model_dir, seconds_per_token=0.006, slots=2, steps_ahead=1, kv_transfer=True
@@ -116,7 +116,7 @@ def test_a_job_that_is_told_of_its_end_gives_its_work_to_the_others(
                 seed=5,
                 out=out,
             )
-            batch = asyncio.ensure_future(rollout.run(6))
+            batch = asyncio.ensure_future(rollout.run(8))
             await until(lambda: rollout.progress()["tokens"] > 300)
             ending = (running[0], running[2])
             started = [process for job in ending for process in below(job)]
@@ -127,10 +127,10 @@ def test_a_job_that_is_told_of_its_end_gives_its_work_to_the_others(
             await until(lambda: all(job.poll() is not None for job in ending))
             assert not batch.done(), "it goes on without these jobs"
             assert not any(process.is_running() for process in started)
-            assert (await batch).counts == {"completed": 12}
+            assert (await batch).counts == {"completed": 16}
 
     run(body())
-    kinds = check_drained(out, seen, 12)
+    kinds = check_drained(out, seen, 16)
     assert kinds["EngineDraining"] == kinds["HostDraining"] == kinds["ReleaseHost"] == 1
     moves = [
         command for _, commands in control_lines(out) for command in commands if command[0] == "MoveContext"
@@ -183,6 +183,6 @@ def test_a_job_leaves_by_itself_before_its_end(tmp_path: Path) -> None:
             return told
 
     told = run(body())
-    assert told[0] == "heddle job job-0: 1 workers started; the job ends in 9 s"
+    assert told[0].startswith("heddle job job-0: 1 workers started; the job ends in ")
     assert told[-2].startswith("heddle job job-0: drains, since its time is over soon; ")
     assert told[-1] == "heddle job job-0: drained"

@@ -5,6 +5,7 @@ The scheduler plugin orders a move from the target's worker, which reports its e
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -33,6 +34,8 @@ from heddle_dask.live.wire.worker_messages import (
 from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
 
 _LOG = logging.getLogger(__name__)
+# A step waits so long for its context from another worker, then for all of it from the driver.
+FETCH_S = 5.0
 
 
 class EngineOwner(Protocol):
@@ -98,9 +101,11 @@ class ContextMover:
         worker = self._owner.worker
         if worker is None or source is None or source == worker.address:
             return None
+        taking = ask_worker(worker, source, TakeContext(call.session, call.step_id.trajectory_id))
         try:
-            answer = await ask_worker(worker, source, TakeContext(call.session, call.step_id.trajectory_id))
-        except (OSError, AttributeError):
+            # Dask would try for half a minute to reach a worker that has left.
+            answer = await asyncio.wait_for(taking, FETCH_S)
+        except (OSError, AttributeError):  # a TimeoutError is an OSError
             return None  # that worker has left; the driver sends the whole context
         if answer.token_ids is None:
             return None
