@@ -21,7 +21,14 @@ def test_the_written_run_has_everything_that_a_report_shows(tmp_path: Path) -> N
         figures.add(record)
     assert len(figures.rows) == 40 and sum(row.steps for row in figures.rows) == steps
     assert not unknown_notes(figures) and figures.sessions[0].events == events
-    for phase in (Phase.ADMISSION, Phase.LLM_QUEUE, Phase.PREFILL, Phase.DECODE, Phase.TOOL_QUEUE, Phase.TOOL):
+    for phase in (
+        Phase.ADMISSION,
+        Phase.LLM_QUEUE,
+        Phase.PREFILL,
+        Phase.DECODE,
+        Phase.TOOL_QUEUE,
+        Phase.TOOL,
+    ):
         assert figures.totals_ns[phase] > 0
     assert figures.sessions[0].moves and len(figures.sessions[0].predictions) == 40
 

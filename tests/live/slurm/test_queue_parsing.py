@@ -13,7 +13,7 @@ from heddle_dask.live.clusters.slurm.queue_parsing import (
     only_busy,
     refusal,
 )
-from heddle_dask.live.clusters.slurm.replacement import Observation, Phase
+from heddle_dask.live.clusters.slurm.replacement import JobPhase, Observation
 
 NAMES = {"11": "gpu-0", "12": "gpu-1", "13": "cpu-0", "14": "cpu-1", "15": "cpu-2", "16": "cpu-3"}
 PRINTED = """11|RUNNING|{end}|None
@@ -29,12 +29,12 @@ def test_squeue_says_where_each_job_is_and_a_job_it_does_not_name_has_ended() ->
     wall_s = 1_700_000_000.0
     end = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(wall_s + 90))
     assert observations(PRINTED.format(end=end), NAMES, 1000.0, wall_s) == {
-        "gpu-0": Observation(Phase.RUNNING, ends_s=1090.0),
-        "gpu-1": Observation(Phase.PENDING, "Resources"),
-        "cpu-0": Observation(Phase.REFUSED, "PartitionTimeLimit"),
-        "cpu-1": Observation(Phase.ENDED, "it was preempted (Preempted)"),
-        "cpu-2": Observation(Phase.ENDED, "its walltime has passed", planned=True),
-        "cpu-3": Observation(Phase.ENDED, "SLURM knows it no more"),
+        "gpu-0": Observation(JobPhase.RUNNING, ends_s=1090.0),
+        "gpu-1": Observation(JobPhase.PENDING, "Resources"),
+        "cpu-0": Observation(JobPhase.REFUSED, "PartitionTimeLimit"),
+        "cpu-1": Observation(JobPhase.ENDED, "it was preempted (Preempted)"),
+        "cpu-2": Observation(JobPhase.ENDED, "its walltime has passed", planned=True),
+        "cpu-3": Observation(JobPhase.ENDED, "SLURM knows it no more"),
     }
 
 

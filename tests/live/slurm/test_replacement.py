@@ -13,10 +13,10 @@ from heddle_dask.live.clusters.slurm.replacement import (
     HEALTHY_S,
     LONGEST_DELAY_S,
     GroupTimes,
+    JobPhase,
     JobRecord,
     Losses,
     Observation,
-    Phase,
     Review,
     job_load,
     review,
@@ -25,7 +25,7 @@ from heddle_dask.live.clusters.slurm.replacement import (
 from heddle_dask.live.wire.cluster_messages import WorkerLoad
 
 TIMES = {"gpu": GroupTimes(start_timeout_s=100.0, lead_s=30.0)}
-RUNS = Observation(Phase.RUNNING)
+RUNS = Observation(JobPhase.RUNNING)
 
 
 def job(name: str = "gpu-0", **values: object) -> JobRecord:
@@ -42,12 +42,12 @@ def decide(jobs: list[JobRecord], wanted: int, now_s: float, losses: Losses | No
 
 def test_missing_jobs_are_submitted_and_queued_ones_count() -> None:
     assert decide([], 2, 0.0).submit == {"gpu": 2}
-    queued = [job("gpu-0"), job("gpu-1", phase=Phase.PENDING, reason="Priority")]
+    queued = [job("gpu-0"), job("gpu-1", phase=JobPhase.PENDING, reason="Priority")]
     assert decide(queued, 2, 1e6) == Review(losses={"gpu": Losses()})
 
 
 def test_a_lost_job_is_replaced_after_a_delay_that_doubles() -> None:
-    lost = working().observed(Observation(Phase.ENDED, "it was cancelled"), 20.0)
+    lost = working().observed(Observation(JobPhase.ENDED, "it was cancelled"), 20.0)
     losses, now_s, delays = Losses(), 20.0, []
     for _ in range(12):
         decided = decide([lost], 1, now_s, losses)
@@ -62,7 +62,7 @@ def test_a_lost_job_is_replaced_after_a_delay_that_doubles() -> None:
 
 
 def test_jobs_that_are_lost_together_are_one_failure() -> None:
-    ended = Observation(Phase.ENDED, "its node failed")
+    ended = Observation(JobPhase.ENDED, "its node failed")
     lost = [working(f"gpu-{n}").observed(ended, 20.0) for n in range(4)]
     assert decide(lost, 4, 20.0).losses["gpu"].in_a_row == 1
 
@@ -82,7 +82,7 @@ def test_the_end_of_the_walltime_is_no_failure_and_its_replacement_is_queued_bef
     assert decide([old], 1, 370.0).submit == {"gpu": 1}
     fresh = JobRecord("gpu-1", "gpu", 370.0)
     assert not decide([old, fresh], 1, 380.0).submit
-    ended = old.observed(Observation(Phase.ENDED, "its walltime has passed", planned=True), 400.0)
+    ended = old.observed(Observation(JobPhase.ENDED, "its walltime has passed", planned=True), 400.0)
     assert decide([ended, fresh], 1, 400.0).losses["gpu"] == Losses()
 
 
@@ -97,12 +97,12 @@ def test_a_job_that_drains_by_itself_is_replaced_before_it_has_ended() -> None:
 
 
 def test_a_job_that_leaves_by_itself_again_and_again_is_a_failure() -> None:
-    left = working(at_s=1.0).observed(Observation(Phase.ENDED, "it ended", planned=True), 2.0)
+    left = working(at_s=1.0).observed(Observation(JobPhase.ENDED, "it ended", planned=True), 2.0)
     assert decide([left], 1, 2.0).losses["gpu"].in_a_row == 1
 
 
 def test_a_worker_that_never_joins_is_replaced_and_the_queue_does_not_count() -> None:
-    pending = job(phase=Phase.PENDING, reason="Resources")
+    pending = job(phase=JobPhase.PENDING, reason="Resources")
     assert not decide([pending], 1, 1e6).cancel
     running = pending.observed(RUNS, 1000.0)
     assert not decide([running], 1, 1100.0).cancel
@@ -127,7 +127,7 @@ def test_a_job_whose_engine_does_not_start_is_replaced_unless_it_does_after_all(
 
 
 def test_a_job_that_can_never_start_is_cancelled_with_slurms_reason() -> None:
-    refused = job(phase=Phase.REFUSED, reason="PartitionTimeLimit")
+    refused = job(phase=JobPhase.REFUSED, reason="PartitionTimeLimit")
     assert decide([refused], 1, 5.0).cancel == {"gpu-0": "it can never start: PartitionTimeLimit"}
 
 
@@ -135,7 +135,7 @@ def test_a_leaving_job_is_neither_cancelled_nor_counted() -> None:
     leaving = replace(working(), leaving="scaled down")
     decided = decide([leaving], 1, 1e6)
     assert decided.submit == {"gpu": 1} and not decided.cancel
-    ended = leaving.observed(Observation(Phase.ENDED, "it ended"), 20.0)
+    ended = leaving.observed(Observation(JobPhase.ENDED, "it ended"), 20.0)
     assert decide([ended], 0, 20.0).losses["gpu"] == Losses()
 
 
@@ -149,8 +149,8 @@ def test_jobs_in_the_queue_go_first_then_idle_ones_then_those_with_the_least() -
         working("light"),
         working("idle"),
         job("starts").observed(RUNS, 5.0),
-        job("late", submitted_s=9.0, phase=Phase.PENDING),
-        job("early", submitted_s=3.0, phase=Phase.PENDING),
+        job("late", submitted_s=9.0, phase=JobPhase.PENDING),
+        job("early", submitted_s=3.0, phase=JobPhase.PENDING),
         replace(working("leaves"), leaving="scaled down"),
     ]
     loads = {
@@ -205,7 +205,7 @@ def test_whatever_happens_the_serving_jobs_come_to_the_wanted_number_and_never_e
         elif chosen is not None and event == "joins":
             jobs[chosen.name] = chosen.joined(now_s)
         elif chosen is not None and event != "pass":
-            phase = {"runs": Phase.RUNNING, "refuses": Phase.REFUSED}.get(event, Phase.ENDED)
+            phase = {"runs": JobPhase.RUNNING, "refuses": JobPhase.REFUSED}.get(event, JobPhase.ENDED)
             seen = Observation(phase, event, planned=event == "ends")
             jobs[chosen.name] = chosen.observed(seen, now_s)
         once()
@@ -213,15 +213,15 @@ def test_whatever_happens_the_serving_jobs_come_to_the_wanted_number_and_never_e
     for _ in range(4):
         now_s += LONGEST_DELAY_S
         jobs.update(
-            {name: record.joined(now_s) for name, record in jobs.items() if record.phase != Phase.ENDED}
+            {name: record.joined(now_s) for name, record in jobs.items() if record.phase != JobPhase.ENDED}
         )
         once()
     jobs.update({name: record.joined(now_s) for name, record in jobs.items()})
     assert sum(record.serves(30.0, now_s) for record in jobs.values()) == wanted
 
 
-@pytest.mark.parametrize("phase", [Phase.PENDING, Phase.RUNNING])
-def test_an_end_is_final(phase: Phase) -> None:
-    ended = working().observed(Observation(Phase.ENDED, "it failed"), 20.0)
+@pytest.mark.parametrize("phase", [JobPhase.PENDING, JobPhase.RUNNING])
+def test_an_end_is_final(phase: JobPhase) -> None:
+    ended = working().observed(Observation(JobPhase.ENDED, "it failed"), 20.0)
     assert ended.observed(Observation(phase), 30.0) == ended
     assert ended.joined(30.0) == ended

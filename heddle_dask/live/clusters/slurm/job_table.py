@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from heddle_dask.live.clusters.slurm.replacement import QUEUED, JobRecord, Phase, job_load
+from heddle_dask.live.clusters.slurm.replacement import QUEUED, JobPhase, JobRecord, job_load
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, WorkerGroup
 from heddle_dask.live.wire.cluster_messages import QueuedCapacity, WorkerLoad
 
@@ -94,7 +94,7 @@ class JobTable:
             kind = "engines" if group.role == "rollout" else "tool_workers"
             if job.phase in QUEUED:
                 counts[kind] += max(1, group.engines)
-            elif job.phase is Phase.RUNNING:
+            elif job.phase is JobPhase.RUNNING:
                 counts[f"starting_{kind}"] += max(1, group.engines)
         rollout = [group for group in self._plan.groups.values() if group.role == "rollout"]
         begins = max(1, sum(group.minimum * group.engines for group in rollout))

@@ -9,7 +9,7 @@ from typing import Protocol
 from distributed.deploy.spec import ProcessInterface
 
 from heddle_dask.engines.supervised_process import SupervisedProcess
-from heddle_dask.live.clusters.slurm.replacement import Observation, Phase
+from heddle_dask.live.clusters.slurm.replacement import JobPhase, Observation
 from heddle_dask.live.clusters.slurm.worker_group import WorkerGroup
 
 _GRACE_S = 8.0
@@ -81,10 +81,10 @@ class LocalGroupJob(ProcessInterface):
         """Whether it runs, and how it has ended."""
         code = self.process.returncode
         if code is None:
-            return Observation(Phase.RUNNING)
+            return Observation(JobPhase.RUNNING)
         tail = " | ".join(self.process.log_tail(2))
         reason = f"it ended with exit code {code}" + (f": {tail}" if tail and code else "")
-        return Observation(Phase.ENDED, reason, planned=code == 0)
+        return Observation(JobPhase.ENDED, reason, planned=code == 0)
 
 
 class SrunJob(LocalGroupJob):
@@ -92,7 +92,7 @@ class SrunJob(LocalGroupJob):
 
     async def close(self) -> None:
         """End it. The step was asked to leave before (`SlurmQueue.end_steps`): a signal to `srun` kills it at once."""
-        if self.observation().phase is Phase.RUNNING:
+        if self.observation().phase is JobPhase.RUNNING:
             await self.process.ended_within(_STEP_GRACE_S)
         await super().close()
 
@@ -100,6 +100,6 @@ class SrunJob(LocalGroupJob):
         """As of a process, except that a step may wait for resources."""
         seen = super().observation()
         tail = " ".join(self.process.log_tail(3))
-        if seen.phase is Phase.RUNNING and any(sign in tail for sign in _WAITS) and _BEGINS not in tail:
-            return Observation(Phase.PENDING, "other steps of the allocation use what it needs")
+        if seen.phase is JobPhase.RUNNING and any(sign in tail for sign in _WAITS) and _BEGINS not in tail:
+            return Observation(JobPhase.PENDING, "other steps of the allocation use what it needs")
         return seen

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 
-from heddle_dask.live.clusters.slurm.replacement import Observation, Phase
+from heddle_dask.live.clusters.slurm.replacement import JobPhase, Observation
 
 SQUEUE_FORMAT = "%i|%T|%e|%r"
 
@@ -87,7 +87,7 @@ def observations(
         if len(parts) == 4 and parts[0] in asked:
             _, state, end, reason = parts
             found[asked[parts[0]]] = _observation(state, _monotonic(end, now_s, wall_s), reason)
-    gone = Observation(Phase.ENDED, "SLURM knows it no more")
+    gone = Observation(JobPhase.ENDED, "SLURM knows it no more")
     return {name: found.get(name, gone) for name in asked.values()}
 
 
@@ -95,12 +95,12 @@ def _observation(state: str, ends_s: float | None, reason: str) -> Observation:
     state = state.split()[0].rstrip("+")
     told = "" if reason in ("", "None") else reason
     if state in _PENDING:
-        return Observation(Phase.REFUSED if can_never_start(told) else Phase.PENDING, told)
+        return Observation(JobPhase.REFUSED if can_never_start(told) else JobPhase.PENDING, told)
     if state in _RUNNING:
-        return Observation(Phase.RUNNING, "" if state == "RUNNING" else state.lower(), ends_s)
+        return Observation(JobPhase.RUNNING, "" if state == "RUNNING" else state.lower(), ends_s)
     ended = _ENDS.get(state, f"its state is {state}")
     detail = f" ({told})" if told and state not in _PLANNED else ""
-    return Observation(Phase.ENDED, f"{ended}{detail}", planned=state in _PLANNED)
+    return Observation(JobPhase.ENDED, f"{ended}{detail}", planned=state in _PLANNED)
 
 
 def _monotonic(end: str, now_s: float, wall_s: float) -> float | None:

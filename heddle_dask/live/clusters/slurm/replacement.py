@@ -18,7 +18,7 @@ HEALTHY_S = 60.0
 """A job that has served so long was asked for in the right way: its group's failures are not in a row any more."""
 
 
-class Phase(StrEnum):
+class JobPhase(StrEnum):
     """Where a job is, as far as the queue says."""
 
     SUBMITTED = "submitted"
@@ -28,7 +28,7 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
-QUEUED = (Phase.SUBMITTED, Phase.PENDING)
+QUEUED = (JobPhase.SUBMITTED, JobPhase.PENDING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Observation:
         Whether an end was to be expected: the job left by itself, or its walltime has passed.
     """
 
-    phase: Phase
+    phase: JobPhase
     reason: str = ""
     ends_s: float | None = None
     planned: bool = False
@@ -73,7 +73,7 @@ class JobRecord:
     group: str
     submitted_s: float
     job_id: str = ""
-    phase: Phase = Phase.SUBMITTED
+    phase: JobPhase = JobPhase.SUBMITTED
     reason: str = ""
     planned: bool = False
     running_s: float | None = None
@@ -92,9 +92,9 @@ class JobRecord:
     @property
     def state(self) -> str:
         """One word: queued, starting, working, leaving or ended."""
-        if self.phase is Phase.ENDED:
+        if self.phase is JobPhase.ENDED:
             return "ended"
-        if self.leaving or self.drains or self.phase is Phase.REFUSED:
+        if self.leaving or self.drains or self.phase is JobPhase.REFUSED:
             return "leaving"
         if self.phase in QUEUED:
             return "queued"
@@ -102,9 +102,9 @@ class JobRecord:
 
     def observed(self, seen: Observation, now_s: float) -> JobRecord:
         """This record after the queue was asked; an end is final."""
-        if self.phase is Phase.ENDED:
+        if self.phase is JobPhase.ENDED:
             return self
-        began = now_s if seen.phase is Phase.RUNNING and self.running_s is None else self.running_s
+        began = now_s if seen.phase is JobPhase.RUNNING and self.running_s is None else self.running_s
         return replace(
             self,
             phase=seen.phase,
@@ -122,11 +122,11 @@ class JobRecord:
         trouble
             Why an engine of it does not start.
         """
-        if self.phase is Phase.ENDED:
+        if self.phase is JobPhase.ENDED:
             return self
         return replace(
             self,
-            phase=Phase.RUNNING,
+            phase=JobPhase.RUNNING,
             reason="",
             running_s=now_s if self.running_s is None else self.running_s,
             joined_s=now_s if self.joined_s is None else self.joined_s,
@@ -141,7 +141,7 @@ class JobRecord:
 
     def serves(self, lead_s: float, now_s: float) -> bool:
         """Whether it counts towards the number that is wanted of its group."""
-        if self.leaving or self.drains or self.phase in (Phase.ENDED, Phase.REFUSED):
+        if self.leaving or self.drains or self.phase in (JobPhase.ENDED, JobPhase.REFUSED):
             return False
         if self.ends_s is None:
             return True
@@ -227,7 +227,7 @@ def review(
     present, gone, cancel = [], [], {}
     after = {group: losses.get(group, Losses()) for group in wanted}
     for job in jobs:
-        if job.phase is Phase.ENDED:
+        if job.phase is JobPhase.ENDED:
             gone.append(job)
             after[job.group] = after[job.group].after_end(job, now_s)
             continue
@@ -252,9 +252,9 @@ def review(
 
 def reason_to_cancel(job: JobRecord, times: GroupTimes, now_s: float) -> str:
     """Why a job cannot come to serve; empty: it may. Time in the queue does not count."""
-    if job.phase is Phase.REFUSED:
+    if job.phase is JobPhase.REFUSED:
         return f"it can never start: {job.reason}"
-    if job.phase is not Phase.RUNNING or job.running_s is None:
+    if job.phase is not JobPhase.RUNNING or job.running_s is None:
         return ""
     if job.failing_s is not None and now_s - job.failing_s > times.start_timeout_s:
         return f"its engine has not started for {times.start_timeout_s:.0f} s: {job.trouble}"
@@ -273,11 +273,11 @@ def to_retire(jobs: Iterable[JobRecord], loads: Mapping[str, WorkerLoad], number
     loads
         Of every job whose workers have joined (`job_load`).
     """
-    candidates = [job for job in jobs if not job.leaving and job.phase is not Phase.ENDED]
+    candidates = [job for job in jobs if not job.leaving and job.phase is not JobPhase.ENDED]
 
     def missed(job: JobRecord) -> tuple[int, int, int, float]:
         load = loads.get(job.name)
-        if job.phase in (*QUEUED, Phase.REFUSED):
+        if job.phase in (*QUEUED, JobPhase.REFUSED):
             return (0, 0, 0, -job.submitted_s)
         if job.joined_s is None or load is None:
             return (1, 0, 0, -job.submitted_s)

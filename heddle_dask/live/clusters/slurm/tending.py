@@ -16,10 +16,10 @@ from heddle_dask.live.clusters.slurm.queue import SlurmFailed
 from heddle_dask.live.clusters.slurm.replacement import (
     QUEUED,
     GroupTimes,
+    JobPhase,
     JobRecord,
     Losses,
     Observation,
-    Phase,
     Review,
     review,
     to_retire,
@@ -151,18 +151,18 @@ class Tending:
                     self._with_walltime(replace(record, job_id=job.job_id), job.observation(), now_s)
                 )
             elif job is not None and job.refused:
-                refused = Observation(Phase.ENDED, f"SLURM refuses it: {job.refused}")
+                refused = Observation(JobPhase.ENDED, f"SLURM refuses it: {job.refused}")
                 self.table.put(record.observed(refused, now_s))
             elif job is not None and job.job_id:
                 self.table.put(replace(record, job_id=job.job_id))
-                if record.phase is not Phase.ENDED:
+                if record.phase is not JobPhase.ENDED:
                     asked[job.job_id] = record.name
         if asked and now_s - self._asked_queue_s >= self._plan.poll_s:
             self._asked_queue_s = now_s
             for name, seen in (await self._cluster.queue.observe(asked)).items():
                 before = self.table.present[name]
                 self.table.put(before.observed(seen, time.monotonic()))
-                if seen.phase is Phase.PENDING and seen.reason not in ("", before.reason):
+                if seen.phase is JobPhase.PENDING and seen.reason not in ("", before.reason):
                     self._cluster.note(f"{name} waits in the queue: {seen.reason}")
 
     def _with_walltime(self, record: JobRecord, seen: Observation, now_s: float) -> JobRecord:
