@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import stat
@@ -24,6 +25,16 @@ from heddle_dask.live.clusters.slurm.scaling import ScalingRule
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, WorkerGroup
 
 pytestmark = pytest.mark.cluster
+
+
+def processes_of(directory: Path) -> list[psutil.Process]:
+    """Processes below this one whose command names the directory; others belong to clusters that tests share."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if str(directory) in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def plan(tmp_path: Path, gpu: dict[str, Any] | None = None, **options: Any) -> ClusterPlan:
@@ -124,7 +135,7 @@ def test_a_synchronous_cluster_off_the_main_thread_leaves_nothing(tmp_path: Path
     assert "local: gpu " in seen["text"] and "<td>gpu</td>" in seen["html"]
     assert not list((tmp_path / "logs").glob("tls-*"))
     assert not list((tmp_path / "scratch").glob("heddle-job-*"))
-    left = [p for p in psutil.Process().children(recursive=True) if str(tmp_path) in " ".join(p.cmdline())]
+    left = processes_of(tmp_path)
     assert not left
 
 
@@ -207,6 +218,6 @@ def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await starting
         assert not list((tmp_path / "logs").glob("tls-*"))
-        await until(lambda: not psutil.Process().children(recursive=True))
+        await until(lambda: not processes_of(tmp_path))
 
     run(body())
