@@ -42,12 +42,12 @@ async def jobs(directory: Path, *options: Sequence[str]) -> AsyncIterator[tuple[
         ) as made,
         Client(made, asynchronous=True) as client,
     ):
-        assert made._credentials is not None
+        assert made.credentials is not None
         try:
             for number, more in enumerate(options):
                 command = [sys.executable, str(LAUNCHER), made.scheduler_address, "--name", f"job-{number}"]
                 command += ["--scratch", str(directory / "scratch"), "--logs", str(directory / "logs")]
-                command += [*made._credentials.options, *more]
+                command += [*made.credentials.options, *more]
                 running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
             await client.wait_for_workers(len(options))
             yield client, running
