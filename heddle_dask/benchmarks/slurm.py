@@ -164,7 +164,8 @@ async def measure_loss(plan: ClusterPlan, model: str, out: Path) -> LostJob:
         job_id = _job_id(cluster, name)
         assert job_id is not None
         killed_s = time.time()
-        await asyncio.to_thread(subprocess.run, ["scancel", "--signal=KILL", "--full", job_id], check=True)
+        # The launcher alone, at once, and what it has started ends with it: without --batch SIGTERM would come first.
+        await asyncio.to_thread(subprocess.run, ["scancel", "--batch", "--signal=KILL", job_id], check=True)
         gone_s = await _when(lambda: not _workers(cluster, (name, f"{name}-0")))
         replaced_s = await _when(lambda: _workers(cluster, (f"{group.name}-2", f"{group.name}-2-0")))
         batch = await running

@@ -72,7 +72,7 @@ def test_a_group_goes_from_0_to_2_and_back_with_the_work(slurm: Lab, tmp_path: P
     run(body())
 
 
-def test_a_job_that_is_cancelled_in_a_step_is_replaced_and_nothing_fails(
+def test_jobs_that_are_cancelled_or_killed_in_a_step_are_replaced_and_nothing_fails(
     slurm: Lab, tmp_path: Path, model_dir: str
 ) -> None:
     path = write_cluster_file(tmp_path, gpu="minimum = 2\nmaximum = 2", cpu="")
@@ -83,21 +83,24 @@ def test_a_job_that_is_cancelled_in_a_step_is_replaced_and_nothing_fails(
             SlurmCluster(path, asynchronous=True, on_event=told.append) as cluster,
             Client(cluster, asynchronous=True) as client,
         ):
-            rolling = asyncio.create_task(roll(client, model_dir, 16, engines=2, steps=6, tokens=100))
+            rolling = asyncio.create_task(roll(client, model_dir, 16, engines=2, steps=8, tokens=100))
             await until(lambda: len(workers(cluster, "gpu")) == 2)
             running = {job.name: job.job_id for job in cluster.jobs() if job.group == "gpu"}
-            # A step takes two seconds: one is running whenever this comes.
+            # A step takes two seconds: one is running whenever this comes. SIGTERM first, SIGKILL five seconds later.
             await asyncio.sleep(3.0)
+            slurm.run("scancel", running["gpu-0"])
+            await until(lambda: "gpu-2" in workers(cluster, "gpu"))
             assert not rolling.done()
-            # No grace: what a node that fails does, and a `scancel` whose time has passed.
-            slurm.run("scancel", "--signal=KILL", "--full", running["gpu-0"])
+            # No grace, as when a node fails: `scancel --signal=KILL` alone would begin with SIGTERM.
+            slurm.run("scancel", "--batch", "--signal=KILL", running["gpu-1"])
             batch = await rolling
             engines = {step.engine_id.split("/")[0] for record in batch for step in record.steps}
             assert "gpu-2" in engines, told
 
     run(body())
-    assert any(line.startswith("gpu-0 is gone: ") for line in told)
-    # Three engines on one node have loaded one copy of the model.
+    for name in ("gpu-0", "gpu-1"):
+        assert any(line.startswith(f"{name} is gone: ") for line in told), told
+    # All engines of this node have loaded one copy of the model.
     staged = tmp_path / "scratch" / f"heddle-cache-{os.getuid()}" / "weights"
     assert len([copy for copy in staged.iterdir() if copy.is_dir()]) == 1
 
