@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
@@ -235,8 +234,7 @@ class SlurmCluster(SupervisedCluster):
     async def cancel_jobs(self, names: list[str]) -> None:
         """Cancel the SLURM jobs among these, in one call; the other jobs are ended when they are closed."""
         if self.cluster_plan.backend == "srun":
-            with contextlib.suppress(SlurmFailed):  # their processes are ended in any case
-                await self._queue.end_steps(os.environ["SLURM_JOB_ID"], names)
+            await self._queue.end_steps(os.environ["SLURM_JOB_ID"], names)
         if self.cluster_plan.backend != "slurm":
             return
         jobs = [self.workers[name] for name in names if name in self.workers]
