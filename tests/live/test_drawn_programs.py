@@ -47,15 +47,21 @@ REFUSED = {
 class DrawingPlane(ScriptedPlane):
     """Answers every step by what is drawn from its identity: whole, cut short by a preemption, or lost."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._lost: set[str] = set()
+
     async def step(self, call: StepCall, request: StepRequest) -> StepResult:
-        # What differs between a run and its resumption, such as the order of branches, must not matter.
-        rng = random.Random(f"{call.step_id}/{call.sampling.seed}")
+        # What differs between a run and its resumption, such as the order of branches or the number of lost attempts,
+        # must not matter; a step that goes on after a preemption has another seed.
+        name = f"{call.step_id.trajectory_id}/{call.step_id.step_index}/{call.sampling.seed}"
+        rng = random.Random(name)
         count = rng.randint(1, call.sampling.max_tokens)
         ids = [rng.randint(32, 126) for _ in range(min(count, 40))]
-        fate = rng.random()
-        if fate < 0.1:
+        if rng.random() < 0.1 and name not in self._lost:
+            self._lost.add(name)
             self.script = [lambda call, context: StepResult(status="engine-lost", message="gone")]
-        elif fate < 0.3:
+        elif rng.random() < 0.2:
             self.script = [sampled(*ids[: rng.randint(0, len(ids))], status="aborted", reason="abort")]
         else:
             self.script = [sampled(*ids)]
