@@ -8,7 +8,7 @@ from pathlib import Path
 from heddle_dask.sim.clusters import cluster_of, with_choices
 from heddle_dask.sim.rollout import SimulatedRollout
 from heddle_dask.sim.sweep import SimulatedWorkload, parse_arms, run_jobs, sweep_jobs
-from heddle_dask.views.svg import Line, line_chart
+from heddle_dask.views.drawing.svg import Line, line_chart
 
 HERE = Path(__file__).parent
 EXACT = "heddle:predictor=oracle"

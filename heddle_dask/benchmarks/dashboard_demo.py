@@ -16,9 +16,9 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from heddle_dask.benchmarks.dashboard_run import PRESET, Pair
 from heddle_dask.core import events as ev
 from heddle_dask.live.scheduler.dashboard.registration import TAB, register
-from heddle_dask.views.history_pictures import picture_of
-from heddle_dask.views.run_history import RunHistory
-from heddle_dask.views.run_snapshot import RunSnapshot
+from heddle_dask.views.history.history_pictures import picture_of
+from heddle_dask.views.history.run_history import RunHistory
+from heddle_dask.views.history.run_snapshot import RunSnapshot
 
 INTERVAL_S = 1.0
 

@@ -11,7 +11,7 @@ from bokeh.protocol import Protocol
 from heddle_dask.live.scheduler.dashboard._dask_dashboard import add_roots
 from heddle_dask.live.scheduler.dashboard.pages import PANELS
 from heddle_dask.live.scheduler.dashboard.view import Views
-from heddle_dask.views.run_snapshot import RunSnapshot
+from heddle_dask.views.history.run_snapshot import RunSnapshot
 
 
 class PageTab:

@@ -36,7 +36,7 @@ from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.services import Budget
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.live.wire.watch_messages import GetSnapshot
-from heddle_dask.views.run_history import RunHistory
+from heddle_dask.views.history.run_history import RunHistory
 
 ARMS = ("not installed", "closed", "open", "top")
 BASE = "not installed"

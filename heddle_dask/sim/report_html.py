@@ -8,8 +8,8 @@ from html import escape
 
 from heddle_dask.sim.rollout import SimulatedRollout
 from heddle_dask.sim.timeline import means
-from heddle_dask.views.page import figure, page, section, table
-from heddle_dask.views.svg import Line, bar_chart, heat_map, line_chart
+from heddle_dask.views.drawing.page import figure, page, section, table
+from heddle_dask.views.drawing.svg import Line, bar_chart, heat_map, line_chart
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 _CELLS = 120

@@ -10,7 +10,7 @@ from heddle_dask.benchmarks.report import as_json, measure_reports, write_run
 from heddle_dask.cli.show.figures import empty_figures
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.views.accounts import Phase
-from heddle_dask.views.run_report import unknown_notes
+from heddle_dask.views.report.run_report import unknown_notes
 
 
 def test_the_written_run_has_everything_that_a_report_shows(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from heddle_dask.core.nouns import (
     TrajectorySpec,
 )
 from heddle_dask.core.priority import NORMAL
-from heddle_dask.views.history_pictures import picture_of
-from heddle_dask.views.run_history import RunHistory
+from heddle_dask.views.history.history_pictures import picture_of
+from heddle_dask.views.history.run_history import RunHistory
 
 
 def rollout(trajectories: int, engines: int, name: str = "math-{}/0") -> RunHistory:

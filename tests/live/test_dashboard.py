@@ -27,9 +27,9 @@ from heddle_dask.live.scheduler.dashboard.panels.actions import actions_view
 from heddle_dask.live.scheduler.dashboard.panels.engines import engines_view
 from heddle_dask.live.scheduler.dashboard.panels.lengths import lengths_view
 from heddle_dask.strategies.presets import Strategy
-from heddle_dask.views.history_pictures import picture_of
-from heddle_dask.views.run_history import RunHistory
-from heddle_dask.views.run_snapshot import RunSnapshot
+from heddle_dask.views.history.history_pictures import picture_of
+from heddle_dask.views.history.run_history import RunHistory
+from heddle_dask.views.history.run_snapshot import RunSnapshot
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

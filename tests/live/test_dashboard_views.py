@@ -45,10 +45,10 @@ from heddle_dask.live.scheduler.dashboard.panels.timeline import (
     timeline_view,
 )
 from heddle_dask.live.scheduler.dashboard.view import View, Views
-from heddle_dask.views import phases
-from heddle_dask.views.history_pictures import picture_of
-from heddle_dask.views.run_history import RunHistory
-from heddle_dask.views.run_snapshot import FailureView, LengthPair, RunSnapshot, TrajectoryView
+from heddle_dask.views.history import phases
+from heddle_dask.views.history.history_pictures import picture_of
+from heddle_dask.views.history.run_history import RunHistory
+from heddle_dask.views.history.run_snapshot import FailureView, LengthPair, RunSnapshot, TrajectoryView
 
 EMPTY = picture_of(RunHistory(), session="", is_open=False, strategy="", now_s=0.0)
 THOUSANDS = 10_000

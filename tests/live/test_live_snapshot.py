@@ -22,8 +22,8 @@ from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.live.wire.watch_messages import GetSnapshot
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import Strategy, strategies_of_run
-from heddle_dask.views.history_pictures import picture_of
-from heddle_dask.views.run_history import RunHistory
+from heddle_dask.views.history.history_pictures import picture_of
+from heddle_dask.views.history.run_history import RunHistory
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

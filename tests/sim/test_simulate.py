@@ -24,7 +24,7 @@ from heddle_dask.sim.clusters import CLUSTERS, Cluster, cluster_of, with_choices
 from heddle_dask.sim.rollout import simulate
 from heddle_dask.sim.sweep import SimulatedWorkload, parse_arms
 from heddle_dask.sim.timeline import means
-from heddle_dask.views.svg import Line, line_chart
+from heddle_dask.views.drawing.svg import Line, line_chart
 
 SMALL = ("--cluster", "small.toml", "--trajectories", "32", "--samples", "4", "--max-context-tokens", "20000")
 WORK = SimulatedWorkload("coding", 32, 4, 20_000)

@@ -20,13 +20,13 @@ from heddle_dask.core.nouns import (
 )
 from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.priority import NORMAL
-from heddle_dask.views.failure_tally import MOST_CAUSES, OTHER, FailureTally, cause_in_words
-from heddle_dask.views.history_pictures import longest_of, trajectory_of
-from heddle_dask.views.length_sample import LengthSample
-from heddle_dask.views.phases import PHASES
-from heddle_dask.views.run_history import RunHistory
-from heddle_dask.views.run_snapshot import LengthPair
-from heddle_dask.views.thinned_series import ThinnedSeries
+from heddle_dask.views.history.failure_tally import MOST_CAUSES, OTHER, FailureTally, cause_in_words
+from heddle_dask.views.history.history_pictures import longest_of, trajectory_of
+from heddle_dask.views.history.length_sample import LengthSample
+from heddle_dask.views.history.phases import PHASES
+from heddle_dask.views.history.run_history import RunHistory
+from heddle_dask.views.history.run_snapshot import LengthPair
+from heddle_dask.views.history.thinned_series import ThinnedSeries
 
 A = TrajectoryId("a")
 

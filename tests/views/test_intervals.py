@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle_dask.views.intervals import Intervals, counts_by_cell, edges_of
+from heddle_dask.views.report.intervals import Intervals, counts_by_cell, edges_of
 
 _spans = st.lists(st.tuples(st.floats(-20, 120), st.floats(0, 60), st.floats(0, 9)), max_size=20)
 

@@ -19,7 +19,7 @@ from heddle_dask.core.nouns import EngineDescription, GroupId, HostDescription, 
 from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.priority import Priority
 from heddle_dask.strategies.presets import strategies_of_run
-from heddle_dask.views.journal_facts import SessionFacts
+from heddle_dask.views.report.journal_facts import SessionFacts
 
 JOURNALS = sorted((Path(__file__).parent.parent / "journals").glob("*.jsonl.gz"))
 A, B = EngineId("a"), EngineId("b")

@@ -6,7 +6,7 @@ from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import ActionId, GroupId, HostId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, HostDescription, TrajectorySpec
-from heddle_dask.views.run_history import RunHistory
+from heddle_dask.views.history.run_history import RunHistory
 
 A = TrajectoryId("a")
 HOST = HostId("tools")

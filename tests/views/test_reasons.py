@@ -10,7 +10,7 @@ from worlds.record_builders import make_step
 
 from heddle_dask.records.trajectory import ActionRecord, StepRecord, TrajectoryOutline
 from heddle_dask.views.accounts import ControlFacts, Phase, StepWaits, account_of
-from heddle_dask.views.reasons import Typical, recomputed, shown_s, why_last
+from heddle_dask.views.report.reasons import Typical, recomputed, shown_s, why_last
 
 NOTHING = Typical(dict.fromkeys(Phase, 0.0), most_tokens=10_000)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from worlds.run_builders import outline_of, session_of, timed_trajectory
 
-from heddle_dask.views.run_figures import RunFigures
-from heddle_dask.views.run_report import About, run_report
+from heddle_dask.views.report.run_figures import RunFigures
+from heddle_dask.views.report.run_report import About, run_report
 
 playwright = pytest.importorskip("playwright.sync_api")
 

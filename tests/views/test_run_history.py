@@ -18,8 +18,8 @@ from heddle_dask.core.journal_codec import decode
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.transitions import TrajectoryState as State
 from heddle_dask.strategies.presets import strategies_of_run
-from heddle_dask.views.history_limits import REPORT_LIMITS, HistoryLimits
-from heddle_dask.views.history_pictures import (
+from heddle_dask.views.history.history_limits import REPORT_LIMITS, HistoryLimits
+from heddle_dask.views.history.history_pictures import (
     counts_of,
     engines_of,
     moves_of,
@@ -27,8 +27,8 @@ from heddle_dask.views.history_pictures import (
     series_of,
     trajectories_of,
 )
-from heddle_dask.views.phases import ADMISSION, DRIVER, GENERATING, LLM_QUEUE, MIGRATION, STEP_PHASES
-from heddle_dask.views.run_history import RunHistory
+from heddle_dask.views.history.phases import ADMISSION, DRIVER, GENERATING, LLM_QUEUE, MIGRATION, STEP_PHASES
+from heddle_dask.views.history.run_history import RunHistory
 
 JOURNALS = sorted((Path(__file__).parent.parent / "journals").glob("*.jsonl.gz"))
 PHASES_OF = {

@@ -14,11 +14,11 @@ from worlds.run_builders import hostile_trajectory, outline_of, session_of, time
 
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.views.accounts import Phase
-from heddle_dask.views.journal_facts import SessionFacts
-from heddle_dask.views.run_charts import RunAxis
-from heddle_dask.views.run_events import rank_correlation
-from heddle_dask.views.run_figures import LONGEST, SAMPLED, RunFigures
-from heddle_dask.views.run_report import About, run_report, totals_json, unknown_notes
+from heddle_dask.views.report.journal_facts import SessionFacts
+from heddle_dask.views.report.run_charts import RunAxis
+from heddle_dask.views.report.run_events import rank_correlation
+from heddle_dask.views.report.run_figures import LONGEST, SAMPLED, RunFigures
+from heddle_dask.views.report.run_report import About, run_report, totals_json, unknown_notes
 
 ABOUT = About("run.zarr", [("trajectories", "4")], {"environment": "math", "engine": {"kind": "emulated"}})
 

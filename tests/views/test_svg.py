@@ -6,7 +6,7 @@ import re
 import xml.dom.minidom
 from itertools import pairwise
 
-from heddle_dask.views.svg import Line, bar_chart, heat_map, line_chart
+from heddle_dask.views.drawing.svg import Line, bar_chart, heat_map, line_chart
 
 
 def test_one_request_of_a_hundred_is_still_seen() -> None:

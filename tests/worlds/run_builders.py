@@ -16,7 +16,7 @@ from heddle_dask.core.nouns import EngineDescription, GroupId, HostDescription, 
 from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.priority import Priority
 from heddle_dask.records.trajectory import ActionRecord, StepRecord, TrajectoryOutline, TrajectoryRecord
-from heddle_dask.views.journal_facts import SessionFacts
+from heddle_dask.views.report.journal_facts import SessionFacts
 
 OFFSET_S = 3.0
 """What the records' clock is ahead of the session's."""

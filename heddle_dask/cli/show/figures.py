@@ -16,10 +16,10 @@ from heddle_dask.live.driver.recorded_sessions import control_lines
 from heddle_dask.live.driver.run_writer import journal_path
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.views.accounts import NS_PER_S, PHASE_TITLE, account_of
-from heddle_dask.views.journal_facts import SessionFacts
-from heddle_dask.views.reasons import why_last
-from heddle_dask.views.run_figures import RunFigures
-from heddle_dask.views.run_report import About
+from heddle_dask.views.report.journal_facts import SessionFacts
+from heddle_dask.views.report.reasons import why_last
+from heddle_dask.views.report.run_figures import RunFigures
+from heddle_dask.views.report.run_report import About
 
 
 def empty_figures(run: StoredRun, over_time: bool) -> RunFigures:

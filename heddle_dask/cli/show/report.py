@@ -26,9 +26,9 @@ from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.kinds import ENGINE_KINDS
 from heddle_dask.records.causes import message_of
 from heddle_dask.records.token_record import Attribution
-from heddle_dask.views.run_figures import RunFigures
-from heddle_dask.views.run_report import run_report, totals_json, unknown_notes
-from heddle_dask.views.run_trace import RunTrace
+from heddle_dask.views.report.run_figures import RunFigures
+from heddle_dask.views.report.run_report import run_report, totals_json, unknown_notes
+from heddle_dask.views.trace.run_trace import RunTrace
 
 _STYLES = {
     Attribution.PROMPT: "cyan",

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heddle_dask.cli.rollout.progress import duration
-from heddle_dask.views.engine_history import LIVING
+from heddle_dask.views.history.engine_history import LIVING
 
 PHASE_STYLES: Final = {
     "admission": "bright_black",

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.settings import configured
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.views.spans import Decode, Span, spans_of
+from heddle_dask.views.trace.spans import Decode, Span, spans_of
 
 MOST_WAITING = 2_000
 """Trajectories that wait to be sent; further ones are dropped."""

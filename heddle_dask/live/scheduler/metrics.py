@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle_dask.live.scheduler.snapshot_feed import SnapshotFeed
-from heddle_dask.views.engine_history import LIVING
-from heddle_dask.views.run_snapshot import RunSnapshot
+from heddle_dask.views.history.engine_history import LIVING
+from heddle_dask.views.history.run_snapshot import RunSnapshot
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

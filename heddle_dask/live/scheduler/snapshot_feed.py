@@ -20,9 +20,9 @@ from heddle_dask.core.commands import Command
 from heddle_dask.core.events import Event
 from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
-from heddle_dask.views.history_pictures import PictureLimits, picture_of
-from heddle_dask.views.run_history import RunHistory
-from heddle_dask.views.run_snapshot import EngineView, PoolView, RunSnapshot
+from heddle_dask.views.history.history_pictures import PictureLimits, picture_of
+from heddle_dask.views.history.run_history import RunHistory
+from heddle_dask.views.history.run_snapshot import EngineView, PoolView, RunSnapshot
 
 INTERVAL_S: Final = 1.0
 # Who asks once per interval asks now and then a little early, and must not see every second picture only.

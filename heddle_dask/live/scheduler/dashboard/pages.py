@@ -21,7 +21,7 @@ from heddle_dask.live.scheduler.dashboard.panels.live import LivePanel
 from heddle_dask.live.scheduler.dashboard.panels.moves import MovesPanel
 from heddle_dask.live.scheduler.dashboard.panels.timeline import TimelinePanel
 from heddle_dask.live.scheduler.dashboard.source import latest_snapshot, views_of
-from heddle_dask.views.run_snapshot import RunSnapshot
+from heddle_dask.views.history.run_snapshot import RunSnapshot
 
 PANELS: tuple[type[Panel], ...] = (
     Headline,

@@ -12,7 +12,7 @@ from bokeh.plotting import figure
 
 from heddle_dask.live.scheduler.dashboard.style import CSS, EDGE, FONT, QUIET, TEXT
 from heddle_dask.live.scheduler.dashboard.view import View
-from heddle_dask.views.run_snapshot import RunSnapshot
+from heddle_dask.views.history.run_snapshot import RunSnapshot
 
 # Bokeh's toolbars cover the data: they appear under the pointer only.
 _TOOLS = "xpan,xwheel_zoom,xbox_zoom,reset"

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from distributed import Scheduler
 
 from heddle_dask.live.scheduler.dashboard.view import Views
-from heddle_dask.views.run_snapshot import RunSnapshot
+from heddle_dask.views.history.run_snapshot import RunSnapshot
 
 PLUGIN_NAME = "heddle"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 
-from heddle_dask.views import phases
+from heddle_dask.views.history import phases
 
 PHASE_COLOURS = {
     "admission": "#E6E3DE",

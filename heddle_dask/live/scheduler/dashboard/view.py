@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from heddle_dask.views.run_snapshot import RunSnapshot
+from heddle_dask.views.history.run_snapshot import RunSnapshot
 
 Columns = Mapping[str, Any]
 """Columns of equal length, by name: lists of texts, and arrays of numbers."""

@@ -12,7 +12,7 @@ from heddle_dask.live.scheduler.dashboard import style
 from heddle_dask.live.scheduler.dashboard.panel import Panel, html_block
 from heddle_dask.live.scheduler.dashboard.rows import RowLabels, label_rows, row_positions
 from heddle_dask.live.scheduler.dashboard.view import View
-from heddle_dask.views.run_snapshot import ActionView, PoolView, RunSnapshot
+from heddle_dask.views.history.run_snapshot import ActionView, PoolView, RunSnapshot
 
 MOST_POOLS, MOST_ACTIONS = 8, 12
 _LEGEND = (

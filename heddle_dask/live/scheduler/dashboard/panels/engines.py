@@ -14,8 +14,8 @@ from heddle_dask.live.scheduler.dashboard import style
 from heddle_dask.live.scheduler.dashboard.panel import Panel
 from heddle_dask.live.scheduler.dashboard.rows import RowLabels, label_rows, row_positions
 from heddle_dask.live.scheduler.dashboard.view import View
-from heddle_dask.views.engine_history import LIVING
-from heddle_dask.views.run_snapshot import EngineView, RunSnapshot
+from heddle_dask.views.history.engine_history import LIVING
+from heddle_dask.views.history.run_snapshot import EngineView, RunSnapshot
 
 MOST_ROWS = 16
 # Contexts of trajectories in tool calls may have been evicted: their sum may exceed the memory.

@@ -8,7 +8,7 @@ from typing import Any
 from heddle_dask.live.scheduler.dashboard import style
 from heddle_dask.live.scheduler.dashboard.panel import Panel, html_block
 from heddle_dask.live.scheduler.dashboard.view import View
-from heddle_dask.views.run_snapshot import FailureView, RunSnapshot
+from heddle_dask.views.history.run_snapshot import FailureView, RunSnapshot
 
 MOST_ROWS = 14
 

@@ -8,8 +8,8 @@ from typing import Any
 from heddle_dask.live.scheduler.dashboard import style
 from heddle_dask.live.scheduler.dashboard.panel import Panel
 from heddle_dask.live.scheduler.dashboard.view import View
-from heddle_dask.views.engine_history import LIVING
-from heddle_dask.views.run_snapshot import RunSnapshot
+from heddle_dask.views.history.engine_history import LIVING
+from heddle_dask.views.history.run_snapshot import RunSnapshot
 
 RATE_WINDOW_S = 10.0
 

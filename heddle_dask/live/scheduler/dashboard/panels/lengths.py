@@ -11,7 +11,7 @@ from bokeh.models import HoverTool, NumeralTickFormatter
 from heddle_dask.live.scheduler.dashboard import style
 from heddle_dask.live.scheduler.dashboard.panel import Panel
 from heddle_dask.live.scheduler.dashboard.view import View
-from heddle_dask.views.run_snapshot import LengthPair, RunSnapshot
+from heddle_dask.views.history.run_snapshot import LengthPair, RunSnapshot
 
 MOST_POINTS = 400
 BEFORE_COLOUR, AFTER_COLOUR = style.QUEUED, style.GENERATING

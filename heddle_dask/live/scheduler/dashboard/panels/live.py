@@ -11,9 +11,9 @@ from bokeh.models import HoverTool, NumeralTickFormatter
 from heddle_dask.live.scheduler.dashboard import style
 from heddle_dask.live.scheduler.dashboard.panel import Panel, html_block
 from heddle_dask.live.scheduler.dashboard.view import View
-from heddle_dask.views import phases
-from heddle_dask.views.engine_history import LIVING
-from heddle_dask.views.run_snapshot import RunSnapshot
+from heddle_dask.views.history import phases
+from heddle_dask.views.history.engine_history import LIVING
+from heddle_dask.views.history.run_snapshot import RunSnapshot
 
 # From the bottom: below the dashed line of slots, everything that does not generate is an idle slot.
 STACKED = ("generating", "migration", "llm queue", "tool", "reward", "tool queue", "driver")

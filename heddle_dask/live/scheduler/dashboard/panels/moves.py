@@ -11,7 +11,7 @@ from bokeh.models import HoverTool, NumeralTickFormatter
 from heddle_dask.live.scheduler.dashboard import style
 from heddle_dask.live.scheduler.dashboard.panel import Panel, html_block
 from heddle_dask.live.scheduler.dashboard.view import View
-from heddle_dask.views.run_snapshot import MoveView, RunSnapshot
+from heddle_dask.views.history.run_snapshot import MoveView, RunSnapshot
 
 _LEGEND = style.chip(style.MOVE, "moves started", "dot") + style.chip(style.QUEUED, "preemptions", "dot")
 

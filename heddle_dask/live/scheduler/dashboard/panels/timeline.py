@@ -12,8 +12,8 @@ from heddle_dask.live.scheduler.dashboard import style
 from heddle_dask.live.scheduler.dashboard.panel import Panel
 from heddle_dask.live.scheduler.dashboard.rows import RowLabels, label_rows, row_positions
 from heddle_dask.live.scheduler.dashboard.view import View
-from heddle_dask.views import phases
-from heddle_dask.views.run_snapshot import RunSnapshot, TrajectoryView
+from heddle_dask.views.history import phases
+from heddle_dask.views.history.run_snapshot import RunSnapshot, TrajectoryView
 
 MOST_ROWS = 32
 # Of these rows, when there are enough of both.

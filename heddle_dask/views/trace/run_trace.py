@@ -8,10 +8,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from heddle_dask.records.trajectory import StepRecord
-from heddle_dask.views.accounts import NS_PER_S, PHASE_TITLE, Account, AnyRecord, work_began_s, worked_here
-from heddle_dask.views.perfetto import Order, PerfettoTrace, Value
-from heddle_dask.views.run_charts import RunAxis
-from heddle_dask.views.run_figures import Axis, RunFigures
+from heddle_dask.views.accounts import (
+    NS_PER_S,
+    PHASE_TITLE,
+    Account,
+    AnyRecord,
+    work_began_s,
+    worked_here,
+)
+from heddle_dask.views.report.run_charts import RunAxis
+from heddle_dask.views.report.run_figures import Axis, RunFigures
+from heddle_dask.views.trace.perfetto import Order, PerfettoTrace, Value
 
 
 @dataclass(slots=True)

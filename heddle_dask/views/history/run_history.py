@@ -18,13 +18,13 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.commands import PREEMPTED_FOR
 from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
-from heddle_dask.views.action_history import ActionHistory
-from heddle_dask.views.engine_history import EngineHistory
-from heddle_dask.views.failure_tally import FailureTally
-from heddle_dask.views.history_limits import HistoryLimits
-from heddle_dask.views.lanes import Lane
-from heddle_dask.views.length_sample import LengthSample
-from heddle_dask.views.phases import (
+from heddle_dask.views.history.action_history import ActionHistory
+from heddle_dask.views.history.engine_history import EngineHistory
+from heddle_dask.views.history.failure_tally import FailureTally
+from heddle_dask.views.history.history_limits import HistoryLimits
+from heddle_dask.views.history.lanes import Lane
+from heddle_dask.views.history.length_sample import LengthSample
+from heddle_dask.views.history.phases import (
     ADMISSION,
     DRIVER,
     GENERATING,
@@ -35,8 +35,8 @@ from heddle_dask.views.phases import (
     TOOL,
     TOOL_QUEUE,
 )
-from heddle_dask.views.run_snapshot import LengthPair
-from heddle_dask.views.thinned_series import ThinnedSeries
+from heddle_dask.views.history.run_snapshot import LengthPair
+from heddle_dask.views.history.thinned_series import ThinnedSeries
 
 TOTALS: Final = (
     "live",

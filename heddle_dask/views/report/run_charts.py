@@ -10,13 +10,10 @@ from html import escape
 import numpy as np
 
 from heddle_dask.views.accounts import NS_PER_S, PHASE_TEXT, PHASE_TITLE, Phase
-from heddle_dask.views.colours import SERIES, phase_colour
-from heddle_dask.views.intervals import Floats, Intervals, edges_of
-from heddle_dask.views.page import figure, section, table
-from heddle_dask.views.reasons import shown_s, why_last
-from heddle_dask.views.run_figures import ActionUse, Axis, EngineUse, RunFigures, session_offset_s
-from heddle_dask.views.svg import heat_map
-from heddle_dask.views.svg_runs import (
+from heddle_dask.views.drawing.colours import SERIES, phase_colour
+from heddle_dask.views.drawing.page import figure, section, table
+from heddle_dask.views.drawing.svg import heat_map
+from heddle_dask.views.drawing.svg_runs import (
     TimelineRow,
     TimeMark,
     area_chart,
@@ -25,6 +22,9 @@ from heddle_dask.views.svg_runs import (
     phase_legend,
     timeline,
 )
+from heddle_dask.views.report.intervals import Floats, Intervals, edges_of
+from heddle_dask.views.report.reasons import shown_s, why_last
+from heddle_dask.views.report.run_figures import ActionUse, Axis, EngineUse, RunFigures, session_offset_s
 
 AREA_CELLS, HEAT_CELLS = 400, 120
 HEAT_ROWS = 48

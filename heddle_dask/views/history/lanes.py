@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from heddle_dask.core.ids import ActionId, StepId, TrajectoryId
-from heddle_dask.views.phases import ADMISSION, PHASES
+from heddle_dask.views.history.phases import ADMISSION, PHASES
 
 _PHASE_BITS: Final = 4
 _PHASE_MASK: Final = (1 << _PHASE_BITS) - 1

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from heddle_dask.views.colours import SERIES
-from heddle_dask.views.intervals import counts_by_cell, edges_of
-from heddle_dask.views.journal_facts import MoveFacts, PredictionFacts
-from heddle_dask.views.page import figure, section, table
-from heddle_dask.views.reasons import shown_s
-from heddle_dask.views.run_charts import RunAxis
-from heddle_dask.views.run_figures import RunFigures
-from heddle_dask.views.svg_runs import area_chart, scatter
+from heddle_dask.views.drawing.colours import SERIES
+from heddle_dask.views.drawing.page import figure, section, table
+from heddle_dask.views.drawing.svg_runs import area_chart, scatter
+from heddle_dask.views.report.intervals import counts_by_cell, edges_of
+from heddle_dask.views.report.journal_facts import MoveFacts, PredictionFacts
+from heddle_dask.views.report.reasons import shown_s
+from heddle_dask.views.report.run_charts import RunAxis
+from heddle_dask.views.report.run_figures import RunFigures
 
 _POINTS = 1500
 _PROGRESS = (0.0, 0.25, 0.5, 0.75)

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from heddle_dask.views.action_history import OTHER_LABEL
-from heddle_dask.views.lanes import EngineRow, Lane
-from heddle_dask.views.phases import LLM_QUEUE, MIGRATION, PHASES
-from heddle_dask.views.run_history import RunHistory
-from heddle_dask.views.run_snapshot import (
+from heddle_dask.views.history.action_history import OTHER_LABEL
+from heddle_dask.views.history.lanes import EngineRow, Lane
+from heddle_dask.views.history.phases import LLM_QUEUE, MIGRATION, PHASES
+from heddle_dask.views.history.run_history import RunHistory
+from heddle_dask.views.history.run_snapshot import (
     SNAPSHOT_FORMAT,
     ActionView,
     EngineSeries,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from html import escape
 
 from heddle_dask.views.accounts import PHASE_TITLE, Phase, TimeSegment
-from heddle_dask.views.colours import SERIES, colour, phase_colour
-from heddle_dask.views.svg import INK, number_text, round_up, shortened, svg
+from heddle_dask.views.drawing.colours import SERIES, colour, phase_colour
+from heddle_dask.views.drawing.svg import INK, number_text, round_up, shortened, svg
 
 WIDE = 1240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 26, 10, 40

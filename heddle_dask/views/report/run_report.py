@@ -9,8 +9,8 @@ from html import escape
 from typing import Any
 
 from heddle_dask.views.accounts import NS_PER_S, PHASE_TITLE, Phase
-from heddle_dask.views.page import page, section, table, tiles
-from heddle_dask.views.run_charts import (
+from heddle_dask.views.drawing.page import page, section, table, tiles
+from heddle_dask.views.report.run_charts import (
     RunAxis,
     engines_section,
     live_section,
@@ -19,8 +19,8 @@ from heddle_dask.views.run_charts import (
     seconds_section,
     timeline_section,
 )
-from heddle_dask.views.run_events import failures_section, moves_section, predictions_section
-from heddle_dask.views.run_figures import RunFigures
+from heddle_dask.views.report.run_events import failures_section, moves_section, predictions_section
+from heddle_dask.views.report.run_figures import RunFigures
 
 _MADE_WITH = ("environment", "model", "strategy", "samples", "seed", "heddle_dask", "distributed", "python")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from heddle_dask.views.run_snapshot import LengthPair
+from heddle_dask.views.history.run_snapshot import LengthPair
 
 
 class LengthSample:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import ActionId
-from heddle_dask.views.lanes import HostRow, Lane, OpenAction
+from heddle_dask.views.history.lanes import HostRow, Lane, OpenAction
 
 if TYPE_CHECKING:
-    from heddle_dask.views.run_history import RunHistory
+    from heddle_dask.views.history.run_history import RunHistory
 
 MOST_LABELS: Final = 30
 OTHER_LABEL: Final = "other"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from heddle_dask.views.colours import SERIES, colour
+from heddle_dask.views.drawing.colours import SERIES, colour
 
 INK, GRID, FIRST = colour("ink"), colour("grid"), SERIES[0]
 # Shades of a heat map: cells of one shade are one path, which keeps pages with many engines small.

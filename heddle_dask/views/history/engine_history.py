@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import TrajectoryId
-from heddle_dask.views.lanes import EngineRow, Lane, OpenMove
-from heddle_dask.views.phases import LLM_QUEUE
+from heddle_dask.views.history.lanes import EngineRow, Lane, OpenMove
+from heddle_dask.views.history.phases import LLM_QUEUE
 
 if TYPE_CHECKING:
-    from heddle_dask.views.run_history import RunHistory
+    from heddle_dask.views.history.run_history import RunHistory
 
 MOST_SERIES: Final = 64
 """Engines whose series are kept: the latest ones."""

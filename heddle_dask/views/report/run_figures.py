@@ -25,9 +25,9 @@ from heddle_dask.views.accounts import (
     work_began_s,
     worked_here,
 )
-from heddle_dask.views.intervals import Intervals
-from heddle_dask.views.journal_facts import SessionFacts
-from heddle_dask.views.reasons import Typical
+from heddle_dask.views.report.intervals import Intervals
+from heddle_dask.views.report.journal_facts import SessionFacts
+from heddle_dask.views.report.reasons import Typical
 
 LONGEST = 40
 SAMPLED = 60

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from heddle_dask.views.run_snapshot import FailureView
+from heddle_dask.views.history.run_snapshot import FailureView
 
 MOST_CAUSES: Final = 100
 MOST_CHARS: Final = 120

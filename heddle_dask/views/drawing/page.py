@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from heddle_dask.views.colours import DARK, LIGHT, variables
-from heddle_dask.views.page_script import SCRIPT
+from heddle_dask.views.drawing.colours import DARK, LIGHT, variables
+from heddle_dask.views.drawing.page_script import SCRIPT
 
 # Not even by mistake: a browser refuses every request of such a page.
 _NO_REQUESTS = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"

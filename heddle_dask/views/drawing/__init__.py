@@ -1,0 +1,1 @@
+"""SVG and HTML of reports: marks, colours, the page around them."""

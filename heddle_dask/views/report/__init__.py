@@ -1,0 +1,1 @@
+"""Where the time of a stored run went, and the page that shows it."""

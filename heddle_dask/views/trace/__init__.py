@@ -1,0 +1,1 @@
+"""A stored run for other tools: Perfetto traces, OpenTelemetry spans."""
