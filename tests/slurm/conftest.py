@@ -69,6 +69,6 @@ def longer_than_a_walltime(
             TOKENS="20",
             SLURM_CONF=str(lab.conf),
         )
-        stack.callback(process.wait)
+        stack.callback(process.communicate)
         stack.callback(process.terminate)
         yield Background(lab, process, directory)

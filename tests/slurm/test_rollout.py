@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,7 @@ pytestmark = pytest.mark.slurm
 BLOCKS = re.findall(r"```bash\n(.*?)```", (REPOSITORY / "docs" / "slurm.md").read_text(), re.DOTALL)
 LINK = next(block for block in BLOCKS if "#SBATCH --job-name=rollout" in block)
 SUBMISSION = next(block for block in BLOCKS if "--dependency=afterany" in block)
+CHECK = next(block for block in BLOCKS if block.startswith("heddle doctor"))
 
 
 def write_the_documented_chain(directory: Path) -> None:
@@ -41,6 +44,19 @@ def write_the_documented_chain(directory: Path) -> None:
     # The partitions of the lab have an hour at most; three links are enough.
     text = SUBMISSION.replace("sbatch", "sbatch --time=30").replace("2 3 4 5", "2 3")
     (directory / "submit.sh").write_text(text.replace("job=$(", 'echo "$job"; job=$(') + 'echo "$job"\n')
+
+
+def test_the_documented_check_asks_slurm_and_submits_nothing(slurm: Lab, tmp_path: Path) -> None:
+    write_cluster_file(tmp_path)
+    command = f"{shlex.quote(sys.executable)} -c 'from heddle_dask.cli.main import main; main()'"
+    script = f'set -e\nheddle() {{ {command} "$@"; }}\n{CHECK}'
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "#SBATCH --partition=gpu" in done.stdout and "#SBATCH --partition=cpu" in done.stdout
+    assert not any(name.startswith(("gpu-", "cpu-")) for name in slurm.jobs())
 
 
 def test_the_documented_chain_of_jobs_goes_on_where_a_link_has_ended(
