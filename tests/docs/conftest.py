@@ -16,13 +16,13 @@ import heddle_dask
 from heddle_dask import LocalRolloutCluster, Rollout
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def modules_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where modules of the pages lie: on the import path of this process and of the cluster's processes."""
     return tmp_path_factory.mktemp("modules")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def shared_cluster(modules_dir: Path) -> Iterator[LocalRolloutCluster]:
     """Two rollout workers and a tool worker, for all blocks."""
     before = os.environ.get("PYTHONPATH")
@@ -36,7 +36,7 @@ def shared_cluster(modules_dir: Path) -> Iterator[LocalRolloutCluster]:
             os.environ["PYTHONPATH"] = before
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def stored_run(
     shared_cluster: LocalRolloutCluster, model_dir: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
