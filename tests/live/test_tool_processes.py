@@ -77,8 +77,15 @@ def with_processes(body: Callable[[Caller], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(run(), 100))
 
 
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != "zombie"
+    except psutil.NoSuchProcess:
+        return False
+
+
 async def gone(*pids: int) -> None:
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+    while any(is_alive(pid) for pid in pids):
         await asyncio.sleep(0.01)
 
 
