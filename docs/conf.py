@@ -19,7 +19,8 @@ sys.path.insert(0, str(DOCS / "_extensions"))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(DOCS.parent), os.environ.get("PYTHONPATH")]))
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # of a progress bar that is not shown
-# Not the profile of whoever builds; the kernel says at every start that its sockets on loopback are not encrypted.
+# Not the profile of the user who builds the site.
+# The kernel says at every start that its sockets on loopback are not encrypted.
 _profile = TemporaryDirectory(prefix="heddle-docs-")
 os.environ["IPYTHONDIR"] = _profile.name
 (Path(_profile.name) / "profile_default").mkdir()

@@ -71,7 +71,7 @@ def _can_be_imported(name: str, module: str | None) -> bool:
 def without_empty_signature(
     app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returned: str | None
 ) -> tuple[str, str] | None:
-    """No signature for a protocol: nobody makes one."""
+    """No signature for a protocol: it is not instantiated."""
     return ("", "") if what == "class" and getattr(thing, "_is_protocol", False) else None
 
 

@@ -1,7 +1,7 @@
 """The one picture of the run that page, metrics and terminals draw from: taken at most once per interval.
 
-It is taken when somebody asks and the latest one is older than the interval. So ten open tabs cost what one costs, and
-a cluster that nobody looks at takes no picture at all. All of it happens on the scheduler's event loop, between two
+It is taken when a view asks and the latest one is older than the interval. So ten open tabs cost what one costs, and
+without a view no picture is taken at all. All of it happens on the scheduler's event loop, between two
 events, so that a picture never shows half of one.
 """
 
