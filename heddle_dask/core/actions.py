@@ -1,16 +1,41 @@
-"""Actions: waiting for CPUs, running on hosts, and recovery after the loss of a host or the end of a trajectory."""
+"""Actions: waiting for resources, running on hosts, recovery after the loss of a host or the end of a trajectory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from heddle_dask.core import events as ev
 from heddle_dask.core import guards
-from heddle_dask.core.commands import AbortAction, Command, GiveUpAction, ReleaseHost, RunAction
-from heddle_dask.core.entities import Action, Host, Trajectory
+from heddle_dask.core.action_turns import ActionTurns
+from heddle_dask.core.api_calls import ApiCalls
+from heddle_dask.core.commands import AbortAction, Command, GiveUpAction, ReleaseHost, RunAction, WakeUp
+from heddle_dask.core.entities import NO_RESOURCES, Action, Host, Trajectory
+from heddle_dask.core.ids import HostId
+from heddle_dask.core.pool_capacity import PoolCapacity
+from heddle_dask.core.quotas import REPEATED, calls_of
+from heddle_dask.core.resources import GPUS, Resources
+from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.sandboxes import Sandboxes
+from heddle_dask.core.service_copies import ServiceCopy
+from heddle_dask.core.service_demand import on_chunks
+from heddle_dask.core.services import ServicePool
 from heddle_dask.core.state import State
-from heddle_dask.core.transitions import ActionEvent, TrajectoryEvent, TrajectoryState
-from heddle_dask.core.view import ActionAllocation, ClusterView
+from heddle_dask.core.transitions import (
+    ActionEvent,
+    ActionState,
+    CopyEvent,
+    TrajectoryEvent,
+    TrajectoryState,
+)
+from heddle_dask.core.view import (
+    ActionAllocation,
+    ClusterView,
+    EndedAction,
+    ForgetsTrajectories,
+    GathersEvents,
+    Grant,
+    ObservesActions,
+)
 
 
 class Actions:
@@ -18,17 +43,51 @@ class Actions:
 
     Parameters
     ----------
-    max_losses
-        Losses of one action with its host that are retried; at the next loss it is given up.
+    retries
+        How often an action is repeated whose host was lost, and how long one waits for a worker, or for an API that is
+        shut.
     """
 
     def __init__(
-        self, state: State, view: ClusterView, allocation: ActionAllocation, max_losses: int
+        self, state: State, view: ClusterView, allocation: ActionAllocation, retries: RetryPolicy
     ) -> None:
         self.state = state
         self.view = view
         self.allocation = allocation
-        self.max_losses = max_losses
+        self.max_losses = retries.max_losses
+        self.turns = ActionTurns(state)
+        self.capacity = PoolCapacity(state, retries.max_pool_wait_s)
+        self.services = ServicePool(state, retries.max_losses)
+        self.calls = ApiCalls(state, retries.max_call_s)
+        self.sandboxes = Sandboxes(state)
+        self._allocates_at_s: float | None = None  # of the `WakeUp` that ends the gathering of events
+
+    def pools_declared(self, event: ev.PoolsDeclared) -> list[Command]:
+        """A run declares quotas and services."""
+        for quota in event.quotas:
+            self.state.apis.declare(quota)
+        for service in event.services:
+            self.state.services[service.name] = service
+        self.capacity.declare(event.pool_maxima)
+        return [*self._give_up_hopeless(list(self.view.waiting_actions), event.at), *self.allocate()]
+
+    def time_reached(self, event: ev.TimeReached) -> list[Command]:
+        """A time for which a `WakeUp` asked: actions that waited for it may start, or have waited long enough."""
+        commands: list[Command] = []
+        for action_id in self.state.delayed_actions.take_due(event.at):
+            action = self.state.actions[action_id]
+            self.sandboxes.queue([action])
+            commands += self.capacity.requested(action, event.at)
+        for action, cause in self.capacity.overdue(event.at):
+            commands += self._give_up_action(action, event.at, cause)
+        for name, cause in dict(self.state.apis.impatient(event.at, self.calls.max_wait_s)).items():
+            if name in self.state.actions:  # it may have been given up for want of a worker
+                commands += self._give_up_action(self.state.actions[name], event.at, cause)
+        commands += self.capacity.time_reached(event.at)
+        gathered = self._allocates_at_s is not None and event.at >= self._allocates_at_s
+        if gathered:
+            self._allocates_at_s = None
+        return [*commands, *self.allocate(gathered)]
 
     def requested(self, event: ev.ActionRequested) -> list[Command]:
         """A trajectory requests an action."""
@@ -39,60 +98,144 @@ class Actions:
         if trajectory is None or not trajectory.advance(TrajectoryEvent.ACTION_REQUESTED, event.at):
             return self.state.count_stale()
         trajectory.open_labels.append(spec.label)
-        action = Action(spec=spec, number=self.state.next_number())
+        spec, refusal = on_chunks(spec, self.state.services)
+        action = Action(spec=spec, number=self.state.next_number(), requested_at=event.at)
         self.state.actions[spec.action_id] = action
-        self.state.waiting_actions[spec.action_id] = None
-        return [*self._give_up_too_wide([action], event.at), *self.allocate()]
+        self.sandboxes.entered(action, trajectory)
+        if spec.attempt:
+            action.delayed_s = self.calls.backoff_s(spec)
+            self.state.delayed_actions.add(spec.action_id, event.at + action.delayed_s, action.number)
+        else:
+            self.sandboxes.queue([action])
+        refusal = refusal or self._over_quota(action) or self.capacity.hopeless(action)
+        if refusal:
+            return [*self._give_up_action(action, event.at, refusal), *self.allocate()]
+        bounded = [] if spec.attempt else self.capacity.requested(action, event.at)
+        return [*bounded, *self.allocate()]
 
-    def _give_up_too_wide(self, waiting: Iterable[Action], at: float) -> list[Command]:
-        """Give up actions that no host of their pool could run even when empty."""
-        largest: dict[str, int] = {}
-        for host in self.state.hosts.values():
-            largest[host.spec.pool] = max(host.spec.cpus, largest.get(host.spec.pool, 0))
+    def _over_quota(self, action: Action) -> str:
+        """Why an action makes more calls at once than the quota of its API ever allows; empty if it does not."""
+        for name, calls in calls_of(action.spec.demand.least):
+            most = self.state.apis.of(name).quota.most_at_once
+            if most is not None and most < calls:
+                return f"it needs {calls} calls of api {name} at once; its quota allows {most}"
+        return ""
+
+    def _give_up_hopeless(self, waiting: Iterable[Action], at: float) -> list[Command]:
+        """Give up actions that no worker of their pool, seen or declared, could run even when empty."""
+        causes = [(action, self.capacity.hopeless(action)) for action in waiting]
+        given_up = (self._give_up_action(action, at, cause) for action, cause in causes if cause)
+        return [command for commands in given_up for command in commands]
+
+    def allocate(self, gathered: bool = False) -> list[Command]:
+        """Start the actions that the strategy grants, now or together with other events of this moment.
+
+        Places on busy copies of model services are given at once; copies that wait for memory go on. Where time alone
+        lets more start, a `WakeUp` asks for it.
+
+        Parameters
+        ----------
+        gathered
+            Whether the other events of this moment have been waited for.
+        """
+        self.sandboxes.place_waiting()
         commands: list[Command] = []
-        for action in waiting:
-            need, most = action.spec.min_cpus, largest.get(action.spec.pool)
-            if most is not None and most < need:
-                cause = f"it needs {need} CPUs; the largest tool worker has {most}"
-                commands += self._give_up_action(action, at, cause)
-        return commands
+        for action, copy in self.services.joining():
+            commands += self._place(action, copy)
+        commands += self._allocate_now() if gathered else self._allocate_soon()
+        return [*commands, *self.services.make_room(), *self.calls.wake_ups()]
 
-    def allocate(self) -> list[Command]:
-        """Start the actions that the strategy grants now."""
+    def _allocate_soon(self) -> list[Command]:
+        if not self.state.waiting_actions or not self.state.hosts or self._allocates_at_s is not None:
+            return []
+        if isinstance(self.allocation, GathersEvents):
+            delay_s = self.allocation.pass_delay_s(self.view)
+            if delay_s is not None:
+                self._allocates_at_s = self.state.at + delay_s
+                return [WakeUp(self._allocates_at_s)]
+        return self._allocate_now()
+
+    def _allocate_now(self) -> list[Command]:
         if not self.state.waiting_actions or not self.state.hosts:
             return []
+        self.turns.allocating()
         commands: list[Command] = []
-        for grant in self.allocation.allocate(self.view):
+        grants = list(self.allocation.allocate(self.view))
+        for number, grant in enumerate(grants):
             guards.check_grant(self.state, grant)
-            action, host = self.state.actions[grant.action_id], self.state.hosts[grant.host_id]
+            action = self.state.actions[grant.action_id]
+            if grant.resources[GPUS]:
+                commands += self._place_granted(action, grant, grants[number + 1 :])
+                continue
             action.advance(ActionEvent.STARTED)
-            action.host, action.cpus = grant.host_id, grant.cpus
-            host.free_cpus -= grant.cpus
-            host.running[grant.action_id] = None
-            del self.state.waiting_actions[grant.action_id]
-            commands.append(RunAction(grant.action_id, grant.host_id, grant.cpus))
+            action.started_at = self.state.at
+            waits = self.calls.waits(action)
+            self._occupy(action, grant.host_id, grant.resources)
+            commands.append(RunAction(grant.action_id, grant.host_id, grant.resources, waits))
+        self.state.new_actions.clear()
+        self.state.freed_hosts.clear()
         return commands
+
+    def _occupy(self, action: Action, host_id: HostId, resources: Resources) -> None:
+        host = self.state.hosts[host_id]
+        action.host, action.resources, action.granted_at = host_id, resources, self.state.at
+        host.take(resources)
+        host.running[action.spec.action_id] = None
+        self.turns.started(action)
+        self.state.stop_waiting(action)
+        self.state.apis.take(action.spec.action_id, resources, self.state.at)
+
+    def _place_granted(self, action: Action, grant: Grant, others: Sequence[Grant]) -> list[Command]:
+        """Give a granted action its GPUs: a place on a copy that an earlier grant has opened, otherwise a chunk."""
+        host, gpus = self.state.hosts[grant.host_id], grant.resources[GPUS]
+        later = [other.resources[GPUS] for other in others if other.host_id == grant.host_id]
+        only_gpus = action.spec.demand.names == (GPUS,)
+        copy = self.services.joinable(action, None if only_gpus else grant.host_id, idle=False)
+        copy = copy or self.services.chosen(action, host, gpus, [each for each in later if each])
+        return [] if copy is None else self._place(action, copy, grant.resources)
+
+    def _place(self, action: Action, copy: ServiceCopy, granted: Resources | None = None) -> list[Command]:
+        """Give an action a place on a copy, with the GPUs of that copy beside the other resources."""
+        rest = action.spec.demand.least if granted is None else granted
+        resources = Resources.of({**dict(rest), GPUS: copy.chunk.gpus})
+        action.waits = self.calls.waits(action)
+        self._occupy(action, copy.host_id, resources)
+        return self.services.enter(action, copy)
 
     def finished(self, event: ev.ActionFinished) -> list[Command]:
         """A host reports the end of an action."""
         action = self.state.actions.get(event.action_id)
-        if action is None or action.host != event.host_id:
+        if action is None or action.host != event.host_id or action.state is ActionState.LOADING:
             return self.state.count_stale()
-        self._release(action)
+        ended = EndedAction(action.spec, action.resources, event.run_s, event.ok, event.cause)
+        reports = self.calls.judge(action, event)
+        self._release(action, event.ran)
         action.advance(ActionEvent.FINISHED)
+        if event.ran and isinstance(self.allocation, ObservesActions):
+            self.allocation.action_ended(ended)
         owner = self.state.trajectories[action.spec.trajectory_id]
         if event.ran:
             owner.take_action(action.spec.label, event.run_s, event.ok, event.at)
-            self.state.tool_seconds.took(action.spec.label, event.run_s)
+            if event.cause not in REPEATED:
+                self.state.tool_seconds.took(action.spec.label, event.run_s)
         self._close_action(action, event.at)
-        return [*self.allocate(), *self._release_if_empty(self.state.hosts[event.host_id])]
+        commands = [*reports, *self.sandboxes.close_idle(), *self.allocate()]
+        return [*commands, *self._release_if_empty(self.state.hosts[event.host_id])]
 
-    def _release(self, action: Action) -> None:
+    def sandbox_closed(self, event: ev.SandboxClosed) -> list[Command]:
+        """A program needs its sandbox no longer."""
+        return [*self.sandboxes.closed(event), *self.allocate()]
+
+    def _release(self, action: Action, ran: bool = True) -> None:
         assert action.host is not None, action.spec.action_id
         host = self.state.hosts[action.host]
-        host.free_cpus += action.cpus
+        self.turns.ended(action)
+        self.services.leave(action)
+        host.give_back(action.resources)
+        self.state.apis.give_back(action.spec.action_id, action.resources, self.state.at, ran)
         del host.running[action.spec.action_id]
-        action.host, action.cpus = None, 0
+        self.state.freed_hosts[action.host] = None
+        action.host, action.resources = None, NO_RESOURCES
 
     def _close_action(self, action: Action, at: float) -> None:
         """Delete the record of the action and update its trajectory."""
@@ -102,7 +245,9 @@ class Actions:
             trajectory.advance(TrajectoryEvent.LAST_ACTION_ENDED, at)
 
     def _forget_action(self, action: Action) -> None:
-        self.state.waiting_actions.pop(action.spec.action_id, None)
+        self.state.stop_waiting(action)
+        self.state.unplaced_actions.pop(action.spec.action_id, None)
+        self.sandboxes.forgotten(action)
         del self.state.actions[action.spec.action_id]
         trajectory = self.state.trajectories[action.spec.trajectory_id]
         trajectory.open_labels.remove(action.spec.label)
@@ -118,11 +263,14 @@ class Actions:
         spec = event.host
         if spec.host_id in self.state.hosts:
             raise KeyError(f"host {spec.host_id} joined before; a restart needs a new id")
-        number = self.state.next_number()
-        self.state.hosts[spec.host_id] = Host(spec=spec, number=number, free_cpus=spec.cpus)
-        # Actions requested before any host joined are checked now. After the loss of a host, actions too wide for the
-        # other hosts wait until a host joins; only if that one is too small as well are they given up.
-        return [*self._give_up_too_wide(list(self.view.waiting_actions), event.at), *self.allocate()]
+        host = Host(spec=spec, number=self.state.next_number())
+        self.state.hosts[spec.host_id] = host
+        self.state.freed_hosts[spec.host_id] = None
+        first_of_pool = spec.pool not in self.state.pool_maxima
+        self.capacity.host_joined(host)
+        # Only what was requested before the largest worker of its pool was known has not been judged.
+        unjudged = [a for a in self.view.waiting_actions if a.spec.pool == spec.pool] if first_of_pool else ()
+        return [*self._give_up_hopeless(unjudged, event.at), *self.allocate()]
 
     def host_draining(self, event: ev.HostDraining) -> list[Command]:
         """A host takes no more actions; its running ones may finish."""
@@ -130,7 +278,10 @@ class Actions:
         if host is None or host.draining:
             return self.state.count_stale()
         host.draining = True
-        return self._release_if_empty(host)
+        self.sandboxes.host_left(host)
+        # What only this host could run holds back nothing from here on.
+        commands = self.capacity.host_left(host.spec.pool, event.at)
+        return [*commands, *self.allocate(), *self._release_if_empty(host)]
 
     def _release_if_empty(self, host: Host) -> list[Command]:
         if not host.draining or host.running or host.released:
@@ -147,31 +298,78 @@ class Actions:
         stranded = [self.state.actions[action_id] for action_id in host.running]
         for action in stranded:
             self._release(action)
+            action.losses += action.state is ActionState.RUNNING
             action.advance(ActionEvent.HOST_LOST)
-            action.losses += 1
+        host.draining = True  # it takes none of them again
+        self.sandboxes.host_left(host)
         # The lost actions had started earlier than the waiting ones, so they go first.
-        first = dict.fromkeys(a.spec.action_id for a in sorted(stranded, key=lambda a: a.number))
-        self.state.waiting_actions = {**first, **self.state.waiting_actions}
+        self.sandboxes.queue(sorted(stranded, key=lambda action: action.number), first=True)
+        self.services.host_lost(host)
+        self.state.freed_hosts.pop(event.host_id, None)
         del self.state.hosts[event.host_id]
         for action in stranded:
-            if self.state.trajectories[action.spec.trajectory_id].state is TrajectoryState.ENDED:
+            if action.unawaited:
                 action.advance(ActionEvent.CANCELLED)
                 self._forget_action(action)
             elif action.losses > self.max_losses:
                 cause = f"its worker died {action.losses} times while it ran"
                 commands += self._give_up_action(action, event.at, cause)
-        return [*commands, *self.allocate()]
+        commands += self.capacity.host_left(host.spec.pool, event.at)
+        return [*commands, *self.sandboxes.close_idle(), *self.allocate()]
+
+    def service_loaded(self, event: ev.ServiceLoaded) -> list[Command]:
+        """A host reports the end of a load of a model service."""
+        change = CopyEvent.LOADED if event.ok else CopyEvent.LOAD_FAILED
+        copy = self.services.reported(event, change)
+        if copy is None:
+            return self.state.count_stale()
+        if event.ok:
+            return [*self.services.loaded(copy, event.seconds), *self.allocate()]
+        commands, back = self.services.load_failed(copy)
+        for action in back:
+            self._release(action)
+            action.advance(ActionEvent.LOAD_FAILED)
+        self.state.wait_first(back)
+        cause = self.services.failed_too_often(copy.service, event.cause)
+        hopeless = list(self.state.service_queues.get(copy.service, ())) if cause else []
+        for name in hopeless:
+            commands += self._give_up_action(self.state.actions[name], event.at, cause)
+        return [*commands, *self.allocate(), *self._release_if_empty(self.state.hosts[event.host_id])]
+
+    def service_evicted(self, event: ev.ServiceEvicted) -> list[Command]:
+        """A host reports that memory of its GPUs is free."""
+        copy = self.services.reported(event, CopyEvent.EVICTED)
+        if copy is None:
+            return self.state.count_stale()
+        self.state.remove_copy(copy)
+        return self.allocate()
+
+    def service_lost(self, event: ev.ServiceLost) -> list[Command]:
+        """A host reports that a copy of a model service has died; its running requests report by themselves."""
+        copy = self.services.reported(event, CopyEvent.LOST)
+        if copy is None:
+            return self.state.count_stale()
+        return [*self.services.lost(copy), *self.allocate()]
 
     def cancel_all(self, trajectory: Trajectory) -> list[Command]:
-        """Drop the waiting actions of an ended trajectory and abort its running ones."""
+        """The program or the reward of a trajectory has ended: drop, abort and close all that it has left."""
+        if isinstance(self.allocation, ForgetsTrajectories):
+            self.allocation.forget(trajectory)
+        self.sandboxes.trajectory_ended(trajectory)
         if trajectory.actions_open == 0:
-            return []
-        mine = [a for a in self.state.actions.values() if a.spec.trajectory_id == trajectory.trajectory_id]
+            return self.sandboxes.close_idle()
+        name = trajectory.trajectory_id
+        mine = [a for a in self.state.actions.values() if a.spec.trajectory_id == name and not a.unawaited]
         commands: list[Command] = []
         for action in mine:
             action.advance(ActionEvent.CANCELLED)
-            if action.host is None:
-                self._forget_action(action)
-            else:
+            action.unawaited = True
+            if action.state is ActionState.RUNNING and action.host is not None:
                 commands.append(AbortAction(action.spec.action_id, action.host))
-        return commands
+                continue
+            if action.host is not None:  # its service is being loaded: its host does not know it
+                host = self.state.hosts[action.host]
+                self._release(action)
+                commands += self._release_if_empty(host)
+            self._forget_action(action)
+        return [*commands, *self.sandboxes.close_idle()]

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from heddle_dask.core.ids import ActionId, EngineId, HostId, StepId, TrajectoryId
+from heddle_dask.core.nouns import ActionWaits
+from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.core.priority import Priority
+from heddle_dask.core.resources import CPUS, Resources
+
+NO_WAITS = ActionWaits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,9 @@ class StartStep:
     bypass_queue
         Send the step to the engine now, although no slot is free. A running step is being preempted for it, and the
         engine must have this step before the slot becomes free.
+    prefill_only
+        Stop after the first token: the step is computed here up to its prompt, and goes on elsewhere. It comes back as
+        aborted, with this token.
     """
 
     step_id: StepId
@@ -45,6 +53,7 @@ class StartStep:
     order: int
     source_engine_id: EngineId | None = None
     bypass_queue: bool = False
+    prefill_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +114,58 @@ class DropContext:
 
 @dataclass(frozen=True, slots=True)
 class RunAction:
-    """Run the action on this host with this many CPUs, now."""
+    """Run the action on this host with these resources, now.
+
+    Attributes
+    ----------
+    first_gpu, gpus
+        The GPUs that it uses: `gpus` of them from `first_gpu` on, counted on its host; 0 GPUs: none. An action with a
+        service runs on the copy that is resident on exactly this chunk, together with other requests of that copy.
+    """
 
     action_id: ActionId
     host_id: HostId
-    cpus: int
+    resources: Resources
+    waits: ActionWaits = NO_WAITS
+    first_gpu: int = 0
+    gpus: int = 0
+
+    @property
+    def cpus(self) -> int:
+        """The CPUs among its resources."""
+        return self.resources[CPUS]
+
+
+@dataclass(frozen=True, slots=True)
+class WakeUp:
+    """Send a `TimeReached` at this time (seconds since the session started), or at once where it is over."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReportApi:
+    """Tell the user that the circuit breaker of an API has opened or closed.
+
+    Attributes
+    ----------
+    state
+        A `BreakerState`: ``"open"`` or ``"closed"``.
+    until_s
+        When an open breaker lets a call through (seconds since the session started); 0 for a closed one.
+    cause
+        Why it opened, in one line.
+    """
+
+    api: str
+    state: str
+    until_s: float = 0.0
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUpAction:
-    """Tell the driver that this action is not retried: its host died too often, or no host has enough CPUs."""
+    """Tell the driver that this action is not retried: its host died too often, or no host has enough resources."""
 
     action_id: ActionId
     cause: str
@@ -122,10 +173,63 @@ class GiveUpAction:
 
 @dataclass(frozen=True, slots=True)
 class AbortAction:
-    """Stop a running action of an ended trajectory. Its CPUs become free when the host reports its end."""
+    """Stop a running action of an ended trajectory. Its resources become free when the host reports its end."""
 
     action_id: ActionId
     host_id: HostId
+
+
+@dataclass(frozen=True, slots=True)
+class LoadService:
+    """Make a copy of the service resident on `gpus` GPUs from `first_gpu` on; the answer is a `ServiceLoaded`.
+
+    The GPUs have memory for it: what had to leave them has reported its eviction. Other copies may run there meanwhile.
+
+    Attributes
+    ----------
+    cold
+        Host memory has no copy for this number of GPUs: load the service from its files, and keep a copy in host memory
+        unless `keep` is False.
+    keep
+        Whether the host's budget has room for the copy.
+    """
+
+    host_id: HostId
+    service: str
+    first_gpu: int
+    gpus: int
+    cold: bool = False
+    keep: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EvictService:
+    """Free the GPU memory of an idle resident copy and write nothing back; the answer is a `ServiceEvicted`."""
+
+    host_id: HostId
+    service: str
+    first_gpu: int
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropServiceCopy:
+    """Free the copy in host memory of this service for this number of GPUs: the budget is needed for another.
+
+    No answer. Copies that are resident on GPUs stay.
+    """
+
+    host_id: HostId
+    service: str
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSandbox:
+    """End what runs in the sandbox on this host and delete it. A host without it ignores the command."""
+
+    host_id: HostId
+    sandbox: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +264,47 @@ class DeployEngines:
     tp_degrees: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class FetchWeights:
+    """Bring published weights to the engine's machine and verify them, while it generates; answer: `WeightsFetched`.
+
+    A newer `FetchWeights` for the same engine replaces one that is under way.
+    """
+
+    engine_id: EngineId
+    version: PolicyVersion
+    uri: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstallWeights:
+    """Pause the engine, load the fetched weights, resume it; the answer is a `WeightsInstalled`.
+
+    Attributes
+    ----------
+    keep_kv
+        Steps in flight and cached prefixes keep the KV computed under the old weights; else it is recomputed.
+    """
+
+    engine_id: EngineId
+    version: PolicyVersion
+    keep_kv: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTrajectory:
+    """Stop the trajectory's program, its LLM step and its actions; the driver reports its end.
+
+    Attributes
+    ----------
+    cause
+        `staleness.STALE` or `staleness.REDUNDANT`.
+    """
+
+    trajectory_id: TrajectoryId
+    cause: str
+
+
 Command = (
     AdmitTrajectory
     | StartStep
@@ -169,10 +314,19 @@ Command = (
     | MoveContext
     | DropContext
     | RunAction
+    | WakeUp
+    | ReportApi
     | GiveUpAction
     | AbortAction
+    | LoadService
+    | EvictService
+    | DropServiceCopy
+    | CloseSandbox
     | ReleaseEngine
     | ReleaseHost
     | PlanDegrees
     | DeployEngines
+    | FetchWeights
+    | InstallWeights
+    | CancelTrajectory
 )

@@ -16,6 +16,7 @@ from __future__ import annotations
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import Command, DropContext, ReleaseEngine
 from heddle_dask.core.entities import Engine, Trajectory
+from heddle_dask.core.held_steps import HeldSteps
 from heddle_dask.core.migrations import Migrations
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import EngineEvent, EngineState, KvEvent, KvState, TrajectoryState
@@ -24,8 +25,9 @@ from heddle_dask.core.transitions import EngineEvent, EngineState, KvEvent, KvSt
 class Drains:
     """The controller's handler of engines that drain."""
 
-    def __init__(self, state: State, moves: Migrations) -> None:
+    def __init__(self, state: State, moves: Migrations, held: HeldSteps) -> None:
         self.state = state
+        self.held = held
         self.moves = moves
 
     def draining(self, event: ev.EngineDraining) -> list[Command]:
@@ -38,6 +40,7 @@ class Drains:
         self.state.refresh_ready()
         self.state.release_reservations_of(engine)
         self.moves.forget_target(engine.engine_id)
+        self.held.wait_again(engine, event.at)
         return self._vacate(engine)
 
     def engine_joined(self) -> list[Command]:

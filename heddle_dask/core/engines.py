@@ -6,41 +6,67 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.commands import Command
 from heddle_dask.core.drains import Drains
 from heddle_dask.core.entities import Engine, Trajectory
+from heddle_dask.core.held_steps import HeldSteps
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.migrations import Migrations
 from heddle_dask.core.placements import Placements
+from heddle_dask.core.run_strategies import StrategyTable
 from heddle_dask.core.state import State
-from heddle_dask.core.transitions import EngineEvent, KvEvent, TrajectoryEvent, TrajectoryState
+from heddle_dask.core.transitions import (
+    EngineEvent,
+    KvEvent,
+    TrajectoryEvent,
+    TrajectoryState,
+)
+from heddle_dask.core.weight_updates import WeightUpdates
 
 
 class EngineMembership:
-    """The controller's handler of engines.
-
-    Parameters
-    ----------
-    max_losses
-        Number of deaths of its engine or worker, while it generates, after which a step is retried; at the next death
-        it is given up.
-    """
+    """The controller's handler of engines."""
 
     def __init__(
-        self, state: State, placements: Placements, moves: Migrations, drains: Drains, max_losses: int
+        self,
+        state: State,
+        runs: StrategyTable,
+        placements: Placements,
+        held: HeldSteps,
+        moves: Migrations,
+        drains: Drains,
+        updates: WeightUpdates,
     ) -> None:
         self.state = state
+        self.runs = runs
+        self.held = held
         self.drains = drains
         self.placements = placements
         self.moves = moves
-        self.max_losses = max_losses
+        self.updates = updates
 
     def joined(self, event: ev.EngineJoined) -> list[Command]:
-        """An engine joins and takes steps."""
+        """An engine joins; it takes steps unless its weights are behind."""
         spec = event.engine
         if spec.engine_id in self.state.engines:
             raise KeyError(f"engine {spec.engine_id} joined before; a restart needs a new id")
-        self.state.engines[spec.engine_id] = Engine(spec=spec, number=self.state.next_number())
+        engine = Engine(spec=spec, number=self.state.next_number())
+        self.state.engines[spec.engine_id] = engine
+        self.state.take_version(engine.version)
+        if self.state.weights.is_behind(engine.version):
+            engine.advance(EngineEvent.JOINED_BEHIND)
+            return self.updates.joined(engine)
+        return [*self.updates.joined(engine), *self._takes_steps(event.at)]
+
+    def _takes_steps(self, at: float) -> list[Command]:
+        """There is another engine for steps."""
         self.state.refresh_ready()
         self.placements.engine_joined()
-        return [*self.placements.place_waiting(event.at), *self.drains.engine_joined()]
+        return [*self.placements.place_waiting(at), *self.drains.engine_joined()]
+
+    def weights_installed(self, event: ev.WeightsInstalled) -> list[Command]:
+        """An engine has other weights: it takes its first step, or steps that have waited for weights."""
+        commands, begins = self.updates.installed(event)
+        if begins is not None:
+            return [*commands, *self._takes_steps(event.at)]
+        return [*commands, *self.placements.place_waiting(event.at)]
 
     def lost(self, event: ev.EngineLost) -> list[Command]:
         """An engine is lost; if its worker is lost too, its steps are stranded."""
@@ -53,11 +79,12 @@ class EngineMembership:
             self.state.release_reservations_of(engine)
         elif not (event.stranded and engine.inflight):  # otherwise its worker is lost now as well
             return self.state.count_stale()
+        self.held.wait_again(engine, event.at)
         if event.stranded:
             self._strand(engine, event.at)
         for trajectory_id in list(engine.residents):
             self._evict(self.state.trajectories[trajectory_id], engine.engine_id)
-        moves = self.moves.engine_lost(engine.engine_id, event.at)
+        moves = [*self.moves.engine_lost(engine.engine_id, event.at), *self.updates.leaves(engine)]
         return [*moves, *self._give_up_hopeless(event.at), *self.placements.place_waiting(event.at)]
 
     def _evict(self, trajectory: Trajectory, engine_id: EngineId) -> None:
@@ -86,8 +113,8 @@ class EngineMembership:
         return commands
 
     def give_up_if_hopeless(self, trajectory: Trajectory, at: float) -> list[Command]:
-        """Give up a waiting step with more than `max_losses` losses: it may kill every engine on which it runs."""
-        if trajectory.losses <= self.max_losses:
+        """Give up a waiting step with more losses than its run retries: it may kill every engine on which it runs."""
+        if trajectory.losses <= self.runs.of(trajectory).retries.max_losses:
             return []
         cause = f"its engine died {trajectory.losses} times while it was generating"
         return self.placements.give_up(trajectory, at, cause)

@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from heddle_dask.core.commands import AbortStep, Command
+from heddle_dask.core.commands import NO_WAITS, AbortStep, Command
+from heddle_dask.core.engine_weights import WeightsOfEngine
 from heddle_dask.core.errors import InvalidTransition
 from heddle_dask.core.events import StepFinished
-from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
+from heddle_dask.core.ids import ActionId, EngineId, HostId, RunId, TrajectoryId
 from heddle_dask.core.nouns import (
     ActionRequest,
+    ActionWaits,
     EngineDescription,
     HostDescription,
     StepRequest,
     TrajectorySpec,
 )
+from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.core.prediction import Prediction, Quantile
 from heddle_dask.core.priority import NORMAL, Priority
+from heddle_dask.core.resources import CPUS, GPUS, Resources, api_of
+from heddle_dask.core.service_copies import HostGpus, ServiceCopy
 from heddle_dask.core.transitions import (
     ACTION,
     ENGINE,
@@ -34,6 +39,7 @@ from heddle_dask.core.transitions import (
 )
 
 HISTORY_LENGTH = 32
+NO_RESOURCES = Resources()
 
 EVICTED_SHARE = 0.5
 EVICTED_LEAST_TOKENS = 256
@@ -61,7 +67,9 @@ class Trajectory:
     preemptions, stopping
         Number of times the current step was preempted, and whether it is being preempted now.
     leaving
-        Whether the current step was stopped because its engine drains, and has not reported.
+        Whether the current step was stopped because its engine drains or another run joins, and has not reported.
+    held
+        Whether the current step is placed, but was not sent to its engine: runs share it.
     priority
         Priority of the current step; larger runs first.
     requested_at, rested_at, admitted_at
@@ -85,8 +93,21 @@ class Trajectory:
         Tokens added to its context after each finished step, up to the latest requested step.
     open_labels
         Labels of its open actions, in the order of their requests.
+    sandboxes
+        Names of its open sandboxes, in the order of their first actions.
     actions_done, tools_s
         Label, seconds and success of every finished action, and the sum of their seconds.
+    policy_version
+        Number of the version that samples it now, or last did; before that, the newest one on any engine.
+    first_version
+        The version that sampled its first token: while its first step runs, the one that its engine is known to have,
+        which is no newer. Of a further branch, that of its trajectory. None before.
+    kv_version
+        The version under which its KV cache was computed; None before the first result.
+    parent
+        The trajectory of which it is a further branch; None: it is none.
+    cancelled
+        Why the driver was told to stop it (`staleness.STALE`, `REDUNDANT`); empty: it was not.
     history
         The latest transitions, for error messages.
     """
@@ -108,6 +129,7 @@ class Trajectory:
     preemptions: int = 0
     stopping: bool = False
     leaving: bool = False
+    held: bool = False
     priority: Priority = NORMAL
     requested_at: float = 0.0
     rested_at: float = 0.0
@@ -125,15 +147,27 @@ class Trajectory:
     step_tokens: list[int] = field(default_factory=list)
     observed_tokens: list[int] = field(default_factory=list)
     open_labels: list[str] = field(default_factory=list)
+    sandboxes: list[str] = field(default_factory=list)
     actions_done: list[tuple[str, float, bool]] = field(default_factory=list)
     tools_s: float = 0.0
     policy_version: int = 0
+    first_version: PolicyVersion | None = None
+    kv_version: PolicyVersion | None = None
+    parent: TrajectoryId | None = None
+    cancelled: str = ""
     history: deque[str] = field(default_factory=lambda: deque(maxlen=HISTORY_LENGTH))
 
     @property
     def trajectory_id(self) -> TrajectoryId:
         """Shorthand for ``spec.trajectory_id``."""
         return self.spec.trajectory_id
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its first token is sampled, or may be by now."""
+        if self.parent is not None and self.first_version is not None:
+            return True
+        return self.generated_tokens > 0 or self.state is TrajectoryState.GENERATING
 
     @property
     def actions_open(self) -> int:
@@ -180,7 +214,7 @@ class Trajectory:
             or self.context_tokens < self.kept_tokens
         ):
             return False
-        if answer.policy_version != self.policy_version:
+        if self.kv_version is None or answer.policy_version != self.kv_version.number:
             return False
         lost_tokens = self.kept_tokens - answer.cached_tokens
         return lost_tokens > max(EVICTED_SHARE * self.kept_tokens, EVICTED_LEAST_TOKENS)
@@ -199,9 +233,9 @@ class Trajectory:
         self.tools_until = at
 
     def abort_step(self, reason: str) -> list[Command]:
-        """The command that aborts its queued or generating step; no command if there is none. Changes nothing."""
+        """The command that aborts its queued or generating step; no command if none was sent. Changes nothing."""
         step, engine_id = self.step, self.counted_on
-        if step is None or engine_id is None:
+        if step is None or engine_id is None or self.held:
             return []
         return [AbortStep(step.step_id, engine_id, reason)]
 
@@ -249,6 +283,8 @@ class Engine:
         Number of steps that are being preempted.
     placed
         Steps placed here so far.
+    held, held_of
+        Number of `inflight` steps that were not sent here yet, since runs share the engine: in all, and by run.
     reserved, reserved_tokens
         Trajectories with a reservation here: admitted, first step not placed yet (a dict used as an ordered set); and
         the reserved KV tokens.
@@ -258,6 +294,8 @@ class Engine:
         Trajectories whose queued step, on another engine, will fetch its context from here; kept while it drains.
     ends_at, expiring
         When a draining engine will end, None when unknown; and whether that is in a moment.
+    weights
+        The version that it has, and the one that it is about to get.
     """
 
     spec: EngineDescription
@@ -272,12 +310,23 @@ class Engine:
     ahead: dict[TrajectoryId, Trajectory] = field(default_factory=dict, repr=False)
     stopping: int = 0
     placed: int = 0
+    held: int = 0
+    held_of: dict[RunId, int] = field(default_factory=dict)
     reserved: dict[TrajectoryId, None] = field(default_factory=dict)
     reserved_tokens: float = 0.0
     expected_tokens: int = 0
     feeding: dict[TrajectoryId, None] = field(default_factory=dict)
     ends_at: float | None = None
     expiring: bool = False
+    weights: WeightsOfEngine = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.weights = WeightsOfEngine(PolicyVersion(self.spec.lineage, self.spec.policy_version))
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The version that it samples with, as far as it has reported."""
+        return self.weights.installed
 
     @property
     def engine_id(self) -> EngineId:
@@ -311,14 +360,39 @@ class Engine:
 
 @dataclass(slots=True, eq=False)
 class Action:
-    """One tool or reward call. `host` and `cpus` are set while it runs."""
+    """One tool or reward call.
+
+    Attributes
+    ----------
+    host, resources, copy
+        Set while it has resources: where, which, and its place on a chunk of GPUs (None: it uses none).
+    granted_at, started_at
+        When it got its resources, and when it started: between them its model service is loaded.
+    waits
+        For what it had waited when it got its GPUs.
+    delayed_s
+        Seconds for which it was held back before it waited for resources, as a repetition of a call.
+    unawaited
+        Whether its program has ended: it is not started again.
+    host_fixed
+        The only host that may run it, because its sandbox is there; None: every host of its pool. It may change while
+        the action waits, when that host drains or is lost.
+    """
 
     spec: ActionRequest
     number: int
     state: ActionState = ActionState.WAITING
     host: HostId | None = None
-    cpus: int = 0
+    resources: Resources = NO_RESOURCES
     losses: int = 0
+    requested_at: float = 0.0
+    started_at: float = 0.0
+    delayed_s: float = 0.0
+    unawaited: bool = False
+    copy: ServiceCopy | None = None
+    granted_at: float = 0.0
+    host_fixed: HostId | None = None
+    waits: ActionWaits = NO_WAITS
 
     def advance(self, event: ActionEvent) -> bool:
         """Apply `event`; False when the event is stale."""
@@ -330,15 +404,86 @@ class Action:
 
 
 @dataclass(slots=True, eq=False)
-class Host:
-    """A worker that runs actions; `free_cpus` are the CPUs that no running action uses.
+class SandboxPlace:
+    """Where the sandbox of a trajectory is.
 
-    A host that is `draining` takes no action; once empty it is `released`.
+    Attributes
+    ----------
+    trajectory_id
+        The trajectory that made it; it is closed when that one ends.
+    memory_bytes
+        Memory of its host that is reserved for its life.
+    host
+        None while no host has the memory, or after its host has left: it is rebuilt elsewhere with its next action.
+    reserved_bytes
+        What it holds of the memory of `host`; 0 where that host announces no memory.
+    open_actions
+        Number of its actions that wait or run.
+    closing
+        Whether it is closed as soon as it has no action any more.
+    """
+
+    name: str
+    trajectory_id: TrajectoryId
+    number: int
+    memory_bytes: int = 0
+    host: HostId | None = None
+    reserved_bytes: int = 0
+    open_actions: int = 0
+    closing: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """A worker that runs actions.
+
+    Attributes
+    ----------
+    free
+        Amounts by resource that no action has and no sandbox reserves. GPUs with copies of services that nobody uses
+        are free.
+    gpus
+        What is on its GPUs.
+    sandboxes
+        Names of the sandboxes that are placed here; a dict used as an ordered set.
+    draining, released
+        Whether it takes no more actions, and whether it is empty since then.
     """
 
     spec: HostDescription
     number: int
-    free_cpus: int
+    free: dict[str, int] = field(init=False)
+    gpus: HostGpus = field(init=False)
     running: dict[ActionId, None] = field(default_factory=dict)
     draining: bool = False
     released: bool = False
+    sandboxes: dict[str, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.free = dict(self.spec.resources)
+        self.gpus = HostGpus(self.spec.host_id, self.spec.resources)
+
+    def refresh_free_gpus(self) -> None:
+        """Take the number of free GPUs from the chunks in use: actions of one copy share its chunk."""
+        self.free[GPUS] = self.gpus.free_gpus
+
+    @property
+    def free_cpus(self) -> int:
+        """CPUs that no running action uses."""
+        return self.free.get(CPUS, 0)
+
+    def fits(self, resources: Resources) -> bool:
+        """Whether the resources that belong to hosts are free here."""
+        return all(self.free.get(name, 0) >= amount for name, amount in resources if api_of(name) is None)
+
+    def take(self, resources: Resources) -> None:
+        """Take the resources that belong to hosts off the free ones; GPUs are taken by chunks."""
+        for name, amount in resources:
+            if api_of(name) is None and name != GPUS:
+                self.free[name] = self.free.get(name, 0) - amount
+
+    def give_back(self, resources: Resources) -> None:
+        """The inverse of `take`."""
+        for name, amount in resources:
+            if api_of(name) is None and name != GPUS:
+                self.free[name] = self.free.get(name, 0) + amount

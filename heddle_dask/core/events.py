@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heddle_dask.core.ids import ActionId, EngineId, HostId, StepId, TrajectoryId
+from heddle_dask.core.ids import (
+    FIRST_RUN,
+    ActionId,
+    EngineId,
+    GroupId,
+    HostId,
+    RunId,
+    StepId,
+    TrajectoryId,
+)
 from heddle_dask.core.nouns import (
     ActionRequest,
     EngineDescription,
@@ -15,8 +24,27 @@ from heddle_dask.core.nouns import (
     StepRequest,
     TrajectorySpec,
 )
+from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.pools import ApiQuota, ModelService, PoolMaximum
 from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.run_description import RunDescription
 from heddle_dask.core.tp_degrees import DegreeRequest, TpDegreePlan
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """A run joins the controller. The first run may be described too, before its first trajectory."""
+
+    at: float
+    run: RunDescription
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """A run leaves: it has come to its end, or its driver is gone. Its trajectories end with it."""
+
+    at: float
+    run_id: RunId
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +65,17 @@ class TrajectoryForked:
     at: float
     trajectory: TrajectorySpec
     parent: TrajectoryId
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramEnded:
+    """The program of a trajectory has returned, and its reward is still to come: it holds no engine any more.
+
+    The actions of the reward follow; a `TrajectoryEnded` ends them.
+    """
+
+    at: float
+    trajectory_id: TrajectoryId
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +182,23 @@ class MoveEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolsDeclared:
+    """A run declares quotas of APIs, model services and largest workers. A known name is declared anew."""
+
+    at: float
+    quotas: tuple[ApiQuota, ...] = ()
+    services: tuple[ModelService, ...] = ()
+    pool_maxima: tuple[PoolMaximum, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TimeReached:
+    """The answer to a `WakeUp`."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class ActionRequested:
     """A trajectory requests a tool or reward call."""
 
@@ -155,6 +211,13 @@ class ActionFinished:
     """The action ended on its host; also if the tool failed (`ok` is False).
 
     `ran` is False for an action that was cancelled before it started: its seconds do not count as a tool time.
+
+    Attributes
+    ----------
+    cause
+        What ended it where it is not ok: ``"raised"``, ``"timeout"``, ``"memory"``, ``"rate-limited"``, …; empty: ok.
+    retry_after_s
+        Seconds for which an API asks to be left alone; None: it does not say.
     """
 
     at: float
@@ -163,6 +226,16 @@ class ActionFinished:
     run_s: float
     ok: bool = True
     ran: bool = True
+    cause: str = ""
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxClosed:
+    """A program needs its sandbox no longer. Those that it leaves open are closed when its trajectory ends."""
+
+    at: float
+    sandbox: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +308,61 @@ class HostLost:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceLoaded:
+    """The answer to a `LoadService`: the copy is resident, or (`ok` is False) nothing of it is left on these GPUs.
+
+    Attributes
+    ----------
+    first_gpu, gpus
+        The chunk as in the command.
+    seconds
+        Seconds that the load took.
+    cause
+        Why it failed, one line; empty: it did not.
+    """
+
+    at: float
+    host_id: HostId
+    service: str
+    first_gpu: int
+    gpus: int
+    ok: bool = True
+    seconds: float = 0.0
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceEvicted:
+    """The answer to an `EvictService`, also for a copy that was gone before: its memory on the GPUs is free."""
+
+    at: float
+    host_id: HostId
+    service: str
+    first_gpu: int
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLost:
+    """A resident copy is gone without an order, such as by the death of its process; its host lives.
+
+    Each of its running requests still reports by an `ActionFinished` with the cause `SERVICE_LOST`. A copy that dies
+    while it is loaded is a `ServiceLoaded` that is not ok, and reports nothing here.
+    """
+
+    at: float
+    host_id: HostId
+    service: str
+    first_gpu: int
+    gpus: int
+    cause: str = ""
+
+
+SERVICE_LOST = "service-lost"
+"""Cause of an `ActionFinished`: the copy of the model service that ran it died."""
+
+
+@dataclass(frozen=True, slots=True)
 class DegreesRequested:
     """A batch is about to start, and engines may change before; a newer request supersedes an open one."""
 
@@ -252,9 +380,111 @@ class DegreesPlanned:
     cause: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class OptimizerStepEnded:
+    """The trainer of a run has finished an optimiser step: n is `version.number`, and what is too old now is cancelled.
+
+    Its weights are not published yet. The first event of a run names the version with which it begins.
+    """
+
+    at: float
+    run_id: RunId
+    version: PolicyVersion
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsPublished:
+    """Weights are complete in the weight store at `uri` (their manifest): engines may fetch them.
+
+    Attributes
+    ----------
+    run_id
+        The run that trains them: its `WeightUpdatePolicy` says how engines go over to them.
+    """
+
+    at: float
+    version: PolicyVersion
+    uri: str
+    nbytes: int = 0
+    run_id: RunId = FIRST_RUN
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFetched:
+    """The answer to a `FetchWeights`: they are verified and at hand, or were refused or not reached (`cause`).
+
+    Attributes
+    ----------
+    seconds
+        Seconds that it took.
+    """
+
+    at: float
+    engine_id: EngineId
+    version: PolicyVersion
+    cause: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchRequested:
+    """The training loop wants engines to go over to this version, or a newer one, as soon as they have fetched it."""
+
+    at: float
+    version: PolicyVersion
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsInstalled:
+    """The answer to an `InstallWeights`: the engine samples with them, or keeps its old ones (`cause`).
+
+    Attributes
+    ----------
+    paused_s
+        Seconds during which the engine generated nothing.
+    """
+
+    at: float
+    engine_id: EngineId
+    version: PolicyVersion
+    paused_s: float = 0.0
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEnded:
+    """A group of a run has left the driver, or has left the sample buffer without being trained on.
+
+    Its trajectories that have ended count no longer as running. A group may be reported several times.
+
+    Attributes
+    ----------
+    accepted
+        Trajectories that it is worth in a batch: those of a whole group if it went into the sample buffer, also where a
+        member has failed; 0: it was dropped; below 0: so many that were in the buffer were dropped there, for example
+        because they were too old when a batch was formed.
+    """
+
+    at: float
+    run_id: RunId
+    group_id: GroupId
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRedundant:
+    """The driver has enough without this trajectory: it is cancelled."""
+
+    at: float
+    trajectory_id: TrajectoryId
+
+
 Event = (
-    TrajectorySubmitted
+    RunStarted
+    | RunEnded
+    | TrajectorySubmitted
     | TrajectoryForked
+    | ProgramEnded
     | TrajectoryEnded
     | StepRequested
     | StepStarted
@@ -264,8 +494,11 @@ Event = (
     | StepCancelled
     | PredictionMade
     | MoveEnded
+    | PoolsDeclared
+    | TimeReached
     | ActionRequested
     | ActionFinished
+    | SandboxClosed
     | EngineJoined
     | EngineLost
     | EngineDraining
@@ -273,6 +506,16 @@ Event = (
     | HostJoined
     | HostDraining
     | HostLost
+    | ServiceLoaded
+    | ServiceEvicted
+    | ServiceLost
     | DegreesRequested
     | DegreesPlanned
+    | OptimizerStepEnded
+    | WeightsPublished
+    | WeightsFetched
+    | SwitchRequested
+    | WeightsInstalled
+    | GroupEnded
+    | TrajectoryRedundant
 )

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Sequence
 from heddle_dask.core.engine_list import engine_among
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import GuardViolation
+from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.quotas import calls_of
 from heddle_dask.core.state import State
 from heddle_dask.core.tp_degrees import DegreeRequest, TpDegreePlan
 from heddle_dask.core.transitions import ActionState, EngineState, KvState, TrajectoryState
-from heddle_dask.core.view import Admit, Grant, Move, MoveRequest
+from heddle_dask.core.view import Admit, Grant, Move, MoveRequest, Route
 
 
 def can_take(engine: Engine, step: StepRequest) -> bool:
@@ -42,6 +44,26 @@ def check_choice(
             f"placement chose {choice.engine_id} ({choice.state.value}) for step {step.step_id.step_index} of "
             f"{trajectory.trajectory_id}; it may choose among: {offered}"
         )
+
+
+def check_route(trajectory: Trajectory, route: Route, candidates: Sequence[Engine]) -> None:
+    """Refuse a route without an engine, or with one that is not among the candidates.
+
+    Raises
+    ------
+    GuardViolation
+    """
+    if route.engines is candidates:
+        return
+    if not route.engines:
+        raise GuardViolation(f"affinity leaves no engine for {trajectory.trajectory_id}")
+    offered = {engine.engine_id for engine in candidates}
+    for engine in route.engines:
+        if engine.engine_id not in offered:
+            raise GuardViolation(
+                f"affinity chose {engine.engine_id} ({engine.state.value}) for {trajectory.trajectory_id}; it may "
+                f"choose among: {', '.join(offered)}"
+            )
 
 
 def check_move(state: State, trajectory: Trajectory, move: Move) -> None:
@@ -75,6 +97,33 @@ def check_transfer(move: MoveRequest, running: Iterable[MoveRequest]) -> None:
             )
 
 
+def has_kv_of(state: State, trajectory: Trajectory, engine_id: EngineId) -> bool:
+    """Whether the trajectory's KV cache may be used under the weights of that engine.
+
+    It may where it was written under the same version, or where KV outlives an update of weights.
+    """
+    if state.weights.policy.keep_kv:
+        return True
+    engine, home = state.engines.get(engine_id), state.engines.get(trajectory.home or EngineId(""))
+    written = trajectory.kv_version
+    return engine is not None and home is not None and written == home.version == engine.version
+
+
+def check_kv_version(state: State, trajectory: Trajectory, move: MoveRequest) -> None:
+    """Refuse to copy a KV cache to an engine with other weights than those under which it was written.
+
+    Raises
+    ------
+    GuardViolation
+    """
+    if move.kind == "transfer" and not has_kv_of(state, trajectory, move.target):
+        target = state.engines.get(move.target)
+        raise GuardViolation(
+            f"the KV cache of {trajectory.trajectory_id} was written under version {trajectory.kv_version}; "
+            f"{move.target} has version {None if target is None else target.version}"
+        )
+
+
 def can_stop(trajectory: Trajectory, max_preemptions: int) -> bool:
     """Whether the step may be preempted: it generates, is not being preempted, and was not preempted too often."""
     generating = trajectory.state is TrajectoryState.GENERATING
@@ -104,7 +153,7 @@ def check_victim(
 
 
 def check_grant(state: State, grant: Grant) -> None:
-    """Refuse a grant for an action that does not wait, or for a host that drains or has too few free CPUs.
+    """Refuse a grant for an action that does not wait, or for a host that drains or has too little free.
 
     Raises
     ------
@@ -118,13 +167,18 @@ def check_grant(state: State, grant: Grant) -> None:
         raise GuardViolation(f"action {grant.action_id} cannot run on {grant.host_id}: not its pool")
     if host.draining:
         raise GuardViolation(f"{grant.host_id} drains and takes no action {grant.action_id}")
-    if not action.spec.min_cpus <= grant.cpus <= action.spec.max_cpus:
-        raise GuardViolation(
-            f"action {grant.action_id} takes {action.spec.min_cpus} to {action.spec.max_cpus} CPUs, "
-            f"not {grant.cpus}"
-        )
-    if grant.cpus > host.free_cpus:
-        raise GuardViolation(f"{grant.host_id} has {host.free_cpus} free CPUs, not {grant.cpus}")
+    if action.host_fixed not in (None, grant.host_id):
+        raise GuardViolation(f"action {grant.action_id} needs its sandbox on {action.host_fixed}")
+    if not action.spec.demand.allows(grant.resources):
+        raise GuardViolation(f"action {grant.action_id} cannot run with {grant.resources.amounts}")
+    if not host.fits(grant.resources):
+        raise GuardViolation(f"{grant.host_id} has {host.free} free, not {grant.resources.amounts}")
+    for name, calls in calls_of(grant.resources):
+        free = state.apis.free(name, state.at)
+        if free is not None and free < calls:
+            raise GuardViolation(
+                f"api {name} has {free} calls free, not {calls} for action {grant.action_id}"
+            )
 
 
 def check_tp_degrees(request: DegreeRequest, plan: TpDegreePlan) -> None:

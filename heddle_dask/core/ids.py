@@ -9,6 +9,10 @@ GroupId = NewType("GroupId", str)
 EngineId = NewType("EngineId", str)
 ActionId = NewType("ActionId", str)
 HostId = NewType("HostId", str)
+RunId = NewType("RunId", str)
+
+FIRST_RUN = RunId("1")
+"""The run with which a controller begins; those that join it are numbered from 2."""
 
 
 class StepId(NamedTuple):

@@ -8,7 +8,7 @@ controller gives the same commands, so a journal serves as a parity test, a bug 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -16,6 +16,7 @@ from heddle_dask.core.commands import Command
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.events import Event
+from heddle_dask.core.ids import RunId
 
 _TYPES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(Event), *get_args(Command))}
 
@@ -32,6 +33,12 @@ def _field_names(kind: Any) -> tuple[str, ...]:
     return names
 
 
+def _fields_without_default(kind: Any) -> int:
+    if not is_dataclass(kind):
+        return len(_field_names(kind))
+    return sum(field.default is MISSING and field.default_factory is MISSING for field in fields(kind))
+
+
 def _composite_in(hint: Any) -> Any:
     """The composite type of a field, also inside an optional type or a tuple of any length; None for plain values."""
     options = get_args(hint) if get_origin(hint) in (Union, UnionType, tuple) else (hint,)
@@ -42,6 +49,8 @@ def _composite_in(hint: Any) -> Any:
 _FIELDS: dict[type, tuple[str, ...]] = {}
 _NESTED: dict[type, tuple[Any, ...]] = {}
 _SEVERAL: dict[type, tuple[bool, ...]] = {}
+# Fields that came in later are at the end and have a default: journals from before can be replayed.
+_NEEDED: dict[type, int] = {}
 
 
 def _register(kind: type) -> None:
@@ -50,6 +59,7 @@ def _register(kind: type) -> None:
     hints = get_type_hints(kind)
     _FIELDS[kind] = _field_names(kind)
     _NESTED[kind] = tuple(_composite_in(hints[name]) for name in _FIELDS[kind])
+    _NEEDED[kind] = _fields_without_default(kind)
     _SEVERAL[kind] = tuple(get_origin(hints[name]) is tuple for name in _FIELDS[kind])
     for nested in _NESTED[kind]:
         if nested is not None:
@@ -80,7 +90,7 @@ def decode(row: Sequence[Any]) -> Event | Command:
     Raises
     ------
     BadInput
-        The type is unknown or the number of fields differs: the line is from another version.
+        The type is unknown, or fields without a default are missing: the line is from another version.
     """
     kind = _TYPES.get(row[0]) if row and isinstance(row[0], str) else None
     if kind is None:
@@ -90,12 +100,12 @@ def decode(row: Sequence[Any]) -> Event | Command:
 
 
 def _build(kind: type, values: Any, row: Sequence[Any]) -> Any:
-    if not isinstance(values, Sequence) or len(values) != len(_FIELDS[kind]):
+    if not isinstance(values, Sequence) or not _NEEDED[kind] <= len(values) <= len(_FIELDS[kind]):
         raise _foreign(row)
     return kind(
         *(
             _field(value, nested, several, row)
-            for nested, several, value in zip(_NESTED[kind], _SEVERAL[kind], values, strict=True)
+            for nested, several, value in zip(_NESTED[kind], _SEVERAL[kind], values, strict=False)
         )
     )
 
@@ -134,6 +144,19 @@ def missing_lines(line: Sequence[Any]) -> int:
     return int(line[0][1]) if line[0][0] == _MISSING else 0
 
 
+_OF_RUN = "JournalOfRun"
+
+
+def of_run(run_id: RunId) -> list[Any]:
+    """The first journal line of a run that has joined a controller: the lines are those of all its runs."""
+    return [[_OF_RUN, run_id], []]
+
+
+def run_of_journal(line: Sequence[Any]) -> RunId | None:
+    """The run of the journal that begins with this line; None where it is an event with its commands."""
+    return RunId(line[0][1]) if line[0][0] == _OF_RUN else None
+
+
 @dataclass(frozen=True, slots=True)
 class Mismatch:
     """A difference of a replay: line number, event, recorded and replayed commands."""
@@ -155,6 +178,6 @@ def replay(controller: Controller, lines: Iterable[Sequence[Any]]) -> Iterator[M
     for number, (event_row, command_rows) in enumerate(lines, start=1):
         event = decode(event_row)
         replayed = [encode(command) for command in controller.handle(event)]  # type: ignore[arg-type]
-        recorded = [list(row) for row in command_rows]
+        recorded = [encode(decode(row)) for row in command_rows]
         if replayed != recorded:
             yield Mismatch(number, list(event_row), recorded, replayed)

@@ -7,16 +7,17 @@ the step waits for its end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from heddle_dask.core import events as ev
 from heddle_dask.core import guards
 from heddle_dask.core.commands import Command, DropContext, MoveContext
 from heddle_dask.core.entities import Engine, Trajectory
-from heddle_dask.core.ids import EngineId, TrajectoryId
+from heddle_dask.core.ids import EngineId, RunId, StepId, TrajectoryId
+from heddle_dask.core.run_strategies import RunStrategies, StrategyTable
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import EngineState, KvEvent, KvState, TrajectoryState
-from heddle_dask.core.view import ClusterView, ForgetsTrajectories, Migration, Move, MoveRequest
+from heddle_dask.core.view import Move, MoveRequest
 
 
 @dataclass(slots=True)
@@ -54,10 +55,9 @@ def can_transfer(source: Engine, target: Engine) -> bool:
 class Migrations:
     """Pending and running moves."""
 
-    def __init__(self, state: State, view: ClusterView, migration: Migration | None) -> None:
+    def __init__(self, state: State, runs: StrategyTable) -> None:
         self.state = state
-        self.view = view
-        self.migration = migration
+        self.runs = runs
         self.totals: dict[str, MoveTotals] = {}
         self._pending: dict[TrajectoryId, MoveRequest] = {}
         self._running: dict[TrajectoryId, MoveRequest] = {}
@@ -66,7 +66,11 @@ class Migrations:
         self._at: dict[EngineId, dict[EngineId, dict[TrajectoryId, MoveRequest]]] = {}
         self._free: dict[TrajectoryId, MoveRequest] = {}
         self._busy: dict[EngineId, TrajectoryId] = {}
-        self._forgets = migration if isinstance(migration, ForgetsTrajectories) else None
+        self._closed: dict[
+            EngineId, None
+        ] = {}  # they are about to change their weights: no move begins there
+        # The step for which a trajectory's KV cache was handed over last: once for each request.
+        self._handed: dict[TrajectoryId, StepId] = {}
 
     @property
     def running(self) -> int:
@@ -75,23 +79,38 @@ class Migrations:
 
     def consider(self, trajectory: Trajectory) -> list[Command]:
         """Ask the strategy for a move of this trajectory, and start the moves that can start."""
-        if self.migration is None or not self._may_move(trajectory):
+        run = self.runs.of(trajectory)
+        if run.strategies.migration is None or not self._may_move(trajectory):
             return []
-        move = self.migration.propose(self.view, trajectory)
+        move = run.strategies.migration.propose(run.view, trajectory)
         self._drop(trajectory.trajectory_id)
         if move is not None:
             guards.check_move(self.state, trajectory, move)
-            if move.may_wait or not (trajectory.home in self._busy or move.target_engine_id in self._busy):
+            if self._affinity_allows(run, trajectory, move) and (
+                move.may_wait or not self._is_engaged(trajectory, move)
+            ):
                 self._add(self._request(trajectory, move))
         return self._start()
+
+    def _is_engaged(self, trajectory: Trajectory, move: Move) -> bool:
+        """Whether another move occupies one of its engines now, or it is about to change its weights."""
+        ends = (trajectory.home, move.target_engine_id)
+        return not all(end is None or self._is_free(end) for end in ends)
+
+    def _affinity_allows(self, run: RunStrategies, trajectory: Trajectory, move: Move) -> bool:
+        affinity = run.strategies.affinity
+        return affinity is None or affinity.may_move(trajectory, self.state.engines[move.target_engine_id])
 
     def _add(self, request: MoveRequest) -> None:
         name = request.trajectory_id
         self._pending[name] = request
         for end, other in ((request.source, request.target), (request.target, request.source)):
             self._at.setdefault(end, {}).setdefault(other, {})[name] = request
-        if request.source not in self._busy and request.target not in self._busy:
+        if self._is_free(request.source) and self._is_free(request.target):
             self._free[name] = request
+
+    def _is_free(self, engine_id: EngineId) -> bool:
+        return engine_id not in self._busy and engine_id not in self._closed
 
     def _drop(self, name: TrajectoryId) -> None:
         """Drop the pending move of a trajectory, if there is one."""
@@ -106,9 +125,12 @@ class Migrations:
                 del self._at[end][other]
 
     def _occupy(self, move: MoveRequest) -> None:
-        for end in (move.source, move.target):
-            self._busy[end] = move.trajectory_id
         ends = (move.source, move.target)
+        for end in ends:
+            self._busy[end] = move.trajectory_id
+        self._hold_back(*ends)
+
+    def _hold_back(self, *ends: EngineId) -> None:
         gone = [name for name, other in self._free.items() if other.source in ends or other.target in ends]
         for name in gone:
             del self._free[name]
@@ -117,9 +139,27 @@ class Migrations:
         for end in (move.source, move.target):
             del self._busy[end]
         for end in (move.source, move.target):
-            for other, between in self._at.get(end, {}).items():
-                if other not in self._busy:
-                    self._free.update(between)
+            self._let_go(end)
+
+    def _let_go(self, end: EngineId) -> None:
+        if not self._is_free(end):
+            return
+        for other, between in self._at.get(end, {}).items():
+            if self._is_free(other):
+                self._free.update(between)
+
+    def close(self, engine_id: EngineId) -> None:
+        """Let no move begin from or to this engine; pending ones wait, and a running one goes on."""
+        self._closed[engine_id] = None
+        self._hold_back(engine_id)
+
+    def open(self, engine_id: EngineId) -> list[Command]:
+        """The inverse of `close`: moves that waited may begin."""
+        if engine_id not in self._closed:
+            return []
+        del self._closed[engine_id]
+        self._let_go(engine_id)
+        return self._start()
 
     def _may_move(self, trajectory: Trajectory) -> bool:
         idle = trajectory.state in (TrajectoryState.THINKING, TrajectoryState.ACTING)
@@ -132,8 +172,7 @@ class Migrations:
     def trajectory_ended(self, trajectory: Trajectory) -> None:
         """Cancel the pending move of an ended trajectory; a running move occupies its engines until it reports."""
         self._drop(trajectory.trajectory_id)
-        if self._forgets is not None:
-            self._forgets.forget(trajectory)
+        self._handed.pop(trajectory.trajectory_id, None)
 
     def _request(self, trajectory: Trajectory, move: Move) -> MoveRequest:
         assert trajectory.home is not None, trajectory.trajectory_id
@@ -145,6 +184,32 @@ class Migrations:
             length_tokens=trajectory.remaining_tokens() or 0.0,
             order=self.state.next_number(),
         )
+
+    def waits_for_kv(self, trajectory: Trajectory) -> bool:
+        """Whether its step waits for a hand-over that has not started."""
+        pending = self._pending.get(trajectory.trajectory_id)
+        return pending is not None and pending.for_step
+
+    def can_hand_over(self, trajectory: Trajectory, target: Engine) -> bool:
+        """Whether its KV cache is on another engine, from which it can be transferred to this one.
+
+        Once for each request of a step: after a failure the target computes the context.
+        """
+        if trajectory.home in (None, target.engine_id) or trajectory.kv is not KvState.RESIDENT:
+            return False
+        step = trajectory.step
+        assert step is not None and trajectory.home is not None, trajectory.trajectory_id
+        tried = self._handed.get(trajectory.trajectory_id) == step.step_id
+        usable = guards.has_kv_of(self.state, trajectory, target.engine_id)
+        return not tried and usable and can_transfer(self.state.engines[trajectory.home], target)
+
+    def hand_over(self, trajectory: Trajectory, target: Engine) -> list[Command]:
+        """Transfer its KV cache to the engine of its waiting step, as soon as both engines are free."""
+        assert trajectory.step is not None, trajectory.trajectory_id
+        self._handed[trajectory.trajectory_id] = trajectory.step.step_id
+        request = self._request(trajectory, Move(target.engine_id, "transfer"))
+        self._add(replace(request, for_step=True))
+        return self._start()
 
     def leave(self, trajectory: Trajectory) -> list[Command]:
         """Move a trajectory at rest away from its engine, which drains, to the engine with the least load.
@@ -173,7 +238,7 @@ class Migrations:
         return (engine.resident_tokens + coming) / (engine.spec.kv_capacity_tokens or 1)
 
     def _start(self) -> list[Command]:
-        """Start the moves away from draining engines, longest trajectories first, then those the strategy chooses.
+        """Start moves: away from draining engines, longest trajectories first; those that steps wait for; others.
 
         They are among the pending moves with two free engines, which are few.
         """
@@ -183,18 +248,35 @@ class Migrations:
             for move in sorted(leaving, key=lambda move: (-move.length_tokens, move.order)):
                 if move.trajectory_id in self._free:
                     commands.append(self._begin(move))
-        if self._free and self.migration is not None:
-            running = list(self._running.values())
-            for move in self.migration.choose(list(self._free.values()), running):
+        for move in [move for move in self._free.values() if move.for_step]:
+            if move.trajectory_id in self._free:
                 commands.append(self._begin(move))
+        for run in self.runs.in_turn():
+            commands += self._start_of(run)
         return commands
 
+    def _start_of(self, run: RunStrategies) -> list[Command]:
+        """Start the moves that the strategy of one run chooses among its own."""
+        if not self._free or run.strategies.migration is None:
+            return []
+        free = [m for m in self._free.values() if self._run_of(m) == run.run_id]
+        if not free:
+            return []
+        running = list(self._running.values())
+        return [self._begin(move) for move in run.strategies.migration.choose(free, running)]
+
+    def _run_of(self, move: MoveRequest) -> RunId:
+        return self.state.trajectories[move.trajectory_id].spec.run_id
+
     def _begin(self, move: MoveRequest) -> Command:
-        guards.check_transfer(move, self._running.values())
         name = move.trajectory_id
+        trajectory = self.state.trajectories[name]
+        if move.kind == "transfer" and not guards.has_kv_of(self.state, trajectory, move.target):
+            move = replace(move, kind="recompute")
+        guards.check_transfer(move, self._running.values())
+        guards.check_kv_version(self.state, trajectory, move)
         self._drop(name)
         self._occupy(move)
-        trajectory = self.state.trajectories[name]
         trajectory.advance_kv(KvEvent.MOVE_STARTED)
         trajectory.moves += 1
         self._running[name] = move
@@ -235,9 +317,11 @@ class Migrations:
             engine = self.state.engines.get(running.target)
             arrived = event.ok and engine is not None and engine.state is EngineState.READY
             trajectory.advance_kv(KvEvent.MOVE_ENDED if arrived else KvEvent.MOVE_FAILED)
-            if arrived:
+            if arrived and engine is not None:
                 self.state.set_home(trajectory, running.target)
                 trajectory.kept_on = running.target
+                if running.kind == "recompute":
+                    trajectory.kv_version = engine.version
             elif running.source in self.state.draining:
                 # It leaves without: a second try could fail as well, and the engine waits.
                 trajectory.advance_kv(KvEvent.DROPPED)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, StepId, TrajectoryId
+from heddle_dask.core.duration_profile import DurationProfile
+from heddle_dask.core.ids import FIRST_RUN, ActionId, EngineId, GroupId, HostId, RunId, StepId, TrajectoryId
+from heddle_dask.core.resources import CPUS, ONE_CPU, ResourceDemand, Resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class TrajectorySpec:
         Limit of its LLM steps; 0 when the task names none.
     resumed_tokens
         Tokens generated before this session, from a journal. Above 0, this session sees only part of the trajectory.
+    run_id
+        The run that it belongs to.
     """
 
     trajectory_id: TrajectoryId
@@ -40,6 +44,7 @@ class TrajectorySpec:
     message_tokens: int = 0
     max_steps: int = 0
     resumed_tokens: int = 0
+    run_id: RunId = FIRST_RUN
 
 
 def joined_domain(*parts: str) -> str:
@@ -72,6 +77,10 @@ class EngineDescription:
     ----------
     kv_bytes_per_token
         Bytes of KV cache of one token over all GPUs of the engine; 0 when unknown.
+    lineage
+        The line of training that `policy_version` counts in; empty: the weights that it was started with.
+    hardware
+        Class of its GPUs, as the user names it (``"H20"``); empty: all engines are alike.
     """
 
     engine_id: EngineId
@@ -82,6 +91,8 @@ class EngineDescription:
     policy_version: int = 0
     kv_transfer: bool = False
     kv_bytes_per_token: float = 0.0
+    lineage: str = ""
+    hardware: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +101,56 @@ class ActionRequest:
 
     Attributes
     ----------
-    min_cpus, max_cpus
-        The minimum it needs to start and the maximum it can use (ARL-Tangram: elastic actions); 0 and 0 when it only
-        waits for a remote service.
+    demand
+        What it needs of each resource; nothing when it only waits for a remote service.
     pool
         Kind of host that may run it.
+    service
+        Model service that must be resident on its GPUs; empty: none.
+    sandbox
+        Sandbox whose state it needs. The first action of a sandbox chooses the host, and the later ones run there;
+        empty: none.
+    profile
+        How long it runs with how many units, where its program declares it; None: learned by `label`.
+    timeout_s
+        Seconds after which its worker ends it; None: never.
+    attempt
+        0 at first; incremented for each repetition after a refused or failed call of an API.
+    sandbox_memory_bytes
+        Memory of its host that its sandbox reserves until the sandbox is closed.
+    sandbox_parent
+        Sandbox of which its sandbox is a copy: the host of that one is taken if it has the memory; empty: none.
     """
 
     action_id: ActionId
     trajectory_id: TrajectoryId
     kind: str
     label: str
-    min_cpus: int = 1
-    max_cpus: int = 1
+    demand: ResourceDemand = ONE_CPU
     pool: str = "cpu"
+    service: str = ""
+    sandbox: str = ""
+    profile: DurationProfile | None = None
+    timeout_s: float | None = None
+    attempt: int = 0
+    sandbox_memory_bytes: int = 0
+    sandbox_parent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionWaits:
+    """Parts of an action's wait that were for something else than the resources of a host, in seconds.
+
+    Attributes
+    ----------
+    quota_s
+        It waited for the quota of an API.
+    load_s
+        It waited until its model service was resident.
+    """
+
+    quota_s: float = 0.0
+    load_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,5 +158,10 @@ class HostDescription:
     """A worker that runs actions. `host_id` names this incarnation."""
 
     host_id: HostId
-    cpus: int
+    resources: Resources
     pool: str = "cpu"
+
+    @property
+    def cpus(self) -> int:
+        """Its CPUs."""
+        return self.resources[CPUS]

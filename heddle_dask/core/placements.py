@@ -12,51 +12,37 @@ from dataclasses import replace
 from heddle_dask.core import guards
 from heddle_dask.core.commands import PREEMPTED_FOR, Command, GiveUpStep, StartStep
 from heddle_dask.core.entities import Engine, Trajectory
-from heddle_dask.core.ids import TrajectoryId
+from heddle_dask.core.held_steps import HeldSteps
+from heddle_dask.core.migrations import Migrations
+from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.run_strategies import RunStrategies, StrategyTable
 from heddle_dask.core.state import State
-from heddle_dask.core.transitions import TrajectoryEvent
-from heddle_dask.core.view import ClusterView, PlansBatches, StrategySet
+from heddle_dask.core.transitions import TrajectoryEvent, WeightsState
+from heddle_dask.core.view import PlansBatches, Route
 
 
 class Placements:
-    """Steps that wait for an engine; the controller decides when to place them.
+    """Steps that wait for an engine; the controller decides when to place them."""
 
-    Parameters
-    ----------
-    max_preemptions
-        Maximum number of preemptions of one step.
-    """
-
-    def __init__(
-        self,
-        state: State,
-        view: ClusterView,
-        strategies: StrategySet,
-        max_preemptions: int,
-    ) -> None:
+    def __init__(self, state: State, runs: StrategyTable, held: HeldSteps, moves: Migrations) -> None:
         self.state = state
-        self.view = view
-        self.placement = strategies.placement
-        self.scheduling = strategies.scheduling
-        self.preemption = strategies.preemption
-        self.max_preemptions = max_preemptions
-        self._unplanned: dict[TrajectoryId, None] = {}
-        self._unplaced: dict[TrajectoryId, None] = {}  # planned, with no step placed yet
+        self.runs = runs
+        self.held = held
+        self.moves = moves
 
     def submitted(self, trajectory: Trajectory) -> None:
         """Include a submitted trajectory in the next plan of a placement that plans batches."""
-        self._unplanned[trajectory.trajectory_id] = None
+        self.runs.of(trajectory).unplanned[trajectory.trajectory_id] = None
 
     def trajectory_ended(self, trajectory: Trajectory) -> None:
-        """Drop the waiting step of an ended trajectory, and remove it from the next plan."""
+        """Drop the waiting step of an ended trajectory."""
         self.state.waiting_steps.pop(trajectory.trajectory_id, None)
-        self._unplanned.pop(trajectory.trajectory_id, None)
-        self._unplaced.pop(trajectory.trajectory_id, None)
 
     def engine_joined(self) -> None:
         """Plan the trajectories without a placed step again, so that a new engine gets its share."""
-        self._unplanned = {**self._unplaced, **self._unplanned}
-        self._unplaced.clear()
+        for run in self.runs:
+            run.unplanned = {**run.unplaced, **run.unplanned}
+            run.unplaced.clear()
 
     def place_waiting(self, at: float) -> list[Command]:
         """Place all waiting steps for which an engine is chosen now, oldest first."""
@@ -72,7 +58,8 @@ class Placements:
         step = trajectory.step
         assert step is not None, trajectory.trajectory_id
         ready = self.state.ready_engines
-        if not ready or not guards.can_dispatch(trajectory):
+        held_back = trajectory.cancelled or self.moves.waits_for_kv(trajectory)
+        if not ready or held_back or not guards.can_dispatch(trajectory):
             return []
         candidates: Sequence[Engine] = ready
         if step.context_tokens >= self.state.least_max_context:
@@ -82,34 +69,78 @@ class Placements:
             return self.give_up(
                 trajectory, at, f"context of {step.context_tokens} tokens, engines take {longest}"
             )
-        if trajectory.trajectory_id in self._unplanned:
-            self._plan_batch(ready)
-        choice = self.placement.choose_engine(trajectory, step, candidates)
+        candidates = self._new_enough(trajectory, candidates)
+        if not candidates:
+            return []
+        run = self.runs.of(trajectory)
+        if trajectory.trajectory_id in run.unplanned:
+            self._plan_batch(run, ready)
+        route = self._route(run, trajectory, step, candidates)
+        choice = run.strategies.placement.choose_engine(trajectory, step, route.engines)
         if choice is None:
             return []
-        guards.check_choice(trajectory, step, choice, candidates)
-        start = self._dispatch(trajectory, choice, at)
+        guards.check_choice(trajectory, step, choice, route.engines)
+        if route.with_kv and self.moves.can_hand_over(trajectory, choice):
+            return self.moves.hand_over(trajectory, choice)
+        start = self._dispatch(trajectory, choice, at, route.prefill_only)
         stops = self._preempt_for(trajectory, choice)
-        return [replace(start, bypass_queue=True), *stops] if stops else [start]
+        if stops:
+            self.held.charge(trajectory, at)
+            return [replace(start, bypass_queue=True), *stops]
+        if self.state.is_shared:
+            self.held.hold(trajectory, start)
+            return []
+        return [start]
 
-    def _plan_batch(self, engines: Sequence[Engine]) -> None:
+    def _new_enough(self, trajectory: Trajectory, candidates: Sequence[Engine]) -> Sequence[Engine]:
+        """Those whose weights may sample the first token of a trajectory; any of them where it has begun."""
+        ledger = self.state.run_of(trajectory).ledger
+        if ledger is None or trajectory.has_begun:
+            return candidates
+        group_id = trajectory.spec.group_id
+        able = [engine for engine in candidates if ledger.may_begin(group_id, engine.version)]
+        if len(able) == len(candidates) or not able:
+            return able
+        # The first engine with newer weights must not get all that waits for them: it takes only as many as it would
+        # beside those that install them now.
+        soon = [engine for engine in candidates if engine not in able and self._installs_soon(engine)]
+        least = min((len(engine.residents) for engine in soon), default=len(self.state.trajectories))
+        return [engine for engine in able if len(engine.residents) <= least]
+
+    def _installs_soon(self, engine: Engine) -> bool:
+        """Whether it installs the newest weights now, or may do so next."""
+        weights = engine.weights
+        return weights.state is WeightsState.INSTALLING or self.state.weights.may_install(weights)
+
+    def _route(
+        self, run: RunStrategies, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
+    ) -> Route:
+        affinity = run.strategies.affinity
+        if affinity is None:
+            return Route(candidates)
+        route = affinity.route(trajectory, step, candidates)
+        guards.check_route(trajectory, route, candidates)
+        return route
+
+    def _plan_batch(self, run: RunStrategies, engines: Sequence[Engine]) -> None:
         """Let the placement plan the trajectories that wait for a plan; other placements ignore batches."""
-        if isinstance(self.placement, PlansBatches):
-            batch = [self.state.trajectories[name] for name in self._unplanned]
+        if isinstance(run.strategies.placement, PlansBatches):
+            batch = [self.state.trajectories[name] for name in run.unplanned]
             homeless = [t for t in batch if t.home is None]
-            self.placement.plan(homeless, engines)
-            self._unplaced.update((t.trajectory_id, None) for t in homeless)
-        self._unplanned.clear()
+            run.strategies.placement.plan(homeless, engines)
+            run.unplaced.update((t.trajectory_id, None) for t in homeless)
+        run.unplanned.clear()
 
-    def _dispatch(self, trajectory: Trajectory, engine: Engine, at: float) -> StartStep:
+    def _dispatch(self, trajectory: Trajectory, engine: Engine, at: float, prefill_only: bool) -> StartStep:
         step = trajectory.step
         assert step is not None, trajectory.trajectory_id
         order = self.state.next_number()
-        priority = self.scheduling.priority(self.view, trajectory, step, order)
+        run = self.runs.of(trajectory)
+        priority = run.strategies.scheduling.priority(run.view, trajectory, step, order)
         trajectory.priority = priority
         source = trajectory.home
         self.state.waiting_steps.pop(trajectory.trajectory_id, None)
-        self._unplaced.pop(trajectory.trajectory_id, None)
+        run.unplaced.pop(trajectory.trajectory_id, None)
         self.state.release_reservation(trajectory)
         self.state.set_home(trajectory, engine.engine_id)
         self.state.count_inflight(trajectory, engine.engine_id)
@@ -123,17 +154,24 @@ class Placements:
             priority=priority,
             order=order,
             source_engine_id=source,
+            prefill_only=prefill_only,
         )
 
     def _preempt_for(self, trajectory: Trajectory, engine: Engine) -> list[Command]:
-        """Preempt a running step if this one has to wait for a slot and the strategy names a victim."""
-        if self.preemption is None or len(engine.inflight) <= engine.spec.slots:
+        """Preempt a running step of its run if this one has to wait for a slot and the strategy names a victim."""
+        run = self.runs.of(trajectory)
+        preemption, sent = run.strategies.preemption, len(engine.inflight) - engine.held
+        if preemption is None or sent <= engine.spec.slots:
             return []
-        if len(engine.inflight) - engine.stopping <= engine.spec.slots:
+        if sent - engine.stopping <= engine.spec.slots:
             return []  # a slot is about to be free, and no other step waits for it
-        most = self.max_preemptions
-        running = [other for other in engine.running.values() if other.preemptions < most]
-        victim = self.preemption.victim(trajectory, running) if running else None
+        most = run.retries.max_preemptions
+        running = [
+            other
+            for other in engine.running.values()
+            if other.preemptions < most and other.spec.run_id == run.run_id
+        ]
+        victim = preemption.victim(trajectory, running) if running else None
         if victim is None:
             return []
         guards.check_victim(trajectory, victim, running, most)

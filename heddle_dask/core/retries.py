@@ -8,12 +8,23 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput
 
-_LEAST = {"max_losses": 0, "max_preemptions": 0, "max_step_attempts": 1, "max_action_attempts": 1}
+_LEAST = {
+    "max_losses": 0,
+    "max_preemptions": 0,
+    "max_step_attempts": 1,
+    "max_action_attempts": 1,
+    "max_call_attempts": 1,
+    "max_call_s": 1,
+    "max_pool_wait_s": 0,
+    "max_environment_attempts": 1,
+    "environment_backoff_s": 0,
+    "max_task_failures": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Retry limits of every step and action; strategies cannot change them.
+    """Retry limits of every step, action and environment; strategies cannot change them.
 
     Attributes
     ----------
@@ -27,6 +38,22 @@ class RetryPolicy:
         1.
     max_action_attempts
         Maximum number of requests of one action whose result was lost with its worker, including the first. At least 1.
+    max_call_attempts
+        Maximum number of calls of one action that an API refuses or fails (`Retry`, `RateLimited`), with the first. At
+        least 1.
+    max_call_s
+        Seconds since its request after which such an action is not repeated, and for which an action waits for an API
+        whose circuit breaker is open or that asks to be left alone. At least 1.
+    max_pool_wait_s
+        Seconds that an action waits while no worker of its pool could run it; then the controller gives it up. 0: it
+        waits without a bound.
+    max_environment_attempts
+        Maximum number of attempts of one trajectory whose environment failed, including the first. At least 1.
+    environment_backoff_s
+        Seconds before its second attempt; they double with each further one, up to 64 times. At least 0.
+    max_task_failures
+        Failures of its environment, without a success in between, after which a task is quarantined: it is not
+        attempted again. At least 1.
 
     Raises
     ------
@@ -38,6 +65,12 @@ class RetryPolicy:
     max_preemptions: int = 2
     max_step_attempts: int = 32
     max_action_attempts: int = 4
+    max_call_attempts: int = 6
+    max_call_s: int = 600
+    max_pool_wait_s: int = 600
+    max_environment_attempts: int = 3
+    environment_backoff_s: int = 1
+    max_task_failures: int = 6
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():

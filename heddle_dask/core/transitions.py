@@ -1,6 +1,6 @@
-"""Four small state machines and their coupling. Everything that affects a transition is in this file.
+"""Small state machines and their coupling. Everything that affects a transition is in this file.
 
-Four and not one, because they overlap: a trajectory acts while its KV cache moves. Every machine is a
+They are several and not one because they overlap: a trajectory acts while its KV cache moves. Every machine is a
 table with a row per state and a column per event. A cell is the next state, `LATE` (the event is stale: ignored and
 counted), or `NEVER` (the event is impossible: a bug, raised with the history).
 
@@ -12,11 +12,18 @@ Coupling, in one place:
 1. An engine that is lost strands its queued and generating trajectories: `STRANDED`, hence WAITING.
 2. An engine that is lost loses the KV caches on it: KV `ENGINE_LOST`.
 3. A step that finishes leaves its KV on its engine: KV `WRITTEN`; not when that engine is lost.
-4. A trajectory that ends frees its KV: KV `DROPPED`; its waiting actions are `CANCELLED`.
+4. A trajectory whose program ends frees its KV: KV `DROPPED`; its waiting actions are `CANCELLED`. Those of its reward
+   follow; they are cancelled when the trajectory ends.
 5. A trajectory whose KV is MOVING is not dispatched before the move ends.
 6. An engine that drains gives up its residents: their KV moves, or is left behind (KV `DROPPED`) when the move fails or
    the engine is about to end. Without residents and moves, and once no queued step has to fetch its context from it,
    it is DRAINED.
+7. An action that needs a model service is LOADING until the copy that it was granted is RESIDENT; a failed load puts it
+   back to WAITING. A copy is evicted only while no action runs or waits on it.
+8. An engine is LOADING while it has joined and its weights are behind the version that is wanted. It is READY when it
+   has installed that one or a newer one.
+9. An engine installs only while no move of a context uses it, and no move begins there meanwhile. Its steps stay and go
+   on.
 """
 
 from __future__ import annotations
@@ -37,9 +44,12 @@ class TrajectoryState(Enum):
     QUEUED = "queued"  # its step is placed and has not started
     GENERATING = "generating"  # its step has started on its engine (`events.StepStarted`)
     ACTING = "acting"  # it waits for actions only
+    SCORING = "scoring"  # its program has ended: it holds no engine, and its reward is computed
     ENDED = "ended"
 
 
+# States in which the program has ended.
+OVER: Final = frozenset({TrajectoryState.SCORING, TrajectoryState.ENDED})
 # States with an open step: requested, without a result yet.
 STEP_STATES: Final = frozenset({TrajectoryState.WAITING, TrajectoryState.QUEUED, TrajectoryState.GENERATING})
 
@@ -55,6 +65,7 @@ class TrajectoryEvent(Enum):
     STRANDED = "stranded"
     ACTION_REQUESTED = "action requested"
     LAST_ACTION_ENDED = "last action ended"
+    PROGRAM_ENDED = "program ended"
     ENDED = "ended"
 
 
@@ -79,9 +90,10 @@ class KvEvent(Enum):
 
 
 class EngineState(Enum):
-    """Whether an engine takes steps. An engine joins when it is ready, so there is no STARTING."""
+    """Whether an engine takes steps. An engine joins when it answers, so there is no STARTING."""
 
     READY = "ready"
+    LOADING = "loading"  # it has joined, and loads newer weights before its first step
     DRAINING = "draining"
     DRAINED = "drained"  # empty after a drain
     LOST = "lost"
@@ -90,6 +102,8 @@ class EngineState(Enum):
 class EngineEvent(Enum):
     """Events of the engine machine."""
 
+    JOINED_BEHIND = "joined behind"
+    LOADED = "loaded"
     DRAIN_ORDERED = "drain ordered"
     EMPTIED = "emptied"
     LOST = "lost"
@@ -99,6 +113,7 @@ class ActionState(Enum):
     """State of an action."""
 
     WAITING = "waiting"
+    LOADING = "loading"  # it has its GPUs, and waits for its model service to be resident there
     RUNNING = "running"
     ENDED = "ended"
 
@@ -106,10 +121,75 @@ class ActionState(Enum):
 class ActionEvent(Enum):
     """Events of the action machine."""
 
+    GRANTED = "granted"
+    LOAD_FAILED = "load failed"
     STARTED = "started"
     FINISHED = "finished"
     HOST_LOST = "host lost"
     CANCELLED = "cancelled"
+
+
+class BreakerState(Enum):
+    """State of the circuit breaker of an API."""
+
+    CLOSED = "closed"  # calls pass
+    OPEN = "open"  # no call passes
+    HALF_OPEN = "half-open"  # one call passes, as a probe
+
+
+class BreakerEvent(Enum):
+    """Events of the breaker machine; those of calls are of the probe while it is half-open."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    FAILED_TOO_OFTEN = "failed too often"
+    COOLED = "cooled"
+
+
+class CopyState(Enum):
+    """State of one copy of a model service on a chunk of GPUs of one host."""
+
+    CLEARING = "clearing"  # wanted; other copies leave the memory of these GPUs first
+    LOADING = "loading"
+    RESIDENT = "resident"
+    EVICTING = "evicting"
+    LOST = "lost"  # its process died; some of its requests have not reported
+    GONE = "gone"
+
+
+class CopyEvent(Enum):
+    """Events of the machine of copies."""
+
+    ROOM_MADE = "room made"
+    LOADED = "loaded"
+    LOAD_FAILED = "load failed"
+    EVICT_ORDERED = "evict ordered"
+    EVICTED = "evicted"
+    LOST = "lost"
+    UNUSED = "unused"
+
+
+class WeightsState(Enum):
+    """What an engine does about newer weights than it has."""
+
+    SETTLED = "settled"  # nothing
+    FETCHING = "fetching"
+    BACKING_OFF = "backing off"  # a fetch or an installation has failed; the fetch is repeated after a while
+    FETCHED = "fetched"  # they are verified and at hand
+    INSTALLING = "installing"
+    FAILED = "failed"  # it keeps what it has until newer ones are published
+
+
+class WeightsEvent(Enum):
+    """Events of the machine of an engine's weights."""
+
+    FETCH_ORDERED = "fetch ordered"
+    FETCHED = "fetched"
+    FETCH_FAILED = "fetch failed"
+    GIVEN_UP = "given up"
+    INSTALL_ORDERED = "install ordered"
+    INSTALLED = "installed"
+    INSTALL_FAILED = "install failed"
 
 
 class Mark(Enum):
@@ -176,6 +256,7 @@ TRAJECTORY: Final[Machine[TrajectoryState, TrajectoryEvent]] = Machine(
             TE.STRANDED: NEVER,
             TE.ACTION_REQUESTED: NEVER,
             TE.LAST_ACTION_ENDED: NEVER,
+            TE.PROGRAM_ENDED: NEVER,
             TE.ENDED: T.ENDED,
         },
         T.THINKING: {
@@ -187,6 +268,7 @@ TRAJECTORY: Final[Machine[TrajectoryState, TrajectoryEvent]] = Machine(
             TE.STRANDED: NEVER,
             TE.ACTION_REQUESTED: T.ACTING,
             TE.LAST_ACTION_ENDED: T.THINKING,  # of an action concurrent with a step
+            TE.PROGRAM_ENDED: T.SCORING,
             TE.ENDED: T.ENDED,
         },
         T.WAITING: {
@@ -198,6 +280,7 @@ TRAJECTORY: Final[Machine[TrajectoryState, TrajectoryEvent]] = Machine(
             TE.STRANDED: NEVER,
             TE.ACTION_REQUESTED: T.WAITING,
             TE.LAST_ACTION_ENDED: T.WAITING,
+            TE.PROGRAM_ENDED: T.SCORING,
             TE.ENDED: T.ENDED,
         },
         T.QUEUED: {
@@ -209,6 +292,7 @@ TRAJECTORY: Final[Machine[TrajectoryState, TrajectoryEvent]] = Machine(
             TE.STRANDED: T.WAITING,
             TE.ACTION_REQUESTED: T.QUEUED,
             TE.LAST_ACTION_ENDED: T.QUEUED,
+            TE.PROGRAM_ENDED: T.SCORING,
             TE.ENDED: T.ENDED,
         },
         T.GENERATING: {
@@ -220,6 +304,7 @@ TRAJECTORY: Final[Machine[TrajectoryState, TrajectoryEvent]] = Machine(
             TE.STRANDED: T.WAITING,
             TE.ACTION_REQUESTED: T.GENERATING,
             TE.LAST_ACTION_ENDED: T.GENERATING,
+            TE.PROGRAM_ENDED: T.SCORING,
             TE.ENDED: T.ENDED,
         },
         T.ACTING: {
@@ -231,6 +316,19 @@ TRAJECTORY: Final[Machine[TrajectoryState, TrajectoryEvent]] = Machine(
             TE.STRANDED: NEVER,
             TE.ACTION_REQUESTED: T.ACTING,
             TE.LAST_ACTION_ENDED: T.THINKING,
+            TE.PROGRAM_ENDED: T.SCORING,
+            TE.ENDED: T.ENDED,
+        },
+        T.SCORING: {
+            TE.ADMITTED: NEVER,
+            TE.STEP_REQUESTED: LATE,
+            TE.PLACED: NEVER,
+            TE.STARTED: LATE,
+            TE.STEP_ENDED: LATE,
+            TE.STRANDED: NEVER,
+            TE.ACTION_REQUESTED: T.SCORING,
+            TE.LAST_ACTION_ENDED: T.SCORING,
+            TE.PROGRAM_ENDED: LATE,
             TE.ENDED: T.ENDED,
         },
         T.ENDED: {event: LATE for event in TE},
@@ -285,16 +383,29 @@ ENGINE: Final[Machine[EngineState, EngineEvent]] = Machine(
     EngineEvent,
     {
         G.READY: {
+            GE.JOINED_BEHIND: G.LOADING,
+            GE.LOADED: NEVER,
+            GE.DRAIN_ORDERED: G.DRAINING,
+            GE.EMPTIED: NEVER,
+            GE.LOST: G.LOST,
+        },
+        G.LOADING: {
+            GE.JOINED_BEHIND: NEVER,
+            GE.LOADED: G.READY,
             GE.DRAIN_ORDERED: G.DRAINING,
             GE.EMPTIED: NEVER,
             GE.LOST: G.LOST,
         },
         G.DRAINING: {
+            GE.JOINED_BEHIND: NEVER,
+            GE.LOADED: NEVER,
             GE.DRAIN_ORDERED: LATE,
             GE.EMPTIED: G.DRAINED,
             GE.LOST: G.LOST,
         },
         G.DRAINED: {
+            GE.JOINED_BEHIND: NEVER,
+            GE.LOADED: NEVER,
             GE.DRAIN_ORDERED: LATE,
             GE.EMPTIED: NEVER,
             GE.LOST: G.LOST,
@@ -310,12 +421,24 @@ ACTION: Final[Machine[ActionState, ActionEvent]] = Machine(
     ActionEvent,
     {
         A.WAITING: {
+            AE.GRANTED: A.LOADING,
+            AE.LOAD_FAILED: NEVER,
             AE.STARTED: A.RUNNING,
             AE.FINISHED: LATE,
             AE.HOST_LOST: NEVER,
             AE.CANCELLED: A.ENDED,
         },
+        A.LOADING: {
+            AE.GRANTED: NEVER,
+            AE.LOAD_FAILED: A.WAITING,
+            AE.STARTED: A.RUNNING,
+            AE.FINISHED: LATE,
+            AE.HOST_LOST: A.WAITING,
+            AE.CANCELLED: A.ENDED,
+        },
         A.RUNNING: {
+            AE.GRANTED: NEVER,
+            AE.LOAD_FAILED: NEVER,
             AE.STARTED: NEVER,
             AE.FINISHED: A.ENDED,
             AE.HOST_LOST: A.WAITING,
@@ -325,4 +448,149 @@ ACTION: Final[Machine[ActionState, ActionEvent]] = Machine(
     },
 )
 
-MACHINES: Final[tuple[Machine[Any, Any], ...]] = (TRAJECTORY, KV, ENGINE, ACTION)
+B, BE = BreakerState, BreakerEvent
+BREAKER: Final[Machine[BreakerState, BreakerEvent]] = Machine(
+    "circuit breaker",
+    BreakerState,
+    BreakerEvent,
+    {
+        B.CLOSED: {
+            BE.SUCCEEDED: B.CLOSED,
+            BE.FAILED: B.CLOSED,
+            BE.FAILED_TOO_OFTEN: B.OPEN,
+            BE.COOLED: NEVER,
+        },
+        B.OPEN: {
+            BE.SUCCEEDED: LATE,  # of a call that began before
+            BE.FAILED: LATE,
+            BE.FAILED_TOO_OFTEN: LATE,
+            BE.COOLED: B.HALF_OPEN,
+        },
+        B.HALF_OPEN: {
+            BE.SUCCEEDED: B.CLOSED,
+            BE.FAILED: B.OPEN,
+            BE.FAILED_TOO_OFTEN: B.OPEN,
+            BE.COOLED: NEVER,
+        },
+    },
+)
+
+C, CE = CopyState, CopyEvent
+COPY: Final[Machine[CopyState, CopyEvent]] = Machine(
+    "service copy",
+    CopyState,
+    CopyEvent,
+    {
+        C.CLEARING: {
+            CE.ROOM_MADE: C.LOADING,
+            CE.LOADED: LATE,
+            CE.LOAD_FAILED: LATE,
+            CE.EVICT_ORDERED: NEVER,
+            CE.EVICTED: LATE,
+            CE.LOST: LATE,
+            CE.UNUSED: C.GONE,
+        },
+        C.LOADING: {
+            CE.ROOM_MADE: NEVER,
+            CE.LOADED: C.RESIDENT,
+            CE.LOAD_FAILED: C.GONE,
+            CE.EVICT_ORDERED: NEVER,
+            CE.EVICTED: LATE,
+            CE.LOST: LATE,  # a copy that dies while it is loaded is a failed load
+            CE.UNUSED: NEVER,
+        },
+        C.RESIDENT: {
+            CE.ROOM_MADE: NEVER,
+            CE.LOADED: LATE,
+            CE.LOAD_FAILED: LATE,
+            CE.EVICT_ORDERED: C.EVICTING,
+            CE.EVICTED: LATE,
+            CE.LOST: C.LOST,
+            CE.UNUSED: NEVER,  # it stays cached
+        },
+        C.EVICTING: {
+            CE.ROOM_MADE: NEVER,
+            CE.LOADED: LATE,
+            CE.LOAD_FAILED: LATE,
+            CE.EVICT_ORDERED: NEVER,
+            CE.EVICTED: C.GONE,
+            CE.LOST: LATE,  # the answer to the order follows all the same
+            CE.UNUSED: NEVER,
+        },
+        C.LOST: {
+            CE.ROOM_MADE: NEVER,
+            CE.LOADED: LATE,
+            CE.LOAD_FAILED: LATE,
+            CE.EVICT_ORDERED: NEVER,
+            CE.EVICTED: LATE,
+            CE.LOST: LATE,
+            CE.UNUSED: C.GONE,
+        },
+        C.GONE: {event: LATE for event in CE},
+    },
+)
+
+W, WE = WeightsState, WeightsEvent
+WEIGHTS: Final[Machine[WeightsState, WeightsEvent]] = Machine(
+    "weights of an engine",
+    WeightsState,
+    WeightsEvent,
+    {
+        W.SETTLED: {
+            WE.FETCH_ORDERED: W.FETCHING,
+            WE.FETCHED: LATE,
+            WE.FETCH_FAILED: LATE,
+            WE.GIVEN_UP: NEVER,
+            WE.INSTALL_ORDERED: NEVER,
+            WE.INSTALLED: LATE,
+            WE.INSTALL_FAILED: LATE,
+        },
+        W.FETCHING: {
+            WE.FETCH_ORDERED: W.FETCHING,  # of newer ones
+            WE.FETCHED: W.FETCHED,
+            WE.FETCH_FAILED: W.BACKING_OFF,
+            WE.GIVEN_UP: NEVER,
+            WE.INSTALL_ORDERED: NEVER,
+            WE.INSTALLED: LATE,
+            WE.INSTALL_FAILED: LATE,
+        },
+        W.BACKING_OFF: {
+            WE.FETCH_ORDERED: W.FETCHING,
+            WE.FETCHED: LATE,
+            WE.FETCH_FAILED: LATE,
+            WE.GIVEN_UP: W.FAILED,
+            WE.INSTALL_ORDERED: NEVER,
+            WE.INSTALLED: LATE,
+            WE.INSTALL_FAILED: LATE,
+        },
+        W.FETCHED: {
+            WE.FETCH_ORDERED: W.FETCHING,
+            WE.FETCHED: LATE,
+            WE.FETCH_FAILED: LATE,
+            WE.GIVEN_UP: NEVER,
+            WE.INSTALL_ORDERED: W.INSTALLING,
+            WE.INSTALLED: LATE,
+            WE.INSTALL_FAILED: LATE,
+        },
+        W.INSTALLING: {
+            WE.FETCH_ORDERED: NEVER,  # newer ones wait for the end of the installation
+            WE.FETCHED: LATE,
+            WE.FETCH_FAILED: LATE,
+            WE.GIVEN_UP: NEVER,
+            WE.INSTALL_ORDERED: NEVER,
+            WE.INSTALLED: W.SETTLED,
+            WE.INSTALL_FAILED: W.BACKING_OFF,
+        },
+        W.FAILED: {
+            WE.FETCH_ORDERED: W.FETCHING,
+            WE.FETCHED: LATE,
+            WE.FETCH_FAILED: LATE,
+            WE.GIVEN_UP: NEVER,
+            WE.INSTALL_ORDERED: NEVER,
+            WE.INSTALLED: LATE,
+            WE.INSTALL_FAILED: LATE,
+        },
+    },
+)
+
+MACHINES: Final[tuple[Machine[Any, Any], ...]] = (TRAJECTORY, KV, ENGINE, WEIGHTS, ACTION, COPY, BREAKER)

@@ -10,10 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from heddle_dask.core.action_turns import actions_in_turn, run_of_action, turn_cost
+from heddle_dask.core.chunk_choice import ChunkRank, ranked_chunks
 from heddle_dask.core.entities import Action, Engine, Host, Trajectory
-from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, TrajectoryId
-from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.events import StepFinished
+from heddle_dask.core.gpu_chunks import FreeChunks, chunk_size
+from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, RunId, TrajectoryId
+from heddle_dask.core.nouns import ActionRequest, StepRequest
 from heddle_dask.core.priority import Priority
+from heddle_dask.core.resources import Resources
+from heddle_dask.core.service_copies import ServiceCopy
 from heddle_dask.core.state import State
 from heddle_dask.core.tool_seconds import ToolSeconds
 
@@ -56,8 +62,80 @@ class ClusterView:
 
     @property
     def waiting_actions(self) -> Iterable[Action]:
-        """Actions that wait for CPUs, oldest first."""
-        return (self._state.actions[i] for i in self._state.waiting_actions)
+        """Actions that wait for resources, oldest first; where runs share the cluster, they take turns."""
+        waiting = (self._state.actions[i] for i in self._state.waiting_actions)
+        return actions_in_turn(self._state, waiting) if self._state.is_shared else waiting
+
+    def run_of(self, action: Action) -> str:
+        """The run of a waiting action; empty while only one run is open."""
+        return run_of_action(self._state, action) if self._state.is_shared else ""
+
+    def turn_of(self, run: str) -> float:
+        """The turn of a run (`core.fair_share`): the smallest goes first."""
+        return self._state.fair.turn(RunId(run)) if run else 0.0
+
+    def turn_cost(self, action: Action) -> float:
+        """By how much the turn of its run grows when this action starts with the least of everything."""
+        return turn_cost(self._state, action) if self._state.is_shared else 0.0
+
+    @property
+    def new_actions(self) -> Iterable[Action]:
+        """Actions that have begun to wait since the last allocation, in the order of their requests.
+
+        An action of a lost host waits again; its `number` is smaller than those of later requests.
+        """
+        actions = self._state.actions
+        return (actions[i] for i in self._state.new_actions)
+
+    @property
+    def freed_hosts(self) -> Iterable[HostId]:
+        """Hosts that have joined, or on which an action has ended, since the last allocation."""
+        return self._state.freed_hosts
+
+    @property
+    def host_changes(self) -> int:
+        """Number of times that a host has joined, has begun to drain or was lost."""
+        return self._state.host_changes
+
+    def action(self, action_id: ActionId) -> Action | None:
+        """The action of that id; None when it has ended."""
+        return self._state.actions.get(action_id)
+
+    def host(self, host_id: HostId) -> Host | None:
+        """The host of that id, draining or not; None when it is lost."""
+        return self._state.hosts.get(host_id)
+
+    def api_free(self, name: str) -> int | None:
+        """Calls of this API that may start now by its quota; None: no limit."""
+        return self._state.apis.free(name, self._state.at)
+
+    def free_chunks(self, host: Host) -> FreeChunks:
+        """The free GPU chunks of this host; chunks with cached copies of services are free."""
+        return host.gpus.buddies.counts()
+
+    def chunk_rank(self, host: Host, service: str, gpus: int) -> ChunkRank | None:
+        """How good the best free chunk of this host is for this service; smaller is better, and None: none is free.
+
+        A chunk on which the service is resident comes first, then memory that is empty, then the least recently used.
+        """
+        ranked = ranked_chunks(host.gpus, service, chunk_size(gpus))
+        return ranked[0][0] if ranked else None
+
+    def service_copies(self, service: str) -> Iterable[ServiceCopy]:
+        """All copies of this service on all hosts: wanted, being loaded, resident, or leaving."""
+        return self._state.copies_of.get(service, {}).values()
+
+    def load_s(self, host: Host, service: str, gpus: int) -> float | None:
+        """Expected seconds until the service can run on a free chunk of this host; None when nothing is known."""
+        rank = self.chunk_rank(host, service, gpus)
+        if rank is not None and rank[0] == 0:
+            return 0.0
+        cold = (service, gpus) not in host.gpus.kept
+        return self._state.load_seconds.expected(self._state.services[service], gpus, cold)
+
+    def host_fixed(self, action: Action) -> HostId | None:
+        """The only host on which this action can run, because its state is there; None: any of its pool."""
+        return action.host_fixed
 
     @property
     def unadmitted(self) -> Iterable[Trajectory]:
@@ -98,8 +176,8 @@ class ClusterView:
 
     @property
     def observed_per_token(self) -> float | None:
-        """Observation tokens per generated token, from the predictor; None when unknown."""
-        return self._state.observed_per_token
+        """Observation tokens per generated token, from the predictor of the run; None when unknown."""
+        return None
 
     @property
     def evictions(self) -> int:
@@ -126,6 +204,10 @@ class ClusterView:
         trajectories = self._state.trajectories
         return [trajectories[name] for name in engine.reserved]
 
+    def queued(self, engine: Engine) -> int:
+        """Steps that run on this engine or precede a further one: those of other runs that are held back do not."""
+        return len(engine.inflight)
+
     @property
     def reservations(self) -> int:
         """Number of trajectories with a reservation on an engine."""
@@ -147,6 +229,43 @@ class PlansBatches(Protocol):
 
     def plan(self, trajectories: Sequence[Trajectory], engines: Sequence[Engine]) -> None:
         """Plan `trajectories`, which have no home, on the ready `engines`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where the next step of a trajectory may run, and how.
+
+    Attributes
+    ----------
+    engines
+        Never empty; the placement chooses among them.
+    prefill_only
+        The engine computes the prompt and one token; then the step is routed again.
+    with_kv
+        The KV cache is transferred to the chosen engine before the step starts there, if it is elsewhere.
+    """
+
+    engines: Sequence[Engine]
+    prefill_only: bool = False
+    with_kv: bool = False
+
+
+class Affinity(Protocol):
+    """Restricts the engines of a step before the placement chooses, for example to one class of hardware."""
+
+    def route(self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Route:
+        """Where the step may run: some of `candidates`, which are ready and never empty."""
+
+    def may_move(self, trajectory: Trajectory, target: Engine) -> bool:
+        """Whether a migration may move the trajectory to this ready engine."""
+
+
+@runtime_checkable
+class ObservesSteps(Protocol):
+    """An affinity that learns from the answers of engines."""
+
+    def step_answered(self, trajectory: Trajectory, answer: StepFinished) -> None:
+        """Called for every answer, parts of steps included, after the trajectory has counted it."""
 
 
 class Scheduling(Protocol):
@@ -197,6 +316,9 @@ class MoveRequest:
         Predicted remaining tokens of the trajectory, for the order of moves.
     order
         Running number of the request; breaks ties, smaller first.
+    for_step
+        Whether a step waits for it (`Route.with_kv`): it starts as soon as both engines are free, before the moves that
+        the strategy chooses.
     """
 
     trajectory_id: TrajectoryId
@@ -205,6 +327,7 @@ class MoveRequest:
     kind: str
     length_tokens: float
     order: int
+    for_step: bool = False
 
 
 class Migration(Protocol):
@@ -222,7 +345,7 @@ class Migration(Protocol):
 
 @runtime_checkable
 class ForgetsTrajectories(Protocol):
-    """A migration with data per trajectory, to be dropped at the trajectory's end."""
+    """A strategy with data per trajectory, to be dropped at the trajectory's end."""
 
     def forget(self, trajectory: Trajectory) -> None:
         """Drop the data of an ended trajectory, which may be unknown to the strategy."""
@@ -267,18 +390,64 @@ class RanksWaiting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Proposal: run this action on this host with this many CPUs."""
+    """Proposal: run this action on this host with these resources."""
 
     action_id: ActionId
     host_id: HostId
-    cpus: int
+    resources: Resources
 
 
 class ActionAllocation(Protocol):
-    """Decides which waiting actions start, on which host, and with how many CPUs."""
+    """Decides which waiting actions start, on which host, and with which resources."""
 
     def allocate(self, view: ClusterView) -> Sequence[Grant]:
-        """Actions to start now, each on a host with enough free CPUs."""
+        """Actions to start now, each on a host with enough free resources."""
+
+
+@runtime_checkable
+class GathersEvents(Protocol):
+    """An allocation of actions that decides once for all events of one moment."""
+
+    def pass_delay_s(self, view: ClusterView) -> float | None:
+        """Seconds until the next allocation, which then sees what arrives and ends meanwhile; None: allocate now.
+
+        With 0 the events that are already on their way come first.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class EndedAction:
+    """An action that has run.
+
+    Attributes
+    ----------
+    resources
+        What it was granted.
+    run_s
+        Seconds that it ran.
+    cause
+        As `ActionFinished.cause`; empty: ok.
+    """
+
+    request: ActionRequest
+    resources: Resources
+    run_s: float
+    ok: bool
+    cause: str = ""
+
+    @property
+    def units(self) -> int:
+        """Its amount of the elastic resource; 0 without one."""
+        elastic = self.request.demand.elastic
+        return 0 if elastic is None else self.resources[elastic]
+
+
+@runtime_checkable
+class ObservesActions(Protocol):
+    """An allocation of actions that learns from those that have ended."""
+
+    def action_ended(self, ended: EndedAction) -> None:
+        """Called for each action that has run, failed ones included, before the next allocation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,3 +469,4 @@ class StrategySet:
     preemption: Preemption | None = None
     migration: Migration | None = None
     predictor: PredictorChoice | None = None
+    affinity: Affinity | None = None

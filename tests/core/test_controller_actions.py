@@ -8,6 +8,7 @@ from worlds.core_builders import Stage, action_of
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import AbortAction, GiveUpAction, RunAction
 from heddle_dask.core.ids import ActionId, HostId, TrajectoryId
+from heddle_dask.core.resources import Resources
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.transitions import TrajectoryState
 
@@ -22,7 +23,7 @@ def stage_with(cpus: int = 4, *trajectories: str) -> Stage:
 
 
 def run(name: str, host: str = "H1", cpus: int = 1) -> RunAction:
-    return RunAction(ActionId(name), HostId(host), cpus)
+    return RunAction(ActionId(name), HostId(host), Resources.of(cpus=cpus))
 
 
 def test_an_action_runs_with_the_fewest_cpus_it_accepts() -> None:
@@ -92,7 +93,7 @@ def test_actions_wait_for_the_first_host() -> None:
 
 def test_an_action_wider_than_every_host_is_given_up() -> None:
     stage = stage_with(2)
-    cause = "it needs 4 CPUs; the largest tool worker has 2"
+    cause = "it needs 4 CPUs; the largest worker of pool cpu has 2 CPUs"
     assert stage.act("a1", "a", cpus=(4, 8)) == [GiveUpAction(ActionId("a1"), cause)]
     assert stage.trajectory("a").state is TrajectoryState.THINKING
     assert not stage.state.actions
@@ -103,7 +104,7 @@ def test_an_action_that_waited_for_a_host_and_is_wider_blocks_nobody() -> None:
     stage.submit("a", "b")
     stage.act("a1", "a", cpus=(4, 8))
     stage.act("b1", "b")
-    cause = "it needs 4 CPUs; the largest tool worker has 2"
+    cause = "it needs 4 CPUs; the largest worker of pool cpu has 2 CPUs"
     assert stage.add_host("H1", 2) == [GiveUpAction(ActionId("a1"), cause), run("b1")]
     assert stage.trajectory("a").state is TrajectoryState.THINKING
 

@@ -32,7 +32,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "steps": ("start", "finish", "abort", "stopped", "deliver", "deliver_crossed", "fail", "cancel"),
     "predictions": ("predict",),
     "moves": ("move_ends",),
-    "actions": ("act", "act_ends"),
+    "actions": ("act", "act_ends", "time"),
 }
 
 
@@ -46,9 +46,11 @@ class RandomWorld(RuleBasedStateMachine):
         seed=st.integers(0, 3),
         alive=st.sampled_from([None, 1, 3]),
         max_losses=st.integers(0, 2),
+        actions=st.sampled_from(["fcfs-minimum", "elastic", "elastic,order=fcfs,max_wait_s=5"]),
     )
-    def begin(self, preset: str, seed: int, alive: int | None, max_losses: int) -> None:
+    def begin(self, preset: str, seed: int, alive: int | None, max_losses: int, actions: str) -> None:
         self.overrides = [] if alive is None else [f"admission=at-most,alive={alive}"]
+        self.overrides.append(f"actions={actions}")
         self.preset, self.seed = preset, seed
         self.world = new_world(preset, self._pick, seed=seed, max_losses=max_losses, overrides=self.overrides)
 
@@ -132,23 +134,79 @@ TestRandomWorld.settings = settings(
 NEEDS_PREDICTOR = {"PredictRemaining", "PredictionMade"}
 # Engines change between batches only (`test_deployments`); a world is one batch.
 BETWEEN_BATCHES = {"DegreesRequested", "DegreesPlanned", "PlanDegrees", "DeployEngines"}
+# Runs come and go in `test_shared_world`.
+RUNS = {"RunStarted", "RunEnded"}
+# Quotas, sandboxes, services and rewards after a program's end are not in these worlds.
+POOLS = {
+    "PoolsDeclared",
+    "ReportApi",
+    "SandboxClosed",
+    "CloseSandbox",
+    "ProgramEnded",
+}
+# Training is in `test_training_world`.
+TRAINING = {
+    "OptimizerStepEnded",
+    "WeightsPublished",
+    "WeightsFetched",
+    "SwitchRequested",
+    "WeightsInstalled",
+    "GroupEnded",
+    "TrajectoryRedundant",
+    "FetchWeights",
+    "InstallWeights",
+    "CancelTrajectory",
+}
+SERVICES = {
+    "ServiceLoaded",
+    "ServiceEvicted",
+    "ServiceLost",
+    "LoadService",
+    "EvictService",
+    "DropServiceCopy",
+}
+ACTIONS = (
+    "fcfs-minimum",
+    "elastic",
+    "elastic,order=fcfs,max_wait_s=5,depth=0",
+    "elastic,gather_s=3,efficiency=0.6",
+    "fixed,units=2",
+    "per-trajectory,cpus=2",
+    "per-trajectory,cpus=4,request=1",
+    "worker-pools,workers=2,units=2,kinds=lint:1x1",
+)
 
 
 @pytest.mark.parametrize("preset", WORLDS)
 def test_long_worlds_come_to_their_end(preset: str) -> None:
     kinds: set[str] = set()
     chosen = strategies_of(preset, seed=0, overrides=())
-    for seed in range(12 if chosen.predictor else 5):
+    for seed in range(12 if chosen.predictor else 8):
         overrides = ["admission=at-most,alive=4"] if seed % 3 == 0 else []
         world = play(preset, seed=1000 + seed, moves=400, overrides=overrides)
         assert world.stage.state.stale_events > 0
         for event, commands in world.stage.journal:
             kinds |= {event[0], *(command[0] for command in commands)}
     expected = {kind.__name__ for kind in (*get_args(ev.Event), *get_args(cmd.Command))}
-    expected -= BETWEEN_BATCHES
+    expected -= BETWEEN_BATCHES | POOLS | SERVICES | RUNS | TRAINING
     if chosen.predictor is None:
         expected -= NEEDS_PREDICTOR
     assert kinds == expected, "every kind of event and command took part"
+
+
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_actions_of_every_strategy_start_fit_and_end(actions: str) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(6):
+        preset = ("sticky-least-loaded", "heddle")[seed % 2]
+        world = play(preset, seed=2000 + seed, moves=300, overrides=[f"actions={actions}"])
+        seen += world.seen
+        lines = json.loads(json.dumps(world.stage.journal))
+        chosen = strategies_of(preset, seed=2000 + seed, overrides=[f"actions={actions}"])
+        assert list(replay(Controller(chosen, world.retries), lines)) == []
+    minimum = actions == "fcfs-minimum"
+    assert (seen["more than the least units"] == 0) == minimum
+    assert seen["asked for a time"]
 
 
 def test_restless_worlds_see_every_turn_that_a_move_or_a_preemption_can_take() -> None:

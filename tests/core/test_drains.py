@@ -22,6 +22,7 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.ids import ActionId, EngineId, HostId, TrajectoryId
 from heddle_dask.core.journal_codec import replay
+from heddle_dask.core.resources import Resources
 from heddle_dask.core.transitions import EngineState, KvState, TrajectoryState
 from heddle_dask.core.view import Grant
 from heddle_dask.strategies.presets import build_strategies
@@ -280,7 +281,7 @@ def test_a_draining_host_finishes_its_actions_and_takes_no_other() -> None:
     stage.submit("b")
     assert stage.feed(ev.ActionRequested, action_of("y", "b")) == []
     assert stage.feed(ev.ActionFinished, ActionId("a-tool"), H1, 0.1) == [ReleaseHost(H1)]
-    assert stage.add_host("H2") == [RunAction(ActionId("y"), H2, 1)]
+    assert stage.add_host("H2") == [RunAction(ActionId("y"), H2, Resources.of(cpus=1))]
     stage.feed(ev.HostLost, H1)
     stage.late(ev.HostDraining, H1)
 
@@ -291,7 +292,7 @@ def test_an_action_that_outlives_its_host_runs_again_on_another() -> None:
     stage.add_host("H2")
     stage.feed(ev.HostDraining, H1)
     (again,) = stage.feed(ev.HostLost, H1)
-    assert again == RunAction(ActionId("a-tool"), H2, 1)
+    assert again == RunAction(ActionId("a-tool"), H2, Resources.of(cpus=1))
 
 
 def test_an_action_for_a_draining_host_is_refused() -> None:

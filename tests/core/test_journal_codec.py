@@ -19,8 +19,11 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.events import Event
 from heddle_dask.core.ids import EngineId, StepId, TrajectoryId
+from heddle_dask.core.integrity import check_integrity
 from heddle_dask.core.journal_codec import decode, encode, replay
+from heddle_dask.core.pools import ApiQuota, QuotaWindow
 from heddle_dask.core.priority import Priority
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.strategies.presets import build_strategies
 
 KINDS = (*get_args(Event), *get_args(Command))
@@ -29,6 +32,17 @@ finite = st.floats(allow_nan=False)
 
 def anything_of(kind: type) -> st.SearchStrategy[Any]:
     """Every value of a type that events and commands are made of."""
+    if kind is RetryPolicy:  # it refuses most numbers
+        return st.builds(RetryPolicy, max_losses=st.integers(0, 9), max_step_attempts=st.integers(1, 9))
+    if kind is QuotaWindow:
+        return st.builds(QuotaWindow, calls=st.integers(1, 100), seconds=st.floats(0.001, 1e6))
+    if kind is ApiQuota:
+        return st.builds(
+            ApiQuota,
+            name=st.text(min_size=1),
+            concurrency=st.integers(0, 100),
+            windows=st.lists(anything_of(QuotaWindow), max_size=3).map(tuple),
+        )
     if is_dataclass(kind) or hasattr(kind, "_fields"):
         return st.builds(kind, **{name: anything_of(hint) for name, hint in get_type_hints(kind).items()})
     simple = {float: finite, int: st.integers(), bool: st.booleans(), str: st.text()}
@@ -67,8 +81,7 @@ def test_every_kind_of_event_and_command_is_known() -> None:
         ["EngineLost", 1.0, "E1"],
         ["EngineLost", 1.0, "E1", "reason", True, "more"],
         ["EngineJoined", 1.0, ["E1", 4]],
-        ["EngineJoined", 1.0, ["E1", 4, 4096, 1, 0, 0, False, 0.0, "more"]],
-        ["EngineJoined", 1.0, ["E1", 4, 4096, 1, 0, 0]],  # before engines told whether they transfer KV,
+        ["EngineJoined", 1.0, ["E1", 4, 4096, 1, 0, 0, False, 0.0, "", "", "more"]],
     ],
 )
 def test_a_row_of_another_version_is_bad_input(row: list[Any]) -> None:
@@ -95,7 +108,7 @@ def test_a_replay_of_a_random_world_gives_the_same_commands(seed: int, preset: s
     fresh = Controller(strategies_of(preset, seed=seed, overrides=overrides), world.retries)
     assert list(replay(fresh, lines)) == []
     assert fresh.moves.totals == world.stage.controller.moves.totals
-    fresh.state.check_integrity()
+    check_integrity(fresh.state)
     assert fresh.state.stale_events == world.stage.state.stale_events
 
 

@@ -46,6 +46,7 @@ def test_a_snapshot_counts_trajectories_engines_and_hosts() -> None:
         "queued": 2,
         "acting": 1,
         "actions_waiting": 1,
+        "actions_without_worker": 0,
         "engines_ready": 1,
         "slots": 1,
         "tool_cpus": 4,

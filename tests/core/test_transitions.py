@@ -1,4 +1,4 @@
-"""The four tables: total, closed, and what their cells promise."""
+"""The tables: total, closed, and what their cells promise."""
 
 from __future__ import annotations
 
@@ -15,14 +15,21 @@ from heddle_dask.core.errors import InvalidTransition
 from heddle_dask.core.states_page import states_page
 from heddle_dask.core.transitions import (
     ACTION,
+    BREAKER,
+    COPY,
     ENGINE,
     KV,
     LATE,
     MACHINES,
     NEVER,
     TRAJECTORY,
+    WEIGHTS,
     ActionEvent,
     ActionState,
+    BreakerEvent,
+    BreakerState,
+    CopyEvent,
+    CopyState,
     EngineEvent,
     EngineState,
     KvEvent,
@@ -31,6 +38,8 @@ from heddle_dask.core.transitions import (
     Mark,
     TrajectoryEvent,
     TrajectoryState,
+    WeightsEvent,
+    WeightsState,
 )
 from heddle_dask.records.trajectory import Cause, Status
 
@@ -39,6 +48,9 @@ TABLES: dict[str, tuple[Machine[Any, Any], type[Enum], type[Enum], Enum]] = {
     "kv": (KV, KvState, KvEvent, KvState.ABSENT),
     "engine": (ENGINE, EngineState, EngineEvent, EngineState.READY),
     "action": (ACTION, ActionState, ActionEvent, ActionState.WAITING),
+    "circuit breaker": (BREAKER, BreakerState, BreakerEvent, BreakerState.CLOSED),
+    "weights": (WEIGHTS, WeightsState, WeightsEvent, WeightsState.SETTLED),
+    "copy": (COPY, CopyState, CopyEvent, CopyState.CLEARING),
 }
 each_table = pytest.mark.parametrize(
     ("machine", "states", "events", "first"), TABLES.values(), ids=TABLES.keys()
@@ -112,7 +124,7 @@ def test_only_steps_at_an_engine_can_be_stranded() -> None:
 
 
 def test_every_engine_state_can_be_lost() -> None:
-    for state in (EngineState.READY, EngineState.DRAINING):
+    for state in (EngineState.READY, EngineState.LOADING, EngineState.DRAINING):
         assert ENGINE.next_state(state, EngineEvent.LOST) is EngineState.LOST
 
 
@@ -127,8 +139,16 @@ def test_a_table_with_a_missing_row_or_cell_is_refused() -> None:
         Machine("engine", EngineState, EngineEvent, rows)
 
 
-def test_machines_lists_all_four() -> None:
-    assert {machine.name for machine in MACHINES} == {"trajectory", "kv cache", "engine", "action"}
+def test_machines_lists_all_of_them() -> None:
+    assert {machine.name for machine in MACHINES} == {
+        "trajectory",
+        "kv cache",
+        "engine",
+        "action",
+        "service copy",
+        "circuit breaker",
+        "weights of an engine",
+    }
 
 
 # -- the coupling rules of the module's docstring, through the controller --------------------------------
@@ -209,7 +229,7 @@ def test_every_event_of_a_machine_has_a_producer() -> None:
     sources = "".join(
         path.read_text() for path in sorted((package / "core").glob("*.py")) if path.name != "transitions.py"
     )
-    for events in (TrajectoryEvent, KvEvent, EngineEvent, ActionEvent):
+    for events in (TrajectoryEvent, KvEvent, EngineEvent, WeightsEvent, ActionEvent, BreakerEvent):
         missing = [event.name for event in events if f"{events.__name__}.{event.name}" not in sources]
         assert missing == [], events.__name__
 
@@ -222,6 +242,7 @@ def test_every_state_is_entered_by_an_event_or_is_the_first() -> None:
 
 
 def test_every_status_and_cause_of_a_trajectory_has_a_producer() -> None:
-    source = (Path(heddle_dask.__file__).parent / "live" / "driver" / "runner.py").read_text()
+    drivers = (Path(heddle_dask.__file__).parent / "live" / "driver").glob("*.py")
+    source = "".join(path.read_text() for path in sorted(drivers))
     for value in (*get_args(Status), *filter(None, get_args(Cause))):
         assert f'"{value}"' in source, value

@@ -1,0 +1,116 @@
+"""The strategies of the open runs: each run has its own, with its own view of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from heddle_dask.core.entities import Trajectory
+from heddle_dask.core.events import StepFinished
+from heddle_dask.core.ids import RunId, TrajectoryId
+from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RunDescription
+from heddle_dask.core.run_view import RunView
+from heddle_dask.core.state import State
+from heddle_dask.core.view import ForgetsTrajectories, ObservesSteps, RanksWaiting, StrategySet
+
+BuildStrategies = Callable[[RunDescription], StrategySet]
+
+
+@dataclass(slots=True, eq=False)
+class RunStrategies:
+    """The strategies of one run.
+
+    Attributes
+    ----------
+    unplanned, unplaced
+        Its trajectories that no placement has planned, and those that are planned and have no step placed yet (dicts
+        used as ordered sets).
+    """
+
+    run_id: RunId
+    strategies: StrategySet
+    retries: RetryPolicy
+    view: RunView
+    unplanned: dict[TrajectoryId, None] = field(default_factory=dict)
+    unplaced: dict[TrajectoryId, None] = field(default_factory=dict)
+
+    def rank(self, trajectory: Trajectory) -> None:
+        """Pass a waiting trajectory with a new prediction to an admission that keeps a queue."""
+        admission = self.strategies.admission
+        if isinstance(admission, RanksWaiting):
+            admission.rank(trajectory)
+
+    def forget(self, trajectory: Trajectory) -> None:
+        """Drop what strategies keep of an ended trajectory."""
+        self.unplanned.pop(trajectory.trajectory_id, None)
+        self.unplaced.pop(trajectory.trajectory_id, None)
+        for part in (self.strategies.migration, self.strategies.affinity):
+            if isinstance(part, ForgetsTrajectories):
+                part.forget(trajectory)
+
+    def step_answered(self, trajectory: Trajectory, answer: StepFinished) -> None:
+        """Show an answer to an affinity that learns."""
+        affinity = self.strategies.affinity
+        if isinstance(affinity, ObservesSteps):
+            affinity.step_answered(trajectory, answer)
+
+
+class StrategyTable:
+    """The strategies of all open runs.
+
+    Parameters
+    ----------
+    build
+        Builds the strategies of a run that joins; None: no run can join.
+    """
+
+    def __init__(self, state: State, build: BuildStrategies | None) -> None:
+        self._state = state
+        self._build = build
+        self._by_run: dict[RunId, RunStrategies] = {}
+
+    def add(self, description: RunDescription, strategies: StrategySet | None = None) -> None:
+        """Add a run; its strategies are built unless they are given.
+
+        Raises
+        ------
+        ValueError
+            No run can join this controller.
+        """
+        if strategies is None:
+            if self._build is None:
+                raise ValueError(
+                    f"run {description.run_id} cannot join: this controller builds no strategies"
+                )
+            strategies = self._build(description)
+        self._state.add_run(description)
+        view = RunView(self._state, self._state.runs[description.run_id])
+        self._by_run[description.run_id] = RunStrategies(
+            description.run_id, strategies, description.retries, view
+        )
+
+    def remove(self, run_id: RunId) -> None:
+        """Forget a run that has ended."""
+        del self._by_run[run_id]
+        del self._state.runs[run_id]
+        self._state.fair.leave(run_id)
+
+    def __contains__(self, run_id: object) -> bool:
+        return run_id in self._by_run
+
+    def __getitem__(self, run_id: RunId) -> RunStrategies:
+        return self._by_run[run_id]
+
+    def __iter__(self) -> Iterator[RunStrategies]:
+        return iter(self._by_run.values())
+
+    def of(self, trajectory: Trajectory) -> RunStrategies:
+        """Those of the run of a trajectory that has not ended."""
+        return self._by_run[trajectory.spec.run_id]
+
+    def in_turn(self) -> list[RunStrategies]:
+        """Those of all runs, in the order in which runs are served next."""
+        if len(self._by_run) < 2:
+            return list(self._by_run.values())
+        return [self._by_run[run_id] for run_id in self._state.fair.in_turn(self._by_run)]
