@@ -119,6 +119,8 @@ class ContinuousBatch(Generic[J]):
     _iteration: int = 0
     _context_tokens: int = 0
     _orders: int = 0
+    # The end of a pause: no iteration begins before.
+    _resumes_s: float = -math.inf
 
     @property
     def running(self) -> int:
@@ -163,15 +165,47 @@ class ContinuousBatch(Generic[J]):
         job.ended_s = now_s
         return [*ended, job, *self.advance(now_s)]
 
+    def requeue_all(self, now_s: float) -> list[J]:
+        """Put every running job back into the queue, as vLLM does to drop all KV; returns those that have ended by now.
+
+        Nothing is admitted before the next `advance`, so that the cache can be emptied in between.
+        """
+        ended = self.advance(now_s)
+        for job in [*self._decoding.values(), *self._prefilling]:
+            self._requeue(job)
+        return ended
+
     def reprice(self, cost: EngineCost, now_s: float) -> list[J]:
         """Change the cost, from the iteration in progress on; returns the jobs that have ended by now."""
         ended = self.advance(now_s)
         self.cost = cost
         return ended + self.advance(now_s)
 
+    def pause(self, now_s: float, seconds: float, *, recompute: bool) -> list[J]:
+        """Run no iteration for so long, from the end of the iteration in progress on; returns the jobs that have ended.
+
+        Parameters
+        ----------
+        recompute
+            All running jobs go back to the queue with their tokens, in their order, and are prefilled again: their KV
+            belongs to other weights. The caller empties the cache of idle entries.
+        """
+        ended = self.advance(now_s)
+        if recompute:
+            for job in [*self._decoding.values(), *self._prefilling]:
+                self._leave(job)
+                job.state = "waiting"
+                heapq.heappush(self._waiting, (job.priority, job.order, job))
+        self._resumes_s = self.clock_s = max(self.clock_s, now_s) + seconds
+        self.next_s = self.clock_s if self.running or self._waiting else math.inf
+        return ended
+
     def advance(self, now_s: float) -> list[J]:
         """Run all iterations that end by now; returns the jobs that have ended, in order."""
         ended: list[J] = []
+        if now_s < self._resumes_s - _EARLY_S:
+            self.next_s = self._resumes_s if self.running or self._waiting else math.inf
+            return ended
         while True:
             self._admit(now_s)
             if not self.running:
@@ -322,7 +356,11 @@ class ContinuousBatch(Generic[J]):
         job.held = None
 
     def _preempt(self) -> None:
-        victim = max([*self._decoding.values(), *self._prefilling], key=lambda job: (job.priority, job.order))
+        self._requeue(
+            max([*self._decoding.values(), *self._prefilling], key=lambda job: (job.priority, job.order))
+        )
+
+    def _requeue(self, victim: J) -> None:
         self._leave(victim)
         victim.state = "waiting"
         victim.preemptions += 1

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from heddle_dask.core.entities import Engine
 from heddle_dask.core.errors import BadInput
+from heddle_dask.cost.class_costs import ClassCosts
 from heddle_dask.cost.engine_cost import EngineCost, load_profile, profile_names
 from heddle_dask.cost.iteration import UNLIMITED_TOKENS
 
@@ -25,14 +26,15 @@ class UsesCosts(Protocol):
 
 @dataclass(slots=True)
 class EngineCosts:
-    """The cost of each engine by its TP degree, with the KV capacity that the engine itself reports.
+    """The cost of each engine by its hardware and TP degree, with the KV capacity that the engine itself reports.
 
     Parameters
     ----------
     profile
         Shipped profile for TP degrees that are not in `known`.
     known
-        Costs by TP degree from the session: those of its engines, or measured ones.
+        Costs by TP degree from the session: those of its engines, or measured ones; `ClassCosts` where engines have
+        several classes of hardware.
 
     Raises
     ------
@@ -42,7 +44,7 @@ class EngineCosts:
 
     profile: str
     known: Mapping[int, EngineCost] = field(default_factory=dict)
-    _made: dict[tuple[int, int], EngineCost] = field(init=False, default_factory=dict)
+    _made: dict[tuple[str, int, int], EngineCost] = field(init=False, default_factory=dict)
     _pace_s: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -81,9 +83,10 @@ class EngineCosts:
         BadInput
             The profile's model does not fit on GPUs of that degree.
         """
-        key = (engine.spec.tp_degree, engine.spec.kv_capacity_tokens)
+        key = (engine.spec.hardware, engine.spec.tp_degree, engine.spec.kv_capacity_tokens)
         if key not in self._made:
-            degree, capacity = key
-            cost = self.known.get(degree) or load_profile(self.profile, degree)
+            hardware, degree, capacity = key
+            of_class = self.known.of(hardware, degree) if isinstance(self.known, ClassCosts) else None
+            cost = of_class or self.known.get(degree) or load_profile(self.profile, degree)
             self._made[key] = replace(cost, capacity_tokens=capacity) if capacity > 0 else cost
         return self._made[key]

@@ -12,12 +12,22 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.notebook import facts_html, rows_html
+from heddle_dask.core.run_description import check_weight
 from heddle_dask.core.view import PredictorChoice, StrategySet
+from heddle_dask.cost.class_costs import ClassCosts
 from heddle_dask.cost.engine_cost import EngineCost, cost_from_mapping
+from heddle_dask.strategies.actions.elastic import ElasticUnits
+from heddle_dask.strategies.actions.first_come import FirstComeMinimum
+from heddle_dask.strategies.actions.fixed_units import FixedUnits
+from heddle_dask.strategies.actions.per_trajectory import PerTrajectory
+from heddle_dask.strategies.actions.worker_pools import WorkerPools
 from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
 from heddle_dask.strategies.admission.deadline import Deadline
 from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.admission.kv_watermark import KvWatermark
+from heddle_dask.strategies.affinity.hardware_map import HardwareMap
+from heddle_dask.strategies.affinity.prefill_decode import PrefillDecode
+from heddle_dask.strategies.affinity.priced import PricedAffinity
 from heddle_dask.strategies.engine_costs import UsesCosts
 from heddle_dask.strategies.imported import imported_strategy, is_imported
 from heddle_dask.strategies.migration.priced import Priced
@@ -31,7 +41,7 @@ from heddle_dask.strategies.placement.sticky import Sticky
 from heddle_dask.strategies.placement.sticky_least_loaded import StickyLeastLoaded
 from heddle_dask.strategies.predictor.choice import LearnedPredictorOptions, OracleOptions
 from heddle_dask.strategies.preemption.hysteresis import Hysteresis
-from heddle_dask.strategies.scheduling.first_come import FirstComeFirstServed, FirstComeMinimum
+from heddle_dask.strategies.scheduling.first_come import FirstComeFirstServed
 from heddle_dask.strategies.scheduling.group_first import GroupFirst
 from heddle_dask.strategies.scheduling.least_attained import LeastAttained
 from heddle_dask.strategies.scheduling.longest_first import LongestFirst
@@ -67,12 +77,24 @@ PARTS: Mapping[str, Mapping[str, type]] = {
         "kv-fit": KvFit,
         "deadline": Deadline,
     },
+    "affinity": {
+        "none": NoPart,
+        "map": HardwareMap,
+        "priced": PricedAffinity,
+        "prefill-decode": PrefillDecode,
+    },
     "predictor": {
         "none": NoPart,
         "xgboost": LearnedPredictorOptions,
         "oracle": OracleOptions,
     },
-    "actions": {"fcfs-minimum": FirstComeMinimum},
+    "actions": {
+        "fcfs-minimum": FirstComeMinimum,
+        "elastic": ElasticUnits,
+        "fixed": FixedUnits,
+        "per-trajectory": PerTrajectory,
+        "worker-pools": WorkerPools,
+    },
 }
 
 _PLAIN = {
@@ -80,6 +102,7 @@ _PLAIN = {
     "preemption": "none",
     "migration": "none",
     "admission": "unlimited",
+    "affinity": "none",
     "predictor": "none",
     "actions": "fcfs-minimum",
 }
@@ -102,6 +125,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
         "migration": "priced",
         "admission": "kv-fit",
         "predictor": "xgboost",
+        "actions": "elastic,order=tail",
     },
     "heddle-deadline": {
         **_PLAIN,
@@ -111,6 +135,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
         "migration": "priced",
         "admission": "deadline",
         "predictor": "xgboost",
+        "actions": "elastic,order=tail",
     },
     "heddle-paper": {
         **_PLAIN,
@@ -134,15 +159,18 @@ class Strategy:
     overrides
         ``part=name[,option=value]…``, for example ``admission=at-most,alive=64`` [default: none]. A name may be
         ``package.module:Class``: a dataclass of yours, which driver and scheduler can import.
+    weight
+        Share of the cluster's engines and pools, relative to that of other rollouts that run there [default: 1].
 
     Raises
     ------
     BadInput
-        As `build_strategies`, and overrides that are no sequence of texts.
+        As `build_strategies`, overrides that are no sequence of texts, and a weight that is no number above 0.
     """
 
     preset: str = "sticky-least-loaded"
     overrides: Sequence[str] = ()
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.preset, str):
@@ -152,6 +180,7 @@ class Strategy:
         if not listed or not all(isinstance(text, str) for text in given):
             raise BadInput(f"strategy overrides are {given!r}: use a list such as ['scheduling=fcfs']")
         object.__setattr__(self, "overrides", tuple(self.overrides))
+        check_weight("strategy weight", self.weight)
         self.build(seed=0)
 
     @classmethod
@@ -187,7 +216,7 @@ class Strategy:
 def tell_costs(strategies: StrategySet, known: Mapping[int, EngineCost]) -> None:
     """Set the costs by TP degree of every strategy that plans with costs; call it before the first event."""
     parts = (strategies.placement, strategies.scheduling, strategies.migration, strategies.admission)
-    for part in parts:
+    for part in (*parts, strategies.actions, strategies.affinity):
         if isinstance(part, UsesCosts):
             part.use_costs(known)
 
@@ -204,7 +233,7 @@ def strategies_of_run(described: Mapping[str, Any]) -> StrategySet:
     ----------
     described
         `strategy`, `overrides`, `seed`; and `cost`, with which they planned: the cost of one engine (`of`, at
-        `tp_degree`) and those of other TP degrees (`by_degree`), or None.
+        `tp_degree`), those of other TP degrees (`by_degree`) and of classes of hardware (`by_class`), or None.
 
     Raises
     ------
@@ -217,7 +246,17 @@ def strategies_of_run(described: Mapping[str, Any]) -> StrategySet:
     if cost is not None:
         forms = {int(degree): form for degree, form in cost.get("by_degree", {}).items()}
         forms.setdefault(cost["tp_degree"], cost["of"])
-        tell_costs(strategies, {degree: cost_from_mapping(form, degree) for degree, form in forms.items()})
+        known = {degree: cost_from_mapping(form, degree) for degree, form in forms.items()}
+        classes = cost.get("by_class", {})
+        if classes:
+            known = ClassCosts(
+                {
+                    (name, degree): cost_from_mapping(form, degree)
+                    for name, form in classes.items()
+                    for degree in known
+                }
+            )
+        tell_costs(strategies, known)
     return strategies
 
 
@@ -291,6 +330,8 @@ def _build(
     part: str, name: str, options: dict[str, Any], seed: int, built: Mapping[str, Any] | None = None
 ) -> Any:
     kind = imported_strategy(part, name) if is_imported(name) else PARTS[part][name]
+    if kind is HardwareMap:  # its options are domains
+        return HardwareMap.from_options(options)
     allowed = {f.name: f for f in fields(kind) if f.init and not f.name.startswith("_") and not f.metadata}
     for key in options:
         if key not in allowed:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from heddle_dask.core.duration_profile import DurationProfile
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.nouns import joined_domain
+from heddle_dask.core.resources import ONE_CPU, ResourceDemand
 from heddle_dask.workloads.traces import TracedTrajectory
 
 
@@ -18,13 +20,62 @@ class TraceDoesNotFit(BadInput):
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedAction:
+    """One tool or reward call with everything that decides how long it takes.
+
+    Attributes
+    ----------
+    label
+        Name of the tool.
+    profile
+        Its true seconds by units of its elastic resource.
+    demand
+        What it may be granted; its program can use all of it.
+    kind
+        ``"tool"`` or ``"reward"``.
+    pool, service
+        As in `core.nouns.ActionRequest`.
+    in_sandbox, sandbox_bytes
+        Whether it needs the sandbox of its trajectory, and the memory that this reserves for its life.
+    declared
+        The profile that its program declares, which may be wrong; None: none.
+    timeout_s
+        Seconds after which it is ended; None: never.
+    """
+
+    label: str
+    profile: DurationProfile
+    demand: ResourceDemand = ONE_CPU
+    kind: str = "tool"
+    pool: str = "cpu"
+    service: str = ""
+    in_sandbox: bool = False
+    sandbox_bytes: int = 0
+    declared: DurationProfile | None = None
+    timeout_s: float | None = None
+
+    @property
+    def shortest_s(self) -> float:
+        """Seconds with as many units as it can be granted."""
+        elastic = self.demand.elastic
+        return self.profile.seconds(self.demand[elastic].most if elastic else 1)
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """One step to replay: tokens to sample, the tool call after it, and the observation tokens that it adds."""
+    """One step to replay: tokens to sample, the tool call after it, and the observation tokens that it adds.
+
+    Attributes
+    ----------
+    action
+        The call in detail, if it is known; `tool_s` is then its shortest time. None: `tool_s` is all there is to it.
+    """
 
     generated_tokens: int
     observation_tokens: int
     tool: str | None
     tool_s: float
+    action: PlannedAction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +88,10 @@ class PlannedTrajectory:
         Group of attempts at one prompt, which share the prompt's tokens as a prefix.
     message_tokens, max_steps
         Length of the task itself, and the limit of steps; 0: not known.
+    rewards
+        Calls after the last step, one after the other; a simulation runs them, a replay does not.
+    submitted_s
+        When a simulation submits it.
     """
 
     trajectory_id: str
@@ -47,6 +102,8 @@ class PlannedTrajectory:
     steps: tuple[PlannedStep, ...]
     message_tokens: int = 0
     max_steps: int = 0
+    rewards: tuple[PlannedAction, ...] = ()
+    submitted_s: float = 0.0
 
     @property
     def generated_tokens(self) -> int:

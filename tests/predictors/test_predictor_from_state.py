@@ -36,7 +36,7 @@ def test_a_trajectory_without_an_answer_has_the_newest_policy_that_an_engine_has
     stage.feed(ev.StepFinished, *identity(step), 10, 0, "stop", 5)
     stage.submit("b")
     assert [progress_of(stage.trajectory(n), 9.0).policy_version for n in "ab"] == [5, 5]
-    step = stage.generating("a", 1)
+    step = stage.placed("a", 1)
     stage.feed(ev.StepFinished, *identity(step), 0, 0, "abort", -1)
     stage.submit("c")
     versions = [progress_of(stage.trajectory(n), 9.0).policy_version for n in "ac"]

@@ -9,6 +9,7 @@ import pytest
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.view import PredictorChoice, StrategySet
+from heddle_dask.strategies.actions.first_come import FirstComeMinimum
 from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
 from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.admission.kv_watermark import KvWatermark
@@ -28,7 +29,7 @@ from heddle_dask.strategies.presets import (
     Strategy,
     build_strategies,
 )
-from heddle_dask.strategies.scheduling.first_come import FirstComeFirstServed, FirstComeMinimum
+from heddle_dask.strategies.scheduling.first_come import FirstComeFirstServed
 from heddle_dask.strategies.scheduling.group_first import GroupFirst
 from heddle_dask.strategies.scheduling.least_attained import LeastAttained
 from heddle_dask.strategies.scheduling.longest_first import LongestFirst
@@ -89,7 +90,11 @@ def test_the_rank_rule_follows_an_override_of_the_placement_with_options() -> No
 
 
 CHOICES = [(part, name) for part, names in PARTS.items() for name in names]
-MANDATORY = {"at-most": ",alive=3"}
+MANDATORY = {
+    ("admission", "at-most"): ",alive=3",
+    ("affinity", "map"): ",default=H20",
+    ("affinity", "prefill-decode"): ",prefill=H800,decode=H20",
+}
 TYPES: dict[str, type] = {
     "cache-aware": CacheAware,
     "longest-first": LongestFirst,
@@ -107,7 +112,7 @@ TYPES: dict[str, type] = {
 
 @pytest.mark.parametrize(("part", "name"), CHOICES)
 def test_every_part_of_heddle_can_be_replaced_or_switched_off_alone(part: str, name: str) -> None:
-    overrides = [f"{part}={name}{MANDATORY.get(name, '')}"]
+    overrides = [f"{part}={name}{MANDATORY.get((part, name), '')}"]
     if name == "rank-rule":
         overrides.append("placement=presorted")
     before, built = build_strategies("heddle"), build_strategies("heddle", overrides=overrides)
@@ -117,7 +122,9 @@ def test_every_part_of_heddle_can_be_replaced_or_switched_off_alone(part: str, n
     elif part == "predictor":
         assert chosen.name == name
     else:
-        assert type(chosen) is TYPES.get(name, PARTS[part][name])
+        assert type(chosen) is (
+            PARTS[part][name] if part == "affinity" else TYPES.get(name, PARTS[part][name])
+        )
     untouched = {
         "placement",
         "scheduling",

@@ -221,7 +221,7 @@ class Deadline(KvFit):
         ]
 
     def _snapshot(self, view: ClusterView, engine: Engine, rest_tokens: float) -> EngineSnapshot:
-        held, queued = load_of(engine)
+        held, queued = load_of(view, engine)
         most = self.per_slot * engine.spec.slots
         if held and queued > most - 1:
             return EngineSnapshot(engine, most - queued, held)
@@ -259,5 +259,5 @@ class Deadline(KvFit):
 
     def _iteration_s(self, view: ClusterView, engine: Engine) -> float:
         """Seconds of an iteration with all residents of the engine, reservations included."""
-        batch = min(load_of(engine)[0], engine.spec.slots)
+        batch = min(load_of(view, engine)[0], engine.spec.slots)
         return self._costs.of(engine).iteration_s(batch, held_tokens(view, engine))

@@ -35,10 +35,10 @@ def longest_of(there: Residents) -> Longest:
     return Longest(path, demand.tokens)
 
 
-def load_of(engine: Engine) -> tuple[int, int]:
+def load_of(view: ClusterView, engine: Engine) -> tuple[int, int]:
     """Number of residents, and of steps that generate or queue there; reservations included in both."""
     reserved = len(engine.reserved)
-    return len(engine.residents) + reserved, len(engine.inflight) + reserved
+    return len(engine.residents) + reserved, view.queued(engine) + reserved
 
 
 def held_tokens(view: ClusterView, engine: Engine) -> int:

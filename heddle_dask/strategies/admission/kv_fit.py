@@ -178,7 +178,7 @@ class KvFit:
 
     def _rejection(self, view: ClusterView, site: EngineSnapshot) -> Rejection:
         """The condition for asking the engine again: some residents have left, or its queue is short enough."""
-        held, queued = load_of(site.engine)
+        held, queued = load_of(view, site.engine)
         share = self._held_share(view, site.engine)
         if site.free < 1:
             most_queued = queued + site.free - 1
@@ -206,7 +206,7 @@ class KvFit:
         return [(t, self._demand(t, self.lengths)) for t in there]
 
     def _snapshot(self, view: ClusterView, engine: Engine, rest_tokens: float) -> EngineSnapshot:
-        held, queued = load_of(engine)
+        held, queued = load_of(view, engine)
         most = self.per_slot * engine.spec.slots
         if held and queued > most - 1:
             return EngineSnapshot(engine, most - queued, held)
@@ -245,7 +245,7 @@ class KvFit:
             if rejection is None:
                 continue
             engine = view.engine(name)
-            held, queued = load_of(engine)
+            held, queued = load_of(view, engine)
             enough = rejection.held - held > _LEFT_SHARE * held
             if engine is in_turn or enough or queued <= rejection.most_queued:
                 self._open(view, engine)

@@ -17,7 +17,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.nouns import StepRequest
 from heddle_dask.core.prediction import Quantile
-from heddle_dask.core.transitions import TrajectoryState
+from heddle_dask.core.transitions import OVER
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.migration.rank_order import rank_target
@@ -136,9 +136,8 @@ class PresortedPlan:
                     trajectory, latest.engine_by_rank(remaining_or_context_tokens(trajectory, self.quantile))
                 )
             return
-        ended = TrajectoryState.ENDED
-        self._open = {i: entry for i, entry in self._open.items() if entry[0].state is not ended}
-        self._active = {i: one for i, one in self._active.items() if one.state is not ended}
+        self._open = {i: entry for i, entry in self._open.items() if entry[0].state not in OVER}
+        self._active = {i: one for i, one in self._active.items() if one.state not in OVER}
         self._active.update((one.trajectory_id, one) for one in trajectories)
         self._by_rank = 0
         self.latest = presorted_plan(list(self._active.values()), engines, self._costs, self.quantile)

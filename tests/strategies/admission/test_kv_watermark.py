@@ -9,6 +9,7 @@ from heddle_dask.core.commands import AdmitTrajectory, Command
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.events import StepFinished
 from heddle_dask.core.ids import EngineId, StepId
+from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.strategies.admission.kv_watermark import KvWatermark
 
 PRESSURE = "admission=kv-watermark,low=0.5,high=0.8,cut=0.5,per_slot="
@@ -141,7 +142,8 @@ def evicted(
 ) -> bool:
     """Whether E1, which had 4,000 tokens of a context by policy 2, has lost them, as the next answer tells."""
     made = Trajectory(trajectory_spec("a"), 1)
-    made.kept_on, made.kept_tokens, made.policy_version = EngineId("E1"), 4000, 2
+    made.kept_on, made.kept_tokens = EngineId("E1"), 4000
+    made.kv_version = PolicyVersion("", 2)
     made.context_tokens = context
     return made.was_evicted(
         StepFinished(1.0, StepId(made.trajectory_id, 1, 0), EngineId(engine), new, cached, "stop", policy)

@@ -1,0 +1,1 @@
+"""Which waiting actions start, where, and with how many units."""

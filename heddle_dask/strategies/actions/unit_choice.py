@@ -1,0 +1,373 @@
+"""Units of the candidates of one pass: what is free beyond their least amounts goes where it shortens most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+from heddle_dask.core.duration_profile import DurationProfile
+from heddle_dask.core.entities import Action, Host
+from heddle_dask.core.gpu_chunks import FreeChunks
+from heddle_dask.core.ids import ActionId, HostId
+from heddle_dask.core.resources import GPUS, Amounts, Resources, api_of
+from heddle_dask.core.transitions import ActionState
+from heddle_dask.core.view import ClusterView, Grant
+from heddle_dask.strategies.actions.chunk_table import ChunkTable
+from heddle_dask.strategies.actions.durations import Durations
+from heddle_dask.strategies.actions.eviction import candidates_kept
+from heddle_dask.strategies.actions.free_resources import (
+    FreeResources,
+    elastic_of,
+    fixed_amounts,
+    granted,
+    has_service,
+    least_of,
+    pooled,
+)
+from heddle_dask.strategies.actions.look_ahead import Ahead, Release, Waiting
+from heddle_dask.strategies.actions.signature_queues import SignatureQueues, Turn
+from heddle_dask.strategies.actions.unit_table import PrefixTable, UnitOptions, UnitTable
+
+OVERRUN = 0.25
+"""Seconds that an action which runs longer than expected still needs, as a share of those that it has run."""
+
+
+class ActionCandidate(NamedTuple):
+    """An action that fits, with what it takes at least, and the host for it."""
+
+    action: Action
+    host_id: HostId
+    turn: Turn
+    need: Resources
+
+
+class _Share(NamedTuple):
+    """A candidate that shares units, with its speed-up."""
+
+    candidate: ActionCandidate
+    profile: DurationProfile
+    amounts: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class UnitChoice:
+    """Shares the free units of each host, of the GPUs of each pool, and of each API among the candidates.
+
+    Attributes
+    ----------
+    depth, ahead, window, efficiency, start_efficiency
+        As in `ElasticUnits`.
+    """
+
+    durations: Durations
+    queues: SignatureQueues
+    depth: int
+    ahead: Ahead
+    window: int
+    efficiency: float
+    start_efficiency: float
+    _running: dict[HostId, list[tuple[float, Action]]] = field(default_factory=dict)
+
+    def grants(
+        self, view: ClusterView, free: FreeResources, candidates: Sequence[ActionCandidate]
+    ) -> list[Grant]:
+        """Grants for the candidates that start now, in their order."""
+        chosen: dict[int, tuple[HostId, int | None]] = {}
+        shares: dict[tuple[str, str, str], dict[int, _Share]] = {}
+        for number, candidate in enumerate(candidates):
+            chosen[number] = (candidate.host_id, None)
+            share = self._share(free, candidate)
+            if share is not None:
+                shares.setdefault(_scope(candidate), {})[number] = share
+        for (pool, host, resource), sharing in shares.items():
+            if resource == GPUS:
+                self._share_gpus(view, free, pool, sharing, candidates, chosen)
+            else:
+                self._share_units(view, free, (pool, host, resource), sharing, candidates, chosen)
+        self._try_more(free, candidates, chosen)
+        return [
+            self._grant(view, candidates[number], host_id, units)
+            for number, (host_id, units) in sorted(chosen.items())
+        ]
+
+    def _grant(
+        self, view: ClusterView, candidate: ActionCandidate, host_id: HostId, units: int | None
+    ) -> Grant:
+        spec = candidate.action.spec
+        elastic = elastic_of(spec.demand)
+        resources = candidate.need if units is None else granted(spec.demand, units)
+        seconds = self.durations.seconds(spec, 1 if elastic is None else resources[elastic])
+        self._running.setdefault(host_id, []).append((view.at + seconds, candidate.action))
+        return Grant(spec.action_id, host_id, resources)
+
+    def start_need(self, free: FreeResources, turn: Turn) -> Resources:
+        """What an action takes at least when it starts."""
+        spec = turn.action.spec
+        elastic = elastic_of(spec.demand)
+        if self.start_efficiency >= 1 or turn.overdue or elastic is None or elastic == GPUS:
+            return least_of(spec.demand)
+        profile = self.durations.profile(spec)
+        if profile is None:
+            return least_of(spec.demand)
+        return fixed_amounts(free, spec.pool, spec.demand, _units_used_well(profile, self.start_efficiency))
+
+    # -- the candidates of one scope ---------------------------------------------------------------------
+
+    def _share(self, free: FreeResources, candidate: ActionCandidate) -> _Share | None:
+        """The candidate as one that shares units; None where it has its least amounts in any case."""
+        spec = candidate.action.spec
+        elastic = elastic_of(spec.demand)
+        profile = None if elastic is None else self.durations.profile(spec)
+        if elastic is None or profile is None:
+            return None
+        amounts, least = spec.demand[elastic], candidate.need[elastic]
+        useful = [
+            n for n in _amounts(amounts) if n == least or (n > least and self._is_used_well(profile, n))
+        ]
+        return _Share(candidate, profile, tuple(useful))
+
+    def _is_used_well(self, profile: DurationProfile, units: int) -> bool:
+        return profile.one_unit_s >= self.efficiency * units * profile.seconds(units)
+
+    def _share_units(
+        self,
+        view: ClusterView,
+        free: FreeResources,
+        scope: tuple[str, str, str],
+        sharing: dict[int, _Share],
+        candidates: Sequence[ActionCandidate],
+        chosen: dict[int, tuple[HostId, int | None]],
+    ) -> None:
+        """Share the units of a host, or the calls of an API."""
+        pool, host, resource = scope
+        api = api_of(resource)
+        if api is not None:
+            idle = free.api(api)
+            spare = sum(each.amounts[-1] for each in sharing.values()) if idle is None else idle
+            hosts = list(free.hosts[pool])
+        else:
+            spare, hosts = free.of(HostId(host), pool).get(resource, 0), [HostId(host)]
+        units = spare + sum(each.amounts[0] for each in sharing.values())
+        table = UnitTable([_options(each, units) for each in sharing.values()], units)
+        numbers = list(sharing)
+        kept = self._kept(view, free, scope, hosts, list(sharing.values()), table, units, candidates)
+        for number, amount in zip(numbers, table.units(kept), strict=False):
+            chosen[number] = (candidates[number].host_id, amount)
+            if api is None:
+                free.of(candidates[number].host_id, pool)[resource] -= amount - sharing[number].amounts[0]
+        for number in numbers[kept:]:
+            del chosen[number]
+
+    def _share_gpus(
+        self,
+        view: ClusterView,
+        free: FreeResources,
+        pool: str,
+        sharing: dict[int, _Share],
+        candidates: Sequence[ActionCandidate],
+        chosen: dict[int, tuple[HostId, int | None]],
+    ) -> None:
+        """Share the free chunks of all hosts of a pool; the hosts follow from the chunks."""
+        chunks: dict[HostId, FreeChunks] = {
+            host_id: view.free_chunks(host) for host_id, host in free.hosts[pool].items()
+        }
+        for number, each in enumerate(candidates):
+            gpus = least_of(each.action.spec.demand)[GPUS]
+            if gpus and number not in sharing and each.action.spec.pool == pool:
+                left = chunks[each.host_id].take(gpus)
+                assert left is not None, each.host_id
+                chunks[each.host_id] = left
+        together = pooled(chunks.values())
+        shares = list(sharing.values())
+        table = ChunkTable([_options(each, together.largest) for each in shares], together)
+        if table.cost(len(shares)) == float("inf"):
+            return  # the chunks of fixed hosts do not add up in this order: the least amounts were found one by one
+        scope = (pool, "", GPUS)
+        kept = self._kept(view, free, scope, list(chunks), shares, table, together.gpus, candidates)
+        placed = _hosts_of_chunks(view, free, chunks, shares[:kept], table.units(kept))
+        if placed is None:
+            return
+        for number, place in zip(sharing, placed, strict=False):
+            chosen[number] = place
+        for number in list(sharing)[kept:]:
+            del chosen[number]
+
+    # -- eviction ----------------------------------------------------------------------------------------
+
+    def _kept(
+        self,
+        view: ClusterView,
+        free: FreeResources,
+        scope: tuple[str, str, str],
+        hosts: Sequence[HostId],
+        shares: Sequence[_Share],
+        table: PrefixTable,
+        units: int,
+        candidates: Sequence[ActionCandidate],
+    ) -> int:
+        """Number of the candidates that start now."""
+        pool, _, resource = scope
+        # Where nothing runs, no event would bring the evicted back: one starts in any case. So do overdue ones.
+        at_hosts = frozenset(hosts)
+        others = sum(each.host_id in at_hosts for each in candidates) > len(shares)
+        busy = others or (api_of(resource) is None and any(there.running for there in _of(view, hosts)))
+        overdue = [number for number, each in enumerate(shares, start=1) if each.candidate.turn.overdue]
+        least_kept = max([0 if busy else 1, *overdue])
+        if self.depth < 1 or least_kept >= len(shares):
+            return len(shares)
+        waiting = [self._waiting(each.candidate.turn, resource) for each in shares]
+        seconds = [[(amount, each.profile.seconds(amount)) for amount in each.amounts] for each in shares]
+        left = {each.action.spec.action_id for each in candidates}
+        behind = self._behind(scope, hosts, left, len(free.hosts[pool]))
+        running = [release for host_id in hosts for release in self._releases(view, host_id, resource)]
+        return candidates_kept(
+            table,
+            waiting,
+            behind,
+            running,
+            units,
+            seconds=seconds,
+            most=[each.amounts[-1] for each in shares],
+            depth=self.depth,
+            ahead=self.ahead,
+            least_kept=least_kept,
+        )
+
+    def _waiting(self, turn: Turn, resource: str) -> Waiting:
+        spec, seconds = turn.action.spec, self.durations.seconds
+        known = self.durations.profile(spec) is not None
+        rungs = _ladder(spec.demand[resource])[: self.depth if known else 1]
+        return Waiting(tuple((amount, seconds(spec, amount)) for amount in rungs))
+
+    def _behind(
+        self, scope: tuple[str, str, str], hosts: Sequence[HostId], left: set[ActionId], of_pool: int
+    ) -> list[Waiting]:
+        """The next actions that will compete for these units, without the candidates.
+
+        Those that any of the `of_pool` hosts can run are spread over all of them.
+        """
+        pool, host, resource = scope
+        turns: list[Turn] = []
+        queues = {queue.signature: queue for host_id in hosts for queue in self.queues.of_host(pool, host_id)}
+        for queue in queues.values():
+            if resource in queue.signature.names:
+                queue.begin()
+                found = queue.first(self.window, left)
+                turns += found if queue.signature.host or not host else found[::of_pool]
+        turns.sort(reverse=True)
+        return [self._waiting(turn, resource) for turn in turns[: self.window]]
+
+    def _releases(self, view: ClusterView, host_id: HostId, resource: str) -> Iterable[Release]:
+        """When the running actions of a host are expected to free their units."""
+        running = [
+            (ends_at, action)
+            for ends_at, action in self._running.get(host_id, ())
+            if action.state is ActionState.RUNNING and action.host == host_id
+        ]
+        self._running[host_id] = running
+        for ends_at, action in running:
+            units = action.resources[resource]
+            if units:
+                yield max(ends_at - view.at, OVERRUN * (view.at - action.started_at)), units
+
+    # -- trials ------------------------------------------------------------------------------------------
+
+    def _try_more(
+        self,
+        free: FreeResources,
+        candidates: Sequence[ActionCandidate],
+        chosen: dict[int, tuple[HostId, int | None]],
+    ) -> None:
+        """Give actions of unknown speed-up more units where units are idle and nothing waits for them."""
+        left = {each.action.spec.action_id for each in candidates}
+        for number, (host_id, units) in chosen.items():
+            spec = candidates[number].action.spec
+            elastic = elastic_of(spec.demand)
+            if units is not None or elastic is None or elastic == GPUS or api_of(elastic) is not None:
+                continue
+            idle = free.of(host_id, spec.pool).get(elastic, 0)
+            if not idle or self._someone_waits(spec.pool, host_id, left):
+                continue
+            amounts = spec.demand[elastic]
+            tried = self.durations.trial_units(spec, amounts.up_to(amounts.least + idle))
+            if tried is not None:
+                chosen[number] = (host_id, tried)
+                free.of(host_id, spec.pool)[elastic] -= tried - amounts.least
+
+    def _someone_waits(self, pool: str, host_id: HostId, left: set[ActionId]) -> bool:
+        for queue in self.queues.of_host(pool, host_id):
+            queue.begin()
+            if queue.first(1, left):
+                return True
+        return False
+
+
+@lru_cache(maxsize=4096)
+def _amounts(amounts: Amounts) -> tuple[int, ...]:
+    return amounts.up_to(amounts.most)
+
+
+@lru_cache(maxsize=4096)
+def _ladder(amounts: Amounts) -> tuple[int, ...]:
+    """The least amount, and amounts that are each at least twice the one before."""
+    rungs = [amounts.least]
+    while (wanted := max(1, 2 * rungs[-1])) < amounts.most:
+        rungs.append(next(each for each in amounts.only if each >= wanted) if amounts.only else wanted)
+    return (*rungs, amounts.most) if rungs[-1] < amounts.most else tuple(rungs)
+
+
+def _units_used_well(profile: DurationProfile, efficiency: float) -> int:
+    """The most units of which an action uses this share well: 1 / (s m + 1 - s) is the share at m units."""
+    if profile.serial_share <= 0:
+        return 1 << 30
+    return max(1, int((1.0 / efficiency - 1.0) / profile.serial_share + 1.0 + 1e-9))
+
+
+def _scope(candidate: ActionCandidate) -> tuple[str, str, str]:
+    """Pool, host and resource of the units that a candidate shares; the host is empty for GPUs and APIs."""
+    spec = candidate.action.spec
+    elastic = elastic_of(spec.demand) or ""
+    shared = elastic == GPUS or api_of(elastic) is not None
+    return (spec.pool, "" if shared else candidate.host_id, elastic)
+
+
+def _options(share: _Share, units: int) -> UnitOptions:
+    seconds, least = share.profile.seconds, share.amounts[0]
+    amounts = tuple(amount for amount in share.amounts if amount <= units or amount == least)
+    return UnitOptions(amounts, tuple(seconds(amount) for amount in amounts))
+
+
+def _of(view: ClusterView, hosts: Iterable[HostId]) -> Iterable[Host]:
+    return (host for host in map(view.host, hosts) if host is not None)
+
+
+def _hosts_of_chunks(
+    view: ClusterView,
+    free: FreeResources,
+    chunks: dict[HostId, FreeChunks],
+    shares: Sequence[_Share],
+    gpus: Sequence[int],
+) -> list[tuple[HostId, int | None]] | None:
+    """A host with the smallest sufficient chunk for each, in order; None where other resources do not allow it."""
+    placed: list[tuple[HostId, int | None]] = []
+    for share, wanted in zip(shares, gpus, strict=True):
+        own, spec = share.candidate.host_id, share.candidate.action.spec
+        bound = spec.demand.names != (GPUS,) or view.host_fixed(share.candidate.action) is not None
+        fitting: list[tuple[bool, int, bool, HostId]] = []
+        for host_id in (own,) if bound else tuple(chunks):
+            counts = chunks[host_id].counts
+            levels = (level for level, count in enumerate(counts) if count and 1 << level >= wanted)
+            level = next(levels, None)
+            if level is not None:
+                absent = not has_service(view, free.hosts[spec.pool][host_id], spec.service, wanted)
+                fitting.append((absent, level, host_id != own, host_id))
+        if not fitting:
+            return None
+        host_id = min(fitting, key=lambda each: each[:3])[3]
+        left = chunks[host_id].take(wanted)
+        assert left is not None, host_id
+        chunks[host_id] = left
+        placed.append((host_id, wanted))
+    return placed

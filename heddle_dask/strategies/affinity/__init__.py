@@ -1,0 +1,1 @@
+"""Affinity: the engines among which the placement chooses, by class of hardware."""

@@ -1,0 +1,215 @@
+"""Elastic units, as lists of events and commands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from worlds.core_builders import Stage, action_of
+
+from heddle_dask.core import events as ev
+from heddle_dask.core.commands import Command, RunAction, WakeUp
+from heddle_dask.core.duration_profile import DurationProfile
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.ids import ActionId, HostId
+from heddle_dask.core.nouns import HostDescription
+from heddle_dask.core.resources import Amounts, ResourceDemand, Resources
+from heddle_dask.strategies.presets import Strategy, build_strategies
+
+SCALES = DurationProfile(8.0, 0.02)
+
+
+def stage_of(options: str = "", cpus: int = 8, trajectories: str = "abcdef") -> Stage:
+    stage = Stage(overrides=[f"actions=elastic{options}"])
+    stage.add_host("H1", cpus)
+    stage.submit(*trajectories)
+    return stage
+
+
+def ask(
+    stage: Stage,
+    name: str,
+    *,
+    profile: DurationProfile | None = SCALES,
+    pool: str = "cpu",
+    label: str = "tests",
+    **demand: Amounts | int,
+) -> list[Command]:
+    wanted = ResourceDemand.of(**(demand or {"cpus": Amounts(1, 8)}))
+    action = replace(action_of(name, name[0], pool=pool), demand=wanted, profile=profile, label=label)
+    return stage.feed(ev.ActionRequested, action)
+
+
+def units(commands: list[Command], resource: str = "cpus") -> dict[str, int]:
+    return {c.action_id: c.resources[resource] for c in commands if isinstance(c, RunAction)}
+
+
+def end(stage: Stage, name: str, run_s: float = 1.0, host: str = "H1") -> list[Command]:
+    return stage.feed(ev.ActionFinished, ActionId(name), HostId(host), run_s)
+
+
+def test_what_is_requested_at_one_moment_shares_the_units() -> None:
+    stage = stage_of(",start_efficiency=1,depth=0")
+    assert ask(stage, "a1") == [WakeUp(stage.at)]
+    assert ask(stage, "b1") == [], "one time is asked for"
+    assert units(stage.feed(ev.TimeReached)) == {"a1": 4, "b1": 4}
+
+
+def test_a_plain_action_starts_at_once() -> None:
+    stage = stage_of()
+    assert units(ask(stage, "a1", cpus=2)) == {"a1": 2}
+
+
+def test_an_action_alone_gets_all_that_it_can_use() -> None:
+    stage = stage_of(cpus=32)
+    ask(stage, "a1")
+    assert units(stage.feed(ev.TimeReached)) == {"a1": 8}
+
+
+def test_units_go_where_they_shorten_most() -> None:
+    stage = stage_of(",start_efficiency=1,depth=0")
+    ask(stage, "a1", profile=DurationProfile(100.0))
+    ask(stage, "b1", profile=DurationProfile(1.0))
+    assert units(stage.feed(ev.TimeReached)) == {"a1": 7, "b1": 1}
+
+
+def test_an_action_waits_for_as_many_units_as_it_uses_well() -> None:
+    stage = stage_of(",start_efficiency=0.9,depth=0")
+    ask(stage, "a1", cpus=6)
+    assert ask(stage, "b1", profile=DurationProfile(8.0, 0.05)) == [WakeUp(stage.at)]
+    assert stage.feed(ev.TimeReached) == [], "two units are free; it uses three at 0.91"
+    end(stage, "a1")
+    assert units(stage.feed(ev.TimeReached)) == {"b1": 8}
+
+
+def test_one_signature_does_not_block_another() -> None:
+    stage = stage_of()
+    stage.feed(ev.HostJoined, HostDescription(HostId("H2"), Resources.of(cpus=8, memory_bytes=4)))
+    assert units(ask(stage, "a1", cpus=8, memory_bytes=4)) == {"a1": 8}
+    assert units(ask(stage, "b1", cpus=8, memory_bytes=4)) == {}, "the only host with memory is busy"
+    assert units(ask(stage, "c1", cpus=1)) == {"c1": 1}, "on H1, past b1"
+
+
+def test_the_tail_is_evicted_where_its_units_help_the_others_more() -> None:
+    stage = stage_of(",start_efficiency=1", cpus=4)
+    for name in ("a1", "b1", "c1", "d1"):
+        ask(stage, name, profile=DurationProfile(10.0), cpus=Amounts(1, 4))
+    commands = stage.feed(ev.TimeReached)
+    kept = units(commands)
+    assert list(kept) == ["a1", "b1", "c1", "d1"][: len(kept)], "a prefix"
+    assert sum(kept.values()) == 4
+    # One after the other with all four units: 2.5, 5, 7.5, 10 s; all at once with one unit: 4 times 10 s.
+    assert len(kept) < 4
+
+
+def test_an_idle_host_starts_at_least_one() -> None:
+    stage = stage_of(",start_efficiency=1,depth=6,ahead=all", cpus=1)
+    ask(stage, "a1")
+    assert units(stage.feed(ev.TimeReached)) == {"a1": 1}
+
+
+def test_the_longest_trajectory_goes_first_until_another_is_overdue() -> None:
+    stage = stage_of(",order=tail,max_wait_s=30", cpus=1)
+    for name, tokens in (("a", 10.0), ("b", 1000.0), ("c", 500.0)):
+        stage.predict(name, tokens)
+    ask(stage, "d1", cpus=1)
+    for name in ("a1", "b1", "c1"):
+        ask(stage, name, cpus=1)
+    assert units(end(stage, "d1")) == {"b1": 1}
+    stage.at += 30
+    assert units(end(stage, "b1")) == {"a1": 1}, "the oldest of the overdue"
+
+
+def test_without_predictions_the_first_goes_first() -> None:
+    stage = stage_of(",order=tail", cpus=1)
+    for name in ("a1", "b1", "c1"):
+        ask(stage, name, cpus=1)
+    assert units(end(stage, "a1")) == {"b1": 1}
+
+
+def test_room_is_kept_for_a_wide_action_that_has_waited_too_long() -> None:
+    stage = stage_of(",max_wait_s=10", cpus=4)
+    stage.feed(ev.HostJoined, HostDescription(HostId("H2"), Resources.of(cpus=1)))
+    for name in ("a1", "b1", "c1", "d1"):
+        ask(stage, name, cpus=1)
+    assert ask(stage, "e1", cpus=4, memory_bytes=0) == []
+    stage.at += 10
+    running, started = ["a1", "b1", "c1", "d1"], 0
+    for number in range(8):  # single CPUs come without end, under another signature
+        ask(stage, f"f{number}", profile=None, cpus=Amounts(1, 2), label="small")
+        done = running.pop(0)
+        host = stage.state.actions[ActionId(done)].host
+        commands = end(stage, done, host=host or "")
+        commands += stage.feed(ev.TimeReached)
+        running += [name for name in units(commands) if name != "e1"]
+        if "e1" in units(commands):
+            break
+        started += 1
+    assert "e1" in units(commands), "it never starts"
+    assert started <= 6
+
+
+def test_an_action_that_no_present_host_can_run_holds_back_nothing() -> None:
+    stage = stage_of(cpus=8)
+    stage.add_host("H2", 2)
+    assert units(ask(stage, "a1", cpus=8)) == {"a1": 8}
+    stage.feed(ev.HostLost, HostId("H1"))
+    assert units(ask(stage, "b1", cpus=1)) == {"b1": 1}
+
+
+def test_gpus_come_from_chunks_of_the_whole_pool() -> None:
+    stage = stage_of(",start_efficiency=1,depth=0")
+    for name in ("G1", "G2"):
+        stage.feed(ev.HostJoined, HostDescription(HostId(name), Resources.of(gpus=4), "gpu"))
+    sizes = Amounts(1, 8, (1, 2, 4, 8))
+    for name in ("a1", "b1", "c1"):
+        ask(stage, name, profile=DurationProfile(8.0), pool="gpu", gpus=sizes)
+    commands = stage.feed(ev.TimeReached)
+    assert sorted(units(commands, "gpus").values()) == [2, 2, 4]
+    by_host: dict[str, int] = {}
+    for command in commands:
+        assert isinstance(command, RunAction)
+        by_host[command.host_id] = by_host.get(command.host_id, 0) + command.resources["gpus"]
+    assert by_host == {"G1": 4, "G2": 4}
+
+
+def test_unknown_kinds_are_tried_with_more_units_only_while_units_are_idle() -> None:
+    stage = stage_of(cpus=4)
+    ask(stage, "a1", profile=None)
+    assert units(stage.feed(ev.TimeReached)) == {"a1": 2}, "a trial"
+    for name in ("b1", "c1", "d1"):
+        ask(stage, name, profile=None)
+    assert set(units(stage.feed(ev.TimeReached)).values()) == {1}, "the third waits, so nothing is tried"
+
+
+def test_a_learned_speed_up_is_used() -> None:
+    stage = stage_of(cpus=8)
+    truth = DurationProfile(8.0)
+    for number in range(24):
+        ask(stage, f"a{number}", profile=None)
+        (given,) = units(stage.feed(ev.TimeReached)).values()
+        end(stage, f"a{number}", truth.seconds(given))
+    assert given == 8
+
+
+def test_failures_and_rate_limits_are_no_durations() -> None:
+    stage = stage_of()
+    ask(stage, "a1", cpus=1)
+    stage.feed(ev.ActionFinished, ActionId("a1"), HostId("H1"), 900.0, False, True, "timeout")
+    durations = stage.controller.strategies.actions._durations  # type: ignore[attr-defined]
+    assert (durations.kinds["tests"].failed, durations.kinds["tests"].observed) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["order=x", "depth=-1", "efficiency=2", "start_efficiency=x", "ahead=x", "max_wait_s=x", "profile=x"],
+)
+def test_bad_options_are_refused_in_one_line(options: str) -> None:
+    with pytest.raises(BadInput) as refusal:
+        Strategy("heddle", [f"actions=elastic,{options}"])
+    assert "\n" not in str(refusal.value)
+
+
+def test_presets_with_a_predictor_put_the_tail_first() -> None:
+    assert build_strategies("heddle").actions == build_strategies("heddle-deadline").actions
+    assert build_strategies("heddle").actions.order == "tail"  # type: ignore[attr-defined]
