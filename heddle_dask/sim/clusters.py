@@ -28,8 +28,31 @@ two shared cores in a busy hour of 2026-11-21 (docs/experiments, step latency); 
 
 
 @dataclass(frozen=True, slots=True)
+class HardwarePool:
+    """GPUs of one class in a cluster of several.
+
+    Attributes
+    ----------
+    hardware
+        Name of the class.
+    gpu
+        A published name.
+    tp
+        TP degree of its engines.
+    slots
+        Slots of each engine; 0: `SLOTS_PER_GPU` for each of its GPUs.
+    """
+
+    hardware: str
+    gpus: int
+    gpu: str
+    tp: int = 1
+    slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
-    """Identical GPUs in nodes. The fields are the keys of a TOML file, with dashes.
+    """Identical GPUs in nodes, or `pools` of them. The fields are the keys of a TOML file, with dashes.
 
     Attributes
     ----------
@@ -52,6 +75,9 @@ class Cluster:
         A published name: strategies plan with the cost formula of that GPU. Empty: with the true cost.
     faults
         Faults of the simulation.
+    pools
+        GPUs of several classes (``[[pools]]``), each with its own cost by the formula; `gpu`, `tp` and `slots` then
+        mean nothing, and `gpus` is their sum.
     """
 
     gpus: int
@@ -66,6 +92,18 @@ class Cluster:
     tables: tuple[str, ...] = ()
     believed_gpu: str = ""
     faults: SimulatedFaults = field(default_factory=SimulatedFaults)
+    pools: tuple[HardwarePool, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.pools and self.gpus != (total := sum(pool.gpus for pool in self.pools)):
+            raise BadInput(f"cluster has {self.gpus} GPUs and its pools {total}: leave gpus out")
+        if self.pools and (self.tables or self.believed_gpu):
+            raise BadInput("a cluster with pools takes neither tables nor a believed-gpu: leave them out")
+
+    @property
+    def hardware(self) -> tuple[str, ...]:
+        """The classes of its pools, each once."""
+        return tuple(dict.fromkeys(pool.hardware for pool in self.pools))
 
     @property
     def tp_degrees(self) -> tuple[int, ...]:
@@ -95,6 +133,8 @@ class Cluster:
             table of another model, or tables that lack a degree.
         """
         shape = model_of(model) if isinstance(model, str) else model
+        if self.pools:
+            return self._mixed_fleet(shape, max_context_tokens)
         chip = gpu_of(self.gpu)
         degrees = self.tp_degrees
         tables = self._measured(shape, degrees)
@@ -122,9 +162,35 @@ class Cluster:
             believed=self._believed(shape, costs),
         )
 
+    def _mixed_fleet(self, shape: ModelShape, max_context_tokens: int) -> SimulatedFleet:
+        """Engines of every pool, class by class; KV caches travel over the slowest link between two of them."""
+        engines: list[tuple[EngineDescription, EngineCost]] = []
+        links: list[SimulatedLink] = []
+        for pool in self.pools:
+            degrees = replace(self, gpus=pool.gpus, tp=pool.tp, pools=()).tp_degrees
+            chip = gpu_of(pool.gpu)
+            engines += equal_engines(
+                len(degrees),
+                engine_cost_for(shape, chip, pool.tp),
+                slots=pool.slots or SLOTS_PER_GPU * pool.tp,
+                max_context_tokens=max_context_tokens,
+                tp_degree=pool.tp,
+                kv_transfer=self.kv_transfer,
+                first=len(engines),
+                hardware=pool.hardware,
+            )
+            links.append(self._link(shape, chip, {}, degrees))
+        delays = ControlDelays.measured(self.step_added_s, self.action_added_s)
+        slowest = max(links, key=lambda link: link.token_s)
+        return SimulatedFleet(
+            tuple(engines), delays=delays, link=slowest, faults=self.faults, tool_cpus=self.tool_cpus
+        )
+
     def conditions(self) -> dict[str, object]:
         """Measured tables, assumed GPU and faults, for the conditions that a simulation prints; empty without any."""
         found: dict[str, object] = {}
+        if self.pools:
+            found["pools"] = " + ".join(f"{pool.gpus} {pool.hardware} (TP{pool.tp})" for pool in self.pools)
         if self.tables:
             found["tables"] = " ".join(self.tables)
         if self.believed_gpu:
@@ -193,6 +259,10 @@ CLUSTERS: Mapping[str, Cluster] = {
     "hopper8": Cluster(gpus=8),
     "hopper64": Cluster(gpus=64),
     "hopper1024": Cluster(gpus=1024),
+    # The rollout pools of RollArt's Figure 11a: 206 units of cost, with an H20 as the unit and an H800 at 2.85.
+    "h800-72": Cluster(72, pools=(HardwarePool("H800", 72, "h800"),)),
+    "h20-208": Cluster(208, pools=(HardwarePool("H20", 208, "h20"),)),
+    "h800-64-h20-24": Cluster(88, pools=(HardwarePool("H800", 64, "h800"), HardwarePool("H20", 24, "h20"))),
 }
 
 
@@ -237,6 +307,8 @@ def with_choices(
 
 def _checked(content: Mapping[str, Any], where: str) -> Cluster:
     values = _read(content, [each.name for each in fields(Cluster)], f"cluster {where}")
+    if values.get("pools"):
+        values.setdefault("gpus", sum(pool.gpus for pool in values["pools"]))
     if "gpus" not in values:
         raise BadInput(f"cluster {where} lacks 'gpus': give their number")
     return Cluster(**values)
@@ -265,6 +337,12 @@ def _value(name: str, value: Any, where: str) -> Any:
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
             raise BadInput(f"{where} is {value!r}: use a list of names or files of measured tables")
         return tuple(value)
+    if name == "pools":
+        return _pools(value, where)
+    if name == "hardware":
+        if not isinstance(value, str) or not value:
+            raise BadInput(f"{where} is {value!r}: use the name of a class of hardware")
+        return value
     if name == "faults":
         if not isinstance(value, dict):
             raise BadInput(f"{where} is {value!r}: use a section [faults]")
@@ -286,6 +364,19 @@ def _value(name: str, value: Any, where: str) -> Any:
             raise BadInput(f"{where} is {value!r}: use seconds from 0 up")
         return float(value)
     return _whole(value, 0 if name in ("slots", "tool_cpus") else 1, where)
+
+
+def _pools(value: Any, where: str) -> tuple[HardwarePool, ...]:
+    if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
+        raise BadInput(f"{where} is {value!r}: use sections [[pools]]")
+    read = [_read(one, [each.name for each in fields(HardwarePool)], where) for one in value]
+    for one in read:
+        for name in ("hardware", "gpus", "gpu"):
+            if name not in one:
+                raise BadInput(f"{where}: a pool lacks '{name}'")
+        if not isinstance(one.get("tp", 1), int):
+            raise BadInput(f"{where}: tp is {one['tp']!r}: use one degree for a pool")
+    return tuple(HardwarePool(**one) for one in read)
 
 
 def _whole(value: Any, least: int, where: str) -> int:

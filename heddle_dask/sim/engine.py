@@ -112,6 +112,19 @@ class SimulatedEngine:
         if not self.lost:
             self._settle(self._batch.reprice(cost, self._time.now_s))
 
+    def install(self, seconds: float, *, keep_kv: bool) -> None:
+        """Pause for so long for other weights; without `keep_kv`, all KV is recomputed under them."""
+        if self.lost:
+            return
+        ended = self._batch.pause(self._time.now_s, seconds, recompute=not keep_kv)
+        if not keep_kv:
+            self.kv_cache.forget_idle()
+        self._settle(ended)
+
+    def sampled_tokens(self, job: SimulatedJob) -> int:
+        """Tokens of a job sampled by the latest change of the batch."""
+        return self._batch.sampled_tokens(job)
+
     def lose(self) -> None:
         """Lose the engine: none of its jobs ever ends."""
         self.close()

@@ -8,7 +8,12 @@ from dataclasses import dataclass, field, replace
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId, HostId
 from heddle_dask.core.nouns import EngineDescription, HostDescription
+from heddle_dask.core.pools import ModelService
+from heddle_dask.core.resources import Resources
+from heddle_dask.cost.class_costs import ClassCosts
 from heddle_dask.cost.engine_cost import EngineCost
+from heddle_dask.sim.pod_settings import PodSettings
+from heddle_dask.sim.service_times import ServiceTimes
 
 FIT_S, FIT_ROW_S = 0.15, 2.1e-4
 
@@ -86,10 +91,18 @@ class ControlDelays:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLink:
-    """KV transfers between engines: seconds per transfer, and seconds per token."""
+    """KV transfers between engines: seconds per transfer, and seconds per token.
+
+    Attributes
+    ----------
+    whole
+        Whether every token of the context is sent. False: only those that the target's prefix cache lacks, as vLLM's
+        NIXL connector asks for.
+    """
 
     setup_s: float = 0.1
     token_s: float = 5e-6
+    whole: bool = True
 
 
 FAILED_TOOL_SHARE = 0.5
@@ -120,6 +133,8 @@ class SimulatedFaults:
         Time at which the job of an engine ends, by the engine's number. The engine drains before.
     drain_s
         The drain begins so long before the end of the job.
+    hosts_join, hosts_drain, hosts_lost
+        Time at which a host of CPUs joins [default: 0], begins to drain, and is lost, by the host's number.
     """
 
     engines_lost: Mapping[int, float] = field(default_factory=dict)
@@ -129,6 +144,9 @@ class SimulatedFaults:
     engine_restart_s: float = 0.0
     engines_end: Mapping[int, float] = field(default_factory=dict)
     drain_s: float = 120.0
+    hosts_join: Mapping[int, float] = field(default_factory=dict)
+    hosts_drain: Mapping[int, float] = field(default_factory=dict)
+    hosts_lost: Mapping[int, float] = field(default_factory=dict)
 
     def drain_times(self, ends_s: float) -> tuple[float, float]:
         """When an engine that ends then begins to drain, and when its steps are stopped; as live."""
@@ -150,6 +168,14 @@ class SimulatedFleet:
     crowded
         True cost of each engine by the number of busy engines (`sim.shared_cores`); empty: engines do not affect each
         other.
+    hosts
+        Hosts for actions; empty: one with `tool_cpus`.
+    sandbox_start_s
+        Seconds to start the sandbox of a trajectory on a host.
+    pods
+        Actions run in pods of Kubernetes and not on hosts that the controller allocates; None: no pods.
+    services, service_times
+        Model services on hosts with GPUs, and how long they take.
     """
 
     engines: tuple[tuple[EngineDescription, EngineCost], ...]
@@ -159,6 +185,11 @@ class SimulatedFleet:
     tool_cpus: int = 0
     believed: Mapping[int, EngineCost] = field(default_factory=dict)
     crowded: Mapping[int, EngineCost] = field(default_factory=dict)
+    hosts: tuple[HostDescription, ...] = ()
+    sandbox_start_s: float = 0.0
+    pods: PodSettings | None = None
+    services: tuple[ModelService, ...] = ()
+    service_times: ServiceTimes = field(default_factory=ServiceTimes)
 
     def __post_init__(self) -> None:
         if not self.engines:
@@ -177,14 +208,31 @@ class SimulatedFleet:
                 )
 
     @property
-    def host(self) -> HostDescription:
-        """The tool pool as one host."""
-        return HostDescription(HostId("tools"), self.tool_cpus or 1)
+    def action_hosts(self) -> tuple[HostDescription, ...]:
+        """The hosts for actions; pods are one host for the controller."""
+        if self.hosts and self.pods is None:
+            return self.hosts
+        return (HostDescription(HostId("tools"), Resources.of(cpus=self.tool_cpus or 1)),)
 
     @property
     def beliefs(self) -> Mapping[int, EngineCost]:
         """Cost by TP degree with which strategies plan."""
-        return self.believed or {spec.tp_degree: cost for spec, cost in self.engines}
+        if self.believed:
+            return self.believed
+        classes = {(spec.hardware, spec.tp_degree): cost for spec, cost in self.engines}
+        if any(hardware for hardware, _ in classes):
+            return ClassCosts(classes)
+        return {spec.tp_degree: cost for spec, cost in self.engines}
+
+
+def equal_hosts(
+    count: int, cpus: int, *, memory_bytes: int = 0, pool: str = "cpu", first: int = 0
+) -> tuple[HostDescription, ...]:
+    """`count` identical hosts for actions, numbered from `first`."""
+    resources = Resources.of(cpus=cpus, memory_bytes=memory_bytes)
+    return tuple(
+        HostDescription(HostId(f"host-{first + number}"), resources, pool) for number in range(count)
+    )
 
 
 def equal_engines(
@@ -196,6 +244,7 @@ def equal_engines(
     tp_degree: int = 1,
     kv_transfer: bool = True,
     first: int = 0,
+    hardware: str = "",
 ) -> tuple[tuple[EngineDescription, EngineCost], ...]:
     """`count` identical engines, numbered from `first`; their KV capacity is that of the cost."""
     return tuple(
@@ -207,6 +256,7 @@ def equal_engines(
                 tp_degree=tp_degree,
                 kv_capacity_tokens=cost.capacity_tokens,
                 kv_transfer=kv_transfer,
+                hardware=hardware,
             ),
             cost,
         )

@@ -138,6 +138,14 @@ class CountedKvCache:
         self.give_back(job, held, job.context_tokens)
         return True
 
+    def forget_idle(self) -> None:
+        """Drop what no running job holds: after an update of the weights it is of no use."""
+        for name, is_prompt in list(self._idle):
+            if is_prompt:
+                del self._prompts[name]
+        self._idle.clear()
+        self._idle_tokens = 0
+
     def _leave_prompt(self, group_id: str, tokens: int) -> None:
         if tokens > 0:
             self._leave_idle((group_id, True), tokens)

@@ -205,6 +205,10 @@ def budget_of(
     """
     if gpus < 1:
         raise BadInput(f"a budget of {gpus} GPUs: give at least 1")
+    if cluster.pools:
+        raise BadInput(
+            "a cluster with pools of several classes is not planned: compare such with `heddle simulate`"
+        )
     shape = model_of(model)
     among = replace(cluster, gpus=gpus)
     fleets, refused = uniform_fleets(among, shape, max_context_tokens)

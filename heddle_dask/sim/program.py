@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from heddle_dask.core.ids import EngineId, GroupId, StepId, TrajectoryId
+from heddle_dask.core.ids import FIRST_RUN, EngineId, GroupId, RunId, StepId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.workloads.planned import PlannedTrajectory
 
@@ -26,6 +26,8 @@ class Program:
         Prompt tokens that engines computed for the trajectory.
     engines
         Number of engine changes, and the latest engine.
+    rewards_done
+        Rewards that have ended.
     """
 
     __slots__ = (
@@ -40,13 +42,16 @@ class Program:
         "preemptions",
         "prefilled_tokens",
         "queue_s",
+        "rewards_done",
+        "run_id",
         "started_s",
         "status",
         "step_index",
     )
 
-    def __init__(self, plan: PlannedTrajectory) -> None:
+    def __init__(self, plan: PlannedTrajectory, run_id: RunId = FIRST_RUN) -> None:
         self.plan = plan
+        self.run_id = run_id
         self.step_index = 0
         self.attempt = 0
         self.context_tokens = plan.prompt_tokens
@@ -60,6 +65,7 @@ class Program:
         self.preemptions = 0
         self.engine_id: EngineId | None = None
         self.engine_changes = 0
+        self.rewards_done = 0
 
     @property
     def spec(self) -> TrajectorySpec:
@@ -73,6 +79,7 @@ class Program:
             prompt_tokens=plan.prompt_tokens,
             message_tokens=plan.message_tokens,
             max_steps=plan.max_steps,
+            run_id=self.run_id,
         )
 
     @property
@@ -93,6 +100,10 @@ class Program:
     def preempted(self) -> None:
         """The step was preempted; its remaining tokens are requested as another attempt."""
         self.preemptions += 1
+        self.attempt += 1
+
+    def prefilled(self) -> None:
+        """Only the prompt and a token were computed; the remaining tokens are requested as another attempt."""
         self.attempt += 1
 
     def finish_step(self) -> None:

@@ -20,6 +20,7 @@ from heddle_dask.sim.bound import MakespanBound, makespan_bound
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.timeline import Timeline
 from heddle_dask.sim.world import SimulatedWorld
+from heddle_dask.strategies.affinity.checks import check_affinity
 from heddle_dask.strategies.presets import build_strategies, tell_costs
 from heddle_dask.workloads.planned import PlannedTrajectory
 
@@ -201,17 +202,19 @@ def simulate(
     Raises
     ------
     BadInput
-        Unknown preset or part, no trajectory, or one that fits no engine.
+        Unknown preset or part, no trajectory, one that fits no engine, or an affinity that the fleet lacks.
     """
     check_fit(trajectories, fleet)
     strategies = build_strategies(preset, seed=seed, overrides=overrides)
+    hardware = {spec.hardware for spec, _ in fleet.engines}
+    check_affinity(strategies, hardware, {plan.domain for plan in trajectories})
     tell_costs(strategies, fleet.beliefs)
     timeline = Timeline() if watched else None
     world = SimulatedWorld(
         strategies,
         fleet,
         trajectories,
-        predictor=_predictor(strategies.predictor, trajectories, warm),
+        predictor=rollout_predictor(strategies.predictor, trajectories, warm),
         seed=seed,
         retries=retries,
         watch=watch if timeline is None else lambda event, _: timeline.take(event, world.controller.state),
@@ -248,11 +251,12 @@ def check_fit(trajectories: Sequence[PlannedTrajectory], fleet: SimulatedFleet) 
             )
 
 
-def _predictor(
+def rollout_predictor(
     choice: PredictorChoice | None,
     trajectories: Sequence[PlannedTrajectory],
     warm: Sequence[PlannedTrajectory] | None,
 ) -> Predictor | None:
+    """The predictor of a rollout of these trajectories, which has learned from `warm`; None without a choice."""
     if choice is None:
         return None
     known = known_work(trajectories)

@@ -35,7 +35,7 @@ class Timeline:
                 self.running[event.engine.engine_id] = [(event.at, 0)]
             case ev.StepStarted() | ev.StepFinished() | ev.StepFailed():
                 changed = (event.engine_id,)
-            case ev.EngineLost() | ev.TrajectoryEnded():
+            case ev.EngineLost() | ev.ProgramEnded() | ev.TrajectoryEnded():
                 changed = state.engines
         for engine_id in changed:
             counts = EngineCounts.of(state.engines[engine_id])

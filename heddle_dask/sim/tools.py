@@ -1,68 +1,117 @@
-"""The tool host in virtual time: each action takes its planned seconds, or half of them if it fails."""
+"""Hosts of CPUs in virtual time: an action runs as long as its true profile says for the units that it was granted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from heddle_dask.core.commands import RunAction
 from heddle_dask.core.events import ActionFinished
-from heddle_dask.core.ids import ActionId, HostId
+from heddle_dask.core.ids import ActionId, HostId, TrajectoryId
+from heddle_dask.core.resources import CPUS
+from heddle_dask.sim.action_bodies import SimulatedCall
 from heddle_dask.sim.fleet import FAILED_TOOL_SHARE
 from heddle_dask.sim.loop import VirtualTime
-from heddle_dask.sim.program import Program
 
 
-@dataclass(slots=True)
-class _Tool:
-    """A running action."""
+@dataclass(slots=True, eq=False)
+class _Running:
+    """An action on its host."""
 
-    program: Program
-    action_id: ActionId
-    tool_s: float
-    ok: bool
+    call: SimulatedCall
+    host_id: HostId
+    run_s: float
+    cause: str
     over: bool = False
 
 
 class SimulatedTools:
-    """Runs actions; the host is never lost.
+    """Runs actions on hosts that may be lost.
 
     Parameters
     ----------
     fails
-        Whether an action ends with an error.
-    finished
-        Called with the event of each action that has ended or was aborted, and its program.
+        Whether an action ends with an error, after half its time.
+    ended
+        Called with the event of each action that has ended or was aborted, and its call.
+    sandbox_start_s
+        Seconds to start a sandbox; the first action of a sandbox on a host waits for it, with its units.
     """
 
     def __init__(
         self,
-        host_id: HostId,
         time: VirtualTime,
         fails: Callable[[ActionId], bool],
-        finished: Callable[[ActionFinished, Program], None],
+        ended: Callable[[ActionFinished, SimulatedCall], None],
+        sandbox_start_s: float = 0.0,
     ) -> None:
-        self._host_id = host_id
         self._time = time
         self._fails = fails
-        self._finished = finished
-        self._running: dict[ActionId, _Tool] = {}
+        self._ended = ended
+        self._sandbox_start_s = sandbox_start_s
+        self._running: dict[ActionId, _Running] = {}
+        # The host on which the sandbox of a trajectory is.
+        self._sandboxes: dict[TrajectoryId, HostId] = {}
 
-    def run(self, action_id: ActionId, program: Program) -> None:
-        """Run the tool call after the step that the program has just finished."""
-        tool_s = program.plan.steps[program.step_index - 1].tool_s
-        ok = not self._fails(action_id)
-        tool = _Tool(program, action_id, tool_s if ok else FAILED_TOOL_SHARE * tool_s, ok)
-        self._running[action_id] = tool
-        self._time.after(tool.tool_s, self._end, tool)
+    def run(self, command: RunAction, call: SimulatedCall) -> None:
+        """Begin an action."""
+        units = granted_units(command, call)
+        seconds, cause = call.work.profile.seconds(units), ""
+        if self._fails(call.action_id):
+            seconds, cause = FAILED_TOOL_SHARE * seconds, "raised"
+        seconds += self._start_s(command.host_id, call)
+        limit_s = call.work.timeout_s
+        if limit_s is not None and seconds > limit_s:
+            seconds, cause = limit_s, "timeout"
+        call.begun_s, call.units = self._time.now_s, units
+        running = _Running(call, command.host_id, seconds, cause)
+        self._running[call.action_id] = running
+        self._time.after(seconds, self._end, running)
+
+    def _start_s(self, host_id: HostId, call: SimulatedCall) -> float:
+        """Seconds until the sandbox of the call is there."""
+        if not call.work.in_sandbox or self._sandboxes.get(call.trajectory_id) == host_id:
+            return 0.0
+        self._sandboxes[call.trajectory_id] = host_id
+        return self._sandbox_start_s
 
     def abort(self, action_id: ActionId) -> None:
-        """End an action now."""
-        self._time.after(0.0, self._end, self._running[action_id])
+        """End a running action now; it reports what it ran. Without effect on one that has ended or was lost."""
+        running = self._running.get(action_id)
+        if running is not None and not running.over:
+            running.run_s, running.cause = self._time.now_s - running.call.begun_s, "aborted"
+            self._time.after(0.0, self._end, running)
 
-    def _end(self, tool: _Tool) -> None:
-        if tool.over:
+    def lose(self, host_id: HostId) -> None:
+        """Lose a host: its actions never report, and its sandboxes are gone."""
+        for action_id, running in list(self._running.items()):
+            if running.host_id == host_id:
+                running.over = True
+                del self._running[action_id]
+        self._sandboxes = {name: where for name, where in self._sandboxes.items() if where != host_id}
+
+    def trajectory_ended(self, trajectory_id: TrajectoryId) -> None:
+        """Drop the sandbox of a trajectory."""
+        self._sandboxes.pop(trajectory_id, None)
+
+    def _end(self, running: _Running) -> None:
+        if running.over:
             return
-        tool.over = True
-        del self._running[tool.action_id]
-        event = ActionFinished(self._time.now_s, tool.action_id, self._host_id, tool.tool_s, tool.ok)
-        self._finished(event, tool.program)
+        running.over = True
+        call = running.call
+        del self._running[call.action_id]
+        call.run_s, call.cause = running.run_s, running.cause
+        event = ActionFinished(
+            self._time.now_s,
+            call.action_id,
+            running.host_id,
+            running.run_s,
+            ok=not running.cause,
+            cause=running.cause,
+        )
+        self._ended(event, call)
+
+
+def granted_units(command: RunAction, call: SimulatedCall) -> int:
+    """Units of the elastic resource that a command grants; CPUs, if the action has none."""
+    return command.resources[call.request.demand.elastic or CPUS]

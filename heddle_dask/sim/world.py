@@ -14,13 +14,17 @@ from typing import assert_never
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
-from heddle_dask.core.ids import ActionId, EngineId, StepId, TrajectoryId
-from heddle_dask.core.nouns import ActionRequest, EngineDescription, StepRequest
+from heddle_dask.core.ids import FIRST_RUN, EngineId, StepId, TrajectoryId
+from heddle_dask.core.nouns import EngineDescription, StepRequest
+from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RunDescription
 from heddle_dask.core.tp_degrees import TpDegreePlan
 from heddle_dask.core.view import StrategySet
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.predictors.contract import Predictor
+from heddle_dask.sim.action_bodies import SimulatedCall
+from heddle_dask.sim.calls import SimulatedCalls
 from heddle_dask.sim.deployment import SimulatedDeployment
 from heddle_dask.sim.engine import SimulatedEngine
 from heddle_dask.sim.fault_draws import FaultDraws
@@ -29,8 +33,15 @@ from heddle_dask.sim.kv_cache import SimulatedJob
 from heddle_dask.sim.loop import VirtualTime
 from heddle_dask.sim.predictions import SimulatedPredictions
 from heddle_dask.sim.program import Program
+from heddle_dask.sim.runs import (
+    PredictionsOfRuns,
+    SimulatedRun,
+    SimulatedRuns,
+    numbered,
+    programs_of,
+    strategies_builder,
+)
 from heddle_dask.sim.shared_cores import SharedCores
-from heddle_dask.sim.tools import SimulatedTools
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 # A cache warm-up precedes all queued steps, as live.
@@ -38,7 +49,7 @@ _FIRST = float("-inf")
 
 
 class SimulatedWorld:
-    """One rollout of planned trajectories.
+    """One rollout of planned trajectories, or several that share the cluster.
 
     Parameters
     ----------
@@ -48,6 +59,9 @@ class SimulatedWorld:
         Plans the engines of the rollout. The engines of the fleet then do not join; its other fields apply.
     watch
         Called with every event and its commands, in order, like a journal.
+    weight, others
+        Weight of this run, and the runs that share the cluster with it. Their trajectories are known by qualified names
+        (`core.run_record`).
 
     Attributes
     ----------
@@ -55,6 +69,8 @@ class SimulatedWorld:
         Programs by trajectory id, in order of submission, with their times and counts.
     events
         Number of events sent to the controller.
+    calls
+        The calls of tools and rewards.
     """
 
     def __init__(
@@ -68,23 +84,34 @@ class SimulatedWorld:
         retries: RetryPolicy | None = None,
         deployment: SimulatedDeployment | None = None,
         watch: Callable[[ev.Event, Sequence[cmd.Command]], None] | None = None,
+        weight: float = 1.0,
+        others: Sequence[SimulatedRun] = (),
     ) -> None:
         self.fleet = fleet
-        self.controller = Controller(strategies, retries)
+        self.controller = Controller(strategies, retries, strategies_builder(fleet.beliefs))
         self.time = VirtualTime()
-        self.programs = {plan.trajectory_id: Program(plan) for plan in trajectories}
+        joining = numbered(others)
+        own = {plan.trajectory_id: Program(plan) for plan in trajectories}
+        self.programs = {**own, **programs_of(joining)}
+        first = RunDescription(weight=weight, retries=self.controller.retries)
+        self._runs = SimulatedRuns(first, joining, self.programs.values(), self.time, self._tell)
         self.engines: dict[EngineId, SimulatedEngine] = {}
+        self._versions: dict[EngineId, PolicyVersion] = {}
         self.events = 0
         self._shared = SharedCores(fleet.crowded, self.time)
-        self._predictions = SimulatedPredictions(
-            predictor, self.time, fleet.delays, self.controller.state, self._tell
+        predictors = {FIRST_RUN: predictor, **{run_id: run.predictor for run_id, run in joining.items()}}
+        self._predictions = PredictionsOfRuns(
+            {
+                run_id: SimulatedPredictions(each, self.time, fleet.delays, self.controller.state, self._tell)
+                for run_id, each in predictors.items()
+            }
         )
         self._fault_draws = FaultDraws(fleet.faults, seed)
         # Steps that were sent to an engine and have not reported, with their engine.
         self._jobs: dict[StepId, tuple[EngineId, SimulatedJob]] = {}
         self._warming: dict[SimulatedJob, cmd.MoveContext] = {}
-        self._tools = SimulatedTools(
-            fleet.host.host_id, self.time, self._fault_draws.tool_fails, self._tool_ended
+        self.calls = SimulatedCalls(
+            fleet, self.time, self._fault_draws.tool_fails, self._tell, self._returned, self._tool_given_up
         )
         self._deployment = deployment
         self._watch = watch
@@ -97,13 +124,17 @@ class SimulatedWorld:
         else:
             self._degree_request = self._deployment.request(one.spec for one in self.programs.values())
             self._tell(ev.DegreesRequested(0.0, self._degree_request))
-        self._tell(ev.HostJoined(0.0, self.fleet.host))
+        self.calls.start()
         for number, lost_s in sorted(self.fleet.faults.engines_lost.items()):
             self.time.at(lost_s, self._lose_engine, self.fleet.engines[number][0].engine_id)
         for number, ends_s in self.fleet.faults.engines_end.items():
             self._end_engine(self.fleet.engines[number][0].engine_id, ends_s)
-        for program in self.programs.values():
-            self._tell(ev.TrajectorySubmitted(0.0, program.spec))
+        self._runs.start()
+        for program in self._runs.of_first:
+            if program.plan.submitted_s > 0:
+                self.time.at(program.plan.submitted_s, self._submit, program)
+            else:
+                self._submit(program)
         walltime_s = self.fleet.faults.walltime_s
         if walltime_s:
             self.time.run(walltime_s)
@@ -114,12 +145,19 @@ class SimulatedWorld:
         if stuck:
             raise RuntimeError(f"{len(stuck)} trajectories never ended, the first is {stuck[0]}: a bug")
 
+    def _submit(self, program: Program) -> None:
+        self._tell(ev.TrajectorySubmitted(self.time.now_s, program.spec))
+
+    def _wake(self) -> None:
+        self._tell(ev.TimeReached(self.time.now_s))
+
     def _join(self, description: EngineDescription, cost: EngineCost) -> None:
         engine = SimulatedEngine(
             description, cost, self.time, self._admitted, self._ended, self.fleet.delays, self._shared.changed
         )
         self._shared.engines.append(engine)
         self.engines[description.engine_id] = engine
+        self._versions[description.engine_id] = PolicyVersion(description.lineage, description.policy_version)
         self._tell(ev.EngineJoined(self.time.now_s, description))
         life_s = self._fault_draws.life_s(description.engine_id)
         if life_s:
@@ -166,28 +204,58 @@ class SimulatedWorld:
             case cmd.PredictRemaining():
                 self._predictions.ask(command.trajectory_id)
             case cmd.RunAction():
-                self._tools.run(command.action_id, self.programs[command.action_id.rpartition(":")[0]])
+                self.calls.run(command)
             case cmd.AdmitTrajectory():
                 self._admit(command)
             case cmd.MoveContext():
                 self._move(command)
-            case cmd.DropContext() | cmd.ReleaseEngine() | cmd.ReleaseHost():
+            case cmd.ReleaseHost():
+                self.calls.release(command)
+            case cmd.DropContext() | cmd.ReleaseEngine() | cmd.ReportApi() | cmd.CloseSandbox():
                 # As live, the engine gets no message. Its worker drops its copy of the tokens, which is not simulated.
                 pass
             case cmd.AbortStep():
                 self._abort_step(command)
             case cmd.AbortAction():
-                self._tools.abort(command.action_id)
+                self.calls.abort(command)
             case cmd.GiveUpStep():
                 self._give_up(command)
             case cmd.GiveUpAction():
-                raise AssertionError(f"{command.action_id}: the tool host of a simulation is never lost")
+                self.calls.give_up(command)
+            case cmd.WakeUp():
+                self.time.at(max(command.at_s, self.time.now_s), self._wake)
+            case cmd.LoadService() | cmd.EvictService() | cmd.DropServiceCopy():
+                self.calls.carry_out(command)
             case cmd.PlanDegrees():
                 self._plan_degrees(command)
             case cmd.DeployEngines():
                 self._deploy(command)
+            case cmd.FetchWeights():
+                self.time.after(0.0, self._fetched, command)
+            case cmd.InstallWeights():
+                self.time.after(0.0, self._installed, command)
+            case cmd.CancelTrajectory():
+                self.time.after(0.0, self._cancelled, command)
             case _:
                 assert_never(command)
+
+    # -- weights -----------------------------------------------------------------------------------------------
+
+    def _fetched(self, command: cmd.FetchWeights) -> None:
+        self._tell(ev.WeightsFetched(self.time.now_s, command.engine_id, command.version))
+
+    def _version_of(self, engine_id: EngineId, job: SimulatedJob) -> int:
+        """Number of the version that sampled the first token of a job."""
+        return self._versions[engine_id].number
+
+    def _installed(self, command: cmd.InstallWeights) -> None:
+        self._versions[command.engine_id] = command.version
+        self._tell(ev.WeightsInstalled(self.time.now_s, command.engine_id, command.version))
+
+    def _cancelled(self, command: cmd.CancelTrajectory) -> None:
+        program = self.programs[command.trajectory_id]
+        if not program.status:
+            self._end(program, "cancelled")
 
     # -- programs ----------------------------------------------------------------------------------------------
 
@@ -216,22 +284,21 @@ class SimulatedWorld:
         step = program.plan.steps[program.step_index]
         program.finish_step()
         if program.step_index == len(program.plan.steps):
-            self._end(program, "completed")
+            self._reward(program)
         elif step.tool is None:
             program.observe(step.observation_tokens)
             self._ask(program)
         else:
-            self.time.after(self.fleet.delays.action_s, self._request_action, program, step.tool)
+            work = step.action or self.calls.plain(step.tool, step.tool_s)
+            self.calls.call(program, str(program.step_index), work)
 
-    def _request_action(self, program: Program, tool: str) -> None:
-        if program.status:
-            return
-        cpus = 1 if self.fleet.tool_cpus else 0
-        name = ActionId(f"{program.plan.trajectory_id}:{program.step_index}")
-        trajectory_id = TrajectoryId(program.plan.trajectory_id)
-        self._tell(
-            ev.ActionRequested(self.time.now_s, ActionRequest(name, trajectory_id, "tool", tool, cpus, cpus))
-        )
+    def _reward(self, program: Program) -> None:
+        """Call the next reward of a program, or end it."""
+        done, rewards = program.rewards_done, program.plan.rewards
+        if done == len(rewards):
+            self._end(program, "completed")
+        else:
+            self.calls.call(program, f"reward {done}", rewards[done])
 
     def _end(self, program: Program, status: str) -> None:
         program.status = status
@@ -239,6 +306,8 @@ class SimulatedWorld:
         trajectory_id = TrajectoryId(program.plan.trajectory_id)
         self._predictions.ended(trajectory_id, status)
         self._tell(ev.TrajectoryEnded(self.time.now_s, trajectory_id, status))
+        self.calls.trajectory_ended(trajectory_id)
+        self._runs.program_ended(program)
 
     def _give_up(self, command: cmd.GiveUpStep) -> None:
         self.time.after(0.0, self._end, self.programs[command.step_id.trajectory_id], "failed")
@@ -250,7 +319,7 @@ class SimulatedWorld:
         program = self.programs[step_id.trajectory_id]
         job = SimulatedJob(
             prompt_tokens=program.context_tokens,
-            length=program.left_tokens,
+            length=1 if command.prefill_only else program.left_tokens,
             priority=-command.priority.number,
             trajectory_id=step_id.trajectory_id,
             group_id=program.plan.group_id,
@@ -301,7 +370,8 @@ class SimulatedWorld:
                 engine_id=engine_id,
                 new_tokens=job.generated,
                 cached_tokens=job.cached_tokens,
-                finish_reason="abort" if job.aborted else "length",
+                finish_reason="abort" if job.aborted or job.generated < program.left_tokens else "length",
+                policy_version=self._version_of(engine_id, job),
             )
         )
         if superseded or program.status:
@@ -309,6 +379,9 @@ class SimulatedWorld:
         program.generate(job.generated)
         if job.aborted:
             program.preempted()
+            self._ask(program)
+        elif program.left_tokens > 0:
+            program.prefilled()
             self._ask(program)
         else:
             self._go_on(program)
@@ -331,7 +404,8 @@ class SimulatedWorld:
             self.time.after(self.fleet.delays.start_s, target.submit, job)
             return
         link = self.fleet.link
-        seconds = link.setup_s + link.token_s * job.prompt_tokens
+        there = 0 if link.whole else target.kv_cache.hit_tokens(job)
+        seconds = link.setup_s + link.token_s * (job.prompt_tokens - there)
         self.time.after(self.fleet.delays.start_s + seconds, self._transferred, command, job, seconds)
 
     def _transferred(self, command: cmd.MoveContext, job: SimulatedJob, seconds: float) -> None:
@@ -354,18 +428,19 @@ class SimulatedWorld:
         )
         self._tell(event)
 
-    # -- tools -------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------------------
 
-    def _tool_ended(self, event: ev.ActionFinished, program: Program) -> None:
-        self._tell(event)
-        if not program.status:
-            self.time.after(self.fleet.delays.action_s, self._observed, program)
-
-    def _observed(self, program: Program) -> None:
-        if program.status:
+    def _returned(self, program: Program, call: SimulatedCall) -> None:
+        """A call came back to its program, which goes on."""
+        if call.work.kind == "reward":
+            program.rewards_done += 1
+            self._reward(program)
             return
         program.observe(program.plan.steps[program.step_index - 1].observation_tokens)
         self._ask(program)
+
+    def _tool_given_up(self, program: Program) -> None:
+        self.time.after(0.0, self._end, program, "failed")
 
     # -- faults ------------------------------------------------------------------------------------------------
 

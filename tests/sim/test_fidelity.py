@@ -334,7 +334,9 @@ def test_both_sides_run_and_do_the_same_work(trace: Path, model_dir: str, tmp_pa
     for arm in found.arms:
         assert arm.live.steps == arm.simulated.steps == 24
         assert arm.live.tools_s == pytest.approx(arm.simulated.tools_s, abs=0.05)
-        assert arm.live.engines_cpu_s > 0 and arm.live.control_cpu_s > 0
+        assert (
+            arm.live.control_cpu_s > 0 <= arm.live.engines_cpu_s
+        )  # the kernel counts an engine's few ms in ticks
         assert arm.live_least_s <= arm.live_median_s <= arm.live_most_s
         assert min(arm.live.engine_s, arm.live.between_s, arm.simulated.between_s) > 0
     sticky = found.arms[0]

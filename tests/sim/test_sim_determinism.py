@@ -30,8 +30,8 @@ def test_two_processes_with_two_hash_seeds_make_the_same_decisions() -> None:
     zero, one = digests_under("0"), digests_under("1")
     assert zero == one
     names, digests, events, _ = zip(*(line.split() for line in zero), strict=True)
-    assert names == ("heddle", "heddle-paper", "slime", "oracle")
-    assert len(set(digests)) == 4, "presets differ"
+    assert names == ("heddle", "heddle-paper", "slime", "oracle", "actions", "pods")
+    assert len(set(digests)) == 6, "presets differ"
     assert min(int(count) for count in events) > 1500, "the world was not empty"
 
 

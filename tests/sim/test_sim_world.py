@@ -14,6 +14,7 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId
+from heddle_dask.core.integrity import check_integrity
 from heddle_dask.core.journal_codec import encode, replay
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.view import Move, StrategySet
@@ -81,7 +82,7 @@ class Run:
     def watch(self, event: ev.Event, commands: Any) -> None:
         self.lines.append((event, list(commands)))
         if self.check:
-            self.world.controller.state.check_integrity()
+            check_integrity(self.world.controller.state)
 
     @property
     def statuses(self) -> list[str]:

@@ -1,0 +1,1 @@
+"""Training in virtual time: trainer, weight updates, bounded staleness, redundancy, resets of environments."""
