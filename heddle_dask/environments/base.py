@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol, SupportsFloat
+from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsFloat
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.needs import Given, Needs
 from heddle_dask.core.sampling import StructuredOutput
+
+if TYPE_CHECKING:
+    from heddle_dask.environments.program_sandbox import ProgramSandbox
 
 Role = Literal["system", "user", "assistant", "tool"]
 ActionKind = Literal["tool", "reward"]
@@ -169,15 +174,55 @@ class ActionFailed(Exception):
     Attributes
     ----------
     cause
-        ``"raised"``, ``"timeout"`` or ``"lost"``.
+        ``"raised"``, ``"timeout"``, ``"memory"``, ``"disk"``, ``"processes"``, ``"lost"``; or, for a call of an
+        API that was repeated in vain, ``"rate-limited"`` or ``"unavailable"``.
     detail
         The remote traceback, or a sentence.
+    output
+        The end of what it had printed.
     """
 
-    def __init__(self, cause: str, message: str, detail: str = "") -> None:
+    def __init__(self, cause: str, message: str, detail: str = "", output: str = "") -> None:
         super().__init__(message)
         self.cause = cause
         self.detail = detail
+        self.output = output
+
+
+class EnvironmentFailed(Exception):
+    """The environment itself failed: a reset or a step raised, came too late, or its machine is gone.
+
+    An environment raises it where neither the agent nor the task is to blame. The attempt is made again in a fresh
+    environment (`RetryPolicy.max_environment_attempts`), and it has no reward. A bug of the agent program is another
+    exception.
+    """
+
+
+@contextmanager
+def environment_step(what: str) -> Iterator[None]:
+    """Around a reset or step of an environment: an error, or a limit of time that passes, is an `EnvironmentFailed`.
+
+    Parameters
+    ----------
+    what
+        Opens the message, such as ``"reset"``.
+
+    Examples
+    --------
+    >>> with environment_step("reset"):
+    ...     raise ConnectionResetError("the game server has gone")
+    Traceback (most recent call last):
+    ...
+    heddle_dask.environments.base.EnvironmentFailed: reset: ConnectionResetError: the game server has gone
+    """
+    try:
+        yield
+    except (EnvironmentFailed, BadInput):
+        raise
+    except TimeoutError as error:
+        raise EnvironmentFailed(f"{what} took too long" + (f": {error}" if str(error) else "")) from error
+    except Exception as error:
+        raise EnvironmentFailed(f"{what}: {type(error).__name__}: {error}".removesuffix(": ")) from error
 
 
 class Context(Protocol):
@@ -295,7 +340,8 @@ class Context(Protocol):
         self,
         function: Callable[..., Any],
         *args: Any,
-        cpus: tuple[int, int] = (1, 1),
+        cpus: tuple[int, int] | None = None,
+        needs: Needs | None = None,
         kind: ActionKind = "tool",
         label: str | None = None,
         timeout_s: float | None = None,
@@ -310,7 +356,9 @@ class Context(Protocol):
             async one runs on the event loop of the tool worker and must not block it. A function with a parameter named
             ``cpus`` gets the number of granted CPUs.
         cpus
-            Minimum and maximum number of CPUs for the action; (0, 0) if it only waits (a remote API).
+            Minimum and maximum number of CPUs, short for ``needs=Needs(cpus=…)``; (0, 0) if it only waits.
+        needs
+            All its resources; None: one CPU.
         timeout_s
             Seconds after which it fails; None: the run's default (`Budget.tool_timeout_s`); ``math.inf``: never.
 
@@ -319,6 +367,105 @@ class Context(Protocol):
         ActionFailed
             The function raised, ran past `timeout_s`, its process ended, its arguments or its value are too large
             (`Budget.max_action_bytes`), or its worker was lost too often.
+        BadInput
+            A parameter that is not allowed.
+        """
+
+    async def score(
+        self,
+        service: str,
+        inputs: Sequence[str | Sequence[int]] | None = None,
+        *,
+        gpus: Given = 0,
+        kind: ActionKind = "reward",
+        timeout_s: float | None = None,
+    ) -> list[float]:
+        """One number for each input from a model service with a classifier of one label, such as a reward model.
+
+        An action like a `call`: it waits until the service is resident on GPUs of the pool, and is journalled.
+
+        Parameters
+        ----------
+        service
+            As declared with the run (`Pools`).
+        inputs
+            Texts, which the service's tokenizer turns into tokens, or token ids. None: the tokens of this context, as
+            one input.
+        gpus
+            Possible numbers of GPUs, among those of the service; 0: any of these.
+        kind, timeout_s
+            As for `call`.
+
+        Raises
+        ------
+        ActionFailed
+            The service refused an input (too long, unknown ids), ran past `timeout_s`, or could not be loaded.
+        BadInput
+            The service is not declared, does not score, or a parameter is not allowed.
+        """
+
+    async def logprobs(
+        self,
+        service: str,
+        token_ids: Sequence[int] | None = None,
+        *,
+        start: int = 1,
+        gpus: Given = 0,
+        kind: ActionKind = "reward",
+        timeout_s: float | None = None,
+    ) -> list[float]:
+        """The logprobs of tokens from a model service with a language model, such as a teacher.
+
+        An action, as `score`; the other parameters are the same.
+
+        Parameters
+        ----------
+        token_ids
+            None: those of this context, prompts included; messages that wait for the next step are not there yet.
+        start
+            Position of the first token that is asked for, at least 1. The answer has one logprob for each token from
+            there on, given all tokens before it.
+
+        Raises
+        ------
+        ActionFailed, BadInput
+            As `score`.
+        """
+
+    def sandbox(
+        self,
+        *,
+        root: str = "",
+        kind: str = "",
+        files: Mapping[str, bytes | str] | None = None,
+        setup: Sequence[str] = (),
+        memory: int | str = "512 MiB",
+        disk: int | str = "256 MiB",
+        network: bool = False,
+        **limits: Any,
+    ) -> ProgramSandbox:
+        """A sandbox with a shell that keeps its files between calls: ``async with ctx.sandbox(…) as box:``.
+
+        It is made on a tool worker at its first call (`ProgramSandbox.exec`), which has its memory free.
+
+        Parameters
+        ----------
+        root, kind
+            As in `SandboxSpec`. Without a kind, bubblewrap; with ``Budget(sandbox="weak")`` also plain processes.
+        files
+            Written into the work directory at the start, by relative path.
+        setup
+            Commands that are run once after that. Attempts with the same files and setup begin with a copy of what
+            the first of them on each worker has set up.
+        memory, disk
+            Bytes, or a text such as ``"2 GiB"``: of all its processes, and of its files.
+        network
+            Whether it may use the worker's network.
+        **limits
+            ``max_files``, ``max_processes``, ``output_bytes``, ``setup_timeout_s``, as in `SandboxSpec`.
+
+        Raises
+        ------
         BadInput
             A parameter that is not allowed.
         """

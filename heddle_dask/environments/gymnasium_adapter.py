@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from heddle_dask.core.errors import BadInput
-from heddle_dask.environments.base import Context, Task
+from heddle_dask.core.errors import BadInput, is_finite
+from heddle_dask.environments.base import Context, Task, environment_step
 
 _INTEGER = re.compile(r"-?\d+")
 
@@ -89,6 +89,13 @@ class GymnasiumEnvironment:
     describe
         Turns an observation into text. By default the rendering where the environment's
         ``render_mode`` is ``"ansi"``, else ``str``.
+    timeout_s
+        Seconds of one call of the environment; None: no limit.
+
+    Raises
+    ------
+    BadInput
+        `timeout_s` is no number above 0.
     """
 
     def __init__(
@@ -99,12 +106,16 @@ class GymnasiumEnvironment:
         instructions: str = "",
         parse: Parse = parse_action,
         describe: Callable[[Any], str] | None = None,
+        timeout_s: float | None = None,
     ) -> None:
+        if timeout_s is not None and not (is_finite(timeout_s) and timeout_s > 0):
+            raise BadInput(f"gymnasium: timeout_s is {timeout_s!r}: use seconds above 0, or None")
         self._factory = factory
         self._name = name
         self._instructions = instructions
         self._parse = parse
         self._describe = describe
+        self._timeout_s = timeout_s
 
     @property
     def name(self) -> str:
@@ -120,23 +131,24 @@ class GymnasiumEnvironment:
     async def solve(self, task: Task, ctx: Context) -> float | None:
         """Play one episode, to its end or to the end of the trajectory's budget.
 
-        An exception of the environment fails the trajectory. An invalid action uses a step of the trajectory, not of
+        An exception of the environment, or a call that takes longer than `timeout_s`, is an `EnvironmentFailed`: the
+        attempt is made again in a fresh environment. An invalid action uses a step of the trajectory, not of
         the environment: the model gets an error message and may try again.
         """
         with_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self._name)
         try:
-            return await self._episode(_OnThread(with_thread), task, ctx)
+            return await self._episode(_OnThread(with_thread, self._timeout_s), task, ctx)
         finally:
             # Do not wait: a hanging step must not block the driver's loop.
             with_thread.shutdown(wait=False)
 
     async def _episode(self, thread: _OnThread, task: Task, ctx: Context) -> float:
-        environment = await thread.run(self._factory)
+        environment = await thread.run("start", self._factory)
         try:
             seed = task.payload.get("seed")
-            observation, _ = await thread.run(lambda: environment.reset(seed=seed))
+            observation, _ = await thread.run("reset", lambda: environment.reset(seed=seed))
             opening = [self._instructions, task.prompt]
-            opening.append(await thread.run(self._text, environment, observation))
+            opening.append(await thread.run("observation", self._text, environment, observation))
             ctx.append("user", "\n\n".join(part for part in opening if part))
             reward = 0.0
             while not ctx.done:
@@ -146,16 +158,16 @@ class GymnasiumEnvironment:
                 except ValueError as error:
                     ctx.append("user", str(error))
                     continue
-                step = await thread.run(environment.step, action)
+                step = await thread.run("step", environment.step, action)
                 observation, gained, terminated, truncated, _ = step
                 reward += float(gained)
                 if terminated or truncated:
                     break
-                ctx.append("user", await thread.run(self._text, environment, observation))
+                ctx.append("user", await thread.run("observation", self._text, environment, observation))
             return reward
         finally:
             # Submitted before it is awaited, so that it runs after the last call even after another cancellation.
-            await thread.run(environment.close)
+            await thread.run("close", environment.close)
 
     def _text(self, environment: Any, observation: Any) -> str:
         if self._describe is not None:
@@ -168,8 +180,12 @@ class GymnasiumEnvironment:
 class _OnThread:
     """Runs calls one after the other on one thread."""
 
-    def __init__(self, executor: ThreadPoolExecutor) -> None:
+    def __init__(self, executor: ThreadPoolExecutor, timeout_s: float | None) -> None:
         self._executor = executor
+        self._timeout_s = timeout_s
 
-    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+    async def run(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
+        called = asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+        with environment_step(what):
+            async with asyncio.timeout(self._timeout_s):
+                return await called

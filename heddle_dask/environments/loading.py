@@ -28,6 +28,7 @@ BUILT_IN = {
     "math": "heddle_dask.environments.math_env:MathEnvironment",
     "code": "heddle_dask.environments.code_env:CodeEnvironment",
     "search": "heddle_dask.environments.search_env:SearchEnvironment",
+    "shell": "heddle_dask.environments.shell_env:ShellEnvironment",
     "replay": "heddle_dask.environments.replay:ReplayEnvironment",
 }
 TIERS = ("easy", "hard")

@@ -11,7 +11,7 @@ import gymnasium
 import pytest
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.environments.base import Reply, Task
+from heddle_dask.environments.base import EnvironmentFailed, Reply, Task
 from heddle_dask.environments.gymnasium_adapter import GymnasiumEnvironment, parse_action
 
 
@@ -130,7 +130,7 @@ def test_calls_come_in_order_on_one_other_thread() -> None:
 @pytest.mark.parametrize("where", ["reset", "step"])
 def test_exception_of_the_environment_comes_out_and_it_is_closed(where: str) -> None:
     calls: list[tuple[str, Any, int]] = []
-    with pytest.raises(RuntimeError, match=f"broken {where}"):
+    with pytest.raises(EnvironmentFailed, match=f"{where}: RuntimeError: broken {where}"):
         play(GymnasiumEnvironment(lambda: Recorder(calls, fail_in=where)), ["a", "b"])
     assert calls[-1][0] == "close"
 

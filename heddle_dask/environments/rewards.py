@@ -1,0 +1,136 @@
+"""Rewards that are computed after the program has ended: hooks of an environment, and what they are given.
+
+An environment may have, beside `solve`, either or both of
+
+- ``async def reward(self, task, transcript, ctx)``: the reward of one attempt;
+- ``async def group_reward(self, task, transcripts, ctx)``: one reward for each attempt at a task, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from heddle_dask.core.needs import Given, Needs
+from heddle_dask.environments.base import Reward, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """One finished attempt, as its reward sees it. Can be pickled, for arguments of an action.
+
+    Attributes
+    ----------
+    status
+        ``"completed"`` or ``"truncated"``.
+    replies
+        The text of each step of the main branch, in order.
+    text
+        The whole main branch decoded, prompts and tool results included.
+    reward
+        What `solve` returned, or for a `group_reward` the result of `reward`; None: nothing.
+    metadata
+        What the program has set, and the metadata of that reward.
+    token_ids
+        The tokens of the main branch, prompts and tool results included.
+    """
+
+    trajectory_id: str
+    task_id: str
+    sample_index: int
+    status: str
+    replies: tuple[str, ...]
+    text: str
+    reward: float | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    token_ids: tuple[int, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON-able form without the tokens, which `HttpReward` sends."""
+        return {
+            "trajectory_id": self.trajectory_id,
+            "task_id": self.task_id,
+            "sample_index": self.sample_index,
+            "status": self.status,
+            "replies": list(self.replies),
+            "text": self.text,
+            "reward": self.reward,
+            "metadata": dict(self.metadata),
+        }
+
+
+class RewardContext(Protocol):
+    """What the hook of a reward may use. The trajectory holds no engine any more, so there is no `generate`."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of the trajectory."""
+
+    async def call(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        needs: Needs | None = None,
+        label: str | None = None,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run a function as an action of the kind ``"reward"``, as `Context.call` does.
+
+        Raises
+        ------
+        ActionFailed
+        BadInput
+        """
+
+    async def score(
+        self,
+        service: str,
+        inputs: Sequence[str | Sequence[int]],
+        *,
+        gpus: Given = 0,
+        timeout_s: float | None = None,
+    ) -> list[float]:
+        """One number for each input from a model service, as `Context.score`.
+
+        Raises
+        ------
+        ActionFailed
+        BadInput
+        """
+
+    async def logprobs(
+        self,
+        service: str,
+        token_ids: Sequence[int],
+        *,
+        start: int = 1,
+        gpus: Given = 0,
+        timeout_s: float | None = None,
+    ) -> list[float]:
+        """The logprobs of tokens from a model service, as `Context.logprobs`.
+
+        Raises
+        ------
+        ActionFailed
+        BadInput
+        """
+
+
+RewardHook = Callable[[Task, Transcript, RewardContext], Awaitable[float | Reward | None]]
+GroupRewardHook = Callable[
+    [Task, Sequence[Transcript], RewardContext], Awaitable[Sequence[float | Reward | None]]
+]
+
+
+def reward_hook(environment: object) -> RewardHook | None:
+    """The environment's hook for the reward of one attempt, if it has one."""
+    hook: RewardHook | None = getattr(environment, "reward", None)
+    return hook if callable(hook) else None
+
+
+def group_reward_hook(environment: object) -> GroupRewardHook | None:
+    """The environment's hook for the rewards of all attempts at a task, if it has one."""
+    hook: GroupRewardHook | None = getattr(environment, "group_reward", None)
+    return hook if callable(hook) else None
