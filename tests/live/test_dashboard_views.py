@@ -19,8 +19,9 @@ from heddle_dask.benchmarks.dashboard_run import simulated_run
 from heddle_dask.benchmarks.page_tab import PageTab
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.ids import EngineId, GroupId, StepId, TrajectoryId
+from heddle_dask.core.ids import FIRST_RUN, EngineId, GroupId, StepId, TrajectoryId
 from heddle_dask.core.nouns import EngineDescription, StepRequest, TrajectorySpec
+from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.core.priority import NORMAL
 from heddle_dask.live.scheduler.dashboard import style
 from heddle_dask.live.scheduler.dashboard.pages import PANELS, OpenPage
@@ -44,11 +45,13 @@ from heddle_dask.live.scheduler.dashboard.panels.timeline import (
     merged_segments,
     timeline_view,
 )
+from heddle_dask.live.scheduler.dashboard.panels.training import training_view
 from heddle_dask.live.scheduler.dashboard.view import View, Views
 from heddle_dask.views.history import phases
 from heddle_dask.views.history.history_pictures import picture_of
 from heddle_dask.views.history.run_history import RunHistory
 from heddle_dask.views.history.run_snapshot import FailureView, LengthPair, RunSnapshot, TrajectoryView
+from heddle_dask.views.history.training_history import MOST_POINTS as MOST_TRAINING_POINTS
 
 EMPTY = picture_of(RunHistory(), session="", is_open=False, strategy="", now_s=0.0)
 THOUSANDS = 10_000
@@ -219,6 +222,49 @@ def test_lengths_are_at_most_so_many_points_and_none_at_zero() -> None:
     assert "9,000 ended with a prediction, 400 shown" in view.heading
 
 
+def trained(lineage: str = "first") -> RunSnapshot:
+    """Two engines, of which one has taken the second version, one has refused it; and the loop's figures."""
+    history, version = RunHistory(), PolicyVersion(lineage, 2)
+    for name in ("a", "b"):
+        history.take(ev.EngineJoined(0.0, EngineDescription(EngineId(name), 4, 100, lineage=lineage)), [])
+    history.take(ev.OptimizerStepEnded(1.0, FIRST_RUN, version), [])
+    history.take(ev.WeightsPublished(1.1, version, "file:///weights"), [])
+    history.take(ev.WeightsInstalled(2.0, EngineId("a"), version, paused_s=0.04), [])
+    history.take(ev.WeightsInstalled(2.1, EngineId("b"), version, cause="a bucket of 4 is damaged"), [])
+    history.take(ev.WeightsInstalled(2.2, EngineId("left"), version, paused_s=9.0), [])
+    for step in (1, 2, 2):
+        history.training.add_point(
+            step, {"reward": step / 4, "held_out_reward": 0.9} if step == 2 else {"reward": 0.1}
+        )
+    return picture_of(history, session="s", is_open=True, strategy="heddle", now_s=3.0)
+
+
+def test_training_shows_versions_pauses_and_every_step_once() -> None:
+    snapshot = trained()
+    training = snapshot.training
+    assert training is not None
+    assert training.engines_by_version == {"first:0": 1, "first:2": 1}
+    assert (training.optimizer_steps, training.published, training.updates) == (2, "first:2", 1)
+    assert (training.paused_mean_s, training.paused_max_s) == (0.04, 0.04)
+    assert [point.step for point in training.points] == [1, 2]
+    assert [(each.boundary, each.count) for each in snapshot.failures] == [("weights", 1)]
+    view = training_view(snapshot)
+    assert list(view.sources["reward"]["value"]) == [0.1, 0.5]
+    assert list(view.sources["held_out_reward"]["step"]) == [2.0]
+    assert 'data-value="2"' in view.heading and "1</b> at first:0" in view.heading
+    assert snapshot.as_json()["training"]["points"][1]["figures"] == {"reward": 0.5, "held_out_reward": 0.9}
+    history = RunHistory()
+    for step in range(MOST_TRAINING_POINTS + 10):
+        history.training.add_point(step, {})
+    long = history.training.view()
+    assert long is not None and len(long.points) == MOST_TRAINING_POINTS
+
+
+def test_a_rollout_alone_shows_no_training() -> None:
+    assert played()[1].training is None
+    assert training_view(played()[1]).empty == "Nothing is trained on this cluster."
+
+
 def test_texts_of_users_are_escaped() -> None:
     bad = "<script>alert(1)</script>"
     snapshot = played()[2]
@@ -234,6 +280,8 @@ def test_texts_of_users_are_escaped() -> None:
     for make in (headline_view, failures_view, actions_view, moves_view):
         view = make(snapshot)
         assert "<script" not in view.heading + view.html
+    training = training_view(trained(bad))
+    assert "<script" not in training.heading + training.html
     assert "&lt;script&gt;" in failures_view(snapshot).html
 
 

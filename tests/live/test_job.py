@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines import watchdog
 from heddle_dask.engines.supervised_process import SupervisedProcess
+from heddle_dask.live.clusters.job.job_memory import job_memory_bytes
 from heddle_dask.live.clusters.job.options import JobOptions, WorkerTls, gpu_slices
 from heddle_dask.live.clusters.job.scratch import job_scratch
 
@@ -28,6 +29,19 @@ def launched(*arguments: str, environ: dict[str, str] | None = None) -> subproce
     return subprocess.run(
         command, capture_output=True, text=True, timeout=60, env={**os.environ, **(environ or {})}
     )
+
+
+@pytest.mark.parametrize(
+    ("environ", "memory_bytes"),
+    [
+        ({"SLURM_MEM_PER_NODE": "2048"}, 2 << 30),
+        ({"SLURM_MEM_PER_CPU": "512", "SLURM_CPUS_ON_NODE": "8"}, 4 << 30),
+        ({"SLURM_MEM_PER_NODE": "0"}, 0),
+        ({}, 0),
+    ],
+)
+def test_the_memory_of_a_job_is_what_slurm_says(environ: dict[str, str], memory_bytes: int) -> None:
+    assert job_memory_bytes(environ) == memory_bytes
 
 
 # -- what is refused -------------------------------------------------------------------------------------
@@ -103,6 +117,9 @@ def test_workers_carry_the_name_of_their_job_and_its_tags() -> None:
     assert (two.worker_names, dict(two.resources)) == (("cpu-0-0", "cpu-0-1"), {"TOOL": 6})
     assert two.port_options == ["--worker-port", "7000:7009", "--nanny-port", "7000:7009"]
     assert gpu_slices(two, {"CUDA_VISIBLE_DEVICES": "0"}) == [None, None]
+    trainer = JobOptions(ADDRESS, "trainer-0", role="trainer", cpus=6)
+    assert dict(trainer.resources) == {"TRAINER": 1}
+    assert gpu_slices(trainer, {"CUDA_VISIBLE_DEVICES": "0,1"}) == [None], "all of them are the trainer's"
 
 
 # -- scratch ---------------------------------------------------------------------------------------------

@@ -202,22 +202,6 @@ def test_futures_are_released_and_keys_share_two_prefixes(model_dir: str) -> Non
     run(body())
 
 
-def test_a_second_session_is_refused_while_the_first_is_open(model_dir: str) -> None:
-    async def body() -> None:
-        async with cluster(engines=1) as (made, client):
-            engine = emulated(model_dir)
-            async with Rollout(client, env=ToolAgent(steps=1), model=model_dir, engines=engine) as first:
-                await first.run(1)
-                async with Client(made, asynchronous=True) as other:
-                    second = Rollout(other, env=ToolAgent(steps=1), model=model_dir, engines=engine)
-                    with pytest.raises(BadInput, match="already runs heddle session"):
-                        await second.run(1)
-                batch = await first.run(2)
-                assert batch.counts == {"completed": 2}
-
-    run(body())
-
-
 def test_a_cluster_without_tagged_workers_is_named_within_bounded_time(model_dir: str) -> None:
     async def body() -> None:
         async with (
@@ -254,7 +238,7 @@ def test_a_failure_inside_the_plugin_is_raised_at_the_client(model_dir: str) -> 
         def broken(event: Any) -> Any:
             raise RuntimeError("the controller is broken")
 
-        dask_scheduler.plugins["heddle"].session.controller.handle = broken
+        dask_scheduler.plugins["heddle"].control.controller.handle = broken
 
     async def body() -> None:
         async with (

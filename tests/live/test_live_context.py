@@ -204,6 +204,19 @@ def test_actions_return_values_and_raise_what_failed(model_dir: str) -> None:
     assert [(a.label, a.status) for a in ctx.actions] == [("max", "ok"), ("max", "raised")]
 
 
+def test_an_action_whose_model_service_died_runs_again_and_is_lost_in_the_end(model_dir: str) -> None:
+    died = ActionOutcome("lost", message="service rm does not answer")
+    plane = ScriptedPlane()
+    ctx = context_on(plane, model_dir, retries=RetryPolicy(max_action_attempts=2))
+    plane.outcomes = [died]
+    assert asyncio.run(ctx.call(max, 1, 2)) == 2
+    assert plane.action_ids == ["t/a0", "t/a0~1"]
+    assert len(set(plane.idempotency_keys)) == 1
+    plane.outcomes = [died, died]
+    with pytest.raises(ActionFailed, match="action max lost: service rm does not answer"):
+        asyncio.run(ctx.call(max, 1, 2))
+
+
 def test_an_action_whose_result_was_lost_runs_again_under_another_id(model_dir: str) -> None:
     plane = ScriptedPlane()
     plane.outcomes = [Interrupted("result-lost", "gone")]

@@ -65,7 +65,7 @@ def test_what_is_no_token_is_refused_at_the_call(tokens: Any, model_dir: str) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        *(({"cpus": v}, "cpus is ") for v in [1, (1,), ("1", 2), (2, 1), (-1, 1), (True, 1), None]),
+        *(({"cpus": v}, "cpus is ") for v in [1, (1,), ("1", 2), (2, 1), (-1, 1), (True, 1)]),
         *(({"timeout_s": v}, "timeout_s is ") for v in [0, -1, math.nan, "5", True]),
         ({"kind": "other"}, "kind is 'other': use tool or reward"),
         ({"label": 5}, "label is 5"),

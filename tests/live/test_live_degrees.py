@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,6 @@ from heddle_dask.engines.emulated.options import EmulatedOptions, emulated_optio
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import vllm_command
 from heddle_dask.environments.base import Context, Task
-from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.capacity import Patience
 from heddle_dask.live.driver.degrees import EngineDegrees, checked_degrees
 from heddle_dask.live.driver.rollout import Rollout
@@ -552,38 +550,3 @@ def test_what_cannot_be_is_one_line_and_auto_learns_from_the_batch_before(model_
                 assert unknown.running_tp_degrees == (1, 1), "a restart takes longer than the whole batch"
 
     run(body())
-
-
-@pytest.mark.cluster
-@pytest.mark.vllm
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_real_vllm_runs_at_tp_2(model_dir: str) -> None:
-    """Two CPU processes share a model; functional only, since they are far slower than one."""
-    with (
-        LocalRolloutCluster(2, tool_cpus=2, dashboard=False) as made,
-        Client(made) as client,
-        Rollout(
-            client,
-            env=ToolAgent(steps=2, tokens=6),
-            model=model_dir,
-            engines=Engines(
-                spec=EngineSpec("vllm", model_dir, slots=2, max_model_len=1024, dtype="float32"),
-                tp_degrees=[2],
-            ),
-        ) as rollout,
-    ):
-        batch = rollout.run(2)
-        assert batch.counts == {"completed": 2}
-        assert rollout.running_tp_degrees == (2,)
-        engines = {step.engine_id.split("/")[0] for record in batch for step in record.steps}
-        assert engines == {"rollout-0"}
-        ranks = {p.pid for p in descendants("VLLM::Worker")}
-        assert len(ranks) == 2, "one process for each rank"
-        assert all(
-            math.isfinite(p) and p <= 0
-            for record in batch
-            for step in record.steps
-            for p in record.branches[0].logprobs[step.token_start : step.token_stop].tolist()
-        )
-    assert not descendants("VLLM::")

@@ -32,19 +32,19 @@ def test_an_order_that_cannot_be_leaves_files_as_they_were(
         async with cluster(engines=1) as (_, client):
 
             def order(strategy: str, **chosen: Any) -> Rollout:
-                spec = emulated(model_dir)
+                chosen = {"engines": emulated(model_dir), **chosen}
                 agent = ToolAgent(steps=1)
-                return Rollout(client, env=agent, model=model_dir, engines=spec, strategy=strategy, **chosen)
+                return Rollout(client, env=agent, model=model_dir, strategy=strategy, **chosen)
 
             if mode == "overwrite":
                 await order("slime", out=out).run(3)
             before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
             with pytest.raises(BadInput, match="unknown strategy"):
                 await order("slimy", out=Output(out, mode)).run(2)
-            async with order("slime") as holder:  # the cluster belongs to another owner
+            async with order("slime") as holder:  # another run uses the engines, which are of another kind
                 await holder.run(1)
-                with pytest.raises(BadInput, match="session"):
-                    await order("slime", out=Output(out, mode)).run(2)
+                with pytest.raises(BadInput, match="uses the engines of this cluster"):
+                    await order("slime", out=Output(out, mode), engines="vllm").run(2)
             assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
             mended = await order("slime", out=Output(out, mode)).run(2)
             assert mended.counts == {"completed": 2}

@@ -146,6 +146,7 @@ def test_an_engine_is_reached_at_the_address_of_its_worker(
     worker: Any = SimpleNamespace(name="w", address="tls://203.0.113.7:4321", local_directory=str(tmp_path))
     plugin.worker = worker
     plugin._hosts = 0
+    plugin._weights = SimpleNamespace(installed_for=lambda spec: None)
     plugin._start_engine(plugin.spec)
     plugin._start_engine(plugin.spec)
     assert [spec.kv_host for spec in hosted] == ["203.0.113.7"] * 2

@@ -20,14 +20,22 @@ from heddle_dask.core.nouns import (
     StepRequest,
     TrajectorySpec,
 )
+from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.pools import ModelService, PoolMaximum
+from heddle_dask.core.resources import Resources
 from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.staleness import StalenessBound
 from heddle_dask.core.tp_degrees import FinishedWork, TpDegreePlan
+from heddle_dask.core.weight_policy import WeightUpdatePolicy
 from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.live.wire import cluster_messages as cluster
 from heddle_dask.live.wire import drain_messages as drains
 from heddle_dask.live.wire import driver_messages as driver
+from heddle_dask.live.wire import service_messages as services
+from heddle_dask.live.wire import training_messages as training
 from heddle_dask.live.wire import transport
 from heddle_dask.live.wire import watch_messages as watching
+from heddle_dask.live.wire import weight_messages as weights
 from heddle_dask.live.wire import worker_messages as workers
 from heddle_dask.live.wire.codec import OP, Message, Request, WireValue
 from heddle_dask.live.wire.messages import (
@@ -42,6 +50,7 @@ from heddle_dask.live.wire.messages import (
     step_key,
 )
 
+VERSION = PolicyVersion("a1", 7)
 STEP = StepId(TrajectoryId("t/0"), 3, 1)
 ACTION = ActionId("t/0/a2")
 END = StepEnd(STEP, EngineId("e"), 5, 4, "stop", 7)
@@ -59,7 +68,9 @@ RESULT = StepResult(
     decode_s=0.3,
     engine_s=0.6,
 )
-OUTCOME = ActionOutcome("raised", b"value", "message", "detail", "h", 2, 0.5, "tcp://w")
+OUTCOME = ActionOutcome(
+    "raised", b"value", "message", "detail", "h", 2, 0.5, "tcp://w", 0.25, 0.125, "output"
+)
 LINE = [["StepCancelled", 0.5, ["t/0", 3, 1]], []]
 NOTICES = (
     driver.AdmittedNotice(SPEC.trajectory_id),
@@ -69,16 +80,37 @@ NOTICES = (
     driver.ActionResultLostNotice(ACTION),
     driver.ActionPayloadWantedNotice(ACTION, "tcp://w"),
     driver.EngineLostNotice(EngineId("e"), "reason"),
+    driver.ApiNotice("search", "open", 30.0, "5 calls failed"),
+    training.TrajectoryCancelledNotice(SPEC.trajectory_id, "stale"),
+    training.EngineUpdatedNotice(EngineId("e"), VERSION, 0.05, "cause"),
 )
 SAMPLES: list[Message] = [
     transport.Done(),
     transport.Refusal("reason"),
     *NOTICES,
     driver.StartSession("s", "client", "heddle", ("a=b",), 3, {"1": {"x": 1.5}}, RetryPolicy(max_losses=1)),
+    driver.StartSession(
+        "s",
+        "client",
+        "heddle",
+        (),
+        3,
+        services=(driver.DeclaredService(ModelService("rm", (1, 2), batch=4), {"name": "rm", "batch": 4}),),
+    ),
+    driver.StartSession(
+        "s",
+        "client",
+        "heddle",
+        (),
+        3,
+        staleness=StalenessBound(2, "pace", 64),
+        weights=WeightUpdatePolicy("all-at-once", True),
+    ),
     driver.Updates(NOTICES, [LINE], {"finished": 2}, "Traceback", "restarted"),
     driver.FetchUpdates("s", 0.25),
     driver.EndSession("s"),
     driver.SubmitTrajectories("s", (driver.SubmittedTrajectory(SPEC, 9, 1.5, 2),)),
+    driver.ProgramEndedReport("s", SPEC.trajectory_id, END),
     driver.TrajectoriesEndedReport(
         "s",
         (
@@ -87,6 +119,7 @@ SAMPLES: list[Message] = [
         ),
     ),
     driver.TrajectoryForkedReport("s", SPEC, TrajectoryId("t/0#1")),
+    driver.SandboxClosedReport("s", "s/t/s0"),
     driver.StepCancelledReport("s", STEP),
     driver.TrajectoryForkedReport("s", SPEC, TrajectoryId("t")),
     driver.Capacity((driver.ReadyEngine(ENGINE, "vllm", "dir"),), 4, {"tcp://w": "no GPU"}, ("p",), 3, 2, 1),
@@ -110,7 +143,11 @@ SAMPLES: list[Message] = [
         trajectories=(driver.BatchTrajectory(SPEC, 12),),
         finished=(FinishedWork(10, 5, 0.5),),
     ),
-    cluster.ExchangeDemand(cluster.QueuedCapacity(2, 1, 1, 0, 3, "gpu-0: it was cancelled"), 60.0),
+    cluster.ExchangeDemand(
+        cluster.QueuedCapacity(2, 1, 1, 0, 3, "gpu-0: it was cancelled"),
+        60.0,
+        (PoolMaximum("cpu", Resources.of(cpus=4)),),
+    ),
     cluster.Demand(
         True, 9, 1.5, 0.5, 7, 1, 2, 16, 3, 4.5, 1, 8, (cluster.WorkerLoad("gpu-0", True, 1, 2, 3, 4, "x"),)
     ),
@@ -120,7 +157,7 @@ SAMPLES: list[Message] = [
     workers.EngineReadyReport(ENGINE, "vllm", "dir", 1.5),
     workers.EngineLostReport(EngineId("e"), "reason"),
     workers.EngineStartFailedReport("reason"),
-    workers.HostReadyReport(HostDescription(HostId("h"), 4)),
+    workers.HostReadyReport(HostDescription(HostId("h"), Resources.of(cpus=4))),
     workers.HostLostReport(HostId("h")),
     drains.DrainWorkers(("gpu-0-0", "gpu-0-1"), 30.0),
     drains.DrainedWorkers(("gpu-0-0",), ("gpu-0-1",)),
@@ -129,7 +166,7 @@ SAMPLES: list[Message] = [
     workers.StepStartedReport("s", STEP, EngineId("e")),
     workers.StepEndedReport("s", END),
     workers.StepFailedReport("s", STEP, EngineId("e"), "engine-lost"),
-    workers.ActionEndedReport("s", ACTION, HostId("h"), 0.5, False, False),
+    workers.ActionEndedReport("s", ACTION, HostId("h"), 0.5, False, False, "memory", 2.5),
     workers.MoveEndedReport(
         "s", SPEC.trajectory_id, EngineId("e"), EngineId("f"), True, "transfer", 0.5, 9, "cause"
     ),
@@ -137,6 +174,7 @@ SAMPLES: list[Message] = [
     workers.HostEngine(None),
     workers.AbortStepOrder("s", STEP),
     workers.AbortActionOrder("s", ACTION),
+    workers.CloseSandboxOrder("s", "s/t/s0"),
     workers.MoveContextOrder("s", SPEC.trajectory_id, "tcp://w", EngineId("e"), EngineId("f"), "recompute"),
     workers.DropContextOrder("s", SPEC.trajectory_id),
     workers.ContextTokens(b"\x01\x00\x00\x00"),
@@ -145,6 +183,27 @@ SAMPLES: list[Message] = [
     workers.ExportedContext(b"\x01\x00\x00\x00", {"tokens": 1}, ""),
     workers.ExportedContext(cause="gone"),
     workers.ExportContext("s", SPEC.trajectory_id, True),
+    services.LoadServiceOrder("s", {"name": "rm", "batch": 4}, 2, 2, True, False),
+    services.EvictServiceOrder("s", "rm", 2, 2),
+    services.DropServiceCopyOrder("s", "rm", 2),
+    services.ClearServicesOrder(),
+    services.ServiceLoadedReport("s", HostId("h"), "rm", 2, 2, False, 1.5, "cause"),
+    services.ServiceEvictedReport("s", HostId("h"), "rm", 2, 2),
+    services.ServiceLostReport("s", HostId("h"), "rm", 2, 2, "cause"),
+    weights.FetchWeightsOrder(EngineId("e"), VERSION, "file:///w/manifest.json"),
+    weights.InstallWeightsOrder(EngineId("e"), VERSION, True),
+    weights.WeightsFetchedReport(EngineId("e"), VERSION, "cause", 1.5),
+    weights.WeightsInstalledReport(EngineId("e"), VERSION, 0.05, "cause"),
+    training.OptimizerStepReport("s", VERSION),
+    training.TrainingFiguresReport("s", 3, {"reward": 0.5, "seconds/train": 1.25}),
+    training.WeightsPublishedReport("s", VERSION, "file:///w/manifest.json", 9),
+    training.SwitchReport("s", VERSION),
+    training.GroupEndedReport("s", SPEC.group_id, 4),
+    training.TrajectoryRedundantReport("s", SPEC.trajectory_id),
+    training.GetWeightStatus("s"),
+    training.WeightStatus(
+        (training.EngineWeightState(EngineId("e"), VERSION, None, "idle"),), VERSION, None, True, 8, 4, 4, 7
+    ),
     workers.StepResults((workers.PushedStep(STEP, RESULT),)),
     workers.ActionResults((workers.PushedAction(ACTION, OUTCOME),)),
     workers.FetchStepResults("s"),
@@ -155,7 +214,7 @@ DASK_NAMES = {OP, "worker", "client", "comm", "reply", "close", "serializers", "
 
 
 def message_types() -> Iterator[type[Message]]:
-    for module in (transport, cluster, driver, drains, workers, watching):
+    for module in (transport, cluster, driver, drains, services, workers, watching, weights, training):
         for _, kind in inspect.getmembers(module, inspect.isclass):
             if kind.__module__ == module.__name__ and issubclass(kind, Message):
                 yield kind
@@ -214,7 +273,13 @@ def test_every_message_has_a_sample_and_every_operation_is_there_once() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [RESULT, OUTCOME, END, StepPlacement(EngineId("e"), 2.5, "tcp://w"), ActionPlacement(HostId("h"), 2)],
+    [
+        RESULT,
+        OUTCOME,
+        END,
+        StepPlacement(EngineId("e"), 2.5, "tcp://w"),
+        ActionPlacement(HostId("h"), Resources.of(cpus=2)),
+    ],
     ids=lambda value: type(value).__name__,
 )
 def test_a_value_comes_back_as_it_was(value: WireValue) -> None:

@@ -24,6 +24,7 @@ from heddle_dask import (
     EngineSpec,
     Output,
     Patience,
+    Pools,
     RetryPolicy,
     Rollout,
     Sampling,
@@ -53,7 +54,8 @@ def test_the_constructor_takes_at_most_twelve_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [Budget, ChatModel, Engines, EngineSpec, Output, Patience, RetryPolicy, Sampling, Strategy]
+    "value",
+    [Budget, ChatModel, Engines, EngineSpec, Output, Patience, Pools, RetryPolicy, Sampling, Strategy],
 )
 def test_the_values_are_public_frozen_and_documented(value: type) -> None:
     assert value.__name__ in heddle_dask.__all__
@@ -257,7 +259,7 @@ def test_an_output_that_cannot_be_is_refused_in_one_line(chosen: tuple[Any, ...]
         ({"samples": "8"}, "samples is '8'"),
         ({"budget": 512}, r"budget is 512: use Budget\("),
         ({"sampling": {"top_p": 1}}, r"sampling is .* use Sampling\("),
-        ({"retries": 3}, r"retries is 3: use RetryPolicy\("),
+        ({"pools": 3}, r"pools is 3: use Pools\("),
     ],
 )
 def test_a_rollout_refuses_a_wrong_value_in_one_line(

@@ -24,19 +24,24 @@ from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput, WriteFailed
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
-from heddle_dask.environments.base import Task
+from heddle_dask.environments.base import Context, Task
+from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.live.driver import run_writer
 from heddle_dask.live.driver.action_results import value_body
+from heddle_dask.live.driver.attempts import Attempt
 from heddle_dask.live.driver.resume import unfinished
 from heddle_dask.live.driver.rollout_inputs import Output
 from heddle_dask.live.driver.run_files import RunFiles
 from heddle_dask.live.driver.run_writer import RESULTS, RunWriter, WriteMode, journal_path
-from heddle_dask.live.driver.runner import Attempt
 from heddle_dask.live.wire.messages import StepResult
 from heddle_dask.live.wire.result_codec import step_body
 from heddle_dask.records.journal import Journal, JournalReader, read_journal
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, trajectory_to_body
+
+
+async def solve(task: Task, ctx: Context) -> float:
+    return 0.0
 
 
 def step_line(name: str, index: int) -> dict[str, Any]:
@@ -48,7 +53,11 @@ def step_line(name: str, index: int) -> dict[str, Any]:
 
 def attempts(*names: str) -> list[Attempt]:
     specs = [TrajectorySpec(TrajectoryId(name), GroupId("g")) for name in names]
-    return [Attempt(Task(spec.trajectory_id, "prompt"), spec, 0) for spec in specs]
+    environment = FunctionEnvironment(solve, name="env")
+    return [
+        Attempt(Task(spec.trajectory_id, "prompt"), spec, 0, environment, spec.trajectory_id)
+        for spec in specs
+    ]
 
 
 async def roll_out(writer: RunWriter, numbers: range, stored_at_once: int = 4) -> None:

@@ -37,7 +37,7 @@ class Cluster:
 
 def check(cluster: Cluster, policy: str, env: Any = None) -> tuple[dict[str, str], list[str]]:
     lines: list[str] = []
-    asked = check_sandbox(cluster, env or CodeEnvironment(), policy, 5.0, lines.append)  # type: ignore[arg-type]
+    asked = check_sandbox(cluster, (env or CodeEnvironment(),), policy, 5.0, lines.append)  # type: ignore[arg-type]
     return asyncio.run(asked), lines
 
 

@@ -123,8 +123,9 @@ def test_every_field_that_the_command_line_fills_has_its_setting_there() -> None
     there = set(SETTINGS.values())
     assert {("patience", each.name) for each in fields(Patience)} <= there
     assert {("sampling", each.name) for each in fields(Sampling)} <= there
-    # No option fills the limit of an action's size, so `Budget` takes it from the settings.
-    assert {("budget", each.name) for each in fields(Budget) if each.name != "max_action_bytes"} <= there
+    # No option fills the limits of one action, so `Budget` takes them from the settings; retries have none.
+    without = {"max_action_bytes", "max_action_disk_bytes", "max_action_processes", "retries"}
+    assert {("budget", each.name) for each in fields(Budget) if each.name not in without} <= there
 
 
 def test_the_command_line_takes_settings_from_files_and_variables(tmp_path: Path) -> None:
@@ -167,10 +168,10 @@ def test_engines_of_an_existing_cluster_are_waited_for_wherever_their_number_is_
     from heddle_dask.cli.rollout import run
     from heddle_dask.cli.rollout.command import rollout
 
-    made: list[run._Run] = []
+    made: list[run.RolloutRun] = []
 
     def keep(order: Any, *, to_stderr: bool) -> run.Outcome:
-        made.append(run._Run(order, run.ProgressDisplay(run.Console(stderr=True))))
+        made.append(run.RolloutRun(order, run.ProgressDisplay(run.Console(stderr=True))))
         return run.Outcome({}, 0)
 
     monkeypatch.setattr(run, "run_rollout", keep)

@@ -10,20 +10,18 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from worlds.live_session import first_session
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.controller import Controller
 from heddle_dask.core.ids import EngineId, GroupId, HostId, StepId, TrajectoryId
 from heddle_dask.core.nouns import EngineDescription, HostDescription, TrajectorySpec
+from heddle_dask.core.resources import Resources
+from heddle_dask.core.run_description import RunDescription
 from heddle_dask.live.scheduler import metrics
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
-from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.scheduler.snapshot_feed import SnapshotFeed
 from heddle_dask.live.wire.driver_messages import ReadyEngine
-from heddle_dask.strategies.presets import strategies_of_run
-
-FACTS = {"strategy": "round-robin", "overrides": [], "seed": 0, "cost": None}
 
 
 class Clock:
@@ -78,7 +76,7 @@ def test_without_a_session_the_registry_is_shown(feed: SnapshotFeed) -> None:
     clock: Any = feed._clock_s
     registry = feed._registry
     registry.add_engine("tcp://w", ReadyEngine(engine("a"), "emulated", "model"))
-    registry.add_host("tcp://w", HostDescription(HostId("h"), 8))
+    registry.add_host("tcp://w", HostDescription(HostId("h"), Resources.of(cpus=8)))
     before = feed.latest()
     assert (before.session, before.is_open, before.journal_offset) == ("", False, 0)
     assert [(e.engine_id, e.slots, e.seat) for e in before.engines] == [("a", 4, 0)]
@@ -97,14 +95,15 @@ def test_a_defect_of_the_history_does_not_stop_the_session(
     feed: SnapshotFeed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body() -> None:
-        session = Session("s", "client", Controller(strategies_of_run(FACTS)))
-        session.watched = feed.watch("s", "heddle", session.now)
-        session.handle(ev.EngineJoined(session.now(), engine("a")))
-        monkeypatch.setattr(session.watched.history, "take", lambda *_: 1 / 0)
+        lone = first_session(RunDescription(strategy="round-robin"))
+        session, control = lone.session, lone.control
+        control.watched = feed.watch("s", "heddle", session.now)
+        lone.feed(ev.EngineJoined(session.now(), engine("a")))
+        monkeypatch.setattr(control.watched.history, "take", lambda *_: 1 / 0)
         for name in ("b", "c"):
-            session.handle(ev.EngineJoined(session.now(), engine(name)))
+            lone.feed(ev.EngineJoined(session.now(), engine(name)))
         assert len(session.controller.state.engines) == 3
-        assert len((await session.updates(0.0)).journal) == 3
+        assert len((await session.updates(0.0)).journal) == 1 + 3
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(body())

@@ -13,8 +13,10 @@ from worlds.record_builders import plain_trajectory
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import load_profile
+from heddle_dask.environments.base import Context, Task
+from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.replay import ReplayEnvironment
-from heddle_dask.live.driver.runner import attempts_of
+from heddle_dask.live.driver.attempts import attempts_of
 from heddle_dask.live.scheduler.warm_start import warm_predictor
 from heddle_dask.predictors.features import Finished, Progress
 from heddle_dask.predictors.from_steps import finished_from_steps, past_of
@@ -26,6 +28,11 @@ from heddle_dask.sim.fleet import SimulatedFleet, equal_engines
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import build_strategies
 from heddle_dask.workloads.synthetic import fit_into_context, synthesize
+
+
+async def solve(task: Task, ctx: Context) -> float:
+    return 0.0
+
 
 UNSCALED = {"token_scale": 1.0, "tool_scale": 1.0}
 
@@ -92,7 +99,9 @@ def test_a_trace_is_learnt_from_scaled(tmp_path: Path) -> None:
     assert (one.prompt_tokens, one.generated_tokens) == (50, 2 * 24)
     assert one.points[-1].steps_finished == 1 and one.points[-1].context_tokens == 50 + 24
     replayed = {task.task_id: task for task in ReplayEnvironment(path, token_scale=0.5).tasks(60, 0)}
-    (attempt,) = attempts_of("replay:some.jsonl.gz", [replayed["t8"]], 1, 0, "")
+    (attempt,) = attempts_of(
+        FunctionEnvironment(solve, name="replay:some.jsonl.gz"), [replayed["t8"]], 1, 0, ""
+    )
     assert attempt.spec.domain == one.domain
     assert (attempt.spec.message_tokens, attempt.spec.max_steps) == (one.message_tokens, one.max_steps)
     assert {each.trajectory_id for each in finished if each.censored} == {f"t{n}" for n in range(0, 60, 7)}

@@ -21,12 +21,25 @@ from distributed.core import rpc
 from distributed.deploy.cluster import Cluster
 from distributed.deploy.spec import ProcessInterface, SpecCluster
 
-from heddle_dask.core.errors import HeddleError
+from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.core.notebook import facts_html
+from heddle_dask.engines.spec import check_hardware
 from heddle_dask.engines.supervised_process import SupervisedProcess
+from heddle_dask.isolation.cgroups import find_cgroups
+from heddle_dask.isolation.machine import memory_bytes as machine_memory_bytes
 from heddle_dask.live.clusters.credentials import Credentials
 from heddle_dask.live.clusters.worker_command import QUICK_LOOP, preload_file, worker_arguments
-from heddle_dask.live.wire.messages import ENGINE_LOGS_VARIABLE, ENGINE_RESOURCE, TOOL_RESOURCE
+from heddle_dask.live.wire.messages import (
+    ENGINE_LOGS_VARIABLE,
+    ENGINE_RESOURCE,
+    HARDWARE_VARIABLE,
+    MEMORY_VARIABLE,
+    MODEL_RESOURCE,
+    SLOT_BYTES_RESOURCE,
+    TOOL_RESOURCE,
+    TRAINER_RESOURCE,
+    TRAINER_THREADS_VARIABLE,
+)
 
 START_TIMEOUT_S = 60.0
 
@@ -37,6 +50,25 @@ _SCHEDULER_ENV = {
     "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "100",
     "DASK_DISTRIBUTED__SCHEDULER__ACTIVE_MEMORY_MANAGER__START": "False",
 }
+
+
+def hardware_of_workers(hardware: Mapping[str, int] | None, engines: int) -> list[str]:
+    """The class of each rollout worker; empty without classes.
+
+    Raises
+    ------
+    BadInput
+        A class is no plain name, or the numbers do not add up to `engines`.
+    """
+    if hardware is None:
+        return [""] * engines
+    for name in hardware:
+        check_hardware("hardware", name)
+    classes = [name for name, count in hardware.items() for _ in range(count)]
+    if len(classes) != engines or min(hardware.values(), default=1) < 1:
+        told = ",".join(f"{name}={count}" for name, count in hardware.items())
+        raise BadInput(f"hardware {told} is not of {engines} engines: give a class to each, or fewer engines")
+    return classes
 
 
 class ClusterProcessFailed(HeddleError):
@@ -141,13 +173,14 @@ class LocalWorker(SupervisedDask):
         directory: str,
         logs: str,
         credentials: Credentials | None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         connection = [*_tls_options(credentials), "--host", "127.0.0.1"]
         super().__init__(
             worker_arguments(scheduler, name, resources, Path(directory), connection),
             directory,
             name,
-            {**QUICK_LOOP, ENGINE_LOGS_VARIABLE: str(Path(logs) / name)},
+            {**QUICK_LOOP, ENGINE_LOGS_VARIABLE: str(Path(logs) / name), **(env or {})},
             logs,
         )
         self._scheduler_address = scheduler
@@ -219,13 +252,27 @@ class LocalRolloutCluster(SupervisedCluster):
     engines
         Rollout workers; each may host one engine.
     tool_cpus
-        CPUs that actions may use, all tool workers together; None: those of the machine.
+        CPUs that actions may use, all tool workers together; None: those of the machine. Each tool worker takes its
+        share of the cores for itself. With more CPUs than cores actions share cores.
+    tool_memory_bytes
+        Memory that actions may demand, all tool workers together; None: that of the machine.
+    model_gpus
+        GPUs of a worker for model services; on a machine without GPUs, its memory slots. 0: no such worker.
+    model_slot_bytes
+        Bytes of each memory slot.
+    trainers
+        Workers that may host a trainer; a run has one.
+    trainer_threads
+        CPU threads of each process of a trainer, where its description names none.
     dashboard
         Serve the Dask dashboard on a free loopback port.
     directory
         For logs and scratch; None: a temporary one that goes with the cluster.
     logs
         For logs alone, those of engines too; None: with the scratch.
+    hardware
+        Classes of the rollout workers with their numbers, in order (``{"H800": 2, "H20": 1}``), which add up to
+        `engines`; None: all are alike.
     security
         True: connections use TLS, with a key made for this cluster that only its owner can read, so that no other user
         of the machine can connect. False: they are open to every user of the machine, who can then run code as its
@@ -248,13 +295,20 @@ class LocalRolloutCluster(SupervisedCluster):
         *,
         tool_workers: int = 1,
         tool_cpus: int | None = None,
+        model_gpus: int = 0,
+        model_slot_bytes: int = 1 << 30,
+        trainers: int = 0,
+        trainer_threads: int = 1,
+        tool_memory_bytes: int | None = None,
         dashboard: bool = True,
         directory: str | Path | None = None,
         logs: str | Path | None = None,
         security: bool = True,
         asynchronous: bool = False,
+        hardware: Mapping[str, int] | None = None,
         **kwargs: Any,
     ) -> None:
+        classes = hardware_of_workers(hardware, engines)
         self._temporary = directory is None
         self.directory = Path(directory or tempfile.mkdtemp(prefix="heddle-cluster-"))
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -262,10 +316,26 @@ class LocalRolloutCluster(SupervisedCluster):
         self.credentials = Credentials.temporary(self.directory) if security else None
         cpus = tool_cpus or os.cpu_count() or 1
         self._tool_cpus = share = max(1, cpus // max(1, tool_workers))
+        memory_bytes = tool_memory_bytes or machine_memory_bytes(find_cgroups().folders)
+        tool_env = {MEMORY_VARIABLE: str(memory_bytes // max(1, tool_workers))}
         workers = {
-            **{f"rollout-{i}": self._spec(f"rollout-{i}", {ENGINE_RESOURCE: 1}) for i in range(engines)},
-            **{f"tool-{i}": self._spec(f"tool-{i}", {TOOL_RESOURCE: share}) for i in range(tool_workers)},
+            **{
+                f"rollout-{i}": self._spec(
+                    f"rollout-{i}", {ENGINE_RESOURCE: 1}, {HARDWARE_VARIABLE: name} if name else None
+                )
+                for i, name in enumerate(classes)
+            },
+            **{
+                f"tool-{i}": self._spec(f"tool-{i}", {TOOL_RESOURCE: share}, tool_env)
+                for i in range(tool_workers)
+            },
         }
+        if model_gpus:
+            tags = {MODEL_RESOURCE: model_gpus, SLOT_BYTES_RESOURCE: model_slot_bytes}
+            workers["model-0"] = self._spec("model-0", tags)
+        trainer_env = {TRAINER_THREADS_VARIABLE: str(trainer_threads)}
+        for i in range(trainers):
+            workers[f"trainer-{i}"] = self._spec(f"trainer-{i}", {TRAINER_RESOURCE: 1}, trainer_env)
         scheduler = {
             "cls": LocalScheduler,
             "options": {
@@ -298,13 +368,16 @@ class LocalRolloutCluster(SupervisedCluster):
         )
         return f"{super()._repr_html_(cluster_status=cluster_status)}{own}"
 
-    def _spec(self, name: str, resources: Mapping[str, float]) -> dict[str, Any]:
+    def _spec(
+        self, name: str, resources: Mapping[str, float], env: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         options = {
             "name": name,
             "resources": dict(resources),
             "directory": str(self.directory),
             "logs": str(self.logs),
             "credentials": self.credentials,
+            "env": dict(env or {}),
         }
         return {"cls": LocalWorker, "options": options}
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import heddle_dask
-from heddle_dask.live.wire.messages import ENGINE_RESOURCE
+from heddle_dask.live.wire.messages import ENGINE_RESOURCE, MODEL_RESOURCE, TRAINER_RESOURCE
 
 # A coroutine task takes a slot and no thread: slots must never be the limit.
 WORKER_SLOTS = 4096
@@ -46,6 +46,10 @@ def worker_arguments(
     """
     tags = ",".join(f"{key}={value:g}" for key, value in resources.items())
     kind = "rollout_worker" if ENGINE_RESOURCE in resources else "tool_worker"
+    if MODEL_RESOURCE in resources:
+        kind = "model_worker"
+    if TRAINER_RESOURCE in resources:
+        kind = "trainer_worker"
     return [
         "worker",
         scheduler,

@@ -11,13 +11,15 @@ from typing import Any
 import cloudpickle
 
 from heddle_dask.core.ids import ActionId
+from heddle_dask.core.needs import Needs
 from heddle_dask.core.nouns import ActionRequest
 from heddle_dask.environments.base import ActionFailed, ActionKind
+from heddle_dask.live.driver.action_attempts import outcome_of
 from heddle_dask.live.driver.action_options import check_call
 from heddle_dask.live.driver.action_results import value_body, value_from_body
 from heddle_dask.live.driver.branch_port import BranchPort
-from heddle_dask.live.driver.program_errors import ReplayDiverged
-from heddle_dask.live.driver.submission import Interrupted
+from heddle_dask.live.driver.program_errors import ReplayDiverged, SandboxDiffers
+from heddle_dask.live.driver.sandbox_use import SandboxUse
 from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, too_large
 from heddle_dask.live.wire.result_codec import action_body, action_from_body
 from heddle_dask.records.trajectory import ActionRecord
@@ -42,11 +44,13 @@ class ActionCalls:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         *,
-        cpus: tuple[int, int],
+        cpus: tuple[int, int] | None,
+        needs: Needs | None,
         kind: ActionKind,
         label: str | None,
         timeout_s: float | None,
         after_step: int,
+        sandbox: SandboxUse | None = None,
     ) -> Any:
         """The value of the function; the other parameters are those of the protocol.
 
@@ -60,26 +64,32 @@ class ActionCalls:
         RuntimeError
             The program has ended.
         """
-        least, most = check_call(function, cpus, kind, label, timeout_s)
+        wanted = check_call(function, cpus, needs, kind, label, timeout_s)
+        self._port.services.pools.check(wanted)
         name = str(label or getattr(function, "__name__", type(function).__name__))
         self._port.check_goes_on("call()")
         index = len(self.records)
         submitted_s = self._port.services.clock()
         # Its place in the list is fixed now: actions of one trajectory may run side by side.
         self.records.append(_pending_action(index, after_step, kind, name, submitted_s))
-        call = f"{self._port.spec.trajectory_id}/a{index}"
+        call = f"{self._port.name}/a{index}"
         body = self._port.recorded.actions.pop(index, None)
         if body is not None:
             outcome, value = _replayed(call, index, name, body)
         else:
             order = self._order(call, index, function, args, kwargs, timeout_s)
             with self._port.branch.tree.waiting():
-                outcome = await self._run_action(order, kind, name, (least, most))
+                outcome = await self._run_action(order, kind, name, wanted, sandbox)
             value = self._journalled(order, index, name, outcome)
         self._close_action(index, outcome)
+        if outcome.status == "sandbox-differs":
+            raise SandboxDiffers(outcome.message)
         if outcome.status != "ok":
             raise ActionFailed(
-                outcome.status, f"action {name} {outcome.status}: {outcome.message}", outcome.detail
+                outcome.status,
+                f"action {name} {outcome.status}: {outcome.message}",
+                outcome.detail,
+                outcome.output,
             )
         return value
 
@@ -104,6 +114,8 @@ class ActionCalls:
             idempotency_key=self._port.recorded.idempotency_keys.pop(index, f"{services.session}/{call}"),
             on_loop=inspect.iscoroutinefunction(function),
             max_bytes=services.budget.max_action_bytes,
+            max_disk_bytes=services.budget.max_action_disk_bytes,
+            max_processes=services.budget.max_action_processes,
         )
 
     def _journalled(self, order: ActionCall, index: int, name: str, outcome: ActionOutcome) -> Any:
@@ -117,23 +129,27 @@ class ActionCalls:
         return value
 
     async def _run_action(
-        self, call: ActionCall, kind: ActionKind, name: str, cpus: tuple[int, int]
+        self, call: ActionCall, kind: ActionKind, name: str, needs: Needs, sandbox: SandboxUse | None
     ) -> ActionOutcome:
         if call.body_bytes > call.max_bytes:
             return ActionOutcome("raised", message=too_large("arguments", call.body_bytes, call.max_bytes))
         self._port.announce()
-        cause = ""
-        for attempt in range(self._port.services.retries.max_action_attempts):
-            # With the same id a second attempt would find the task of the first.
-            action_id = ActionId(f"{call.action_id}~{attempt}" if attempt else call.action_id)
-            request = ActionRequest(action_id, self._port.spec.trajectory_id, kind, name, *cpus, "cpu")
-            try:
-                return await self._port.services.submitter.action(replace(call, action_id=action_id), request)
-            except Interrupted as interrupt:
-                cause = interrupt.cause
-                if interrupt.kind == "given-up":
-                    return ActionOutcome("lost", message=cause)
-        return ActionOutcome("lost", message=f"{cause} every time")
+        services = self._port.services
+        request = ActionRequest(
+            ActionId(call.action_id),
+            self._port.spec.trajectory_id,
+            kind,
+            name,
+            needs.demand(),
+            needs.of_pool,
+            needs.service,
+            profile=needs.profile,
+            timeout_s=call.timeout_s,
+        )
+        rebuilt = None
+        if sandbox is not None:
+            request, rebuilt = sandbox.added_to(request), sandbox.with_past
+        return await outcome_of(call, request, services.submitter, services.retries, services.clock, rebuilt)
 
     def _close_action(self, index: int, outcome: ActionOutcome) -> None:
         finished_s = self._port.services.clock()
@@ -145,6 +161,8 @@ class ActionCalls:
             finished_s=finished_s,
             queue_s=max(0.0, finished_s - pending.submitted_s - outcome.run_s),
             run_s=outcome.run_s,
+            quota_s=outcome.quota_s,
+            load_s=outcome.load_s,
         )
 
 

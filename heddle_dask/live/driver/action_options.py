@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import get_args
 
 from heddle_dask.core.errors import BadInput, is_finite
+from heddle_dask.core.needs import Needs
 from heddle_dask.environments.base import ActionKind
 
 
 def check_call(
-    function: object, cpus: object, kind: object, label: object, timeout_s: object
-) -> tuple[int, int]:
-    """Refuse what no action can have; returns the least and the most CPUs.
+    function: object, cpus: object, needs: object, kind: object, label: object, timeout_s: object
+) -> Needs:
+    """Refuse what no action can have; returns its needs.
 
     Raises
     ------
@@ -26,10 +28,20 @@ def check_call(
         raise BadInput(f"call: label is {label!r}: use a text")
     if timeout_s is not None and timeout_s != math.inf and not (is_finite(timeout_s) and timeout_s > 0):
         raise BadInput(f"call: timeout_s is {timeout_s!r}: use seconds above 0, math.inf, or None")
-    return _least_and_most(cpus)
+    if needs is not None:
+        if not isinstance(needs, Needs):
+            raise BadInput(f"call: needs is {needs!r}: use Needs(…)")
+        if cpus is not None:
+            raise BadInput("call: cpus and needs are both given: use Needs(cpus=…)")
+        if needs.service and not inspect.iscoroutinefunction(function):
+            raise BadInput(
+                "call: only an async function can use a model service: use async def f(…, service)"
+            )
+        return needs
+    return Needs() if cpus is None else Needs(cpus=_cpus(cpus))
 
 
-def _least_and_most(cpus: object) -> tuple[int, int]:
+def _cpus(cpus: object) -> tuple[int, int]:
     if isinstance(cpus, tuple | list) and len(cpus) == 2 and all(type(each) is int for each in cpus):
         least, most = cpus
         if 0 <= least <= most:

@@ -21,6 +21,8 @@ class BranchTree:
     ----------
     trajectory_id
         Of the trajectory, under which its results are journalled.
+    known_as
+        The id by which the scheduler knows its first context; None: the same.
     recorded
         Journalled results of forked branches, by path.
     metadata
@@ -36,6 +38,7 @@ class BranchTree:
     metadata: dict[str, Any] = field(default_factory=dict)
     interrupted: bool = False
     ended: bool = False
+    known_as: TrajectoryId | None = None
     _waiting: dict[asyncio.Task[Any], None] = field(default_factory=dict)
 
     @contextmanager
@@ -63,7 +66,8 @@ class Branch:
     Attributes
     ----------
     path
-        ``""`` for the first context; ``"#2#1"`` is the first fork of its second fork.
+        ``""`` for the first context, ``"~2"`` for that after two failures of its environment; ``"#2#1"`` is the first
+        fork of its second fork.
     steps
         Number of steps before the branch began.
     """
@@ -75,6 +79,11 @@ class Branch:
     def forked(self, number: int, steps: int) -> Branch:
         """The place of the fork of that number, from 1, after `steps` steps."""
         return Branch(self.tree, f"{self.path}#{number}", steps)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether its context is the one that the program was given."""
+        return "#" not in self.path and not self.path.startswith("!")
 
     @property
     def recorded(self) -> Recorded:

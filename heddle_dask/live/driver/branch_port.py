@@ -16,6 +16,8 @@ class BranchPort:
     ----------
     recorded
         Journalled results that are left to replay.
+    name
+        Begins the ids of its actions.
     announced
         Whether the scheduler knows the branch: the first context is announced before its program begins, a fork with
         its first request.
@@ -28,13 +30,15 @@ class BranchPort:
         self.spec = spec
         self.recorded = recorded or Recorded()
         self.branch = branch or Branch(BranchTree(spec.trajectory_id, self.recorded.branches))
-        self.announced = branch is None
+        self.name = f"{self.branch.tree.trajectory_id}{self.branch.path}"
+        self.announced = self.branch.is_first
 
     def announce(self) -> None:
         """The scheduler must know a branch before its first step or action."""
         if not self.announced:
             self.announced = True
-            self.services.submitter.fork(self.spec, self.branch.tree.trajectory_id)
+            tree = self.branch.tree
+            self.services.submitter.fork(self.spec, tree.known_as or tree.trajectory_id)
 
     def journal(self, kind: str, body: dict[str, Any]) -> None:
         """Write down a result of this branch."""

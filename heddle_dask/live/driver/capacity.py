@@ -127,6 +127,15 @@ async def wait_for_capacity(
         await asyncio.sleep(_POLL_S)
 
 
+def weaker_isolation(capacity: Capacity) -> str:
+    """One line about tool workers that keep actions less apart than these ask for; empty: all do."""
+    told: dict[str, list[str]] = {}
+    for host, _, weaker in capacity.isolation:
+        if weaker:
+            told.setdefault(weaker, []).append(host.partition("/")[0])
+    return "; ".join(f"{', '.join(sorted(hosts))}: {weaker}" for weaker, hosts in told.items())
+
+
 def check_context(asked: int | None, engine_takes: int | None) -> None:
     """Refuse contexts longer than an engine takes: steps beyond would fail. None: not named.
 
@@ -200,3 +209,9 @@ def missing_workers(capacity: Capacity, engines: int | None) -> str:
             f"start one with --resources {TOOL_RESOURCE}=<cpus>{trouble}"
         )
     return ""
+
+
+def hardware_of(engines: Sequence[EngineDescription]) -> dict[str, int]:
+    """Number of engines of each class of hardware; empty where none is declared."""
+    classes = [engine.hardware for engine in engines if engine.hardware]
+    return {name: classes.count(name) for name in dict.fromkeys(classes)}

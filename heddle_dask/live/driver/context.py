@@ -7,24 +7,30 @@ and actions are journalled when they arrive, so that a program can be run again 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import TrajectoryId
+from heddle_dask.core.needs import Given, Needs
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.engines.contract import SamplingParams, VersionSpan
 from heddle_dask.environments.base import ActionKind, Reply, Role
+from heddle_dask.live.driver import service_calls
 from heddle_dask.live.driver.action_calls import ActionCalls
 from heddle_dask.live.driver.branch import Branch, fork_seed
 from heddle_dask.live.driver.branch_port import BranchPort
 from heddle_dask.live.driver.open_step import OpenStep
 from heddle_dask.live.driver.pending_input import PendingInput
 from heddle_dask.live.driver.program_errors import BudgetExhausted
+from heddle_dask.live.driver.sandbox_calls import LiveSandbox
+from heddle_dask.live.driver.sandbox_options import sandbox_spec
 from heddle_dask.live.driver.services import Recorded, Services
 from heddle_dask.live.driver.side_by_side import side_by_side
 from heddle_dask.live.driver.step_answers import StepAnswers
@@ -53,6 +59,7 @@ class LiveContext:
         self._branch = self._port.branch
         self._answers = StepAnswers(self._port, seed)
         self._calls = ActionCalls(self._port)
+        self._sandboxes = itertools.count()
         self._forks: list[LiveContext] = []
         self._input = PendingInput(services.template)
         self._told_done = False
@@ -205,7 +212,8 @@ class LiveContext:
         self,
         function: Callable[..., Any],
         *args: Any,
-        cpus: tuple[int, int] = (1, 1),
+        cpus: tuple[int, int] | None = None,
+        needs: Needs | None = None,
         kind: ActionKind = "tool",
         label: str | None = None,
         timeout_s: float | None = None,
@@ -224,10 +232,94 @@ class LiveContext:
             args,
             kwargs,
             cpus=cpus,
+            needs=needs,
             kind=kind,
             label=label,
             timeout_s=timeout_s,
             after_step=self._next_step - 1,
+        )
+
+    async def score(
+        self,
+        service: str,
+        inputs: Sequence[str | Sequence[int]] | None = None,
+        *,
+        gpus: Given = 0,
+        kind: ActionKind = "reward",
+        timeout_s: float | None = None,
+    ) -> list[float]:
+        """One number for each input from a model service; the parameters are those of the protocol.
+
+        Raises
+        ------
+        ActionFailed
+        BadInput
+            The service is not declared, does not score, or an input is neither a text nor token ids.
+        """
+        given = [self.record.token_ids] if inputs is None else inputs
+        call = partial(self.call, kind=kind)
+        return await service_calls.score(
+            call, self._services.pools, service, given, gpus=gpus, timeout_s=timeout_s
+        )
+
+    async def logprobs(
+        self,
+        service: str,
+        token_ids: Sequence[int] | None = None,
+        *,
+        start: int = 1,
+        gpus: Given = 0,
+        kind: ActionKind = "reward",
+        timeout_s: float | None = None,
+    ) -> list[float]:
+        """The logprob of each token from a model service; the parameters are those of the protocol.
+
+        Raises
+        ------
+        ActionFailed
+        BadInput
+            The service is not declared, gives no logprobs, or `start` is no position of a token after the first.
+        """
+        ids = self.record.token_ids if token_ids is None else token_ids
+        call = partial(self.call, kind=kind)
+        return await service_calls.logprobs(
+            call, self._services.pools, service, ids, start=start, gpus=gpus, timeout_s=timeout_s
+        )
+
+    def sandbox(
+        self,
+        *,
+        root: str = "",
+        kind: str = "",
+        files: Mapping[str, bytes | str] | None = None,
+        setup: Sequence[str] = (),
+        memory: int | str = "512 MiB",
+        disk: int | str = "256 MiB",
+        network: bool = False,
+        **limits: Any,
+    ) -> LiveSandbox:
+        """A sandbox that keeps its files between calls; see the protocol.
+
+        Raises
+        ------
+        BadInput
+            A parameter that is not allowed.
+        """
+        self._port.check_goes_on("sandbox()")
+        weak = self._services.budget.sandbox == "weak"
+        spec = sandbox_spec(
+            root=root,
+            kind=kind,
+            files=files,
+            setup=setup,
+            memory=memory,
+            disk=disk,
+            network=network,
+            weak_allowed=weak,
+            **limits,
+        )
+        return LiveSandbox(
+            self._port, self._calls, lambda: next(self._sandboxes), lambda: self._next_step - 1, spec
         )
 
     # -- steps -------------------------------------------------------------------------------------
@@ -381,6 +473,14 @@ class LiveContext:
         yield self
         for fork in self._forks:
             yield from fork.branches()
+
+    def transcript_texts(self) -> tuple[tuple[str, ...], str]:
+        """The texts of its steps, and the whole of it decoded."""
+        decode, record = self._input.template.decode, self.finished_record
+        ids = record.token_ids
+        spans = [(step.token_start, step.token_stop) for step in self.steps]
+        replies = tuple(decode(ids[start:stop].tolist()) for start, stop in spans)
+        return replies, decode(ids.tolist())
 
     @property
     def announced(self) -> TrajectoryId | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Task
+from heddle_dask.environments.task_sources import TaskSource
 from heddle_dask.live.driver.services import Sampling
 
 _COMPARED = ("environment", "model", "tokenizer", "engine", "sampling", "chat_template_kwargs", "logprobs")
@@ -45,6 +46,11 @@ def task_list(tasks: Sequence[Task]) -> dict[str, Any]:
     """What tells the tasks of one batch from those of another: their number, and a digest of ids and prompts."""
     digest = sha256(json.dumps([[task.task_id, task.prompt] for task in tasks]).encode())
     return {"count": len(tasks), "digest": digest.hexdigest()[:16]}
+
+
+def source_list(source: TaskSource) -> dict[str, Any]:
+    """The same of a stream of groups: its tasks follow from the source."""
+    return {"source": source.description}
 
 
 def _complete(name: str, metadata: Mapping[str, Any]) -> Any:
@@ -105,6 +111,12 @@ def check_continues(
 def _differing(name: str, was: Any, now: Any) -> str:
     if name != "task_list":
         return f"{name} {was}, not {now}"
+    if "source" in was or "source" in now:
+        return f"tasks from {_told(was)}, not {_told(now)}"
     if was.get("count") != now["count"]:
         return f"{was.get('count')} tasks, not {now['count']}"
     return f"{was['count']} other tasks than these {now['count']}"
+
+
+def _told(tasks: Mapping[str, Any]) -> str:
+    return str(tasks.get("source") or f"a list of {tasks.get('count')}")

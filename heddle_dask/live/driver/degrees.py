@@ -15,6 +15,7 @@ from distributed import Client
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.tp_degrees import FinishedWork
+from heddle_dask.live.driver.attempts import Attempt
 from heddle_dask.live.driver.capacity import (
     Patience,
     WaitClock,
@@ -23,7 +24,6 @@ from heddle_dask.live.driver.capacity import (
     wait_for_capacity,
 )
 from heddle_dask.live.driver.control_channel import ControlPlaneFailed
-from heddle_dask.live.driver.runner import Attempt
 from heddle_dask.live.driver.tp_degree_specs import POWERS, TpDegreeSpecs
 from heddle_dask.live.wire.driver_messages import (
     BatchTrajectory,

@@ -9,7 +9,10 @@ from typing import Any
 from distributed import Client
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.pools import ApiQuota
 from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.staleness import StalenessBound
+from heddle_dask.core.weight_policy import WeightUpdatePolicy
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.driver.capacity import Patience
@@ -19,6 +22,7 @@ from heddle_dask.live.driver.submission import Submitter
 from heddle_dask.live.scheduler.plugin import HeddleScheduler
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.driver_messages import (
+    DeclaredService,
     EndSession,
     GetCapacity,
     Notice,
@@ -31,6 +35,8 @@ from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.live.worker.engine_host import Watch
 from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
+from heddle_dask.live.worker.service_worker import PLUGIN_NAME as SERVICE_PLUGIN
+from heddle_dask.live.worker.service_worker import ServiceWorker
 from heddle_dask.live.worker.tool_worker import PLUGIN_NAME as TOOL_PLUGIN
 from heddle_dask.live.worker.tool_worker import ToolWorker
 
@@ -57,7 +63,6 @@ class OpenSession:
         self.channel = ControlChannel(client, session_id, on_notice, on_lines, patience)
         self._client = client
         self._patience = patience
-        self._owns_engines = False
 
     @classmethod
     async def claim(
@@ -69,28 +74,52 @@ class OpenSession:
         seed: int,
         cost: Mapping[str, Any] | None,
         retries: RetryPolicy,
+        quotas: Sequence[ApiQuota],
+        weight: float = 1.0,
+        services: Sequence[DeclaredService] = (),
+        staleness: StalenessBound | None = None,
+        weights: WeightUpdatePolicy | None = None,
         on_notice: Callable[[Notice], None],
         on_lines: Callable[[list[Any]], None],
         patience: Patience,
     ) -> OpenSession:
-        """Claim the cluster, before anything on it is changed but the scheduler's plugin.
+        """Open a session on the cluster, before anything on it is changed but the scheduler's plugin.
 
         Parameters
         ----------
+        weight
+            Share of engines and pools, relative to that of other sessions.
+        services
+            Model services that the run declares.
+        staleness, weights
+            As `StartSession` has them.
         on_notice, on_lines
             Take the notices of the controller, and the lines of its journal, as long as the session is open.
 
         Raises
         ------
         BadInput
-            Another client has a session there, the strategy cannot be built, or the scheduler cannot load this package.
+            The strategy cannot be built, or the scheduler cannot load this package.
         ClusterLost
             The scheduler does not answer.
         """
         await answered_within(patience.scheduler_s, _register(client, HeddleScheduler()))
         dask.shorten_own_interval(client, STREAM_INTERVAL_S)
         session_id = uuid.uuid4().hex[:8]
-        request = StartSession(session_id, client.id, strategy, tuple(overrides), seed, cost, retries)
+        request = StartSession(
+            session_id,
+            client.id,
+            strategy,
+            tuple(overrides),
+            seed,
+            cost,
+            retries,
+            quotas=tuple(quotas),
+            services=tuple(services),
+            weight=weight,
+            staleness=staleness,
+            weights=weights or WeightUpdatePolicy(),
+        )
         await answered_within(patience.scheduler_s, ask_scheduler(client, request))
         claimed = cls(client, session_id, on_notice, on_lines, patience)
         claimed.channel.start()
@@ -112,17 +141,45 @@ class OpenSession:
         capacity = await ask_scheduler(self._client, GetCapacity())
         if TOOL_PLUGIN not in capacity.plugins:
             await _register(self._client, ToolWorker())
+        others = [session for session in capacity.sessions if session != self.session_id]
+        if others:
+            check_shared(spec, capacity.engines, others[0], degrees is not None)
+            return
         models = {(engine.kind, engine.model) for engine in capacity.engines}
         runs_already = models == {(spec.kind, spec.model)}
         if runs_already:
             check_logprobs(spec, capacity.engines)
-        self._owns_engines = capacity.engines_inherited or not runs_already
-        if self._owns_engines:
+        owns_engines = capacity.engines_inherited or not runs_already
+        if owns_engines:
             await ask_scheduler(self._client, OwnEngines(self.session_id, self._patience.orphans_s))
         if degrees is not None:
-            await degrees.open(self.session_id, self._owns_engines)
+            await degrees.open(self.session_id, owns_engines)
         elif not runs_already:
             await _register(self._client, RolloutWorker(spec, watch))
+
+    async def check_engines(self, spec: EngineSpec) -> None:
+        """Refuse engines that another session has started meanwhile, if they are not those that this one needs.
+
+        Raises
+        ------
+        BadInput
+            As `check_shared`.
+        """
+        capacity = await ask_scheduler(self._client, GetCapacity())
+        others = [session for session in capacity.sessions if session != self.session_id]
+        if others:
+            check_shared(spec, capacity.engines, others[0], with_degrees=False)
+
+    async def provide_service_hosts(self) -> None:
+        """Register the plugin that hosts model services, where workers lack it.
+
+        Raises
+        ------
+        BadInput
+            A worker cannot load this package.
+        """
+        if SERVICE_PLUGIN not in (await ask_scheduler(self._client, GetCapacity())).plugins:
+            await _register(self._client, ServiceWorker())
 
     async def close(self) -> None:
         """End the session and the engines that it started, once its last journal lines are here.
@@ -146,10 +203,33 @@ class OpenSession:
             await self.channel.close()
 
     async def _end(self) -> None:
-        self.channel.take(await ask_scheduler(self._client, EndSession(self.session_id)))
-        if self._owns_engines:
+        last = await ask_scheduler(self._client, EndSession(self.session_id))
+        self.channel.take(last)
+        if last.ends_engines:
             await dask.remove_worker_plugin(self._client, ENGINE_PLUGIN)
             await ask_scheduler(self._client, OwnEngines(self.session_id, None))
+
+
+def check_shared(spec: EngineSpec, engines: Sequence[ReadyEngine], other: str, with_degrees: bool) -> None:
+    """Refuse to use engines together with another session, if they are not those that this one needs.
+
+    Raises
+    ------
+    BadInput
+        TP degrees are asked for, or an engine serves another model.
+    """
+    if with_degrees:
+        raise BadInput(
+            f"session {other} uses the engines of this cluster, whose TP degrees cannot change now: leave tp_degrees "
+            "out, or use another cluster"
+        )
+    for ready in engines:
+        if (ready.kind, ready.model) != (spec.kind, spec.model):
+            raise BadInput(
+                f"session {other} uses the engines of this cluster, {ready.kind} with {ready.model}: roll out with "
+                "that model, wait for its end, or use another cluster"
+            )
+    check_logprobs(spec, engines)
 
 
 def check_logprobs(spec: EngineSpec, engines: Sequence[ReadyEngine]) -> None:

@@ -13,3 +13,7 @@ class StepLost(Exception):
 
 class ReplayDiverged(Exception):
     """On resuming, the program asked for something else than the journal holds."""
+
+
+class SandboxDiffers(Exception):
+    """A sandbox was to be rebuilt on another worker, and one of its commands had another output there."""

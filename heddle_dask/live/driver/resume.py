@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.action_results import can_be_replayed, key_path
+from heddle_dask.live.driver.attempts import Attempt
 from heddle_dask.live.driver.run_writer import RESULTS, RunWriter, journal_path
-from heddle_dask.live.driver.runner import Attempt
 from heddle_dask.live.driver.services import Recorded
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED
 
@@ -40,8 +39,8 @@ def unfinished(attempts: Sequence[Attempt], writer: RunWriter, note: Callable[[s
     note
         Takes one line if there are such calls.
     """
-    missing = [attempt for attempt in attempts if attempt.spec.trajectory_id not in writer]
-    wanted = {attempt.spec.trajectory_id for attempt in missing}
+    missing = [attempt for attempt in attempts if attempt.name not in writer]
+    wanted = {attempt.name for attempt in missing}
     recorded = recorded_results(((kind, body) for kind, body, _ in writer.recorded()), wanted)
     made_again = sum(results.calls_made_again for results in recorded.values())
     if made_again:
@@ -49,7 +48,7 @@ def unfinished(attempts: Sequence[Attempt], writer: RunWriter, note: Callable[[s
             f"note: {made_again} tool calls are made again: their values are neither plain data nor signed with the "
             f"key {key_path()}"
         )
-    return [_continued(attempt, recorded.get(attempt.spec.trajectory_id), writer) for attempt in missing]
+    return [_continued(attempt, recorded.get(attempt.name), writer) for attempt in missing]
 
 
 def recorded_results(
@@ -61,11 +60,21 @@ def recorded_results(
         name = body["trajectory_id"]
         if kind not in _REPLAYED or (wanted is not None and name not in wanted):
             continue
-        mine = recorded.setdefault(name, Recorded()).branch(body.get("branch", ""))
+        whole = recorded.setdefault(name, Recorded())
+        if kind == "environment-failed":
+            whole.environment_failures = body["failures"]
+            whole.lost_tokens += body["tokens"]
+            continue
+        mine = whole.branch(body.get("branch", ""))
         if kind in ("step", "step-lost"):
             mine.steps.append(body)
         elif kind == "step-cancelled":
             mine.cancel(body["step_index"])
+        elif kind == "reward":
+            mine.reward = body
+            for other, reward in body.get("group", {}).items():
+                if wanted is None or other in wanted:
+                    recorded.setdefault(other, Recorded()).reward = reward
         else:
             _take_action(mine, body)
     return recorded
@@ -86,11 +95,9 @@ def _take_action(mine: Recorded, body: Mapping[str, Any]) -> None:
 def _continued(attempt: Attempt, recorded: Recorded | None, writer: RunWriter) -> Attempt:
     if recorded is None:
         return attempt
-    name = attempt.spec.trajectory_id
     try:
-        spec = replace(attempt.spec, resumed_tokens=recorded.generated_tokens)
+        return attempt.continued(recorded)
     except (KeyError, TypeError, ValueError):
         raise BadInput(
-            f"{journal_path(writer.out)} has results of {name} that heddle did not write: it cannot be resumed"
+            f"{journal_path(writer.out)} has results of {attempt.name} that heddle did not write: it cannot be resumed"
         ) from None
-    return replace(attempt, spec=spec, recorded=recorded)

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distributed import Client
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.environments.base import Environment, Task
+from heddle_dask.environments.base import Environment
+from heddle_dask.environments.task_sources import TaskSource
+from heddle_dask.live.driver.api_notices import api_line
+from heddle_dask.live.driver.attempts import attempts_of
 from heddle_dask.live.driver.batch import Batch, BatchTally
-from heddle_dask.live.driver.capacity import check_context, longest_context
-from heddle_dask.live.driver.continuation import task_list
+from heddle_dask.live.driver.capacity import check_context, hardware_of, longest_context
+from heddle_dask.live.driver.continuation import source_list, task_list
 from heddle_dask.live.driver.encryption import warn_if_unencrypted
+from heddle_dask.live.driver.group_feed import GroupFeed
+from heddle_dask.live.driver.group_port import LiveGroupPort
+from heddle_dask.live.driver.group_stream import GroupStream
 from heddle_dask.live.driver.loaded_model import LoadedModel
 from heddle_dask.live.driver.notebook import rollout_html
 from heddle_dask.live.driver.open_session import OpenSession
+from heddle_dask.live.driver.pools import Pools
 from heddle_dask.live.driver.resume import batch_prefix
 from heddle_dask.live.driver.rollout_engines import RolloutEngines
 from heddle_dask.live.driver.rollout_inputs import (
@@ -35,15 +42,20 @@ from heddle_dask.live.driver.rollout_inputs import (
     tasks_of,
 )
 from heddle_dask.live.driver.run_files import RunFiles, software_versions
-from heddle_dask.live.driver.runner import Driver, attempts_of, progress_of
+from heddle_dask.live.driver.runner import AttemptFeed, Driver, ListFeed, progress_of
 from heddle_dask.live.driver.sandbox_check import check_sandbox, checked_policy
 from heddle_dask.live.driver.services import Budget, Sampling, Services
 from heddle_dask.live.driver.stream_sync import stream_sync
 from heddle_dask.live.driver.telemetry import SpanSender, Telemetry
-from heddle_dask.live.wire.driver_messages import EngineLostNotice, GetCapacity, Notice
+from heddle_dask.live.wire.driver_messages import ApiNotice, EngineLostNotice, GetCapacity, Notice
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.records.trajectory import TrajectoryRecord
+from heddle_dask.strategies.affinity.checks import check_affinity
 from heddle_dask.strategies.presets import Strategy
+from heddle_dask.training.group_plan import GroupPlan
+from heddle_dask.training.groups import FinishedGroup
+
+FeedOf = Callable[[Driver], AttemptFeed]
 
 
 class Rollout:
@@ -72,11 +84,11 @@ class Rollout:
         Path of a new Zarr store, an `Output` with path, mode, metadata and telemetry, or None to keep trajectories in
         memory only.
     budget
-        Limits of each trajectory in steps and tokens, and the sandbox of its tools.
+        Limits of each trajectory in steps, tokens and retries, and the sandbox of its tools.
     sampling
         Temperature, top-p, top-k and min-p.
-    retries
-        How often a step or an action is tried again.
+    pools
+        Model services, and quotas of APIs, that programs may name in `Needs`.
     on_progress
         Takes one line for each thing that is waited for or decided.
 
@@ -112,7 +124,7 @@ class Rollout:
         out: str | Path | Output | None = None,
         budget: Budget | None = None,
         sampling: Sampling | None = None,
-        retries: RetryPolicy | None = None,
+        pools: Pools | None = None,
         on_progress: Callable[[str], None] = lambda message: None,
     ) -> None:
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
@@ -120,7 +132,8 @@ class Rollout:
         self.client = client
         self.budget = given_or_default("budget", Budget, budget)
         self.sampling = given_or_default("sampling", Sampling, sampling)
-        self.retries = given_or_default("retries", RetryPolicy, retries)
+        self.retries = self.budget.retries
+        self.pools = given_or_default("pools", Pools, pools)
         asked = Engines.of(engines)
         self._patience = asked.patience
         self._strategy = strategy_of(strategy)
@@ -155,7 +168,7 @@ class Rollout:
         self._moves: Mapping[str, Mapping[str, float]] = {}
         self._longest: int | None = None
         self._batches = 0
-        self._tasks: list[Task] = []
+        self._task_list: Mapping[str, Any] = {}
         self._batch_began_s = self._started_s = 0.0
         self._batch_rows = range(0)
         self._entered = False
@@ -186,6 +199,43 @@ class Rollout:
             return self._stream(tasks)
         return stream_sync(self._sync, self._stream(tasks))
 
+    def stream_groups(
+        self,
+        source: TaskSource,
+        plan: GroupPlan,
+        *,
+        counts: Callable[[FinishedGroup], bool] = lambda group: True,
+        counted: int | None = None,
+    ) -> Any:
+        """Yield finished groups of a source of tasks, which may be endless; tasks are taken as there is room for them.
+
+        `samples` of the rollout is not used: the plan says how many attempts a group has.
+
+        Parameters
+        ----------
+        counts
+            Whether a finished group counts for its batch: one that does not is replaced. Asked once for each group, as
+            soon as enough of its members have ended.
+        counted
+            Groups that counted before; None: as the journal of a resumed run says, else 0.
+
+        Returns
+        -------
+        GroupStream
+            With an asynchronous client; else an iterator of groups.
+
+        Raises
+        ------
+        BadInput
+            An environment rewards whole groups, and the plan keeps late members.
+        """
+        stream = GroupStream(
+            GroupFeed(source, plan, self.seed, counts, counted),
+            partial(self._roll_groups_out, source),
+            partial(self.interrupt, to_resume=True),
+        )
+        return stream if self.client.asynchronous else stream_sync(self._sync, stream)
+
     def interrupt(self, to_resume: bool = False) -> bool:
         """Stop admitting and abort what runs; the run then ends, and nothing finished is lost.
 
@@ -208,6 +258,11 @@ class Rollout:
         """Counts of the running batch: by state, tokens generated, trajectories finished and not."""
         counts = dict(self._session.channel.counts) if self._session is not None else {}
         return {**counts, **progress_of(self._driver)}
+
+    @property
+    def session_id(self) -> str | None:
+        """Id of the open session, as the scheduler knows this rollout; None before it is open."""
+        return None if self._session is None else self._session.session_id
 
     @property
     def running_tp_degrees(self) -> tuple[int, ...]:
@@ -261,22 +316,58 @@ class Rollout:
         return tally.batch(out, self._batch_rows, began_s, self._moves)
 
     async def _stream(self, tasks: Tasks) -> AsyncIterator[TrajectoryRecord]:
-        chosen = self._tasks = tasks_of(tasks, self.environment, self.seed)
-        try:
-            session, files = await self._open()
+        chosen = tasks_of(tasks, self.environment, self.seed)
+        self._task_list = task_list(chosen)
+
+        async def begin(session: OpenSession, files: RunFiles) -> FeedOf:
             prefix = batch_prefix(self._next_batch(files))
-            first_row = files.stored
-            attempts = files.unfinished(
-                attempts_of(self.environment.name, chosen, self.samples, self.seed, prefix)
-            )
+            drawn = attempts_of(self.environment, chosen, self.samples, self.seed, prefix)
+            attempts = files.unfinished(drawn)
             await session.channel.unless_failed(self._engines.provide(self.tp_degrees, attempts))
+            return lambda driver: ListFeed(attempts)
+
+        async for record in self._roll_out((self.environment,), begin):
+            yield record
+
+    async def _roll_groups_out(
+        self, source: TaskSource, feed: GroupFeed, on_finished: Callable[[], None]
+    ) -> None:
+        self._task_list = source_list(source)
+
+        async def begin(session: OpenSession, files: RunFiles) -> FeedOf:
+            prefix = batch_prefix(self._next_batch(files))
+            first = feed.first_attempts()
+            await session.channel.unless_failed(self._engines.provide(self.tp_degrees, first))
+
+            def connected(driver: Driver) -> AttemptFeed:
+                feed.connect(LiveGroupPort(self.client, session, driver), files, prefix, on_finished)
+                return feed
+
+            return connected
+
+        async for _ in self._roll_out(source.environments, begin, feed.plan):
+            pass
+
+    async def _roll_out(
+        self,
+        environments: Sequence[Environment],
+        begin: Callable[[OpenSession, RunFiles], Awaitable[FeedOf]],
+        plan: GroupPlan | None = None,
+    ) -> AsyncIterator[TrajectoryRecord]:
+        """The records of a feed's attempts; `begin` provides the engines when session and files are open."""
+        try:
+            session, files = await self._open(environments, plan)
+            first_row = files.stored
+            feed_of = await begin(session, files)
             services = await self._services(session, files)
-            driver = Driver(self.client, services, self.environment, files.writer, session.channel)
+            members = None if plan is None else plan.members
+            driver = Driver(self.client, services, files.writer, session.channel, members, self._on_progress)
             self._driver = driver
+            feed = feed_of(driver)
             self._batch_began_s = services.clock()
             limit = driver.limit_run(self._on_progress)
             try:
-                async for record in driver.run(attempts):
+                async for record in driver.run(feed):
                     self._engines.finished(record)
                     if self._spans is not None and not driver.is_left_to_resume(record):
                         self._spans.finished(record)
@@ -300,7 +391,10 @@ class Rollout:
             self._spans = self._telemetry.sender(
                 session.session_id, self.model, self.template.decode, self._clock, self._on_progress
             )
-        files.engines_answer({"context_tokens": longest, "slots": sum(engine.slots for engine in engines)})
+        hardware = hardware_of(engines)
+        check_affinity(self._strategy.build(seed=self.seed), hardware, ())
+        facts = {"context_tokens": longest, "slots": sum(engine.slots for engine in engines)}
+        files.engines_answer({**facts, "hardware": hardware} if hardware else facts)
         return Services(
             session=session.session_id,
             submitter=session.submitter,
@@ -309,6 +403,7 @@ class Rollout:
             max_context_tokens=longest,
             sampling=self.sampling,
             retries=self.retries,
+            pools=self.pools,
             clock=self._clock,
             journal=files.journal,
         )
@@ -316,21 +411,23 @@ class Rollout:
     def _clock(self) -> float:
         return time.monotonic() - self._started_s
 
-    async def _open(self) -> tuple[OpenSession, RunFiles]:
+    async def _open(
+        self, environments: Sequence[Environment], plan: GroupPlan | None
+    ) -> tuple[OpenSession, RunFiles]:
         """Sandbox and files first (they fail fastest), then session, engines; an older run is overwritten last."""
         if self._session is not None and self._files is not None:
             return self._session, self._files
         if self.client.scheduler is not None:
             warn_if_unencrypted(self.client.scheduler.address or "")
         policy, patience_s = self.budget.sandbox, self._patience.workers_s
-        asked = check_sandbox(self.client, self.environment, policy, patience_s, self._on_progress)
+        asked = check_sandbox(self.client, environments, policy, patience_s, self._on_progress)
         self._sandbox = await asked
         self._started_s = time.monotonic()
         self._files = files = RunFiles(self._output, self._describe, self._on_progress)
         try:
             if not files.replaces_a_run:
                 files.open()
-            session = await self._stand_up(files)
+            session = await self._stand_up(files, plan)
             if files.replaces_a_run:
                 files.open()
         except BaseException:
@@ -339,7 +436,7 @@ class Rollout:
             raise
         return session, files
 
-    async def _stand_up(self, files: RunFiles) -> OpenSession:
+    async def _stand_up(self, files: RunFiles, plan: GroupPlan | None) -> OpenSession:
         self._session = await OpenSession.claim(
             self.client,
             strategy=self._strategy.preset,
@@ -347,10 +444,17 @@ class Rollout:
             seed=self.seed,
             cost=self._engines.cost,
             retries=self.retries,
+            weight=self._strategy.weight,
+            quotas=self.pools.quotas,
+            services=self.pools.declared_services,
+            staleness=None if plan is None else plan.staleness,
+            weights=None if plan is None else plan.weights,
             on_notice=self._on_notice,
             on_lines=files.keep_lines,
             patience=self._patience,
         )
+        if self.pools.services:
+            await self._session.provide_service_hosts()
         await self._engines.start(self._session)
         return self._session
 
@@ -371,16 +475,19 @@ class Rollout:
             "strategy": self._strategy.preset,
             "overrides": list(self._strategy.overrides),
             "retries": asdict(self.retries),
+            **self.pools.description(),
             **self._sandbox,
             "samples": self.samples,
             "seed": self.seed,
-            "task_list": task_list(self._tasks),
+            "task_list": self._task_list,
             **software_versions(),
         }
 
     def _on_notice(self, notice: Notice) -> None:
         if isinstance(notice, EngineLostNotice):
             self._on_progress(f"engine {notice.engine_id} is lost: {notice.reason}")
+        elif isinstance(notice, ApiNotice):
+            self._on_progress(api_line(notice))
         if self._driver is not None:
             self._driver.on_notice(notice)
 

@@ -11,12 +11,14 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.defaults import SMALL_CONTEXT_TOKENS, model_context_tokens
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.live.driver.capacity import wait_for_capacity
+from heddle_dask.live.driver.attempts import Attempt
+from heddle_dask.live.driver.capacity import wait_for_capacity, weaker_isolation
 from heddle_dask.live.driver.degrees import AskedDegrees, EngineDegrees, degrees_to_price
 from heddle_dask.live.driver.open_session import OpenSession
 from heddle_dask.live.driver.rollout_inputs import Engines
-from heddle_dask.live.driver.runner import Attempt
 from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
+from heddle_dask.live.wire.driver_messages import GetCapacity
+from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.live.worker.engine_host import Watch
 from heddle_dask.records.trajectory import TrajectoryRecord
 
@@ -107,6 +109,9 @@ class RolloutEngines:
         await unless_failed(session.provide_workers(self._spec, self._degrees, watch))
         if self._degrees is None:
             await unless_failed(wait_for_capacity(self._client, self._asked.count, patience, self._note))
+            await unless_failed(session.check_engines(self._spec))
+        if line := weaker_isolation(await unless_failed(ask_scheduler(self._client, GetCapacity()))):
+            self._note(line)
 
     async def provide(self, tp_degrees: AskedDegrees, attempts: Sequence[Attempt]) -> None:
         """Have engines at these TP degrees before the first step of a batch.

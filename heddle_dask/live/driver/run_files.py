@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
+from heddle_dask.live.driver.attempts import Attempt
 from heddle_dask.live.driver.resume import unfinished
 from heddle_dask.live.driver.rollout_inputs import Output
 from heddle_dask.live.driver.run_writer import RunWriter
-from heddle_dask.live.driver.runner import Attempt
+from heddle_dask.records.journal_lines import JournalRecord
+from heddle_dask.records.reader import RunReader
+from heddle_dask.records.trajectory import TrajectoryRecord
 
 BATCH_FACTS = (
     *("environment", "model", "tokenizer", "sampling", "limits", "chat_template_kwargs"),
@@ -18,6 +21,10 @@ BATCH_FACTS = (
     *("task_list", "sandbox", "heddle_dask"),
 )
 """What of a session's metadata is stored for each of its batches: another session may append with other values."""
+
+
+GROUP_LINES = frozenset({"group-opened", "group-closed", "groups-evicted", "task-quarantined"})
+"""Kinds of journal records about the groups of a stream; they are kept as long as the journal."""
 
 
 class RunFiles:
@@ -106,6 +113,20 @@ class RunFiles:
         if self.writer is None or not self._resumes:
             return attempts
         return unfinished(attempts, self.writer, self._note)
+
+    def group_lines(self) -> list[JournalRecord]:
+        """What earlier sessions of a resumed run journalled about groups, in order; else nothing."""
+        if self.writer is None or not self._resumes:
+            return []
+        return list(self.writer.lines(GROUP_LINES))
+
+    def stored_records(self, names: Collection[str]) -> list[TrajectoryRecord]:
+        """Those of these trajectories that the store of a resumed run has, in its order."""
+        if self.writer is None or not self._resumes or not names:
+            return []
+        reader = RunReader(self.writer.out)
+        ids = reader.column("trajectories/id").tolist()
+        return [reader.trajectory(row) for row, name in enumerate(ids) if str(name) in names]
 
     @property
     def stored(self) -> int:

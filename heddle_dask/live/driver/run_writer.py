@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +30,9 @@ STORE_INTERVAL_S = 2.0
 # Less than this is not worth a rewrite.
 COMPACTED_BYTES = 64 << 20
 
-RESULTS = frozenset({"step", "step-cancelled", "step-lost", "action", TRAJECTORY_FINISHED})
+RESULTS = frozenset(
+    {"step", "step-cancelled", "step-lost", "action", "reward", "environment-failed", TRAJECTORY_FINISHED}
+)
 """Kinds of journal records that are of one trajectory, and needed until the store has it."""
 
 
@@ -142,7 +144,11 @@ class RunWriter:
 
     def recorded(self) -> Iterator[JournalRecord]:
         """The journalled results of trajectories, one at a time."""
-        return iter(JournalReader(self._journal.path, RESULTS))
+        return self.lines(RESULTS)
+
+    def lines(self, kinds: Collection[str]) -> Iterator[JournalRecord]:
+        """The journal's records of these kinds, one at a time."""
+        return iter(JournalReader(self._journal.path, kinds))
 
     def learned(self, facts: Mapping[str, Any]) -> None:
         """Add to the metadata what the engines of the session have said, and that it is one more session.

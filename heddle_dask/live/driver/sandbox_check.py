@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -72,12 +72,12 @@ async def worker_sandbox(dask_worker: Any) -> WorkerSandbox | None:
 
 async def check_sandbox(
     client: Client,
-    environment: Environment,
+    environments: Sequence[Environment],
     policy: str,
     patience_s: float,
     on_progress: Callable[[str], None],
 ) -> dict[str, str]:
-    """Ask the tool workers that have joined for their sandbox, if the environment says that it `uses_sandbox`.
+    """Ask the tool workers that have joined for their sandbox, if an environment says that it `uses_sandbox`.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ async def check_sandbox(
     BadInput
         No sandbox works on a tool worker, or it is weaker than `policy` allows.
     """
-    if not getattr(environment, "uses_sandbox", False):
+    if not any(getattr(environment, "uses_sandbox", False) for environment in environments):
         return {}
     found = await _tool_sandboxes(client, patience_s)
     for address, sandbox in found.items():

@@ -11,6 +11,7 @@ from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput, check_count, is_finite
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.sampling import check_sampling
+from heddle_dask.live.driver.pools import Pools
 from heddle_dask.live.driver.settings import configured
 from heddle_dask.live.driver.submission import Submitter
 from heddle_dask.live.wire.result_codec import step_from_body
@@ -18,7 +19,7 @@ from heddle_dask.live.wire.result_codec import step_from_body
 _ID_BYTES = 4
 
 
-@configured("budget")
+@configured("budget", leave_out=("retries",))
 @dataclass(frozen=True, slots=True)
 class Budget:
     """Bounds of one trajectory; what is not given comes from the settings ``heddle.budget``, if it is there.
@@ -41,8 +42,14 @@ class Budget:
         was interrupted, and can be resumed.
     max_action_bytes
         Limit of the arguments, and of the value, of one tool call, in bytes when pickled. A call that needs more fails.
+    max_action_disk_bytes
+        Limit of the scratch directory (``TMPDIR``) of one tool call in bytes, and of any file that it writes.
+    max_action_processes
+        Limit of the processes and threads of one tool call at a time.
     sandbox
         ``"strong"``, or ``"weak"`` to accept every sandbox of the tool workers (``docs/sandbox.md``).
+    retries
+        How often a step or an action is tried again.
 
     Raises
     ------
@@ -57,7 +64,10 @@ class Budget:
     tool_timeout_s: float | None = 600.0
     max_run_s: float | None = None
     max_action_bytes: int = 64 << 20
+    max_action_disk_bytes: int = 10 << 30
+    max_action_processes: int = 1024
     sandbox: str = "strong"
+    retries: RetryPolicy = field(default_factory=RetryPolicy)
 
     @property
     def replayed(self) -> dict[str, int | None]:
@@ -72,12 +82,18 @@ class Budget:
         if self.max_context_tokens is not None:
             check_count("budget: max_context_tokens", self.max_context_tokens, least=2)
         check_count("budget: max_action_bytes", self.max_action_bytes)
+        disk_bytes = self.max_action_disk_bytes
+        if type(disk_bytes) is not int or disk_bytes < 1 << 20:
+            raise BadInput(f"budget: max_action_disk_bytes is {disk_bytes!r}: use whole bytes, 1 MiB or more")
+        check_count("budget: max_action_processes", self.max_action_processes)
         for name in ("max_trajectory_s", "tool_timeout_s", "max_run_s"):
             seconds = getattr(self, name)
             if seconds is not None and not (is_finite(seconds) and seconds > 0):
                 raise BadInput(f"budget: {name} is {seconds!r}: use seconds above 0, or None")
         if self.sandbox not in ("strong", "weak"):
             raise BadInput(f"budget: sandbox is {self.sandbox!r}: use strong or weak")
+        if not isinstance(self.retries, RetryPolicy):
+            raise BadInput(f"budget: retries is {self.retries!r}: use RetryPolicy(…)")
 
 
 @configured("sampling")
@@ -150,6 +166,7 @@ class Services:
     clock: Clock
     journal: JournalSink
     retries: RetryPolicy = field(default_factory=RetryPolicy)
+    pools: Pools = field(default_factory=Pools)
 
 
 @dataclass(slots=True)
@@ -161,13 +178,20 @@ class Recorded:
     idempotency_keys
         Of actions that are made again because their values cannot be replayed.
     branches
-        The same of its forked branches, by path.
+        The same of its forked branches and of its reward, by path.
+    reward
+        Its reward, where it was computed after the program.
+    environment_failures, lost_tokens
+        How often its environment has failed, and what the attempts before had sampled.
     """
 
     steps: deque[Mapping[str, Any]] = field(default_factory=deque)
     actions: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     idempotency_keys: dict[int, str] = field(default_factory=dict)
     branches: dict[str, Recorded] = field(default_factory=dict)
+    reward: Mapping[str, Any] | None = None
+    environment_failures: int = 0
+    lost_tokens: int = 0
 
     def branch(self, path: str) -> Recorded:
         """The results of the forked branch of that path; of the first one, whose path is empty, these."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.live.wire.messages import TOKEN_BYTES, StepResult
 
 
@@ -32,9 +31,7 @@ def _stops(text: str, stop: Sequence[str]) -> bool:
 def cut_at_stop(result: StepResult, tokens: int) -> StepResult:
     """The answer with its first `tokens` tokens, as one that a stop string has ended."""
     spans = tuple(
-        VersionSpan(span.policy_version, span.start, min(span.stop, tokens))
-        for span in result.version_spans
-        if span.start < tokens
+        replace(span, stop=min(span.stop, tokens)) for span in result.version_spans if span.start < tokens
     )
     return replace(
         result,

@@ -1,16 +1,14 @@
-"""An async iterator of trajectories as a plain one, for a client that is not asynchronous."""
+"""An async iterator of trajectories or groups as a plain one, for a client that is not asynchronous."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
-from heddle_dask.records.trajectory import TrajectoryRecord
+Item = TypeVar("Item")
 
 
-def stream_sync(
-    sync: Callable[..., Any], stream: AsyncIterator[TrajectoryRecord]
-) -> Iterator[TrajectoryRecord]:
+def stream_sync(sync: Callable[..., Any], stream: AsyncIterator[Item]) -> Iterator[Item]:
     """Yield what the stream yields.
 
     Parameters
@@ -25,7 +23,7 @@ def stream_sync(
         yield record
 
 
-async def _next_or_none(stream: AsyncIterator[TrajectoryRecord]) -> TrajectoryRecord | None:
+async def _next_or_none(stream: AsyncIterator[Item]) -> Item | None:
     try:
         return await anext(stream)
     except StopAsyncIteration:

@@ -21,7 +21,11 @@ from heddle_dask.core.ids import StepId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
 from heddle_dask.live.driver.long_payloads import LongPayloads
 from heddle_dask.live.wire._dask_internals import ANNOTATION, HOLD_RESOURCE, settled
-from heddle_dask.live.wire.driver_messages import StepCancelledReport, TrajectoryForkedReport
+from heddle_dask.live.wire.driver_messages import (
+    SandboxClosedReport,
+    StepCancelledReport,
+    TrajectoryForkedReport,
+)
 from heddle_dask.live.wire.messages import (
     ActionCall,
     ActionOutcome,
@@ -100,6 +104,11 @@ class Submitter:
         """Announce a branch, before its first step or action is submitted: messages keep their order."""
         if self._client.status == "running":
             send(self._client, TrajectoryForkedReport(self._session, spec, parent))
+
+    def close_sandbox(self, sandbox: str) -> None:
+        """The program of a trajectory needs this sandbox no longer."""
+        if self._client.status == "running":
+            send(self._client, SandboxClosedReport(self._session, sandbox))
 
     async def step(self, call: StepCall, request: StepRequest) -> StepResult:
         """Run a step, placed as its request says.

@@ -9,8 +9,9 @@ from typing import Any
 from distributed import Scheduler
 
 from heddle_dask.core.entities import Trajectory
+from heddle_dask.core.resources import CPUS
 from heddle_dask.core.state import State
-from heddle_dask.core.transitions import EngineState, TrajectoryState
+from heddle_dask.core.transitions import OVER, EngineState, TrajectoryState
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.cluster_messages import Demand, QueuedCapacity, WorkerLoad
@@ -53,13 +54,15 @@ def demand_of(
     if state is None:
         return Demand(False, tool_cpus=registry.tool_cpus, workers=loads)
     open_tokens, waiting_tokens = token_work(state)
-    waiting = [state.actions[name] for name in state.waiting_actions]
-    cpus = [max(1, action.spec.min_cpus) for action in waiting]
+    waiting = [state.actions[name] for name in (*state.waiting_actions, *state.unplaced_actions)]
+    # More workers do not help what waits for the quota of an API.
+    waiting = [action for action in waiting if state.apis.admits(action.spec.demand.least, state.at)]
+    cpus = [max(1, action.spec.demand[CPUS].least) for action in waiting]
     seconds = [state.tool_seconds.mean_s([action.spec.label]) or _UNKNOWN_TOOL_S for action in waiting]
     ready = state.ready_engines
     return Demand(
         session_open=True,
-        trajectories=sum(t.state is not TrajectoryState.ENDED for t in state.trajectories.values()),
+        trajectories=sum(t.state not in OVER for t in state.trajectories.values()),
         open_tokens=open_tokens,
         waiting_tokens=waiting_tokens,
         sampled_tokens=state.sampled_tokens,
@@ -79,7 +82,7 @@ def token_work(state: State) -> tuple[float, float]:
 
     A trajectory without a prediction counts as the mean of the others.
     """
-    live = [t for t in state.trajectories.values() if t.state is not TrajectoryState.ENDED]
+    live = [t for t in state.trajectories.values() if t.state not in OVER]
     known = {t.trajectory_id: left for t in live if (left := t.remaining_tokens()) is not None}
     mean = sum(known.values()) / len(known) if known else _UNKNOWN_TOKENS
     waiting = [t for t in live if _waits(t, state)]
@@ -101,7 +104,7 @@ def worker_loads(
     residents: dict[str, list[int]] = {}
     for engine_id, (address, _) in registry.engines.items():
         engine = None if state is None else state.engines.get(engine_id)
-        serves[address] = engine is None or engine.state is EngineState.READY
+        serves[address] = engine is None or engine.state in (EngineState.READY, EngineState.LOADING)
         if engine is not None:
             held = residents.setdefault(address, [0, 0, 0])
             held[0] += len(engine.residents) + len(engine.reserved)

@@ -15,7 +15,12 @@ from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.codec import Message
-from heddle_dask.live.wire.driver_messages import ActionGivenUpNotice, AdmittedNotice, StepGivenUpNotice
+from heddle_dask.live.wire.driver_messages import (
+    ActionGivenUpNotice,
+    AdmittedNotice,
+    ApiNotice,
+    StepGivenUpNotice,
+)
 from heddle_dask.live.wire.messages import (
     SLOT_RESOURCE,
     TOOL_RESOURCE,
@@ -25,11 +30,19 @@ from heddle_dask.live.wire.messages import (
     action_key,
     step_key,
 )
+from heddle_dask.live.wire.service_messages import (
+    DropServiceCopyOrder,
+    EvictServiceOrder,
+    LoadServiceOrder,
+)
+from heddle_dask.live.wire.training_messages import TrajectoryCancelledNotice
 from heddle_dask.live.wire.transport import send
+from heddle_dask.live.wire.weight_messages import FetchWeightsOrder, InstallWeightsOrder
 from heddle_dask.live.wire.worker_messages import (
     AbortActionOrder,
     AbortStepOrder,
     ActionEndedReport,
+    CloseSandboxOrder,
     DropContextOrder,
     MoveContextOrder,
 )
@@ -44,6 +57,8 @@ class Dispatcher:
         Takes the end of an action that its program does not wait for any more, as a tool worker would report it.
     released
         Takes an engine or a host that has drained.
+    time_reached
+        Called at the time of a `WakeUp`, with that time.
     """
 
     def __init__(
@@ -54,6 +69,7 @@ class Dispatcher:
         degrees: DegreePlanning,
         action_ended: Callable[[ActionEndedReport], None],
         released: Callable[[EngineId | HostId], None],
+        time_reached: Callable[[float], None],
     ) -> None:
         self._scheduler = scheduler
         self._session = session
@@ -61,6 +77,7 @@ class Dispatcher:
         self._degrees = degrees
         self._action_ended = action_ended
         self._released = released
+        self._time_reached = time_reached
 
     def carry_out(self, command: cmd.Command) -> None:
         """Do what the command says, now or at the next turn of the loop."""
@@ -83,6 +100,10 @@ class Dispatcher:
             case cmd.AbortAction():
                 address, _ = self._registry.hosts[command.host_id]
                 send(self._scheduler, AbortActionOrder(session.session_id, command.action_id), address)
+            case cmd.LoadService() | cmd.EvictService() | cmd.DropServiceCopy():
+                self._order_service(command)
+            case cmd.CloseSandbox():
+                self._close_sandbox(command)
             case cmd.GiveUpStep():
                 session.held.pop(step_key(session.session_id, command.step_id), None)
                 session.notify(StepGivenUpNotice(command.step_id, command.cause))
@@ -93,12 +114,32 @@ class Dispatcher:
                 self._released(command.engine_id)
             case cmd.ReleaseHost():
                 self._released(command.host_id)
+            case cmd.ReportApi():
+                session.notify(
+                    ApiNotice(command.api, command.state, self._in_s(command.until_s), command.cause)
+                )
+            case cmd.WakeUp():
+                self._scheduler.loop.call_later(self._in_s(command.at_s), self._time_reached, command.at_s)
             case cmd.PlanDegrees():
                 self._degrees.plan(command)
             case cmd.DeployEngines():
                 self._degrees.deploy(command)
+            case cmd.FetchWeights():
+                self._send(
+                    command.engine_id, FetchWeightsOrder(command.engine_id, command.version, command.uri)
+                )
+            case cmd.InstallWeights():
+                self._send(
+                    command.engine_id,
+                    InstallWeightsOrder(command.engine_id, command.version, command.keep_kv),
+                )
+            case cmd.CancelTrajectory():
+                session.notify(TrajectoryCancelledNotice(command.trajectory_id, command.cause))
             case _:
                 assert_never(command)
+
+    def _in_s(self, at_s: float) -> float:
+        return max(0.0, at_s - self._session.now())
 
     def _start_step(self, command: cmd.StartStep) -> None:
         address, spec = self._registry.engines[command.engine_id]
@@ -112,23 +153,52 @@ class Dispatcher:
                 spec.engine_id,
                 command.priority.number,
                 self._registry.sources.get(source) if source is not None else None,
+                command.prefill_only,
             ),
         )
 
     def _run_action(self, command: cmd.RunAction) -> None:
-        session_id, action_id, host_id = self._session.session_id, command.action_id, command.host_id
+        session, action_id, host_id = self._session, command.action_id, command.host_id
+        session_id, action = session.session_id, session.action(action_id)
         address, _ = self._registry.hosts[host_id]
         dispatched = self._dispatch(
             action_key(session_id, action_id),
             address,
-            {TOOL_RESOURCE: command.cpus},
+            # A host of model services has no such tag, and its requests use no CPUs.
+            {TOOL_RESOURCE: command.cpus} if command.cpus else {},
             dask.dask_priority(NORMAL, 0),
-            ActionPlacement(host_id, command.cpus),
+            ActionPlacement(
+                host_id,
+                command.resources,
+                command.waits.quota_s,
+                command.waits.load_s,
+                service="" if action is None else action.spec.service,
+                first_gpu=command.first_gpu,
+                gpus=command.gpus,
+            ),
         )
         if not dispatched:
             # Its program has stopped waiting: the controller learns of the free CPUs at the next turn of the loop.
             ended = ActionEndedReport(session_id, action_id, host_id, run_s=0.0, ok=False, ran=False)
             self._scheduler.loop.add_callback(self._action_ended, ended)
+
+    def _order_service(self, command: cmd.LoadService | cmd.EvictService | cmd.DropServiceCopy) -> None:
+        """Send the order to the host; the loss of a host that is gone says all about its copies."""
+        address, _ = self._registry.hosts.get(command.host_id, ("", None))
+        name = self._session.controller_name
+        order: LoadServiceOrder | EvictServiceOrder | DropServiceCopyOrder
+        match command:
+            case cmd.LoadService():
+                spec = self._session.services[command.service]
+                order = LoadServiceOrder(
+                    name, spec, command.first_gpu, command.gpus, command.cold, command.keep
+                )
+            case cmd.EvictService():
+                order = EvictServiceOrder(name, command.service, command.first_gpu, command.gpus)
+            case cmd.DropServiceCopy():
+                order = DropServiceCopyOrder(name, command.service, command.gpus)
+        if address:
+            send(self._scheduler, order, address)
 
     def _dispatch(
         self,
@@ -167,6 +237,12 @@ class Dispatcher:
         """Send the order to the engine's worker; a worker that is gone has taken the context with it."""
         order = DropContextOrder(self._session.session_id, command.trajectory_id)
         self._send(command.engine_id, order)
+
+    def _close_sandbox(self, command: cmd.CloseSandbox) -> None:
+        """Send the order to the host's worker; one that is gone has taken the sandbox with it."""
+        address, _ = self._registry.hosts.get(command.host_id, ("", None))
+        if address:
+            send(self._scheduler, CloseSandboxOrder(self._session.session_id, command.sandbox), address)
 
     def _abort_step(self, command: cmd.AbortStep) -> None:
         self._send(command.engine_id, AbortStepOrder(self._session.session_id, command.step_id))

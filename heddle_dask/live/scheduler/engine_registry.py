@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from heddle_dask.core.ids import EngineId, HostId
 from heddle_dask.core.nouns import EngineDescription, HostDescription
+from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.live.wire.driver_messages import ReadyEngine
 
 
@@ -21,12 +22,15 @@ class EngineRegistry:
         Address of every engine whose worker is alive, dead engines included: the worker still holds contexts.
     start_failures
         The latest failed start of an engine, by worker address.
+    isolation
+        By what means each host keeps actions apart, and why that is less than they ask for (empty: it is not).
     """
 
     engines: dict[EngineId, tuple[str, EngineDescription]] = field(default_factory=dict)
     hosts: dict[HostId, tuple[str, HostDescription]] = field(default_factory=dict)
     sources: dict[EngineId, str] = field(default_factory=dict)
     start_failures: dict[str, str] = field(default_factory=dict)
+    isolation: dict[HostId, tuple[str, str]] = field(default_factory=dict)
     _ready: dict[EngineId, ReadyEngine] = field(default_factory=dict)
 
     def add_engine(self, worker: str, ready: ReadyEngine) -> bool:
@@ -40,11 +44,21 @@ class EngineRegistry:
         self.start_failures.pop(worker, None)
         return True
 
-    def add_host(self, worker: str, spec: HostDescription) -> bool:
+    def weights_installed(self, engine_id: EngineId, version: PolicyVersion) -> None:
+        """The engine samples with this version: the controllers of later sessions are told so."""
+        if engine_id not in self.engines:
+            return
+        worker, spec = self.engines[engine_id]
+        spec = replace(spec, policy_version=version.number, lineage=version.lineage)
+        self.engines[engine_id] = (worker, spec)
+        self._ready[engine_id] = replace(self._ready[engine_id], engine=spec)
+
+    def add_host(self, worker: str, spec: HostDescription, isolation: str = "", weaker: str = "") -> bool:
         """Register a host; False when it was announced before."""
         if spec.host_id in self.hosts:
             return False
         self.hosts[spec.host_id] = (worker, spec)
+        self.isolation[spec.host_id] = (isolation, weaker)
         return True
 
     def forget_worker(self, worker: str) -> tuple[list[EngineId], list[HostId]]:
@@ -60,6 +74,7 @@ class EngineRegistry:
             del self._ready[engine_id]
         for host_id in hosts:
             del self.hosts[host_id]
+            self.isolation.pop(host_id, None)
         self.start_failures.pop(worker, None)
         return engines, hosts
 

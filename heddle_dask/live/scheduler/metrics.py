@@ -89,6 +89,7 @@ class Collector:
 def _metrics(feed: SnapshotFeed) -> Iterator[Metric]:
     snapshot = feed.latest()
     yield from _of_session(snapshot)
+    yield from _of_runs(snapshot)
     yield from _of_engines(snapshot)
     yield from _of_actions(snapshot)
     yield from _of_moves(snapshot)
@@ -121,6 +122,23 @@ def _of_session(snapshot: RunSnapshot) -> Iterator[Metric]:
     for labels, number in failures.items():
         family.add_metric(labels, number)
     yield family
+
+
+def _of_runs(snapshot: RunSnapshot) -> Iterator[Metric]:
+    """One label per open session: they are few, and each goes with its session."""
+    runs = {run.session: run for run in snapshot.runs}
+    yield _gauge("runs", "Sessions that share the cluster.", len(runs))
+    yield _gauges("run_weight", "Weight of a session.", "run", {n: r.weight for n, r in runs.items()})
+    yield _gauges("run_live", "Live trajectories of a session.", "run", {n: r.live for n, r in runs.items()})
+    yield _gauges(
+        "run_steps_held", "Steps that wait for their turn.", "run", {n: r.held for n, r in runs.items()}
+    )
+    yield _counters(
+        "run_generated_tokens",
+        "Tokens that a session has generated.",
+        "run",
+        {n: r.generated_tokens for n, r in runs.items()},
+    )
 
 
 def _of_engines(snapshot: RunSnapshot) -> Iterator[Metric]:

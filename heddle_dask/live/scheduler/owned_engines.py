@@ -43,6 +43,15 @@ class OwnedEngines:
         self._stop_waiting()
         self._owner, self.inherited = "", False
 
+    def is_owner(self, client_id: str) -> bool:
+        """Whether this client owns the engines."""
+        return bool(client_id) and self._owner == client_id
+
+    def pass_on(self, client_id: str, other_id: str) -> None:
+        """The engines of a client whose run is over belong to another one that uses them."""
+        if self.is_owner(client_id):
+            self._owner, self.inherited = other_id, False
+
     def client_joined(self, client_id: str) -> None:
         """A driver begins a session: engines whose owner has died are its own now."""
         if self._ending is not None:

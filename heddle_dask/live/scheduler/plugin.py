@@ -13,10 +13,14 @@ from typing import Any, TypeVar
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.pools import PoolMaximum
+from heddle_dask.core.resources import GPUS
+from heddle_dask.core.run_description import RunDescription
+from heddle_dask.core.tp_degrees import TpDegreePlan
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.live.scheduler import metrics
+from heddle_dask.live.scheduler.cluster_control import ClusterControl
 from heddle_dask.live.scheduler.dashboard.registration import ensure_page
 from heddle_dask.live.scheduler.demand import AnnouncedQueue, demand_of
 from heddle_dask.live.scheduler.deployment import EngineDeployment
@@ -34,14 +38,17 @@ from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire import cluster_messages as cluster
 from heddle_dask.live.wire import drain_messages as drains
 from heddle_dask.live.wire import driver_messages as driver
+from heddle_dask.live.wire import service_messages as services
+from heddle_dask.live.wire import training_messages as training
 from heddle_dask.live.wire import watch_messages as watching
+from heddle_dask.live.wire import weight_messages as weights
 from heddle_dask.live.wire import worker_messages as workers
 from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.messages import ENGINE_PLUGIN, ENGINE_RESOURCE, STREAM_INTERVAL_S, TOOL_RESOURCE
-from heddle_dask.live.wire.transport import Done, Handlers, ask_worker
+from heddle_dask.live.wire.transport import Done, Handlers, ask_worker, send
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.known import KnownWork
-from heddle_dask.strategies.presets import strategies_of_run
+from heddle_dask.strategies.described import cost_text, strategies_of_description
 
 PLUGIN_NAME = "heddle"
 
@@ -50,7 +57,7 @@ M = TypeVar("M", bound=Message)
 
 
 class HeddleScheduler(SchedulerPlugin):
-    """Steers the steps and actions of one session at a time.
+    """Steers the steps and actions of all sessions on the cluster, by one controller.
 
     Register with ``client.register_plugin(HeddleScheduler())`` or by ``--preload workers.scheduler``;
     a second registration changes nothing.
@@ -65,22 +72,24 @@ class HeddleScheduler(SchedulerPlugin):
     idempotent = True
 
     def __init__(self) -> None:
-        self._events: SessionEvents | None = None
+        self._control: ClusterControl | None = None
+        self._sessions: dict[str, SessionEvents] = {}
         self._registry = EngineRegistry()
         self._deployment = EngineDeployment(self._host_engine, self._retire)
         self._seats = GpuSeats(self._host_engine, self._start_failed)
         self._foreign = ForeignTasks()
         self._owned = OwnedEngines(self._end_engines)
         self._queue = AnnouncedQueue()
+        self._maxima: tuple[PoolMaximum, ...] = ()  # of the jobs of the cluster object
         self._drains = WorkerDrains(
-            self._registry, lambda: self._events, lambda worker: self._deployment.forget_worker(worker)
+            self._registry, lambda: self._control, lambda worker: self._deployment.forget_worker(worker)
         )
         self.snapshots = SnapshotFeed(self._registry)
 
     @property
-    def session(self) -> Session | None:
-        """The session that is open."""
-        return None if self._events is None else self._events.session
+    def control(self) -> ClusterControl | None:
+        """What steers the open sessions; None where there is none."""
+        return self._control
 
     async def start(self, scheduler: Scheduler) -> None:
         """Add our handlers."""
@@ -97,6 +106,7 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.answer(driver.ClearEngines, self.clear_engines)
         handlers.answer(driver.ProvideEngines, self.provide_engines)
         handlers.answer(driver.OwnEngines, self.own_engines)
+        handlers.answer(training.GetWeightStatus, self.weight_status)
         handlers.answer(cluster.ExchangeDemand, self.exchange_demand)
         handlers.answer(drains.DrainWorkers, self._drains.drain)
         handlers.take(workers.EngineWorkerReport, self.engine_worker)
@@ -104,17 +114,31 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.take(workers.EngineReadyReport, self.engine_ready)
         handlers.take(workers.EngineLostReport, self.engine_lost)
         handlers.take(workers.EngineStartFailedReport, self.engine_start_failed)
+        handlers.take(weights.WeightsFetchedReport, self.weights_fetched)
+        handlers.take(weights.WeightsInstalledReport, self.weights_installed)
         handlers.take(workers.HostReadyReport, self.host_ready)
         handlers.take(workers.HostLostReport, self.host_lost)
         take = self._take_of_session
+        take(handlers, driver.ProgramEndedReport, SessionEvents.program_ended)
         take(handlers, driver.TrajectoriesEndedReport, SessionEvents.trajectories_ended)
         take(handlers, driver.TrajectoryForkedReport, SessionEvents.trajectory_forked)
+        take(handlers, driver.SandboxClosedReport, SessionEvents.sandbox_closed)
         take(handlers, driver.StepCancelledReport, SessionEvents.step_cancelled)
+        take(handlers, training.OptimizerStepReport, SessionEvents.optimizer_step)
+        take(handlers, training.WeightsPublishedReport, SessionEvents.weights_published)
+        take(handlers, training.SwitchReport, SessionEvents.switch_requested)
+        take(handlers, training.GroupEndedReport, SessionEvents.group_ended)
+        take(handlers, training.TrajectoryRedundantReport, SessionEvents.trajectory_redundant)
+        take(handlers, training.TrainingFiguresReport, SessionEvents.training_figures)
         take(handlers, workers.StepStartedReport, SessionEvents.step_started)
         take(handlers, workers.StepEndedReport, SessionEvents.step_ended)
         take(handlers, workers.StepFailedReport, SessionEvents.step_failed)
         take(handlers, workers.ActionEndedReport, SessionEvents.action_ended)
         take(handlers, workers.MoveEndedReport, SessionEvents.move_ended)
+        take = self._take_of_controller
+        take(handlers, services.ServiceLoadedReport, SessionEvents.service_loaded)
+        take(handlers, services.ServiceEvictedReport, SessionEvents.service_evicted)
+        take(handlers, services.ServiceLostReport, SessionEvents.service_lost)
         handlers.take(workers.ActionPayloadWantedReport, self.payload_wanted)
         handlers.add_to(scheduler)
         self._foreign.workers_changed(scheduler)
@@ -124,61 +148,117 @@ class HeddleScheduler(SchedulerPlugin):
     def _take_of_session(
         self, handlers: Handlers, kind: type[M], take: Callable[[SessionEvents, M], None]
     ) -> None:
-        """Have messages of the open session taken; those of an earlier session are dropped."""
+        """Have messages of a session taken; those of a controller that is gone are dropped."""
 
         def handle(sender: str, message: Any) -> None:
-            if self._events is not None and self._events.session.session_id == message.session:
-                take(self._events, message)
+            events = self._sessions.get(message.session)
+            if events is None and self._control is not None:
+                events = self._control.session(message.session)
+            if events is not None:
+                take(events, message)
+
+        handlers.take(kind, handle)
+
+    def _take_of_controller(
+        self, handlers: Handlers, kind: type[M], take: Callable[[SessionEvents, M], None]
+    ) -> None:
+        """Have reports about model services taken: they are no session's own."""
+
+        def handle(sender: str, message: Any) -> None:
+            control = self._control
+            if control is not None and control.name == message.session and control.open_sessions:
+                take(control.open_sessions[0], message)
 
         handlers.take(kind, handle)
 
     # -- requests of the driver --------------------------------------------------------------------
 
     async def start_session(self, request: driver.StartSession) -> Done:
-        """Start a session with its own controller; refused while another client's session is open."""
+        """Start a session: the first one with a controller of its own, others join it."""
         known = KnownWork()
         predictor = None
-        self._check_free()
-        strategies = strategies_of_run(
-            {
-                "strategy": request.strategy,
-                "overrides": request.overrides,
-                "seed": request.seed,
-                "cost": request.cost,
-            }
+        run = RunDescription(
+            name=request.session,
+            weight=request.weight,
+            strategy=request.strategy,
+            overrides=request.overrides,
+            seed=request.seed,
+            cost=cost_text(request.cost),
+            retries=request.retries,
+            staleness=request.staleness,
+            weights=request.weights,
         )
+        strategies = strategies_of_description(run)
         if strategies.predictor is not None:
             # It imports XGBoost and may read a file: seconds.
             predictor = await asyncio.to_thread(build_predictor, strategies.predictor, known, warm_predictor)
-            self._check_free()
-        if self.session is not None:
-            self.session.close()
-        session = Session(request.session, request.client_id, Controller(strategies, request.retries))
-        session.watched = self.snapshots.watch(request.session, request.strategy, session.now)
+        control = self._shared_control()
+        if control is not None:
+            control.check_services(request.services)
+        begins = control is None
+        if control is None:
+            control = ClusterControl(request.session, strategies, request.retries)
+            control.watched = self.snapshots.watch(request.session, request.strategy, control.now)
+            control.watched.runs = control.shares
+            self._control = control
+        run = replace(run, run_id=control.next_run())
+        session = Session(request.session, request.client_id, control.controller, control.now, run)
         events = SessionEvents(
-            self.scheduler, session, self._registry, self._deployment, predictor, self._drains.released
+            self.scheduler,
+            control,
+            session,
+            self._registry,
+            self._deployment,
+            predictor,
+            self._drains.released,
         )
         if predictor is not None:
             session.predictions = Predictions(
-                predictor, known, events.prediction_made, session.latch, session.now
+                predictor, known, events.prediction_made, events.fail, session.now
             )
-        self._events = events
+        self._sessions[request.session] = events
+        control.join(events)
         self._owned.client_joined(request.client_id)
         dask.shorten_client_report_interval(self.scheduler, request.client_id, STREAM_INTERVAL_S)
-        for worker, engine in self._registry.engines.values():
-            if worker not in self._drains:
-                events.engine_joined(engine)
-        for worker, host in self._registry.hosts.values():
-            if worker not in self._drains:
-                events.host_joined(host)
+        if begins:
+            self._announce_workers(control)
+        events.pools_declared(request.quotas, request.services)
         return Done()
 
-    def _check_free(self) -> None:
-        if self.session is not None and self.session.client_id in self.scheduler.clients:
-            raise BadInput(
-                f"this cluster already runs heddle session {self.session.session_id} of "
-                f"{self.session.client_id}; close it, or use another cluster"
-            )
+    def _announce_workers(self, control: ClusterControl) -> None:
+        if self._maxima:
+            control.maxima_declared(self._maxima)
+        for worker, engine in self._registry.engines.values():
+            if worker not in self._drains:
+                control.engine_joined(engine)
+        for worker, host in self._registry.hosts.values():
+            if worker not in self._drains:
+                control.host_joined(host)
+
+    def _shared_control(self) -> ClusterControl | None:
+        """What steers the sessions that are open; None where the next one is the first."""
+        control = self._control
+        if control is None or control.failure is not None:
+            return None
+        for events in control.open_sessions:
+            if events.session.client_id not in self.scheduler.clients:
+                self._end(events)
+        control.leave_failed()
+        return control if control.open_sessions else None
+
+    def _end(self, events: SessionEvents) -> None:
+        """A session is over: its driver has ended it, or is gone."""
+        events.session.close()
+        self._sessions.pop(events.session.session_id, None)
+        events.control.leave(events)
+        if self._control is events.control and not self._control.open_sessions:
+            self._control = None
+            self._clear_services()
+
+    def _others(self, session_id: str) -> list[SessionEvents]:
+        """The open sessions besides that one."""
+        sessions = [] if self._control is None else self._control.open_sessions
+        return [events for events in sessions if events.session.session_id != session_id]
 
     async def capacity(self, request: driver.GetCapacity) -> driver.Capacity:
         """Engines that answer, tool CPUs, workers by tag, and the latest failed start of each engine."""
@@ -198,13 +278,21 @@ class HeddleScheduler(SchedulerPlugin):
             engine_workers=sum(ENGINE_RESOURCE in each for each in tags),
             tool_workers=sum(TOOL_RESOURCE in each for each in tags),
             engines_inherited=self._owned.inherited,
+            sessions=tuple(self._control.session_ids) if self._control is not None else (),
             queued=self._queue.now,
+            isolation=tuple(
+                (host_id, *self._registry.isolation[host_id]) for host_id in self._registry.hosts
+            ),
         )
 
     async def exchange_demand(self, request: cluster.ExchangeDemand) -> cluster.Demand:
         """Take what the cluster object has queued, and tell it what work there is."""
         self._queue.announce(request.queued, request.valid_s)
-        state = None if self.session is None else self.session.controller.state
+        if request.maxima != self._maxima:
+            self._maxima = request.maxima
+            if self._control is not None:
+                self._control.maxima_declared(request.maxima)
+        state = None if self._control is None else self._control.controller.state
         return demand_of(self.scheduler, self._registry, state, self._drains)
 
     async def snapshot(self, request: watching.GetSnapshot) -> watching.CurrentSnapshot:
@@ -227,9 +315,28 @@ class HeddleScheduler(SchedulerPlugin):
         self._open(request.session).trajectories_submitted(request.trajectories)
         return Done()
 
+    async def weight_status(self, request: training.GetWeightStatus) -> training.WeightStatus:
+        """Versions of the engines, and the credits of the session."""
+        return self._open(request.session).weight_status()
+
     async def provide_engines(self, request: driver.ProvideEngines) -> driver.EnginesProvided:
-        """Have the controller decide on the TP degrees for a batch, and deploy its engines."""
-        return await self._open(request.session).degrees.provide(request)
+        """Have the controller decide on the TP degrees for a batch, and deploy its engines.
+
+        While another session is open, engines stay as they are.
+        """
+        degrees = self._open(request.session).degrees
+        running = tuple(sorted(each.tp_degree for each in self._deployment.assignments))
+        others = self._others(request.session)
+        if not others or (request.asked and tuple(sorted(request.asked)) == running):
+            return await degrees.provide(request)
+        if request.asked or not running:
+            raise BadInput(
+                f"session {others[0].session.session_id} uses the engines too: their TP degrees cannot change before "
+                "it has ended"
+            )
+        return driver.EnginesProvided(
+            TpDegreePlan(running[::-1], "kept: another session uses the engines"), 0
+        )
 
     async def clear_engines(self, request: driver.ClearEngines) -> Done:
         """End the deployed engines and forget which worker has which GPUs: the workers' plugins are replaced."""
@@ -247,20 +354,21 @@ class HeddleScheduler(SchedulerPlugin):
 
     async def end_session(self, request: driver.EndSession) -> driver.Updates:
         """End the session once it has come to rest; answers with its last updates."""
-        ending = self.session
-        if ending is None or ending.session_id != request.session:
+        events = self._sessions.get(request.session)
+        if events is None:
             return driver.Updates()
-        await ending.come_to_rest()
-        last = await ending.updates(0)
-        ending.close()
-        if self.session is ending:
-            self._events = None
-        return last
+        await events.session.come_to_rest()
+        last = events.session.last_updates()
+        self._end(events)
+        others = self._others(request.session)
+        if others:
+            self._owned.pass_on(events.session.client_id, others[0].session.client_id)
+        return replace(last, ends_engines=not others and self._owned.is_owner(events.session.client_id))
 
     def _open(self, session_id: str) -> SessionEvents:
-        if self._events is None or self._events.session.session_id != session_id:
+        if session_id not in self._sessions:
             raise RuntimeError(f"heddle session {session_id} is not open on this scheduler")
-        return self._events
+        return self._sessions[session_id]
 
     # -- Dask's hooks ------------------------------------------------------------------------------
 
@@ -279,8 +387,9 @@ class HeddleScheduler(SchedulerPlugin):
         submissions = annotations.get(dask.ANNOTATION)
         if not submissions:
             self._foreign.submitted(scheduler, tasks)
-        elif self._events is not None:
-            self._events.tasks_submitted(submissions, priority)
+        else:
+            for events in list(self._sessions.values()):
+                events.tasks_submitted(submissions, priority)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """A worker joined."""
@@ -293,29 +402,39 @@ class HeddleScheduler(SchedulerPlugin):
         self._seats.forget_worker(worker)
         self._drains.worker_left(worker)
         engines, hosts = self._registry.forget_worker(worker)
-        if self._events is None:
+        if self._control is None:
             return
         for engine_id in engines:
-            self._events.engine_left(engine_id, "its worker left", stranded=True)
+            self._control.engine_left(engine_id, "its worker left", stranded=True)
         for host_id in hosts:
-            self._events.host_lost(host_id)
+            self._control.host_lost(host_id)
 
     def restart(self, scheduler: Scheduler) -> None:
         """A client has restarted the cluster: Dask forgets all tasks and ends all workers."""
-        if self.session is not None:
-            self.session.stop("a client has restarted the cluster (Client.restart): all its tasks are gone")
+        if self._control is not None:
+            self._control.stop("a client has restarted the cluster (Client.restart): all its tasks are gone")
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """A driver that has gone takes its session with it, and some time later its engines."""
+        for events in [each for each in self._sessions.values() if each.session.client_id == client]:
+            self._end(events)
+        others = self._others("")
+        if others:
+            self._owned.pass_on(client, others[0].session.client_id)
         self._owned.client_left(client)
-        if self.session is not None and self.session.client_id == client:
-            self.session.close()
-            self._events = None
+
+    def _clear_services(self) -> None:
+        """Have all hosts of model services end them: no session knows their copies any more."""
+        for worker, host in self._registry.hosts.values():
+            if host.resources[GPUS]:
+                send(self.scheduler, services.ClearServicesOrder(), worker)
 
     async def close(self) -> None:
         """The scheduler ends."""
         self._owned.close()
         self._drains.close()
+        if self._control is not None:
+            self._control.close()
         metrics.withdraw(self.snapshots)
 
     # -- engines and hosts -------------------------------------------------------------------------
@@ -328,17 +447,29 @@ class HeddleScheduler(SchedulerPlugin):
         ready = driver.ReadyEngine(report.engine, report.kind, report.model, report.logprobs)
         if self._registry.add_engine(worker, ready):
             dask.shorten_worker_interval(self.scheduler, worker, STREAM_INTERVAL_S)
-            if self._events is not None:
-                self._events.engine_joined(report.engine)
+            if self._control is not None:
+                self._control.engine_joined(report.engine)
 
     def engine_lost(self, worker: str, report: workers.EngineLostReport) -> None:
         """The engine died under a living worker."""
-        if self._registry.engines.pop(report.engine_id, None) is not None and self._events is not None:
-            self._events.engine_died(report.engine_id, report.reason)
+        if self._registry.engines.pop(report.engine_id, None) is not None and self._control is not None:
+            self._control.engine_died(report.engine_id, report.reason)
 
     def engine_start_failed(self, worker: str, report: workers.EngineStartFailedReport) -> None:
         """An engine did not start: a driver that waits for capacity reads it there."""
         self._start_failed(worker, report.reason)
+
+    def weights_fetched(self, worker: str, report: weights.WeightsFetchedReport) -> None:
+        """An engine has weights at hand, or could not get them."""
+        if self._control is not None:
+            self._control.weights_fetched(report)
+
+    def weights_installed(self, worker: str, report: weights.WeightsInstalledReport) -> None:
+        """An engine samples with other weights, or could not load them."""
+        if not report.cause:
+            self._registry.weights_installed(report.engine_id, report.version)
+        if self._control is not None:
+            self._control.weights_installed(report)
 
     def engine_worker(self, worker: str, report: workers.EngineWorkerReport) -> None:
         """A worker waits for an order, or asks for GPUs for its own engine."""
@@ -351,23 +482,25 @@ class HeddleScheduler(SchedulerPlugin):
         """A worker takes actions."""
         if worker in self._drains:
             return
-        if self._registry.add_host(worker, report.host):
+        if self._registry.add_host(worker, report.host, report.isolation, report.weaker):
             dask.shorten_worker_interval(self.scheduler, worker, STREAM_INTERVAL_S)
-            if self._events is not None:
-                self._events.host_joined(report.host)
+            if self._control is not None:
+                self._control.host_joined(report.host)
 
     def host_lost(self, worker: str, report: workers.HostLostReport) -> None:
         """A worker takes no actions any more."""
-        if self._registry.hosts.pop(report.host_id, None) is not None and self._events is not None:
-            self._events.host_lost(report.host_id)
+        if self._registry.hosts.pop(report.host_id, None) is not None and self._control is not None:
+            self._control.host_lost(report.host_id)
 
     def _start_failed(self, worker: str, reason: str) -> None:
         self._registry.start_failures[worker] = reason
 
     def payload_wanted(self, worker: str, report: workers.ActionPayloadWantedReport) -> None:
         """An action on `worker` waits for what the driver has kept."""
-        if self.session is not None and self.session.session_id == report.session:
-            self.session.notify(driver.ActionPayloadWantedNotice(report.action_id, worker))
+        if report.session in self._sessions:
+            self._sessions[report.session].session.notify(
+                driver.ActionPayloadWantedNotice(report.action_id, worker)
+            )
 
     async def _host_engine(self, worker: str, spec: Mapping[str, Any] | None) -> None:
         await ask_worker(self.scheduler, worker, workers.HostEngine(spec))
@@ -378,6 +511,6 @@ class HeddleScheduler(SchedulerPlugin):
         for engine_id, (address, _) in list(self._registry.engines.items()):
             if address == worker:
                 del self._registry.engines[engine_id]
-                if self._events is not None:
+                if self._control is not None:
                     reason = "its worker changes TP degree"
-                    self._events.engine_left(engine_id, reason, stranded=False)
+                    self._control.engine_left(engine_id, reason, stranded=False)

@@ -1,6 +1,7 @@
-"""One rollout session as the scheduler holds it: a controller, a clock, and what is new for the driver.
+"""One rollout session as the scheduler holds it: its place in the controller, and what is new for the driver.
 
-A session outlives single runs: its controller, and what strategies have learnt, stay from its start to its end.
+To the controller a session is a run. It outlives the batches of its rollout: what its strategies have learnt stays from
+its start to its end.
 """
 
 from __future__ import annotations
@@ -8,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from heddle_dask.core.commands import Command
 from heddle_dask.core.controller import Controller
-from heddle_dask.core.events import Event
+from heddle_dask.core.entities import Action, Trajectory
 from heddle_dask.core.ids import StepId, TrajectoryId
-from heddle_dask.core.journal_codec import encode, gap
+from heddle_dask.core.journal_codec import gap, of_run
+from heddle_dask.core.run_description import RunDescription
+from heddle_dask.core.run_names import RunNames
+from heddle_dask.live.scheduler.journal_spool import SpoolReader
 from heddle_dask.live.scheduler.predictions import Predictions
-from heddle_dask.live.scheduler.snapshot_feed import WatchedSession
 from heddle_dask.live.wire.driver_messages import (
     ActionResultLostNotice,
     Notice,
@@ -45,6 +47,8 @@ class Session:
 
     Attributes
     ----------
+    run, names
+        What the controller knows of it, and the names of its trajectories and actions there.
     held
         Tasks that wait for a command, by key.
     failure
@@ -53,23 +57,37 @@ class Session:
         Whether the session has ended: events that are still under way are ignored.
     stopped
         What ended the session before the driver did, in one line; empty while nothing has.
-    watched
-        What a person sees of the session; None when nothing is kept for that.
+    services
+        Model services that the runs on the cluster have declared, as their hosts are told of them, by name.
+    controller_name
+        Id of the session with which the controller began. Hosts of model services answer to it: a copy outlives the
+        run for which it was loaded.
     """
 
-    def __init__(self, session_id: str, client_id: str, controller: Controller) -> None:
+    def __init__(
+        self,
+        session_id: str,
+        client_id: str,
+        controller: Controller,
+        clock: Callable[[], float],
+        run: RunDescription,
+    ) -> None:
         self.session_id = session_id
         self.client_id = client_id
         self.controller = controller
+        self.now = clock
+        self.run = run
+        self.names = RunNames(run.run_id)
         self.held: dict[Key, None] = {}
         self.failure: str | None = None
         self.closed = False
         self.stopped = ""
         self.predictions: Predictions | None = None
         self.degrees: Closes | None = None
-        self.watched: WatchedSession | None = None
-        self._started_s = time.monotonic()
-        self._now_s = 0.0
+        self._history: SpoolReader | None = None
+        self.services: dict[str, Mapping[str, Any]] = {}
+        self.controller_name = session_id
+        self.sandboxes: Closes | None = None
         self._journal: list[list[Any]] = []
         self._lines_missing = 0
         self._notices: list[Notice] = []
@@ -78,13 +96,25 @@ class Session:
     def predict(self, trajectory_id: TrajectoryId) -> None:
         """Have the remaining work of a trajectory predicted."""
         if self.predictions is not None:
-            self.predictions.ask(self.controller.state.trajectories[trajectory_id])
+            self.predictions.ask(self.controller.state.trajectories[self.names.of(trajectory_id)])
+
+    def trajectory(self, trajectory_id: str) -> Trajectory | None:
+        """The controller's record of a trajectory of this session; None when it has ended."""
+        return self.controller.state.trajectories.get(self.names.of(trajectory_id))
+
+    def action(self, action_id: str) -> Action | None:
+        """The controller's record of an action of this session; None when it has ended."""
+        return self.controller.state.actions.get(self.names.of(action_id))
+
+    def awaits(self, step_id: StepId) -> bool:
+        """Whether this step of the session has not ended."""
+        return self.controller.awaits(self.names.of_step(step_id))
 
     def close(self) -> None:
         """Stop what runs beside the scheduler, and answer the driver's open poll."""
         self.closed = True
         self._due.set()
-        for beside in (self.predictions, self.degrees, self.watched):
+        for beside in (self.predictions, self.degrees, self.sandboxes):
             if beside is not None:
                 beside.close()
 
@@ -93,21 +123,16 @@ class Session:
         self.stopped = reason
         self.close()
 
-    def now(self) -> float:
-        """Seconds since the session began; never goes back."""
-        self._now_s = max(self._now_s, time.monotonic() - self._started_s)
-        return self._now_s
+    def join(self, history: SpoolReader) -> None:
+        """The session joins a controller that has begun before: its journal begins with all that happened there."""
+        self._history = history
 
-    def handle(self, event: Event) -> list[Command]:
-        """Hand the event to the controller and journal it with its commands."""
-        commands = self.controller.handle(event)
-        if self.watched is not None:
-            self.watched.take(event, commands)
+    def journal(self, row: list[Any]) -> None:
+        """Keep one row of the controller's journal for the driver."""
         if len(self._journal) < JOURNAL_LINES_KEPT:
-            self._journal.append([encode(event), [encode(command) for command in commands]])
+            self._journal.append(row)
         else:
             self._lines_missing += 1
-        return commands
 
     def notify(self, notice: Notice) -> None:
         """Answer the driver's poll with this notice, now or as soon as it polls."""
@@ -128,10 +153,37 @@ class Session:
                 await asyncio.wait_for(self._due.wait(), wait_s)
         self._due.clear()
         notices, self._notices = self._notices, []
+        journal = self._take_history() if self._history is not None else self._take_journal()
+        return Updates(tuple(notices), journal, self.counts(), self.failure, self.stopped)
+
+    def _take_journal(self) -> list[Any]:
         journal, self._journal = self._journal, []
         if self._lines_missing:
             journal.append(gap(self._lines_missing))
             self._lines_missing = 0
+        return journal
+
+    def _take_history(self) -> list[Any]:
+        """The next part of what happened before the session joined; the last one with what has happened since."""
+        history = self._history
+        assert history is not None
+        rows = [] if history.has_begun else [of_run(self.run.run_id)]
+        rows += history.read()
+        if not history.ended:
+            self._due.set()
+            return rows
+        self._history = None
+        if history.missing:
+            rows.append(gap(history.missing))
+        return [*rows, *self._take_journal()]
+
+    def last_updates(self) -> Updates:
+        """All that the driver has not fetched."""
+        journal: list[Any] = []
+        while self._history is not None:
+            journal += self._take_history()
+        journal += self._take_journal()
+        notices, self._notices = self._notices, []
         return Updates(tuple(notices), journal, self.counts(), self.failure, self.stopped)
 
     async def come_to_rest(self) -> None:
@@ -140,14 +192,19 @@ class Session:
         Results reach the driver before the scheduler has their reports, so the driver may be done first.
         """
         deadline_s = time.monotonic() + LAST_REPORTS_S
-        while self.controller.state.trajectories and time.monotonic() < deadline_s:
+        while self._has_trajectories and time.monotonic() < deadline_s:
             if self.failure is not None or self.closed:
                 return
             await asyncio.sleep(0.002)
 
+    @property
+    def _has_trajectories(self) -> bool:
+        of_all = self.controller.state.trajectories
+        return any(t.spec.run_id == self.run.run_id for t in of_all.values())
+
     def counts(self) -> Mapping[str, Any]:
         """How many trajectories are in which state, and how full the engines are."""
-        return self.controller.snapshot().counts()
+        return self.controller.run_counts(self.run.run_id)
 
     def return_unawaited(self, keys: Iterable[Key]) -> None:
         """Tell the driver of held tasks for which the controller will never issue a command: their results are lost.
@@ -159,9 +216,9 @@ class Session:
                 continue
             named = named_by(key)
             if isinstance(named, StepId):
-                if not self.controller.awaits(named):
+                if not self.awaits(named):
                     del self.held[key]
                     self.notify(StepResultLostNotice(named))
-            elif not self.controller.awaits_action(named):
+            elif self.action(named) is None:
                 del self.held[key]
                 self.notify(ActionResultLostNotice(named))

@@ -1,8 +1,8 @@
-"""Turns what happens in a session into events of its controller, and has the commands that follow carried out.
+"""Turns what happens in a session into events of the controller, and has the commands that follow carried out.
 
 It decides nothing: which engine, in which order, with how many CPUs, all comes from the controller. Dask swallows
-what a hook raises. Therefore every method is wrapped: the first failure is latched in the session, no further command
-is issued, and the driver raises it at the client.
+what a hook raises. Therefore every method is wrapped: the first failure is latched in the session, which leaves the
+controller, and the driver raises it at the client. What concerns the whole cluster is told to `ClusterControl`.
 """
 
 from __future__ import annotations
@@ -16,22 +16,45 @@ from typing import Any, TypeVar
 from distributed import Scheduler
 
 from heddle_dask.core import events as ev
+from heddle_dask.core.commands import Command
 from heddle_dask.core.ids import EngineId, HostId
-from heddle_dask.core.nouns import EngineDescription, HostDescription, StepRequest
+from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.pools import ApiQuota
+from heddle_dask.core.training_counts import engine_versions, staleness_counts
+from heddle_dask.core.transitions import TrajectoryState
+from heddle_dask.live.scheduler.cluster_control import ClusterControl
 from heddle_dask.live.scheduler.degree_planning import DegreePlanning
 from heddle_dask.live.scheduler.deployment import EngineDeployment
 from heddle_dask.live.scheduler.dispatcher import Dispatcher
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
+from heddle_dask.live.scheduler.open_sandboxes import OpenSandboxes
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.driver_messages import (
-    EngineLostNotice,
+    DeclaredService,
+    ProgramEndedReport,
+    SandboxClosedReport,
     StepCancelledReport,
     SubmittedTrajectory,
     TrajectoriesEndedReport,
     TrajectoryForkedReport,
 )
 from heddle_dask.live.wire.messages import Key, StepEnd, Submission, is_key_of, step_key
+from heddle_dask.live.wire.service_messages import (
+    ServiceEvictedReport,
+    ServiceLoadedReport,
+    ServiceLostReport,
+)
+from heddle_dask.live.wire.training_messages import (
+    EngineWeightState,
+    GroupEndedReport,
+    OptimizerStepReport,
+    SwitchReport,
+    TrainingFiguresReport,
+    TrajectoryRedundantReport,
+    WeightsPublishedReport,
+    WeightStatus,
+)
 from heddle_dask.live.wire.worker_messages import (
     ActionEndedReport,
     MoveEndedReport,
@@ -45,22 +68,29 @@ F = TypeVar("F", bound=Callable[..., None])
 
 
 def guarded(hook: F) -> F:
-    """Latch what a hook raises: Dask would log it and go on with a cluster that no controller steers."""
+    """Latch what a hook raises: Dask would log it and go on with a session that no controller steers."""
 
     @functools.wraps(hook)
     def wrapped(self: SessionEvents, *args: Any, **kwargs: Any) -> None:
-        if self.session.closed or self.session.failure is not None:
-            return
-        try:
-            hook(self, *args, **kwargs)
-        except Exception:
-            self.session.latch(traceback.format_exc())
+        if not self.session.closed and self.session.failure is None:
+            self.attempt(hook, self, *args, **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def guarded_to_the_end(hook: F) -> F:
+    """As `guarded`, and also for a session that has left: what it occupied is free for the others only now."""
+
+    @functools.wraps(hook)
+    def wrapped(self: SessionEvents, *args: Any, **kwargs: Any) -> None:
+        if self.control.open_sessions:
+            self.attempt(hook, self, *args, **kwargs)
 
     return wrapped  # type: ignore[return-value]
 
 
 class SessionEvents:
-    """The events of one session; does nothing once the session has failed or closed.
+    """The events of one session; does nothing once the session has failed or closed, but free what it occupied.
 
     Attributes
     ----------
@@ -71,23 +101,54 @@ class SessionEvents:
     def __init__(
         self,
         scheduler: Scheduler,
+        control: ClusterControl,
         session: Session,
         registry: EngineRegistry,
         deployment: EngineDeployment,
         predictor: Predictor | None,
         released: Callable[[EngineId | HostId], None],
     ) -> None:
+        self.control = control
         self.session = session
         self.degrees = DegreePlanning(session, deployment, predictor, self.degrees_changed)
         session.degrees = self.degrees
+        session.services = control.services
+        session.controller_name = control.name
+        session.sandboxes = OpenSandboxes(scheduler, session, registry)
         self._scheduler = scheduler
-        self._dispatcher = Dispatcher(scheduler, session, registry, self.degrees, self.action_ended, released)
+        self._dispatcher = Dispatcher(
+            scheduler, session, registry, self.degrees, self.action_ended, released, control.time_reached
+        )
 
     def _feed(self, event: ev.Event) -> None:
-        for command in self.session.handle(event):
-            self._dispatcher.carry_out(command)
+        self.control.feed(self.session.names.qualify(event))
+
+    def attempt(self, hook: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Run a hook; what it raises ends the session."""
+        try:
+            hook(*args, **kwargs)
+        except Exception:
+            self.fail(traceback.format_exc())
+
+    def fail(self, failure: str) -> None:
+        """The session has failed: its driver is told, and it leaves others alone from the next turn of the loop on."""
+        self.session.latch(failure)
+        self._scheduler.loop.add_callback(self.control.leave_others_alone, self)
+
+    def carry_out(self, command: Command) -> None:
+        """Do what a command says, which is in the names of this session."""
+        self.attempt(self._dispatcher.carry_out, command)
 
     # -- of the driver -----------------------------------------------------------------------------
+
+    @guarded
+    def pools_declared(self, quotas: tuple[ApiQuota, ...], services: Iterable[DeclaredService]) -> None:
+        """The run declares quotas of APIs and model services."""
+        declared = tuple(services)
+        self.session.services |= {each.facts.name: each.spec for each in declared}
+        if quotas or declared:
+            facts = tuple(each.facts for each in declared)
+            self._feed(ev.PoolsDeclared(self.session.now(), quotas, facts))
 
     @guarded
     def trajectories_submitted(self, trajectories: Iterable[SubmittedTrajectory]) -> None:
@@ -95,7 +156,7 @@ class SessionEvents:
         for each in trajectories:
             if self.session.predictions is not None:
                 self.session.predictions.know(
-                    each.spec.trajectory_id,
+                    self.session.names.of(each.spec.trajectory_id),
                     each.known_tokens,
                     each.known_tools_s,
                     each.known_observed_tokens,
@@ -119,7 +180,7 @@ class SessionEvents:
 
     def _take_piggybacked_end(self, end: StepEnd | None) -> None:
         """The driver has the result of a step: if its worker has not reported the end yet, the step ends now."""
-        if end is None or not self.session.controller.awaits(end.step_id):
+        if end is None or not self.session.awaits(end.step_id):
             return
         self._feed_end(ev.StepDelivered, end)
         # Its task is held if its worker died between the push to the driver and the report to the scheduler.
@@ -150,67 +211,91 @@ class SessionEvents:
         self._feed(ev.StepCancelled(self.session.now(), report.step_id))
 
     @guarded
+    def program_ended(self, report: ProgramEndedReport) -> None:
+        """The program of a trajectory has returned, and its reward follows."""
+        self._take_piggybacked_end(report.piggybacked_end)
+        known = self.session.trajectory(report.trajectory_id)
+        if known is not None and self.session.predictions is not None:
+            self.session.predictions.ended(known, "completed")
+        self._feed(ev.ProgramEnded(self.session.now(), report.trajectory_id))
+
+    def sandbox_closed(self, report: SandboxClosedReport) -> None:
+        """The program of a trajectory needs a sandbox no longer."""
+        self._feed(ev.SandboxClosed(self.session.now(), report.sandbox))
+
+    @guarded
     def trajectories_ended(self, report: TrajectoriesEndedReport) -> None:
         """The programs of trajectories have ended."""
         for ended in report.ended:
             self._take_piggybacked_end(ended.piggybacked_end)
-            known = self.session.controller.state.trajectories.get(ended.trajectory_id)
-            if known is not None and self.session.predictions is not None:
+            known = self.session.trajectory(ended.trajectory_id)
+            told = known is None or known.state is TrajectoryState.SCORING
+            if known is not None and not told and self.session.predictions is not None:
                 self.session.predictions.ended(known, ended.status)
-            if self.session.watched is not None:
-                self.session.watched.name_cause(ended.trajectory_id, ended.cause)
+            if self.control.watched is not None:
+                self.control.watched.name_cause(self.session.names.of(ended.trajectory_id), ended.cause)
             self._feed(ev.TrajectoryEnded(self.session.now(), ended.trajectory_id, ended.status))
+
+    # -- of training -------------------------------------------------------------------------------
+
+    @guarded
+    def optimizer_step(self, report: OptimizerStepReport) -> None:
+        """The trainer has finished an optimiser step, or begins with this version."""
+        self._feed(ev.OptimizerStepEnded(self.session.now(), self.session.run.run_id, report.version))
+
+    @guarded
+    def weights_published(self, report: WeightsPublishedReport) -> None:
+        """The trainer has published weights."""
+        now_s, run_id = self.session.now(), self.session.run.run_id
+        self._feed(ev.WeightsPublished(now_s, report.version, report.uri, report.nbytes, run_id))
+
+    @guarded
+    def switch_requested(self, report: SwitchReport) -> None:
+        """Engines are to go over to newer weights."""
+        self._feed(ev.SwitchRequested(self.session.now(), report.version))
+
+    @guarded
+    def group_ended(self, report: GroupEndedReport) -> None:
+        """A group has left the driver or the sample buffer."""
+        now_s, run_id = self.session.now(), self.session.run.run_id
+        self._feed(ev.GroupEnded(now_s, run_id, report.group_id, report.accepted))
+
+    @guarded
+    def trajectory_redundant(self, report: TrajectoryRedundantReport) -> None:
+        """The driver has enough without a trajectory."""
+        self._feed(ev.TrajectoryRedundant(self.session.now(), report.trajectory_id))
+
+    def training_figures(self, report: TrainingFiguresReport) -> None:
+        """Figures of a training step, which decide nothing: they are shown."""
+        if self.control.watched is not None:
+            self.control.watched.history.training.add_point(report.step, report.figures)
+
+    def weight_status(self) -> WeightStatus:
+        """Versions of the engines, and the credits of the session."""
+        state = self.session.controller.state
+        account = staleness_counts(state, self.session.run.run_id)
+        engines = tuple(
+            EngineWeightState(each.engine_id, each.installed, each.target, each.state, each.cause)
+            for each in engine_versions(state)
+        )
+        published, wanted = state.weights.published, state.weights.wanted
+        if account is None:
+            return WeightStatus(engines, published, wanted)
+        return WeightStatus(
+            engines,
+            published,
+            wanted,
+            True,
+            account.credits,
+            account.accepted,
+            account.running,
+            account.optimizer_steps,
+        )
 
     # -- of workers --------------------------------------------------------------------------------
 
-    @guarded
-    def engine_joined(self, engine: EngineDescription) -> None:
-        """An engine takes steps."""
-        self._feed(ev.EngineJoined(self.session.now(), engine))
-
-    @guarded
-    def engine_died(self, engine_id: EngineId, reason: str) -> None:
-        """An engine is gone, and its worker is not: each of its steps reports by itself."""
-        self.session.notify(EngineLostNotice(engine_id, reason))
-        self._feed(ev.EngineLost(self.session.now(), engine_id, reason, stranded=False))
-
-    @guarded
-    def engine_left(self, engine_id: EngineId, reason: str, *, stranded: bool) -> None:
-        """An engine is gone with its worker (`stranded`), or because its worker was told to end it."""
-        reclaimed = self._reclaim_stranded()
-        self._feed(ev.EngineLost(self.session.now(), engine_id, reason, stranded))
-        self.session.return_unawaited(reclaimed)
-
-    @guarded
-    def engine_draining(self, engine_id: EngineId, ends_in_s: float) -> None:
-        """The worker of an engine is about to leave."""
-        now_s = self.session.now()
-        self._feed(ev.EngineDraining(now_s, engine_id, now_s + ends_in_s))
-
-    @guarded
-    def engine_expiring(self, engine_id: EngineId) -> None:
-        """The worker of an engine leaves in a moment."""
-        self._feed(ev.EngineExpiring(self.session.now(), engine_id))
-
-    @guarded
-    def host_draining(self, host_id: HostId) -> None:
-        """The worker of a host is about to leave."""
-        self._feed(ev.HostDraining(self.session.now(), host_id))
-
-    @guarded
-    def host_joined(self, host: HostDescription) -> None:
-        """A host takes actions."""
-        self._feed(ev.HostJoined(self.session.now(), host))
-
-    @guarded
-    def host_lost(self, host_id: HostId) -> None:
-        """A host is gone."""
-        reclaimed = self._reclaim_stranded()
-        self._feed(ev.HostLost(self.session.now(), host_id))
-        self.session.return_unawaited(reclaimed)
-
-    def _reclaim_stranded(self) -> list[Key]:
-        """Hold the session's tasks that Dask sent back to "no-worker" because their worker died."""
+    def reclaim_stranded(self) -> list[Key]:
+        """Hold the session's tasks that Dask sent back to "no-worker" because their worker died; returns their keys."""
         reclaimed: list[Key] = []
         for ts in list(self._scheduler.unrunnable):
             key: Any = ts.key
@@ -236,16 +321,23 @@ class SessionEvents:
         """A step ended without an answer."""
         self._feed(ev.StepFailed(self.session.now(), report.step_id, report.engine_id, report.cause))
 
-    @guarded
+    @guarded_to_the_end
     def action_ended(self, report: ActionEndedReport) -> None:
         """An action ended, or was aborted before it could start."""
         self._feed(
             ev.ActionFinished(
-                self.session.now(), report.action_id, report.host_id, report.run_s, report.ok, report.ran
+                self.session.now(),
+                report.action_id,
+                report.host_id,
+                report.run_s,
+                report.ok,
+                report.ran,
+                report.ended_by,
+                report.retry_after_s,
             )
         )
 
-    @guarded
+    @guarded_to_the_end
     def move_ended(self, report: MoveEndedReport) -> None:
         """A context has arrived at its new worker, or will not."""
         self._feed(
@@ -262,14 +354,53 @@ class SessionEvents:
             )
         )
 
+    @guarded_to_the_end
+    def service_loaded(self, report: ServiceLoadedReport) -> None:
+        """A copy of a model service is resident, or its load has failed."""
+        self._feed(
+            ev.ServiceLoaded(
+                self.session.now(),
+                report.host_id,
+                report.service,
+                report.first_gpu,
+                report.gpus,
+                report.ok,
+                report.seconds,
+                report.cause,
+            )
+        )
+
+    @guarded_to_the_end
+    def service_evicted(self, report: ServiceEvictedReport) -> None:
+        """A copy of a model service has left its GPUs."""
+        self._feed(
+            ev.ServiceEvicted(
+                self.session.now(), report.host_id, report.service, report.first_gpu, report.gpus
+            )
+        )
+
+    @guarded_to_the_end
+    def service_lost(self, report: ServiceLostReport) -> None:
+        """A resident copy of a model service has died."""
+        self._feed(
+            ev.ServiceLost(
+                self.session.now(),
+                report.host_id,
+                report.service,
+                report.first_gpu,
+                report.gpus,
+                report.cause,
+            )
+        )
+
     # -- of what runs beside the event loop --------------------------------------------------------
 
     @guarded
     def prediction_made(self, event: ev.PredictionMade) -> None:
         """The predictor has answered."""
-        self._feed(replace(event, at=self.session.now()))
+        self.control.feed(replace(event, at=self.session.now()))  # it names the controller's trajectory
 
     @guarded
     def degrees_changed(self, event: ev.DegreesRequested | ev.DegreesPlanned) -> None:
         """A batch is about to start, or its TP degrees have been searched."""
-        self._feed(replace(event, at=self.session.now()))
+        self.control.plan_degrees(self, replace(event, at=self.session.now()))

@@ -22,7 +22,7 @@ from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.views.history.history_pictures import PictureLimits, picture_of
 from heddle_dask.views.history.run_history import RunHistory
-from heddle_dask.views.history.run_snapshot import EngineView, PoolView, RunSnapshot
+from heddle_dask.views.history.run_snapshot import EngineView, PoolView, RunShare, RunSnapshot
 
 INTERVAL_S: Final = 1.0
 # Who asks once per interval asks now and then a little early, and must not see every second picture only.
@@ -32,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class WatchedSession:
-    """The history of one session, fed with everything that the session handles.
+    """The history of the sessions of one controller, fed with everything that it handles.
 
     A defect here must not stop a rollout: after a failure, which is logged, the history stays as it was.
 
@@ -40,6 +40,8 @@ class WatchedSession:
     ----------
     lines_missing
         Events that the history did not take, because it had failed.
+    runs
+        The sessions that are open now.
     """
 
     def __init__(self, session_id: str, strategy: str, clock_s: Callable[[], float]) -> None:
@@ -48,6 +50,7 @@ class WatchedSession:
         self.history = RunHistory()
         self.is_open = True
         self.lines_missing = 0
+        self.runs: Callable[[], tuple[RunShare, ...]] = tuple
         self._clock_s = clock_s
         self._closed_at_s = 0.0
 
@@ -151,7 +154,7 @@ class SnapshotFeed:
             limits=self._limits,
         )
         if watched.is_open:
-            return snapshot
+            return replace(snapshot, runs=watched.runs())
         # No session is told of engines and hosts now: those of the registry are there.
         return replace(snapshot, engines=self._engines(), pools=self._pools())
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from distributed import Scheduler
 
 from heddle_dask.core.ids import EngineId, HostId
+from heddle_dask.live.scheduler.cluster_control import ClusterControl
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
-from heddle_dask.live.scheduler.session_events import SessionEvents
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.drain_messages import DrainedWorkers, DrainWorkers
 from heddle_dask.live.wire.messages import is_key_of
@@ -36,10 +37,10 @@ class _Drain:
     ----------
     ends_s
         When it must have left, on the monotonic clock.
-    session_id
-        The session that was open when the drain began.
+    control
+        Name of the controller that there was when the drain began.
     holding
-        Its engines and hosts that the controller of that session has not released.
+        Its engines and hosts that this controller has not released.
     left
         Whether it has left the cluster.
     """
@@ -47,7 +48,7 @@ class _Drain:
     name: str
     began_s: float
     ends_s: float
-    session_id: str = ""
+    control: str = ""
     engines: tuple[EngineId, ...] = ()
     holding: set[str] = field(default_factory=set)
     left: bool = False
@@ -64,8 +65,8 @@ class WorkerDrains:
 
     Parameters
     ----------
-    events
-        The events of the open session, if there is one.
+    control
+        What steers the open sessions, if there are any.
     forget
         Takes the address of a worker that hosts no further engine.
     """
@@ -73,11 +74,11 @@ class WorkerDrains:
     def __init__(
         self,
         registry: EngineRegistry,
-        events: Callable[[], SessionEvents | None],
+        control: Callable[[], ClusterControl | None],
         forget: Callable[[str], None],
     ) -> None:
         self._registry = registry
-        self._events = events
+        self._control = control
         self._forget = forget
         self._drains: dict[str, _Drain] = {}
         self.scheduler: Scheduler | None = None
@@ -110,24 +111,24 @@ class WorkerDrains:
             return drain
         drain = self._drains[worker] = _Drain(name, time.monotonic(), ends_s)
         self._forget(worker)
-        events = self._open()
-        if events is not None:
+        control = self._open()
+        if control is not None:
             engines = [name for name, (address, _) in self._registry.engines.items() if address == worker]
             hosts = [name for name, (address, _) in self._registry.hosts.items() if address == worker]
-            drain.session_id, drain.engines = events.session.session_id, tuple(engines)
+            drain.control, drain.engines = control.name, tuple(engines)
             drain.holding.update(engines, hosts)
             for engine_id in engines:
-                events.engine_draining(engine_id, ends_s - time.monotonic())
+                control.engine_draining(engine_id, ends_s - time.monotonic())
             for host_id in hosts:
-                events.host_draining(host_id)
+                control.host_draining(host_id)
         drain.task = asyncio.create_task(self._see_off(worker, drain))
         return drain
 
-    def _open(self) -> SessionEvents | None:
-        events = self._events()
-        if events is None or events.session.closed or events.session.failure is not None:
+    def _open(self) -> ClusterControl | None:
+        control = self._control()
+        if control is None or control.failure is not None or not control.open_sessions:
             return None
-        return events
+        return control
 
     def released(self, holder: EngineId | HostId) -> None:
         """The controller has nothing any more on this engine or host."""
@@ -145,31 +146,37 @@ class WorkerDrains:
             await self._until_empty(worker, drain)
             if not drain.left and not self._is_busy(worker, drain):
                 await self._retire(worker, drain)
+        except OSError:
+            _LOG.exception("worker %s was not drained", drain.name)  # it is lost as without a drain
         except Exception:
             _LOG.exception("worker %s was not drained", drain.name)
+            control = self._open()
+            if control is not None:
+                control.latch(traceback.format_exc())
 
     async def _until_empty(self, worker: str, drain: _Drain) -> None:
         """Wait until a worker has nothing that would be lost, or until its time is over."""
         expired = False
         while not drain.left and self._is_busy(worker, drain) and time.monotonic() < drain.ends_s:
-            events = self._open()
-            if not expired and events is not None and time.monotonic() >= drain.expires_s:
+            control = self._open()
+            if not expired and control is not None and time.monotonic() >= drain.expires_s:
                 expired = True
                 for engine_id in drain.engines:
                     if engine_id in drain.holding:
-                        events.engine_expiring(engine_id)
+                        control.engine_expiring(engine_id)
             await asyncio.sleep(_LOOK_S)
 
     def _is_busy(self, worker: str, drain: _Drain) -> bool:
-        """Whether the session needs the worker: what it holds, what runs there, or results that the driver lacks."""
+        """Whether a session needs the worker: what it holds, what runs there, or results that its driver lacks."""
         assert self.scheduler is not None
-        events = self._open()
-        if events is None:
+        control = self._open()
+        if control is None:
             return False
-        if drain.holding and drain.session_id == events.session.session_id:
+        if drain.holding and drain.control == control.name:
             return True
+        names = [events.session.session_id for events in control.open_sessions]
         tasks = dask.tasks_at(self.scheduler, worker)
-        return any(is_key_of(events.session.session_id, key) for key in tasks)
+        return any(is_key_of(name, key) for key in tasks for name in names)
 
     async def _retire(self, worker: str, drain: _Drain) -> None:
         assert self.scheduler is not None

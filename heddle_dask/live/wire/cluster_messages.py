@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from heddle_dask.core.pools import PoolMaximum
 from heddle_dask.live.wire.codec import Message, Request, WireValue
 
 
@@ -120,9 +121,12 @@ class ExchangeDemand(Request[Demand]):
     ----------
     valid_s
         After so many seconds without another such message the queue counts as empty: the cluster object is gone.
+    maxima
+        The largest workers for actions that its jobs will ever start.
     """
 
     op: ClassVar[str] = "heddle_exchange_demand"
 
     queued: QueuedCapacity
     valid_s: float
+    maxima: tuple[PoolMaximum, ...] = ()

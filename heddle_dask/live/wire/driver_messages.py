@@ -12,11 +12,15 @@ from typing import Any, ClassVar
 
 from heddle_dask.core.ids import ActionId, EngineId, StepId, TrajectoryId
 from heddle_dask.core.nouns import EngineDescription, TrajectorySpec
+from heddle_dask.core.pools import ApiQuota, ModelService
 from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.staleness import StalenessBound
 from heddle_dask.core.tp_degrees import FinishedWork, TpDegreePlan
+from heddle_dask.core.weight_policy import WeightUpdatePolicy
 from heddle_dask.live.wire.cluster_messages import QueuedCapacity
 from heddle_dask.live.wire.codec import Message, Request, WireValue
 from heddle_dask.live.wire.messages import StepEnd
+from heddle_dask.live.wire.training_messages import EngineUpdatedNotice, TrajectoryCancelledNotice
 from heddle_dask.live.wire.transport import Done
 
 # -- notices: what the scheduler tells the driver --------------------------------------------------
@@ -80,6 +84,18 @@ class EngineLostNotice(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class ApiNotice(Message):
+    """The circuit breaker of an API has opened, for so many seconds and for a cause, or has closed."""
+
+    op: ClassVar[str] = "heddle-api-notice"
+
+    api: str
+    state: str
+    seconds: float = 0.0
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ActionPayloadWantedNotice(Message):
     """An action has started on the worker at `address`, and waits for its payload."""
 
@@ -97,6 +113,9 @@ Notice = (
     | ActionResultLostNotice
     | EngineLostNotice
     | ActionPayloadWantedNotice
+    | ApiNotice
+    | TrajectoryCancelledNotice
+    | EngineUpdatedNotice
 )
 
 
@@ -104,13 +123,39 @@ Notice = (
 
 
 @dataclass(frozen=True, slots=True)
-class StartSession(Request[Done]):
-    """Start a session with its own controller; refused while another client's session is open.
+class DeclaredService(WireValue):
+    """A model service of a run.
 
     Attributes
     ----------
+    facts
+        What the controller is told.
+    spec
+        What its hosts are told (`ServiceSpec.to_mapping`).
+    """
+
+    facts: ModelService
+    spec: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StartSession(Request[Done]):
+    """Start a session; the sessions that are open share the engines and pools of the cluster.
+
+    Attributes
+    ----------
+    weight
+        Its share of them, relative to that of the other sessions.
     strategy, overrides, seed, cost
         As `strategies.presets.strategies_of_run` takes them.
+    quotas
+        Of the APIs that the run declares.
+    services
+        Model services that the run declares.
+    staleness
+        The bound on the age of its trajectories; None: nothing is trained on them.
+    weights
+        How engines go over to the weights that it trains.
     """
 
     op: ClassVar[str] = "heddle_start_session"
@@ -122,6 +167,11 @@ class StartSession(Request[Done]):
     seed: int
     cost: Mapping[str, Any] | None = None
     retries: RetryPolicy = field(default_factory=RetryPolicy)
+    quotas: tuple[ApiQuota, ...] = ()
+    services: tuple[DeclaredService, ...] = ()
+    weight: float = 1.0
+    staleness: StalenessBound | None = None
+    weights: WeightUpdatePolicy = field(default_factory=WeightUpdatePolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +188,8 @@ class Updates(Message):
         Traceback of the first exception of the scheduler plugin, after which it issues no command.
     stopped
         One line that says what has ended the session before the driver did; empty: nothing has.
+    ends_engines
+        With the last updates: whether the driver ends the engines, which no other session uses.
     """
 
     op: ClassVar[str] = "heddle_updates"
@@ -147,6 +199,7 @@ class Updates(Message):
     counts: Mapping[str, Any] = field(default_factory=dict)
     failure: str | None = None
     stopped: str = ""
+    ends_engines: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +262,17 @@ class EndedTrajectory(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class ProgramEndedReport(Message):
+    """The program of a trajectory has returned, and its reward follows; `piggybacked_end` as in `Submission`."""
+
+    op: ClassVar[str] = "heddle-program-ended"
+
+    session: str
+    trajectory_id: TrajectoryId
+    piggybacked_end: StepEnd | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TrajectoriesEndedReport(Message):
     """The programs of these trajectories have ended."""
 
@@ -239,6 +303,16 @@ class StepCancelledReport(Message):
     step_id: StepId
 
 
+@dataclass(frozen=True, slots=True)
+class SandboxClosedReport(Message):
+    """The program of a trajectory needs this sandbox no longer."""
+
+    op: ClassVar[str] = "heddle-sandbox-closed"
+
+    session: str
+    sandbox: str
+
+
 # -- engines ---------------------------------------------------------------------------------------
 
 
@@ -264,10 +338,14 @@ class Capacity(Message):
         Names of the worker plugins that are registered.
     workers, engine_workers, tool_workers
         Workers in all; workers tagged for engines and for tools.
+    sessions
+        Ids of the open sessions.
     engines_inherited
         Whether this session has taken the engines over from a driver that has died.
     queued
         What jobs that wait in a queue will bring; nothing where no cluster object of this project submits jobs.
+    isolation
+        For each tool worker: its host, by what means it keeps actions apart, and why that is less than they ask for.
     """
 
     op: ClassVar[str] = "heddle_capacity"
@@ -281,6 +359,8 @@ class Capacity(Message):
     tool_workers: int
     engines_inherited: bool = False
     queued: QueuedCapacity = field(default_factory=QueuedCapacity)
+    isolation: tuple[tuple[str, str, str], ...] = ()
+    sessions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

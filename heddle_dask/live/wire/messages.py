@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from heddle_dask.core.ids import ActionId, EngineId, HostId, StepId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, StepRequest
+from heddle_dask.core.resources import CPUS, Resources
 from heddle_dask.engines.contract import SamplingParams, VersionSpan
 from heddle_dask.live.wire.codec import WireValue
 
@@ -25,12 +26,28 @@ ENGINE_PLUGIN = "heddle-rollout-worker"  # name of the worker plugin that hosts 
 ENGINE_RESOURCE = "ENGINE"  # on a worker that may host an engine
 SLOT_RESOURCE = "LLM"  # published when its engine answers: one per slot, and for each step ahead
 TOOL_RESOURCE = "TOOL"  # on a worker for actions: one per CPU
+MODEL_RESOURCE = (
+    "MODEL"  # on a worker for model services: one per GPU, or per memory slot of a host without GPUs
+)
+TRAINER_RESOURCE = "TRAINER"  # on a worker that hosts the trainer of a run: 1
+# More tags of a worker for model services: copies on one GPU at a time [1], bytes of a memory slot, and bytes of host
+# memory for copies [no limit].
+MODELS_PER_GPU_RESOURCE = "MODELS_PER_GPU"
+SLOT_BYTES_RESOURCE = "MODEL_SLOT_BYTES"
+COPY_BYTES_RESOURCE = "MODEL_COPY_BYTES"
 # Environment variable of a worker: the directory for the logs of its engines, in place of the worker's scratch.
 ENGINE_LOGS_VARIABLE = "HEDDLE_ENGINE_LOGS"
 # Environment variable of a worker: a directory on the node's own disk for copies of model weights.
 WEIGHTS_VARIABLE = "HEDDLE_WEIGHTS"
 # Environment variable of a worker: the name under which its GPUs are counted, in place of its host's name.
 NODE_VARIABLE = "HEDDLE_NODE"
+# Environment variable of a worker: the class of its hardware, for affinity.
+HARDWARE_VARIABLE = "HEDDLE_HARDWARE"
+# Environment variable of a tool worker: bytes of memory that its actions may demand together.
+MEMORY_VARIABLE = "HEDDLE_TOOL_MEMORY"
+
+# Environment variable of a worker for a trainer: CPU threads of each of its processes.
+TRAINER_THREADS_VARIABLE = "HEDDLE_TRAINER_THREADS"
 
 TOKEN_BYTES = 4
 """Token ids are little-endian int32 on the wire."""
@@ -176,6 +193,10 @@ class ActionCall:
         Whether the function is a coroutine function: it runs on the worker's event loop, others in a process.
     max_bytes
         Limit of the pickled value.
+    max_disk_bytes
+        Limit of what it has in its scratch directory.
+    max_processes
+        Limit of its concurrent processes and threads.
     """
 
     session: str
@@ -185,6 +206,8 @@ class ActionCall:
     idempotency_key: str
     on_loop: bool = False
     max_bytes: int = 2**63
+    max_disk_bytes: int = 10 << 30
+    max_processes: int = 1024
 
     @property
     def body_bytes(self) -> int:
@@ -205,12 +228,34 @@ def too_large(what: str, size_bytes: int, limit_bytes: int) -> str:
     )
 
 
-ActionStatus = Literal["ok", "raised", "timeout", "aborted", "lost"]
+# "sandbox-missing": ask again with the past of the sandbox; "sandbox-differs": it cannot be rebuilt.
+ActionStatus = Literal[
+    "ok",
+    "raised",
+    "timeout",
+    "memory",
+    "disk",
+    "processes",
+    "aborted",
+    "lost",
+    "rate-limited",
+    "unavailable",
+    "sandbox-missing",
+    "sandbox-differs",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class ActionOutcome(WireValue):
-    """What came of an action: `value` is cloudpickled when `status` is ``"ok"``."""
+    """What came of an action: `value` is cloudpickled when `status` is ``"ok"``.
+
+    Attributes
+    ----------
+    quota_s, load_s
+        Seconds of its wait for the quota of an API, and for its model service.
+    output
+        The end of what it had printed, where it is not ok.
+    """
 
     status: ActionStatus
     value: bytes = b""
@@ -220,6 +265,9 @@ class ActionOutcome(WireValue):
     cpus: int = 0
     run_s: float = 0.0
     address: str = ""
+    quota_s: float = 0.0
+    load_s: float = 0.0
+    output: str = ""
 
 
 # -- annotations -----------------------------------------------------------------------------------
@@ -249,19 +297,38 @@ class StepPlacement(WireValue):
         Larger runs first.
     source
         Address of the worker that had the trajectory's context last; None when there is none.
+    prefill_only
+        Stop after the first token (`core.commands.StartStep`).
     """
 
     engine_id: EngineId
     priority: float
     source: str | None = None
+    prefill_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ActionPlacement(WireValue):
-    """The scheduler's annotation of an action that was placed: its host, and the CPUs that it may use."""
+    """The scheduler's annotation of an action that was placed: its host, what it may use there, and its waits.
+
+    Attributes
+    ----------
+    service, first_gpu, gpus
+        The resident copy of the model service that it calls; the GPUs that it uses.
+    """
 
     host_id: HostId
-    cpus: int
+    resources: Resources
+    quota_s: float = 0.0
+    load_s: float = 0.0
+    service: str = ""
+    first_gpu: int = 0
+    gpus: int = 0
+
+    @property
+    def cpus(self) -> int:
+        """The CPUs among its resources."""
+        return self.resources[CPUS]
 
 
 @dataclass(frozen=True, slots=True)

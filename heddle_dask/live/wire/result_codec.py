@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Mapping
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ def step_body(step_index: int, context: npt.NDArray[np.int32], result: StepResul
     """A step's result for the journal; `context` is what the engine saw: its length and CRC-32 are kept."""
     body: dict[str, Any] = {name: getattr(result, name) for name in (*_STEP_FIELDS, *_STEP_TIMES)}
     body |= {"step_index": step_index, "context_tokens": len(context), "context_crc": context_crc(context)}
-    body["version_spans"] = [[span.policy_version, span.start, span.stop] for span in result.version_spans]
+    body["version_spans"] = [list(astuple(span)) for span in result.version_spans]
     body["token_ids"] = base64.b64encode(result.token_ids).decode("ascii")
     body["logprobs"] = base64.b64encode(result.logprobs).decode("ascii")
     return body
@@ -43,13 +44,17 @@ def context_crc(context: npt.NDArray[np.int32]) -> int:
 
 
 _ACTION_FIELDS = ("status", "message", "detail", "host_id", "cpus", "run_s")
+_ACTION_WAITS = ("quota_s", "load_s")
 
 
 def action_body(outcome: ActionOutcome) -> dict[str, Any]:
     """An action's outcome for the journal, without its value."""
-    return {name: getattr(outcome, name) for name in _ACTION_FIELDS}
+    body = {name: getattr(outcome, name) for name in (*_ACTION_FIELDS, *_ACTION_WAITS)}
+    return body | {"output": outcome.output} if outcome.output else body
 
 
 def action_from_body(body: Mapping[str, Any]) -> ActionOutcome:
     """Read what `action_body` made."""
-    return ActionOutcome(**{name: body[name] for name in _ACTION_FIELDS})
+    waits = {name: body[name] for name in _ACTION_WAITS if name in body}  # journals from before lack them
+    values = {name: body[name] for name in _ACTION_FIELDS}
+    return ActionOutcome(**values, **waits, output=body.get("output", ""))

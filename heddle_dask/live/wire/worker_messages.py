@@ -98,11 +98,21 @@ class EngineStartFailedReport(Message):
 
 @dataclass(frozen=True, slots=True)
 class HostReadyReport(Message):
-    """A worker takes actions."""
+    """A worker takes actions.
+
+    Attributes
+    ----------
+    isolation
+        By what means it keeps actions apart.
+    weaker
+        Why that is less than actions ask for; empty: it is not.
+    """
 
     op: ClassVar[str] = "heddle-host-ready"
 
     host: HostDescription
+    isolation: str = ""
+    weaker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +180,10 @@ class ActionEndedReport(Message):
         Whether it returned a value.
     ran
         False when it was aborted before it could start.
+    ended_by
+        What ended it where it is not ok, as in `ActionFinished.cause`.
+    retry_after_s
+        Seconds for which an API asks to be left alone; None: it does not say.
     """
 
     op: ClassVar[str] = "heddle-action-ended"
@@ -180,6 +194,8 @@ class ActionEndedReport(Message):
     run_s: float
     ok: bool
     ran: bool = True
+    ended_by: str = ""
+    retry_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +248,16 @@ class AbortActionOrder(Message):
 
     session: str
     action_id: ActionId
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSandboxOrder(Message):
+    """End what runs in a sandbox and delete it."""
+
+    op: ClassVar[str] = "heddle-close-sandbox"
+
+    session: str
+    sandbox: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import EngineInfo
 from heddle_dask.engines.kinds import engine_kind
+from heddle_dask.engines.node_weights import NodeWeights
 from heddle_dask.engines.process import EngineProcess, EngineStartError
 from heddle_dask.engines.progress import ProgressWatch
 from heddle_dask.engines.spec import EngineSpec
@@ -86,6 +88,8 @@ class EngineHost:
     ----------
     start_s
         Seconds that the latest start took, until the engine answered.
+    installed
+        The weights that the engine went over to: from the next start on it begins with them. None: with its model's.
     """
 
     def __init__(
@@ -111,12 +115,19 @@ class EngineHost:
         self._task: asyncio.Task[None] | None = None
         self._process: EngineProcess | None = None
         self._is_ready = False
+        self._condemned: asyncio.Future[str] | None = None
         self.start_s = 0.0
+        self.installed: NodeWeights | None = None
 
     @property
     def pid(self) -> int | None:
         """Process id of the engine's leader while there is one."""
         return self._process.pid if self._process is not None else None
+
+    def end_incarnation(self, reason: str) -> None:
+        """End the engine that runs now, and start it again; a second call, or one without an engine, does nothing."""
+        if self._condemned is not None and not self._condemned.done():
+            self._condemned.set_result(reason)
 
     def start(self) -> None:
         """Begin supervising in the background; returns at once."""
@@ -149,10 +160,18 @@ class EngineHost:
         staged: StagedWeights | None = None
         try:
             try:
-                staged = await self._staged()
-                spec = self.spec if staged is None else replace(self.spec, model=staged.path)
+                installed = self.installed
+                staged = await self._staged() if installed is None else None
+                model = (
+                    str(installed.path)
+                    if installed is not None
+                    else staged.path
+                    if staged
+                    else self.spec.model
+                )
+                spec = replace(self.spec, model=model)
                 process = self._process = EngineProcess(spec, directory, records=self._records)
-                reason = await self._live_once(process)
+                reason = await self._live_once(process, installed)
             except (BadInput, EngineStartError) as error:
                 reason = str(error)
             except Exception as error:
@@ -189,7 +208,7 @@ class EngineHost:
             await stopping
             raise
 
-    async def _live_once(self, process: EngineProcess) -> str:
+    async def _live_once(self, process: EngineProcess, installed: NodeWeights | None) -> str:
         """Run one incarnation to its end; returns why it ended."""
         began_s = time.monotonic()
         address = await process.start(self.watch.start_timeout_s)
@@ -197,24 +216,33 @@ class EngineHost:
         client = EngineClient(address, engine_kind(self.spec.kind).dialect)
         try:
             info = await client.describe()
+            if installed is not None:
+                await client.label_weights(installed.version)
+            self._condemned = asyncio.get_running_loop().create_future()
             self._is_ready = True
             self._on_ready(client, info)
             return await self._watch_until_lost(process, client)
         finally:
+            self._condemned = None
             await client.close()
 
     async def _watch_until_lost(self, process: EngineProcess, client: EngineClient) -> str:
+        condemned = self._condemned
+        assert condemned is not None
         exited = asyncio.ensure_future(process.wait())
         progress = ProgressWatch(client, stall_s=self.watch.stall_s, canary_s=self.watch.canary_s)
         stuck = asyncio.ensure_future(progress.until_stuck())
         misses = stopped = 0
         try:
             while True:
+                ends: list[asyncio.Future[Any]] = [exited, stuck, condemned]
                 await asyncio.wait(
-                    [exited, stuck],
+                    ends,
                     timeout=self.watch.health_interval_s,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
+                if condemned.done():
+                    return condemned.result()
                 if stuck.done():
                     # A request also fails because the process has just ended, which says more.
                     await asyncio.wait([exited], timeout=EXIT_NOTICED_S)

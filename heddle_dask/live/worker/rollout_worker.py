@@ -50,6 +50,7 @@ from heddle_dask.live.wire.messages import (
     ENGINE_LOGS_VARIABLE,
     ENGINE_PLUGIN,
     ENGINE_RESOURCE,
+    HARDWARE_VARIABLE,
     NODE_VARIABLE,
     SLOT_RESOURCE,
     STREAM_INTERVAL_S,
@@ -64,6 +65,7 @@ from heddle_dask.live.wire.messages import (
 )
 from heddle_dask.live.wire.result_push import Outbox
 from heddle_dask.live.wire.transport import Done, Handlers, send
+from heddle_dask.live.wire.weight_messages import FetchWeightsOrder, InstallWeightsOrder
 from heddle_dask.live.wire.worker_messages import (
     AbortStepOrder,
     DropContextOrder,
@@ -89,6 +91,7 @@ from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
 from heddle_dask.live.worker.context_mover import ContextMover
 from heddle_dask.live.worker.engine_host import EngineHost, Watch
 from heddle_dask.live.worker.visible_gpus import visible_gpus
+from heddle_dask.live.worker.weight_keeper import WeightKeeper
 
 PLUGIN_NAME = ENGINE_PLUGIN
 # A step's start is reported this much later: the request to the engine goes first.
@@ -98,6 +101,11 @@ REPORT_START_AFTER_S = 0.005
 def engine_seed(seed: int, worker: object, number: int) -> int:
     """The seed of an engine, the `number`-th of a worker: different for each."""
     return crc32(f"{seed}/{worker}/{number}".encode()) % 2**31
+
+
+def can_stop_after_prompt(call: StepCall) -> bool:
+    """Whether the step may stop after its first token and go on elsewhere: an engine applies a form from the start."""
+    return call.sampling.max_tokens > 1 and call.sampling.structured is None
 
 
 async def run_step(call: StepCall) -> StepResult:
@@ -145,10 +153,15 @@ class RolloutWorker(WorkerPlugin):
         self._changing = asyncio.Lock()
         self._contexts = ContextCache()
         self._outbox: Outbox[PushedStep] = Outbox()
+        weights = os.environ.get(WEIGHTS_VARIABLE) or Path(worker.local_directory).parent / "heddle-weights"
+        published = Path(
+            f"{weights}-published"
+        )  # not within: copies of models make room there for each other
         self._mover = ContextMover(self, self._contexts, self._send)
         self._running: dict[Key, str] = {}
         self._called_off = CalledOffSteps(worker)
         self._background = BackgroundTasks(worker.loop)
+        self._weights = WeightKeeper(self, published, self._send, self._background)
         handlers = Handlers()
         handlers.answer(TakeContext, self._mover.take)
         handlers.answer(ExportContext, self._mover.export)
@@ -157,6 +170,8 @@ class RolloutWorker(WorkerPlugin):
         handlers.take(AbortStepOrder, self.abort_step)
         handlers.take(DropContextOrder, self.drop_context)
         handlers.take(MoveContextOrder, self.move_context)
+        handlers.take(FetchWeightsOrder, self._weights.fetch)
+        handlers.take(InstallWeightsOrder, self._weights.install)
         handlers.add_to(worker)
         dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
         if self.waits:
@@ -171,11 +186,13 @@ class RolloutWorker(WorkerPlugin):
         """Stop the engine."""
         if self.worker is not None:
             self._torn_down = True
+            self._weights.close()
             dask.restore_threads(worker, self._threads)
             async with self._changing:
                 if self._host is not None:
                     await self._host.stop()
                     self._host = None
+            await self._weights.clear()
             if self.engine_id:
                 self._on_lost("it was stopped")
             self._send(GpusReturnedReport())
@@ -185,6 +202,11 @@ class RolloutWorker(WorkerPlugin):
     def client(self) -> EngineClient | None:
         """The client of the engine that answers now, if any."""
         return self._client
+
+    @property
+    def host(self) -> EngineHost | None:
+        """The supervision of the engine, if there is one."""
+        return self._host
 
     # -- the engine's life -------------------------------------------------------------------------
 
@@ -216,6 +238,7 @@ class RolloutWorker(WorkerPlugin):
             watch=self.watch,
             weights=Path(weights) if (weights := os.environ.get(WEIGHTS_VARIABLE)) else None,
         )
+        self._host.installed = self._weights.installed_for(spec)
         self._host.start()
 
     async def host_engine(self, request: HostEngine) -> Done:
@@ -248,7 +271,8 @@ class RolloutWorker(WorkerPlugin):
         assert self.worker is not None
         engine_id, kind = self.engine_id, engine_kind(self.spec.kind)
         await self.worker.set_resources(**{SLOT_RESOURCE: info.slots + self.spec.steps_ahead})
-        if engine_id == self.engine_id:
+        if engine_id == self.engine_id and self._client is not None:
+            version = self._client.version
             engine = EngineDescription(
                 engine_id=EngineId(engine_id),
                 slots=info.slots,
@@ -257,6 +281,9 @@ class RolloutWorker(WorkerPlugin):
                 kv_capacity_tokens=info.kv_capacity_tokens,
                 kv_transfer=self.spec.kv_transfer,
                 kv_bytes_per_token=kind.kv_bytes_per_token(self.spec),
+                policy_version=version.number,
+                lineage=version.lineage,
+                hardware=os.environ.get(HARDWARE_VARIABLE) or self.spec.hardware,
             )
             start_s = 0.0 if self._host is None else self._host.start_s
             logprobs = kind.logprobs(self.spec.options)
@@ -292,11 +319,15 @@ class RolloutWorker(WorkerPlugin):
             return self._told(call, self._answer(call, context, NOT_BEGUN, engine_id, 0.0))
         self.worker.loop.call_later(REPORT_START_AFTER_S, self._report_started, call, engine_id)
         try:
-            result = await self._generate(client, call, context, placement.priority)
+            only = placement.prefill_only and can_stop_after_prompt(call)
+            asked = replace(call, sampling=replace(call.sampling, max_tokens=1)) if only else call
+            result = await self._generate(client, asked, context, placement.priority)
         except EngineUnreachable as error:
             return self._failed(call, engine_id, "engine-lost", str(error))
         except EngineRefused as error:
             return self._failed(call, engine_id, "refused", str(error))
+        if only and result.finish_reason == "length":  # it goes on elsewhere, as a preempted step does
+            result = replace(result, finish_reason="abort")
         run_s = time.perf_counter() - started_s
         return self._told(call, self._answer(call, context, result, engine_id, run_s))
 

@@ -3,9 +3,14 @@
 Runs as its own program, started before the first call. It has one thread, so a fork is safe, and has imported what a
 call needs, so a fork takes milliseconds. Its first argument is a Unix socket to the tool worker (SOCK_SEQPACKET):
 
-- from the worker: `FORK` with a number and one end of a socket pair, on which the new process is sent its calls;
-  `KILL` with a number, which ends the process and its process group;
-- to the worker: the number of a process that has ended, and its wait status.
+- from the worker: `FORK` with a number, one end of a socket pair, on which the new process is sent its calls, and one
+  of a pipe for what it prints; `KILL` with a number, which ends the process and its process group;
+- to the worker: `FORKED` with the number and the pid of a new process; `ENDED` with the number of a process that has
+  ended, and its wait status.
+
+What a call starts ends with it. The process of the call kills what is left below it before it answers; the server
+kills what is left of a process that has ended, before it reports the end: both are subreapers, so nothing gets away
+from below them by leaving its session or losing its parent.
 
 The chain ends with the worker, however that ends: its socket closes, and the server kills every process. A process
 whose server was killed gets SIGKILL from the kernel (PDEATHSIG).
@@ -23,21 +28,27 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import cloudpickle
 
 from heddle_dask.engines.watchdog import SHIELDED_SIGNALS, SHIELDED_VARIABLE
+from heddle_dask.environments.api_errors import refusal_of
+from heddle_dask.isolation import process_tree
+from heddle_dask.live.worker.call_terms import lift_limits
 
 REQUEST = struct.Struct("!cQ")
-ENDED = struct.Struct("!Qi")
-FORK, KILL = b"F", b"K"
+NOTICE = struct.Struct("!cQq")
+FORK, KILL, FORKED, ENDED = b"F", b"K", b"S", b"E"
 
 # A frame on the socket of a process: a tag, the length of the body, the body.
 FRAME = struct.Struct("!cQ")
-PATH, CALL, VALUE, RAISED = b"P", b"C", b"V", b"R"
+PATH, JOIN, CALL, VALUE, RAISED = b"P", b"J", b"C", b"V", b"R"
+# Answers of a process that is not used again: its call has left processes or threads behind.
+LAST_VALUE, LAST_RAISED = b"v", b"r"
 
 _PR_SET_PDEATHSIG = 1
 
@@ -50,6 +61,7 @@ def main() -> None:
     wake.setblocking(False)
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    process_tree.become_subreaper()
     if SHIELDED_VARIABLE in os.environ:
         # Ignored here and in the processes of tools; what a tool starts has the usual signals.
         for number in SHIELDED_SIGNALS:
@@ -63,7 +75,7 @@ def main() -> None:
                 woken.recv(4096)
                 _report_ended(control, numbers)
             if control in ready:
-                message, descriptors, _, _ = socket.recv_fds(control, REQUEST.size, 1)
+                message, descriptors, _, _ = socket.recv_fds(control, REQUEST.size, 2)
                 if not message:
                     return
                 for descriptor in descriptors:
@@ -75,27 +87,37 @@ def main() -> None:
                 elif (pid := os.fork()) == 0:
                     for other in (control, woken, wake):
                         other.close()
-                    _serve_calls(socket.socket(fileno=descriptors[0]))
+                    _serve_calls(socket.socket(fileno=descriptors[0]), descriptors[1])
                 else:
-                    os.close(descriptors[0])
+                    for descriptor in descriptors:
+                        os.close(descriptor)
                     numbers[pid] = number
+                    control.send(NOTICE.pack(FORKED, number, pid))
     except OSError:
         return  # the worker has gone in the middle of a message
     finally:
         for pid in numbers:
             _kill(pid)
+        process_tree.end_children()
 
 
 def _report_ended(control: socket.socket, numbers: dict[int, int]) -> None:
+    ended: list[tuple[int, int]] = []
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
-                return
-            # What it has started and left behind in its group ends with it.
+                break
+            # What it has started and left behind in its group ends with it; the kernel signals all of it at once.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
-            control.send(ENDED.pack(numbers.pop(pid), status))
+            if pid in numbers:
+                ended.append((numbers.pop(pid), status))
+    if ended and process_tree.has_children():
+        # What had left the group is a child of this process now, unlike the processes that serve calls.
+        process_tree.end_children(spared=numbers)
+    for number, status in ended:
+        control.send(NOTICE.pack(ENDED, number, status))
 
 
 def _kill(pid: int) -> None:
@@ -104,28 +126,57 @@ def _kill(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def _serve_calls(calls: socket.socket) -> None:
+def _serve_calls(calls: socket.socket, output: int) -> None:
     """The forked process: run calls one after the other until the socket closes."""
     code = 0
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()
+        process_tree.become_subreaper()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _print_to(output)
+        idle_cores = os.sched_getaffinity(0)
         while (frame := _receive(calls)) is not None:
             tag, body = frame
             if tag == PATH:
                 sys.path[:] = body.decode().split("\0")
                 continue
-            answer_tag, answer = _answer(body)
+            if tag == JOIN:
+                _join(body.decode().split("\0"))
+                continue
+            answer_tag, answer = _answer(body, idle_cores)
             _flush()
             calls.sendall(FRAME.pack(answer_tag, len(answer)))
             calls.sendall(answer)
-    except OSError:
-        code = 1  # the worker has gone
+            if answer_tag in (LAST_VALUE, LAST_RAISED):
+                return
+    except OSError as error:
+        code = 1  # the worker has gone, or the control group
+        with contextlib.suppress(OSError):
+            print(f"process for tools: {error!r}", file=sys.stderr)
     finally:
         _flush()
         os._exit(code)
+
+
+def _print_to(output: int) -> None:
+    """Standard output and error go to the worker, line by line: the process may be killed in the middle of a call."""
+    for number in (1, 2):
+        os.dup2(output, number)
+    os.close(output)
+    # Not `reconfigure`: the old streams were made for files of another kind.
+    sys.stdout, sys.stderr = (
+        os.fdopen(number, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+        for number in (1, 2)
+    )
+
+
+def _join(files: list[str]) -> None:
+    """Join the control group of this process."""
+    for path in files:
+        with open(path, "w", encoding="ascii") as file:
+            file.write("0")
 
 
 def _flush() -> None:
@@ -155,13 +206,25 @@ def _read(calls: socket.socket, length: int) -> bytes | None:
     return bytes(body)
 
 
-def _answer(body: bytes) -> tuple[bytes, bytes]:
-    """Run one call; a pickled value, or the line and the traceback of what it raised."""
+def _answer(body: bytes, idle_cores: Collection[int]) -> tuple[bytes, bytes]:
+    """Run one call; a pickled value, or line, traceback, cause and seconds to wait of what it raised."""
+    payload, offered, terms = cloudpickle.loads(body)
+    threads = set(threading.enumerate())
     try:
-        payload, offered = cloudpickle.loads(body)
-        return VALUE, call_pickled(payload, offered)
+        terms.apply()
+        tag, answer = VALUE, call_pickled(payload, offered)
     except BaseException as error:  # SystemExit too: a tool does not end the process that the next one uses
-        return RAISED, cloudpickle.dumps((one_line(error), traceback.format_exc()))
+        lift_limits()
+        tag = RAISED
+        cause, retry_after_s = refusal_of(error)
+        raised = (one_line(error), traceback.format_exc(), terms.cause_of(error) or cause, retry_after_s)
+        answer = cloudpickle.dumps(raised)
+    # Before the answer, with which the cores go to another action.
+    left = process_tree.has_children() and process_tree.end_children()
+    terms.take_back(idle_cores)
+    if left or not threads.issuperset(threading.enumerate()):
+        tag = LAST_VALUE if tag == VALUE else LAST_RAISED
+    return tag, answer
 
 
 def call_pickled(payload: bytes, offered: dict[str, Any]) -> bytes:

@@ -16,18 +16,28 @@ from typing import Any
 
 import cloudpickle
 
+from heddle_dask.isolation import process_tree
+from heddle_dask.isolation.cgroups import Cgroup, CgroupTree
+from heddle_dask.live.wire.messages import ActionStatus
+from heddle_dask.live.worker.printed import Printed
+from heddle_dask.live.worker.running_call import RunningCall
 from heddle_dask.live.worker.tool_fork_server import (
     CALL,
     ENDED,
     FORK,
+    FORKED,
     FRAME,
+    JOIN,
     KILL,
+    LAST_RAISED,
+    LAST_VALUE,
+    NOTICE,
     PATH,
+    RAISED,
     REQUEST,
-    VALUE,
 )
 
-# Plain functions get a process each; this many run at once, the others wait.
+# Plain functions get a process each; so many run at once beside those that have a CPU, the others wait.
 MAX_PROCESSES = 64
 # The server imports from where the worker does; the environment that tools see stays as it is.
 _PROGRAM = (
@@ -38,16 +48,28 @@ _PROGRAM = (
 _BUFFER_BYTES = 4 << 20
 # A process that has closed its socket has ended, or is about to: its exit status comes within milliseconds.
 _STATUS_S = 5.0
+# How long cores are held back for a killed process tree that does not end. Nothing of it runs any more.
+_KILLED_S = 10.0
 # The fork server ends when its socket closes, as soon as it has killed its processes.
 _END_S = 5.0
 
 
 class ToolRaised(Exception):
-    """The function raised; the message is one line, `detail` its traceback."""
+    """The function raised; the message is one line, `detail` its traceback.
 
-    def __init__(self, message: str, detail: str) -> None:
+    Attributes
+    ----------
+    cause, retry_after_s
+        As in `ActionFinished`: a limit behind it, or the refusal of an API.
+    """
+
+    def __init__(
+        self, message: str, detail: str, cause: ActionStatus = "raised", retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.detail = detail
+        self.cause = cause
+        self.retry_after_s = retry_after_s
 
 
 class ToolProcessEnded(Exception):
@@ -55,11 +77,24 @@ class ToolProcessEnded(Exception):
 
 
 class _Process:
-    """One process: its number, its streams, and the path from which it imports."""
+    """One process: its number and pid (0 until the server has told), its streams, and where it imports from.
 
-    def __init__(self, number: int, path: tuple[str, ...]) -> None:
+    Attributes
+    ----------
+    cpus
+        Numeric libraries in it were loaded for so many; -1: it has run nothing.
+    lasting
+        Whether it may serve another call.
+    """
+
+    def __init__(self, number: int, path: tuple[str, ...], printed: Printed) -> None:
         self.number = number
         self.path = path
+        self.printed = printed
+        self.pid = 0
+        self.cpus = -1
+        self.group: Cgroup | None = None
+        self.lasting = True
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.reader: asyncio.StreamReader
         self.writer: asyncio.StreamWriter
@@ -69,6 +104,8 @@ class _Process:
         self.reader, self.writer = await asyncio.open_connection(sock=end, limit=_BUFFER_BYTES)
         self.connected = True
         self._send(PATH, "\0".join(self.path).encode())
+        if self.group is not None:
+            self._send(JOIN, "\0".join(self.group.join_files).encode())
 
     def disconnect(self) -> None:
         if self.connected:
@@ -80,6 +117,7 @@ class _Process:
 
     async def call(self, body: bytes) -> bytes:
         """Run one call and return the pickled value."""
+        self.lasting = False
         try:
             self._send(CALL, body)
             await self.writer.drain()
@@ -87,7 +125,8 @@ class _Process:
             answer = await self.reader.readexactly(length)
         except (OSError, asyncio.IncompleteReadError):
             raise ToolProcessEnded(await self._how_it_ended()) from None
-        if tag != VALUE:
+        self.lasting = tag not in (LAST_VALUE, LAST_RAISED)
+        if tag in (RAISED, LAST_RAISED):
             raise ToolRaised(*cloudpickle.loads(answer))
         return answer
 
@@ -102,20 +141,36 @@ class _Process:
 
 
 class ToolProcesses:
-    """A pool of processes, forked when they are needed."""
+    """A pool of processes, forked when they are needed.
 
-    def __init__(self) -> None:
-        self._free = asyncio.Semaphore(MAX_PROCESSES)
+    Parameters
+    ----------
+    at_once
+        Calls that run at the same time; others wait.
+    groups
+        Where each process has a control group; None: nowhere.
+    """
+
+    def __init__(self, at_once: int = MAX_PROCESSES, groups: CgroupTree | None = None) -> None:
+        self._free = asyncio.Semaphore(at_once)
+        self._most_idle = at_once
+        self._groups = groups
         self._idle: list[_Process] = []
         self._processes: dict[int, _Process] = {}
         self._numbers = 0
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    async def run(self, payload: bytes, offered: dict[str, Any]) -> bytes:
+    async def run(self, payload: bytes, offered: dict[str, Any], call: RunningCall | None = None) -> bytes:
         """Call a pickled (function, args, kwargs) in a process; returns the pickled value.
 
-        A call that is cancelled is killed, with all that it has started in its process group.
+        Whatever the call has started has ended when this returns or raises. A call that is cancelled is killed first,
+        with everything below it.
+
+        Parameters
+        ----------
+        call
+            Its terms and limits; takes what it has printed, where it does not return a value.
 
         Raises
         ------
@@ -123,23 +178,52 @@ class ToolProcesses:
             The function raised.
         ToolProcessEnded
             Its process ended.
+        LimitExceeded
+            It used more than it may.
         """
-        body = cloudpickle.dumps((payload, offered))
+        call = call or RunningCall()
+        body = cloudpickle.dumps((payload, offered, call.terms))
         async with self._free:
-            process = await self._idle_or_new()
+            process = await self._idle_or_new(call)
             reusable = False
             try:
+                process.printed.begin()
+                self._confine(process, call)
                 value = await process.call(body)
-                reusable = True
+                reusable = process.lasting and not call.memory_bytes
                 return value
-            except ToolRaised:
-                reusable = True
+            except (ToolRaised, ToolProcessEnded) as error:
+                exceeded = call.limit_behind(error)
+                reusable = process.lasting and exceeded is None and not call.memory_bytes
+                if exceeded is not None:
+                    raise exceeded from None
                 raise
             finally:
+                call.running(None, None, lambda: None)
                 if reusable:
-                    self._idle.append(process)  # the one used last is used next: what it has imported is warm
+                    call.printed = process.printed.end()
+                    self._set_idle(process)
                 else:
                     self._discard(process)
+                    # Its cores are free when it has ended with all below it, and not before.
+                    await asyncio.wait({process.ended}, timeout=_KILLED_S)
+                    call.printed = process.printed.end()
+
+    def _confine(self, process: _Process, call: RunningCall) -> None:
+        """Give the process the cores and the limits of this call, where the kernel enforces them."""
+        process.cpus = call.terms.cpus
+        group = process.group
+        if group is not None:
+            group.set_cores(call.cores)
+            group.set_processes(call.most_processes)
+            if call.memory_bytes:
+                group.set_memory(call.memory_bytes)
+        call.running(lambda: process.pid, group, lambda: self._kill(process))
+
+    def _set_idle(self, process: _Process) -> None:
+        self._idle.append(process)  # the one used last is used next: what it has imported is warm
+        if len(self._idle) > self._most_idle:
+            self._discard(self._idle.pop(0))
 
     def start(self) -> None:
         """Start the fork server, unless it runs. It answers in a fraction of a second; calls wait for it."""
@@ -157,12 +241,13 @@ class ToolProcesses:
             )
         ours.setblocking(False)
         self._control = ours
-        asyncio.get_running_loop().add_reader(ours, self._take_ended)
+        asyncio.get_running_loop().add_reader(ours, self._take_notice)
 
     async def close(self) -> None:
         """End the fork server and all processes."""
         for process in self._processes.values():
             process.disconnect()
+            process.printed.close()
         self._processes.clear()
         self._idle.clear()
         self._close_control()
@@ -174,22 +259,34 @@ class ToolProcesses:
                 server.kill()  # its processes have PDEATHSIG
                 await asyncio.to_thread(server.wait)
 
-    async def _idle_or_new(self) -> _Process:
+    async def _idle_or_new(self, call: RunningCall) -> _Process:
+        """A process that has the right imports, and whose numeric libraries know the right number of CPUs.
+
+        A limit of memory is for a new process: what it has allocated before counts too.
+        """
         path = tuple(sys.path)
-        while self._idle:
-            process = self._idle.pop()
-            if process.path == path and not process.ended.done() and not process.reader.at_eof():
-                return process
-            self._discard(process)
+        for at in range(len(self._idle) - 1, -1, -1):
+            process = self._idle[at]
+            if process.path != path or process.ended.done() or process.reader.at_eof():
+                self._discard(self._idle.pop(at))
+            elif process.cpus == call.terms.cpus and not call.memory_bytes:
+                return self._idle.pop(at)
+        return await self._new(path)
+
+    async def _new(self, path: tuple[str, ...]) -> _Process:
         self.start()
         assert self._control is not None
         self._numbers += 1
-        process = _Process(self._numbers, path)
+        process = _Process(self._numbers, path, Printed())
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._control, [REQUEST.pack(FORK, process.number)], [theirs.fileno()])
+            descriptors = [theirs.fileno(), process.printed.write_end]
+            socket.send_fds(self._control, [REQUEST.pack(FORK, process.number)], descriptors)
+        process.printed.close_write_end()
         self._processes[process.number] = process
         try:
+            if self._groups is not None:
+                process.group = self._groups.make()
             await process.connect(ours)
         except BaseException:
             self._discard(process)
@@ -198,29 +295,53 @@ class ToolProcesses:
 
     def _discard(self, process: _Process) -> None:
         process.disconnect()
-        if self._control is not None and not process.ended.done():
+        self._kill(process)
+
+    def _kill(self, process: _Process) -> None:
+        if process.ended.done():
+            return
+        if process.group is not None:
+            with contextlib.suppress(OSError):
+                process.group.set_processes(0)  # nothing below it starts another process any more
+        if self._control is not None:
             with contextlib.suppress(OSError):  # the server has gone, and its processes with it
                 self._control.send(REQUEST.pack(KILL, process.number))
 
-    def _take_ended(self) -> None:
+    def _take_notice(self) -> None:
         assert self._control is not None
         try:
-            message = self._control.recv(ENDED.size)
+            message = self._control.recv(NOTICE.size)
         except BlockingIOError:
             return
         except OSError:
             message = b""
         if not message:
-            # The server has gone: the next call starts another one. Its processes get SIGKILL.
-            self._close_control()
-            for process in self._processes.values():
-                process.ended.cancel()
-            self._processes.clear()
+            self._server_ended()
             return
-        number, status = ENDED.unpack(message)
-        ended = self._processes.pop(number, None)
-        if ended is not None and not ended.ended.done():
-            ended.ended.set_result(status)
+        kind, number, value = NOTICE.unpack(message)
+        if kind == FORKED and number in self._processes:
+            self._processes[number].pid = value
+        elif kind == ENDED and (process := self._processes.pop(number, None)) is not None:
+            self._remove_group(process)
+            if not process.ended.done():
+                process.ended.set_result(value)
+
+    def _server_ended(self) -> None:
+        """The next call starts another server. The kernel kills the processes of this one, but not what is below."""
+        self._close_control()
+        lost = list(self._processes.values())
+        self._processes.clear()
+        process_tree.kill_sessions({process.pid for process in lost if process.pid})
+        for process in lost:
+            self._remove_group(process)
+            process.ended.cancel()
+
+    def _remove_group(self, process: _Process) -> None:
+        group, process.group = process.group, None
+        if group is not None and self._groups is not None:
+            if group.pids():
+                group.kill()
+            self._groups.discard(group)
 
     def _close_control(self) -> None:
         control, self._control = self._control, None

@@ -10,15 +10,19 @@ import asyncio
 import os
 import time
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
-import cloudpickle
 from distributed import Status, Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
+from heddle_dask.core.events import SERVICE_LOST
 from heddle_dask.core.ids import ActionId, HostId
 from heddle_dask.core.nouns import HostDescription
+from heddle_dask.core.resources import CPUS, Resources
 from heddle_dask.engines.collector import collect_seldom
+from heddle_dask.engines.model_services.backend import ServiceFailed
+from heddle_dask.environments.api_errors import Retry
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.messages import (
     STREAM_INTERVAL_S,
@@ -38,14 +42,21 @@ from heddle_dask.live.wire.worker_messages import (
     ActionEndedReport,
     ActionPayloadWantedReport,
     ActionResults,
+    CloseSandboxOrder,
     FetchActionResults,
     HostLostReport,
     HostReadyReport,
     PushedAction,
     PutActionPayload,
 )
-from heddle_dask.live.worker.tool_fork_server import accepted, one_line
-from heddle_dask.live.worker.tool_processes import ToolProcessEnded, ToolProcesses, ToolRaised
+from heddle_dask.live.worker.action_runner import ActionRunner
+from heddle_dask.live.worker.cpu_pool import CoreLease, CpuPool
+from heddle_dask.live.worker.running_call import LimitExceeded
+from heddle_dask.live.worker.sandbox_host import close_sandbox, close_sandboxes, reap_stale_sandboxes
+from heddle_dask.live.worker.tool_fork_server import one_line
+from heddle_dask.live.worker.tool_processes import ToolProcessEnded, ToolRaised
+from heddle_dask.sandbox.stateful.contract import ReplayDiffers, SandboxFailed
+from heddle_dask.sandbox.stateful.keeper import SandboxMissing
 
 PLUGIN_NAME = "heddle-tool-worker"
 # Ended actions that are remembered: an order to abort one of them may be on its way.
@@ -55,16 +66,18 @@ ENDED_KEPT = 10_000
 async def run_action(call: ActionCall) -> ActionOutcome:
     """The Dask task of one action."""
     worker = get_worker()
-    plugin = worker.plugins.get(PLUGIN_NAME)
-    if not isinstance(plugin, ToolWorker):
-        raise RuntimeError(f"worker {worker.address} has no {PLUGIN_NAME} plugin")
-    return await plugin.run_action(call)
+    for plugin in worker.plugins.values():
+        # On a worker for other work the plugin is there too, and does nothing.
+        if isinstance(plugin, ToolWorker) and plugin.worker is not None:
+            return await plugin.run_action(call)
+    raise RuntimeError(f"worker {worker.address} has no {PLUGIN_NAME} plugin")
 
 
 class ToolWorker(WorkerPlugin):
     """Runs actions on every worker tagged ``TOOL``."""
 
     name = PLUGIN_NAME
+    pool = "cpu"
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
@@ -73,32 +86,51 @@ class ToolWorker(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Announce the host to the scheduler plugin."""
-        cpus = int(worker.state.total_resources.get(TOOL_RESOURCE, 0))
-        if cpus < 1:
+        resources = self.resources_of(worker.state.total_resources)
+        if resources is None:
             return
         self.worker = worker
         collect_seldom()
         self._threads = dask.bound_threads(worker, os.cpu_count() or 1)
         self.host_id = HostId(f"{worker.name}/{os.getpid()}")
-        self._processes = ToolProcesses()
-        self._processes.start()
+        cpus = resources[CPUS]
+        self.cores = CpuPool.of_worker(worker, cpus)
+        self._runner = ActionRunner(self.cores)
         self._running: dict[Key, asyncio.Task[Any]] = {}
         self._payloads: dict[Key, asyncio.Future[bytes]] = {}
         self._outbox: Outbox[PushedAction] = Outbox()
+        self._reaping = asyncio.ensure_future(reap_stale_sandboxes())
         handlers = Handlers()
         handlers.answer(FetchActionResults, self.action_results)
         handlers.answer(PutActionPayload, self.put_payload)
         handlers.take(AbortActionOrder, self.abort_action)
+        self.add_handlers(handlers)
+        handlers.take(CloseSandboxOrder, lambda _, order: close_sandbox(order.sandbox))
         handlers.add_to(worker)
         dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
-        send(worker, HostReadyReport(HostDescription(self.host_id, cpus)))
+        host = HostDescription(self.host_id, self.cores.resources if cpus else resources, self.pool)
+        mechanism = self.cores.mechanism
+        send(worker, HostReadyReport(host, mechanism.text, mechanism.weaker if cpus else ""))
+
+    def resources_of(self, tags: Mapping[str, float]) -> Resources | None:
+        """What a worker with these resource tags has for actions; None: it is a worker for other work."""
+        cpus = int(tags.get(TOOL_RESOURCE, 0))
+        return Resources.of(cpus=cpus) if cpus >= 1 else None
+
+    def add_handlers(self, handlers: Handlers) -> None:
+        """For other kinds of workers: handle more messages."""
+
+    def offered(self, placement: ActionPlacement) -> dict[str, Any]:
+        """Keyword arguments for functions that have parameters of these names."""
+        return {"cpus": placement.cpus}
 
     async def teardown(self, worker: Worker) -> None:
         """Report the loss of the host, and end the processes of plain functions."""
         if self.worker is not None:
             send(worker, HostLostReport(self.host_id))
             dask.restore_threads(worker, self._threads)
-            await self._processes.close()
+            await self._runner.close()
+            await close_sandboxes()
 
     async def run_action(self, call: ActionCall) -> ActionOutcome:
         """Run the function; whatever it does ends in an `ActionOutcome`.
@@ -107,23 +139,38 @@ class ToolWorker(WorkerPlugin):
         """
         assert self.worker is not None
         placement = ActionPlacement.from_wire(dask.task_annotation(self.worker, call.key))
-        cpus = placement.cpus
         started_s = time.perf_counter()
-        task = asyncio.ensure_future(self._call(call, cpus))
+        lease = CoreLease(placement.resources)
+        task = asyncio.ensure_future(self._run(call, placement, lease))
         self._running[call.key] = task
         try:
-            status, value, message, detail = await self._outcome(task, call)
+            status, value, message, detail, retry_after_s = await self._outcome(task, call)
         finally:
             del self._running[call.key]
             self._note_ended(call.key)
         run_s = time.perf_counter() - started_s
-        address = self.worker.address
         outcome = ActionOutcome(
-            status, value, _encodable(message), _encodable(detail), self.host_id, cpus, run_s, address
+            status,
+            value,
+            _encodable(message),
+            _encodable(detail),
+            self.host_id,
+            placement.cpus,
+            run_s,
+            self.worker.address,
+            placement.quota_s,
+            placement.load_s,
+            "" if status == "ok" else lease.call.printed,
         )
         action_id = ActionId(call.action_id)
         self._reports[call.key] = ActionEndedReport(
-            call.session, action_id, placement.host_id, run_s, ok=status == "ok"
+            call.session,
+            action_id,
+            placement.host_id,
+            run_s,
+            ok=status == "ok",
+            ended_by="" if status == "ok" else SERVICE_LOST if status == "lost" else status,
+            retry_after_s=retry_after_s,
         )
         self._outbox.put(call.session, PushedAction(action_id, outcome))
         return outcome
@@ -145,38 +192,43 @@ class ToolWorker(WorkerPlugin):
 
     async def _outcome(
         self, task: asyncio.Task[bytes], call: ActionCall
-    ) -> tuple[ActionStatus, bytes, str, str]:
+    ) -> tuple[ActionStatus, bytes, str, str, float | None]:
         try:
             value = await asyncio.wait_for(task, call.timeout_s)
             if len(value) > call.max_bytes:
-                return "raised", b"", too_large("value", len(value), call.max_bytes), ""
-            return "ok", value, "", ""
+                return "raised", b"", too_large("value", len(value), call.max_bytes), "", None
+            return "ok", value, "", "", None
         except TimeoutError as error:
             if task.cancelled():
-                return "timeout", b"", f"it ran past its limit of {call.timeout_s} s", ""
-            return "raised", b"", one_line(error), traceback.format_exc()
+                return "timeout", b"", f"it ran past its limit of {call.timeout_s} s", "", None
+            return "raised", b"", one_line(error), traceback.format_exc(), None
+        except LimitExceeded as error:
+            return error.cause, b"", str(error), "", None
         except ToolRaised as error:
-            return "raised", b"", str(error), error.detail
+            return error.cause, b"", str(error), error.detail, error.retry_after_s
+        except SandboxMissing as error:
+            return "sandbox-missing", b"", str(error), "", None
+        except ReplayDiffers as error:
+            return "sandbox-differs", b"", str(error), "", None
+        except SandboxFailed as error:
+            return "raised", b"", str(error), "", None
         except ToolProcessEnded as error:
-            return "raised", b"", str(error), ""
+            return "raised", b"", str(error), "", None
+        except ServiceFailed as error:
+            return "lost", b"", str(error), "", None
         except asyncio.CancelledError:
             assert self.worker is not None
             # Dask cancels what runs on a worker that closes, and schedules it again.
             if not task.cancelled() or self.worker.status is Status.closing:
                 raise
-            return "aborted", b"", "its trajectory ended", ""
+            return "aborted", b"", "its trajectory ended", "", None
+        except Retry as error:
+            return error.cause, b"", one_line(error), traceback.format_exc(), error.retry_after_s
         except Exception as error:
-            return "raised", b"", one_line(error), traceback.format_exc()
+            return "raised", b"", one_line(error), traceback.format_exc(), None
 
-    async def _call(self, call: ActionCall, cpus: int) -> bytes:
-        payload = await self._payload(call)
-        offered = {"cpus": cpus, "idempotency_key": call.idempotency_key}
-        if not call.on_loop:
-            return await self._processes.run(payload, offered)
-        function, args, kwargs = cloudpickle.loads(payload)
-        value = await function(*args, **{**kwargs, **accepted(function, offered)})
-        pickled: bytes = cloudpickle.dumps(value)
-        return pickled
+    async def _run(self, call: ActionCall, placement: ActionPlacement, lease: CoreLease) -> bytes:
+        return await self._runner.run(call, lambda: self._payload(call), lease, self.offered(placement))
 
     async def _payload(self, call: ActionCall) -> bytes:
         """What the action calls; a long one comes from the driver, and never through the scheduler."""

@@ -218,7 +218,12 @@ def test_a_tool_group_is_refused():
     assert "engines belongs to a group with role = 'rollout'" in refusal(group("engines = 2", role="tool"))
     assert "tool-cpus 9 exceed the 8 cpus of a job" in refusal(group("cpus = 8\ntool-cpus = 9", role="tool"))
     assert "leaves no time to work after the drain (00:02:00)" in refusal(group("walltime = 60", role="tool"))
-    assert "role is 'tools' (did you mean 'tool'?): use rollout, tool" in refusal(group("", role="tools"))
+    assert "role is 'tools' (did you mean 'tool'?): use rollout, tool, trainer" in refusal(
+        group("", role="tools")
+    )
+    assert "tool-cpus belongs to a group with role = 'tool'" in refusal(
+        group("tool-cpus = 2", role="trainer")
+    )
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,11 @@ def test_a_tool_job_and_what_is_left_out():
         assert option not in script
 
 
+def test_a_job_of_a_trainer():
+    trainer = WorkerGroup("trainer", "trainer", partition="gpu", gres="gpu:4", cpus=16)
+    assert last_line(trainer).endswith('--role trainer --cpus 16 --drain-s 120 --scratch "$scratch"')
+
+
 def test_weights_are_staged_in_the_caches_of_the_node_if_the_plan_says_so(tmp_path: Path):
     group = dataclasses.replace(TOOL, role="rollout", tool_cpus=0)
     script = job_script(plan(group, caches=str(tmp_path), stage_weights=True), group, "gpu-0", ADDRESS, None)

@@ -20,11 +20,17 @@ from heddle_dask.engines.ports import PORTS_VARIABLE
 from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.engines.watchdog import SHIELDED_VARIABLE
 from heddle_dask.live.clusters.job.job_end import JOB_VARIABLE, seconds_to_end, warns_early
+from heddle_dask.live.clusters.job.job_memory import job_memory_bytes
 from heddle_dask.live.clusters.job.options import GPUS_VARIABLE, JobOptions, gpu_slices
 from heddle_dask.live.clusters.job.scheduler_link import SchedulerLink
 from heddle_dask.live.clusters.job.scratch import job_scratch
 from heddle_dask.live.clusters.worker_command import QUICK_LOOP, worker_arguments
-from heddle_dask.live.wire.messages import ENGINE_LOGS_VARIABLE, NODE_VARIABLE
+from heddle_dask.live.wire.messages import (
+    ENGINE_LOGS_VARIABLE,
+    MEMORY_VARIABLE,
+    NODE_VARIABLE,
+    TRAINER_THREADS_VARIABLE,
+)
 from heddle_dask.live.worker import shield as shield_preload
 
 # At the end of the job's time so much is left for ending the workers and removing the scratch.
@@ -81,6 +87,10 @@ def _worker(
         SHIELDED_VARIABLE: "1",
         ENGINE_LOGS_VARIABLE: str(logs / name),
     }
+    if options.role == "tool" and (memory_bytes := job_memory_bytes(environ)):
+        env[MEMORY_VARIABLE] = str(memory_bytes // options.workers)
+    if options.role == "trainer":
+        env[TRAINER_THREADS_VARIABLE] = environ.get(TRAINER_THREADS_VARIABLE, str(options.cpus))
     if options.worker_ports is not None:
         env[PORTS_VARIABLE] = "{}:{}".format(*options.worker_ports)
     if gpus is not None:

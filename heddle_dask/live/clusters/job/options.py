@@ -10,9 +10,9 @@ from typing import Literal
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.gpus import named_gpus
-from heddle_dask.live.wire.messages import ENGINE_RESOURCE, TOOL_RESOURCE
+from heddle_dask.live.wire.messages import ENGINE_RESOURCE, TOOL_RESOURCE, TRAINER_RESOURCE
 
-Role = Literal["rollout", "tool"]
+Role = Literal["rollout", "tool", "trainer"]
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -83,6 +83,8 @@ class JobOptions:
         """The resource tags of each worker."""
         if self.role == "tool":
             return {TOOL_RESOURCE: self.cpus}
+        if self.role == "trainer":
+            return {TRAINER_RESOURCE: 1}
         return {ENGINE_RESOURCE: self.tp_degree}
 
     @property
@@ -136,7 +138,7 @@ def gpu_slices(options: JobOptions, environ: Mapping[str, str]) -> list[str | No
     """The value of ``CUDA_VISIBLE_DEVICES`` of each worker; None: as it is.
 
     Each rollout worker sees its own GPUs of those that the job's own variable names. A job without the variable has
-    no GPUs of its own to divide; tool workers see what the job sees.
+    no GPUs of its own to divide; tool workers and trainers see what the job sees.
 
     Raises
     ------
@@ -144,7 +146,7 @@ def gpu_slices(options: JobOptions, environ: Mapping[str, str]) -> list[str | No
         The job names GPUs, and not enough of them.
     """
     named = named_gpus(environ)
-    if options.role == "tool" or not named:
+    if options.role != "rollout" or not named:
         return [None] * options.workers
     degree, needed = options.tp_degree, options.workers * options.tp_degree
     if len(named) < needed:

@@ -11,10 +11,13 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput, is_finite
 from heddle_dask.core.toml_table import read_toml, unknown_key
+from heddle_dask.live.clusters.quota_table import QUOTAS
 from heddle_dask.live.clusters.slurm.amounts import memory_bytes_of, seconds_of
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, Container, WorkerGroup, check_group_name
 
 GROUPS = "groups"
+AFFINITY = "affinity"
+"""``affinity = {math = "H20", default = "H800"}``: of the run, as quotas are; ``heddle rollout`` reads it."""
 
 
 def read_cluster_file(path: str | Path) -> ClusterPlan:
@@ -51,7 +54,9 @@ def cluster_plan(
     BadInput
     """
     try:
-        values = _values(content, _plan_keys(directory or Path.cwd()), "")
+        # Quotas are of the run: `quota_table` reads them.
+        own = {key: value for key, value in content.items() if key not in (QUOTAS, AFFINITY)}
+        values = _values(own, _plan_keys(directory or Path.cwd()), "")
         groups = values.pop(GROUPS, {})
         return ClusterPlan(groups={name: _group(name, table) for name, table in groups.items()}, **values)
     except BadInput as error:
@@ -84,7 +89,7 @@ def _group(name: str, content: object) -> WorkerGroup:
     values = _values(content, _GROUP_KEYS, prefix)
     if "role" not in values:
         raise BadInput(
-            f"[{GROUPS}.{name}] has no role: give role = 'rollout' for engines, or 'tool' for actions"
+            f"[{GROUPS}.{name}] has no role: give role = 'rollout' for engines, 'tool' for actions, or 'trainer'"
         )
     given_zero = [
         key for key in ("engines", "tp-degree", "tool-cpus") if values.get(_GROUP_KEYS[key].field) == 0
@@ -209,4 +214,5 @@ _GROUP_KEYS = {
     "start-timeout": _Key("start_timeout_s", seconds_of),
     "drain": _Key("drain_s", seconds_of),
     "env": _Key("env", _variables),
+    "hardware": _Key("hardware", _text),
 }

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import heddle_dask
 from heddle_dask.live.clusters.slurm.amounts import slurm_memory, slurm_time
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, Container, WorkerGroup
-from heddle_dask.live.wire.messages import WEIGHTS_VARIABLE
+from heddle_dask.live.wire.messages import HARDWARE_VARIABLE, WEIGHTS_VARIABLE
 
 if TYPE_CHECKING:
     from heddle_dask.live.clusters.credentials import Credentials
@@ -167,7 +167,8 @@ def _caches(plan: ClusterPlan) -> list[str]:
 
 
 def _environment(plan: ClusterPlan, group: WorkerGroup) -> list[str]:
-    variables = {**(_OFFLINE if plan.offline else {}), **group.env}
+    hardware = {HARDWARE_VARIABLE: group.hardware} if group.hardware else {}
+    variables = {**(_OFFLINE if plan.offline else {}), **hardware, **group.env}
     return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
 
 
@@ -184,7 +185,7 @@ def _worker_command(
         "--role": group.role,
         "--workers": str(group.engines) if rollout else None,
         "--tp-degree": str(group.tp_degree) if rollout else None,
-        "--cpus": None if rollout else str(group.tool_cpus),
+        "--cpus": None if rollout else str(group.tool_cpus or group.cpus),
         "--ends-in": None if group.walltime_s is None else f"{group.walltime_s:g}",
         "--drain-s": f"{group.drain_s:g}",
         "--interface": plan.interface,

@@ -91,6 +91,8 @@ class JobTable:
             if job.leaving or job.joined_s is not None:
                 continue
             group = self._plan.groups[job.group]
+            if group.role == "trainer":
+                continue  # no rollout waits for it
             kind = "engines" if group.role == "rollout" else "tool_workers"
             if job.phase in QUEUED:
                 counts[kind] += max(1, group.engines)

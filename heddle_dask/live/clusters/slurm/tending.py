@@ -128,7 +128,10 @@ class Tending:
             await self._observe(now_s)
         finally:
             # The scheduler hears of the queue and tells of the work, also when SLURM does not answer.
-            request = ExchangeDemand(self.table.queued_capacity(), _ANNOUNCED_S)
+            maxima = (group.maximum_of_pool for group in self._plan.groups.values())
+            request = ExchangeDemand(
+                self.table.queued_capacity(), _ANNOUNCED_S, tuple(each for each in maxima if each is not None)
+            )
             demand = await ask_over(self._cluster.scheduler_comm, request)
         joined = {name for name, job in self.table.present.items() if job.joined_s is not None}
         loads = self.table.take_loads(demand.workers, now_s)

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from heddle_dask.core.errors import BadInput, check_count, check_seconds
+from heddle_dask.core.pools import PoolMaximum
+from heddle_dask.core.resources import Resources
+from heddle_dask.engines.spec import check_hardware
 from heddle_dask.live.clusters.slurm.amounts import slurm_time
 from heddle_dask.live.clusters.slurm.directives import (
     check_choice,
@@ -23,7 +26,8 @@ from heddle_dask.live.clusters.slurm.directives import (
     gpus_asked_for,
 )
 
-Role = Literal["rollout", "tool"]
+Role = Literal["rollout", "tool", "trainer"]
+_UNKNOWN_BYTES = 1 << 60
 Backend = Literal["slurm", "srun", "local"]
 Runtime = Literal["apptainer", "pyxis"]
 
@@ -105,6 +109,8 @@ class WorkerGroup:
         How long before its end a job begins to leave: it starts no step, and its trajectories move.
     env
         Variables of the worker's environment.
+    hardware
+        Rollout group: class of its GPUs, for affinity; empty: all engines are alike.
     """
 
     name: str
@@ -130,10 +136,23 @@ class WorkerGroup:
     start_timeout_s: float = 600.0
     drain_s: float = 120.0
     env: Mapping[str, str] = field(default_factory=dict)
+    hardware: str = ""
+
+    @property
+    def maximum_of_pool(self) -> PoolMaximum | None:
+        """The tool worker of each of its jobs; None for a group of rollout workers.
+
+        The partition's default of memory is not known: a demand of memory is then judged when such a worker has joined.
+        """
+        if self.role != "tool":
+            return None
+        memory_bytes = self.memory_bytes or _UNKNOWN_BYTES
+        return PoolMaximum("cpu", Resources.of(cpus=self.tool_cpus, memory_bytes=memory_bytes))
 
     def __post_init__(self) -> None:
         check_group_name(self.name)
         try:
+            check_hardware("hardware", self.hardware)
             self._complete()
             self._check_role()
             self._check_jobs()
@@ -149,8 +168,11 @@ class WorkerGroup:
         check_count("cpus", self.cpus)
         for name in ("engines", "tp_degree", "tool_cpus", "minimum"):
             check_count(name, getattr(self, name), 0)
-        defaults = {"engines": 1, "tp_degree": 1} if self.role == "rollout" else {"tool_cpus": self.cpus}
-        for name, value in defaults.items():
+        defaults: Mapping[str, Mapping[str, int]] = {
+            "rollout": {"engines": 1, "tp_degree": 1},
+            "tool": {"tool_cpus": self.cpus},
+        }
+        for name, value in defaults.get(self.role, {}).items():
             object.__setattr__(self, name, getattr(self, name) or value)
         if self.maximum is None:
             object.__setattr__(self, "maximum", max(1, self.minimum))
@@ -158,10 +180,8 @@ class WorkerGroup:
             object.__setattr__(self, "initial", self.minimum)
 
     def _check_role(self) -> None:
-        foreign = ("tool_cpus",) if self.role == "rollout" else ("engines", "tp_degree")
-        for name in foreign:
-            if getattr(self, name):
-                other = "tool" if self.role == "rollout" else "rollout"
+        for name, other in (("tool_cpus", "tool"), ("engines", "rollout"), ("tp_degree", "rollout")):
+            if getattr(self, name) and self.role != other:
                 raise BadInput(
                     f"{name.replace('_', '-')} belongs to a group with role = {other!r}: leave it out"
                 )

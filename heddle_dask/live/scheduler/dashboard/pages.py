@@ -20,6 +20,7 @@ from heddle_dask.live.scheduler.dashboard.panels.lengths import LengthsPanel
 from heddle_dask.live.scheduler.dashboard.panels.live import LivePanel
 from heddle_dask.live.scheduler.dashboard.panels.moves import MovesPanel
 from heddle_dask.live.scheduler.dashboard.panels.timeline import TimelinePanel
+from heddle_dask.live.scheduler.dashboard.panels.training import TrainingPanel
 from heddle_dask.live.scheduler.dashboard.source import latest_snapshot, views_of
 from heddle_dask.views.history.run_snapshot import RunSnapshot
 
@@ -32,6 +33,7 @@ PANELS: tuple[type[Panel], ...] = (
     ActionsPanel,
     FailuresPanel,
     MovesPanel,
+    TrainingPanel,
 )
 # The snapshot itself is taken at its own interval; a tab only looks whether there is a new one.
 LOOK_EVERY_MS = 250

@@ -14,8 +14,10 @@ from heddle_dask.views.history import phases
 PHASE_COLOURS = {
     "admission": "#E6E3DE",
     "tool queue": "#C9DB8F",
+    "quota": "#9CCBE3",
     "driver": "#AFB4BA",
     "llm queue": "#EB8F34",
+    "service load": "#968FD6",
     "tool": "#3B9461",
     "reward": "#B0487A",
     "generating": "#1B5597",

@@ -69,9 +69,21 @@ def headline_view(snapshot: RunSnapshot) -> View:
         f'<div class="sub">session {style.escape(snapshot.session)} ({state}), strategy '
         f"{style.escape(snapshot.strategy)}, {style.duration(snapshot.now_s)} since it began, journal offset "
         f'<b class="heddle-journal-offset" data-offset="{snapshot.journal_offset}">'
-        f"{style.count(snapshot.journal_offset)}</b> events{missing}</div>"
+        f"{style.count(snapshot.journal_offset)}</b> events{missing}{_runs(snapshot)}</div>"
     )
     return View(f'<div class="tiles">{"".join(tiles)}</div>{about}')
+
+
+def _runs(snapshot: RunSnapshot) -> str:
+    """The runs that share the cluster; nothing for one that is alone."""
+    if len(snapshot.runs) < 2:
+        return ""
+    told = (
+        f"{style.escape(run.session)} (weight {run.weight:g}, live {style.count(run.live)}, held "
+        f"{style.count(run.held)}, {style.short(run.generated_tokens)} tokens)"
+        for run in snapshot.runs
+    )
+    return f"<br>runs that share the cluster: {', '.join(told)}"
 
 
 def _tile(name: str, number: int, unit: str, more: str = "") -> str:

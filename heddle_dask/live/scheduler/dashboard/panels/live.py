@@ -16,7 +16,17 @@ from heddle_dask.views.history.engine_history import LIVING
 from heddle_dask.views.history.run_snapshot import RunSnapshot
 
 # From the bottom: below the dashed line of slots, everything that does not generate is an idle slot.
-STACKED = ("generating", "migration", "llm queue", "tool", "reward", "tool queue", "driver")
+STACKED = (
+    "generating",
+    "migration",
+    "llm queue",
+    "tool",
+    "reward",
+    "tool queue",
+    "quota",
+    "service load",
+    "driver",
+)
 TAIL_SHARE = 0.1
 # Counts jump. With more samples than this, the slope between two of them is too steep to be seen.
 DRAWN_AS_STEPS = 150

@@ -27,6 +27,8 @@ _SHOWN_PHASES = (
     "llm queue",
     "tool",
     "tool queue",
+    "quota",
+    "service load",
     "reward",
     "migration",
     "driver",

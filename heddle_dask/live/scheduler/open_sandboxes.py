@@ -1,0 +1,30 @@
+"""Closes the sandboxes that a session leaves on its hosts: its driver may have died."""
+
+from __future__ import annotations
+
+from distributed import Scheduler
+
+from heddle_dask.core.run_record import plain_name
+from heddle_dask.live.scheduler.engine_registry import EngineRegistry
+from heddle_dask.live.scheduler.session import Session
+from heddle_dask.live.wire.transport import send
+from heddle_dask.live.wire.worker_messages import CloseSandboxOrder
+
+
+class OpenSandboxes:
+    """The sandboxes of one session."""
+
+    def __init__(self, scheduler: Scheduler, session: Session, registry: EngineRegistry) -> None:
+        self._scheduler = scheduler
+        self._session = session
+        self._registry = registry
+
+    def close(self) -> None:
+        """Tell the hosts; a second call changes nothing."""
+        for place in self._session.controller.state.sandboxes.values():
+            run_id, name = plain_name(place.name)
+            if run_id != self._session.run.run_id:
+                continue
+            address, _ = self._registry.hosts.get(place.host, ("", None)) if place.host else ("", None)
+            if address:
+                send(self._scheduler, CloseSandboxOrder(self._session.session_id, name), address)

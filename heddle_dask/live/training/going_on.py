@@ -1,0 +1,137 @@
+"""Where a training goes on: its newest checkpoint, the samples that wait, the line of training.
+
+Whatever died (the trainer, the driver, both) left one of these states behind:
+
+- a checkpoint whose step the sample buffer has not logged: the step is done, and is logged now;
+- a batch on disk without a checkpoint: it is trained unchanged;
+- a checkpoint that was not published, or not installed everywhere: the loop publishes and installs it first;
+- an older checkpoint than weights that were published, because newer ones are gone: engines may have sampled with
+  weights that do not exist any more. The training goes on under another lineage, so that the two are never taken for
+  each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.records.store import RunStore, recover
+from heddle_dask.training.batch_files import batch_path, load_batch
+from heddle_dask.training.json_lines import read_lines
+from heddle_dask.training.loop import LoopStart
+from heddle_dask.training.run_directory import TrainingDirectory
+from heddle_dask.training.sample_buffer import BatchRule
+from heddle_dask.training.step_row import step_row
+from heddle_dask.training.step_seconds import StepSeconds
+from heddle_dask.training.stored_samples import BUFFER_LOG, StoredSamples
+from heddle_dask.training.trainer import Trainer
+from heddle_dask.weights.store import WeightStore
+
+OpenTrainer = Callable[[str, str], Awaitable[Trainer]]
+"""Makes a trainer of a lineage that begins with a checkpoint (empty: with the model)."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedTraining:
+    """What a training goes on with."""
+
+    trainer: Trainer
+    samples: StoredSamples
+    lineage: str
+    start: LoopStart
+
+
+async def begin_anew(
+    directory: TrainingDirectory, rule: BatchRule, open_trainer: OpenTrainer
+) -> OpenedTraining:
+    """The first process of a training."""
+    lineage, checkpoint = directory.lineage()
+    samples = StoredSamples.create(directory.path, rule, lineage)
+    try:
+        return OpenedTraining(await open_trainer(lineage, checkpoint), samples, lineage, LoopStart())
+    except BaseException:
+        samples.close()
+        raise
+
+
+async def go_on(
+    directory: TrainingDirectory,
+    rule: BatchRule,
+    store: WeightStore,
+    open_trainer: OpenTrainer,
+    journal: Path,
+) -> OpenedTraining:
+    """A process after the first one.
+
+    Parameters
+    ----------
+    journal
+        That of the rollout, from which finished trajectories are recovered.
+
+    Raises
+    ------
+    BadInput
+        What is in the directory does not fit together; the message says what is missing.
+    """
+    if not (directory.path / BUFFER_LOG).exists():  # it died before its first task
+        return await begin_anew(directory, rule, open_trainer)
+    if directory.rollout.exists():
+        with RunStore.append_to(directory.rollout) as stored:
+            recover(journal, stored)
+    samples = StoredSamples.reopen(directory.path, rule, directory.rollout)
+    try:
+        trainer, version = await _trainer_of(directory, samples, store, open_trainer)
+        samples.resume(version)
+        directory.forget_after(version.number)
+        await _log_missing_step(directory, samples, trainer, version)
+    except BaseException:
+        samples.close()
+        raise
+    evaluated = frozenset(int(row["number"]) for row in read_lines(directory.evaluations))
+    return OpenedTraining(trainer, samples, version.lineage, LoopStart(version.number, evaluated))
+
+
+async def _trainer_of(
+    directory: TrainingDirectory, samples: StoredSamples, store: WeightStore, open_trainer: OpenTrainer
+) -> tuple[Trainer, PolicyVersion]:
+    lineage, checkpoint = directory.lineage()
+    trainer = await open_trainer(lineage, checkpoint)
+    state = await trainer.state()
+    published = store.newest(lineage)
+    trained = samples.buffer.version
+    newest = max(
+        0 if published is None else published.version.number,
+        trained.number if trained.lineage == lineage else 0,
+    )
+    if state.version.number >= newest:
+        return trainer, state.version
+    await trainer.close()
+    number = state.version.number
+    checkpoint = "" if state.checkpoint is None else str(state.checkpoint)
+    lineage = directory.begin_lineage(number, checkpoint)
+    return await open_trainer(lineage, checkpoint), PolicyVersion(lineage, number)
+
+
+async def _log_missing_step(
+    directory: TrainingDirectory, samples: StoredSamples, trainer: Trainer, version: PolicyVersion
+) -> None:
+    """The row of a step whose checkpoint was written just before the driver died."""
+    logged = max((int(row["step"]) for row in read_lines(directory.metrics)), default=0)
+    path = batch_path(directory.batches, version.number)
+    if version.number != logged + 1 or not path.exists():
+        return
+    report = await trainer.train(path, version)  # it was trained: this only asks for the report
+    row = step_row(
+        load_batch(path),
+        report,
+        samples.counts,
+        wasted_tokens={},
+        mix_sampled=samples.counts.sampled_groups,
+        seconds=StepSeconds(train=sum(report.seconds.values())),
+        elapsed_s=0.0,
+        generated_tokens=0,
+        held_out=max(read_lines(directory.evaluations), key=lambda each: int(each["number"]), default=None),
+    )
+    directory.add_metrics(row)

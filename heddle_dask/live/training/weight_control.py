@@ -1,0 +1,104 @@
+"""Tells the scheduler what the trainer has done, and waits until the engines have followed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from distributed import Client
+
+from heddle_dask.core.errors import HeddleError
+from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.transitions import WeightsState
+from heddle_dask.live.wire.training_messages import (
+    EngineWeightState,
+    GetWeightStatus,
+    OptimizerStepReport,
+    SwitchReport,
+    TrainingFiguresReport,
+    WeightsPublishedReport,
+    WeightStatus,
+)
+from heddle_dask.live.wire.transport import ask_scheduler, send
+
+POLL_S: Final = 0.05
+
+
+class NoEngineUpdated(HeddleError):
+    """No engine could take the new weights: training on would only make samples that are too old."""
+
+
+class WeightControl:
+    """The weights of one training on its engines.
+
+    Parameters
+    ----------
+    session
+        Id of the session that rolls out for this training.
+    note
+        Takes a line when an engine refuses weights.
+    """
+
+    def __init__(self, client: Client, session: str, note: Callable[[str], None]) -> None:
+        self._client = client
+        self._session = session
+        self._note = note
+        self._noted: set[tuple[str, str]] = set()
+
+    def stepped(self, version: PolicyVersion) -> None:
+        """An optimiser step has ended; the first call names the version with which the training begins."""
+        send(self._client, OptimizerStepReport(self._session, version))
+
+    def published(self, version: PolicyVersion, uri: str, nbytes: int) -> None:
+        """Engines may fetch these weights from now on."""
+        send(self._client, WeightsPublishedReport(self._session, version, uri, nbytes))
+
+    def show(self, step: int, figures: Mapping[str, float]) -> None:
+        """Show the figures of a training step on the dashboard."""
+        send(self._client, TrainingFiguresReport(self._session, step, figures))
+
+    async def switch(self, version: PolicyVersion) -> None:
+        """Let the engines go over to these weights, and return when all of them have, or newer ones.
+
+        Engines that are lost meanwhile are not waited for, and neither are those that gave up: the scheduler begins
+        nothing on them that would be too old. Those that join load the newest weights by themselves.
+
+        Raises
+        ------
+        NoEngineUpdated
+            All engines gave up.
+        """
+        send(self._client, SwitchReport(self._session, version))
+        while not self._have(await self.status(), version):
+            await asyncio.sleep(POLL_S)
+
+    async def status(self) -> WeightStatus:
+        """Versions of the engines, and credits."""
+        return await ask_scheduler(self._client, GetWeightStatus(self._session))
+
+    async def in_use(self, lineage: str) -> set[PolicyVersion]:
+        """Versions that engines have or are fetching: they stay in the store."""
+        status = await self.status()
+        versions = {engine.installed for engine in status.engines}
+        versions |= {engine.fetched for engine in status.engines if engine.fetched is not None}
+        return {version for version in versions if version.lineage == lineage}
+
+    def _have(self, status: WeightStatus, version: PolicyVersion) -> bool:
+        for engine in status.engines:
+            self._tell(engine)
+        behind = [engine for engine in status.engines if not _has(engine.installed, version)]
+        failed = [engine for engine in behind if engine.state == WeightsState.FAILED.value]
+        if failed and len(failed) == len(status.engines):
+            raise NoEngineUpdated(f"no engine could take weights {version}: {failed[0].cause}")
+        return bool(status.engines) and len(behind) == len(failed)
+
+    def _tell(self, engine: EngineWeightState) -> None:
+        told = (engine.engine_id, engine.cause)
+        if engine.cause and told not in self._noted:
+            self._noted.add(told)
+            self._note(f"engine {engine.engine_id} keeps weights {engine.installed}: {engine.cause}")
+
+
+def _has(installed: PolicyVersion, version: PolicyVersion) -> bool:
+    return installed.lineage == version.lineage and installed.number >= version.number

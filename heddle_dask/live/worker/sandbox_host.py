@@ -1,0 +1,59 @@
+"""Operations in sandboxes as actions of a tool worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from heddle_dask.core.errors import HeddleError
+from heddle_dask.isolation.granted import granted
+from heddle_dask.sandbox.stateful.contract import SandboxFailed, SandboxSpec, StatefulSandbox
+from heddle_dask.sandbox.stateful.local_keeper import (
+    close_keeper_of_loop,
+    keeper_of_loop,
+    sandboxes_directory,
+)
+from heddle_dask.sandbox.stateful.orders import SandboxOrder
+from heddle_dask.sandbox.stateful.work_directory import reap
+
+TOKEN_FILE_VARIABLE = "HEDDLE_SANDBOX_TOKEN_FILE"
+"""In the environment of a tool worker: the file with the token for remote sandbox services."""
+
+
+def _remote(name: str, spec: SandboxSpec) -> StatefulSandbox:
+    # Of the workers, only those that use a service need the client of HTTP.
+    from heddle_dask.sandbox_service.client import RemoteSandbox
+    from heddle_dask.sandbox_service.token_file import read_token
+
+    path = os.environ.get(TOKEN_FILE_VARIABLE)
+    if not path or not spec.root:
+        raise SandboxFailed(
+            f"sandbox: the kind remote needs root=ADDRESS, and {TOKEN_FILE_VARIABLE} in the worker's environment"
+        )
+    return RemoteSandbox(spec.root, read_token(Path(path), make=False), name, spec)
+
+
+async def perform_in_sandbox(order: SandboxOrder, cpus: int = 1, idempotency_key: str = "") -> dict[str, Any]:
+    """Do what the order says, on the cores of the action; see `SandboxKeeper.perform`."""
+    given = granted()
+    cores = () if given is None else given.cores
+    return await keeper_of_loop(_remote).perform(order, cpus=cpus, cores=cores, key=idempotency_key)
+
+
+def close_sandbox(name: str) -> None:
+    """Begin to end a sandbox of this worker."""
+    keeper_of_loop().close_soon(name)
+
+
+async def reap_stale_sandboxes() -> None:
+    """Delete what workers that died have left on this machine."""
+    with contextlib.suppress(HeddleError):  # said again to the first program that wants a sandbox
+        await asyncio.to_thread(lambda: reap(sandboxes_directory()))
+
+
+async def close_sandboxes() -> None:
+    """End all sandboxes of this worker."""
+    await close_keeper_of_loop()

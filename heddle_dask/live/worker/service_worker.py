@@ -1,0 +1,182 @@
+"""The worker of model services: a Dask worker whose GPUs the scheduler gives to one service after the other.
+
+The plugin takes effect on workers that carry the resource ``MODEL`` (one unit per GPU; on a machine without GPUs, per
+memory slot of ``MODEL_SLOT_BYTES`` bytes). The controller orders which service is resident on which GPUs, and starts an
+action when the service that it calls is resident.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from distributed import Worker
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.gpu_chunks import GpuChunk
+from heddle_dask.core.resources import COPY_BYTES, GPUS, MODELS_PER_GPU, Resources
+from heddle_dask.engines.gpus import named_gpus
+from heddle_dask.engines.model_services.backend import ServiceFailed
+from heddle_dask.engines.model_services.host import SLOT_BYTES, HostDevices, ModelHost
+from heddle_dask.engines.model_services.spec import ServiceSpec
+from heddle_dask.live.wire.codec import Message
+from heddle_dask.live.wire.messages import (
+    COPY_BYTES_RESOURCE,
+    ENGINE_LOGS_VARIABLE,
+    MODEL_RESOURCE,
+    MODELS_PER_GPU_RESOURCE,
+    SLOT_BYTES_RESOURCE,
+    ActionPlacement,
+)
+from heddle_dask.live.wire.service_messages import (
+    ClearServicesOrder,
+    DropServiceCopyOrder,
+    EvictServiceOrder,
+    LoadServiceOrder,
+    ServiceEvictedReport,
+    ServiceLoadedReport,
+    ServiceLostReport,
+)
+from heddle_dask.live.wire.transport import Handlers, send
+from heddle_dask.live.worker.background_tasks import BackgroundTasks
+from heddle_dask.live.worker.service_requests import ServiceHandle
+from heddle_dask.live.worker.tool_worker import ToolWorker
+
+PLUGIN_NAME = "heddle-service-worker"
+
+
+class ServiceWorker(ToolWorker):
+    """Hosts model services on every worker tagged ``MODEL``."""
+
+    name = PLUGIN_NAME
+    pool = "gpu"
+
+    def setup(self, worker: Worker) -> None:
+        """Announce the host; no service is started before one is needed."""
+        super().setup(worker)
+        if self.worker is None:
+            return
+        logs = os.environ.get(ENGINE_LOGS_VARIABLE) or worker.local_directory
+        self._host = ModelHost(self._devices(worker.state.total_resources), Path(logs), self._lost)
+        self._orders = ChunkOrders()
+        self._background = BackgroundTasks(worker.loop)
+        self._session = ""
+
+    async def teardown(self, worker: Worker) -> None:
+        """End all services."""
+        await super().teardown(worker)
+        if self.worker is not None:
+            await self._host.close()
+
+    def resources_of(self, tags: Mapping[str, float]) -> Resources | None:
+        """The GPUs of the worker, and what the controller must know of their memory."""
+        gpus = int(tags.get(MODEL_RESOURCE, 0))
+        if gpus < 1:
+            return None
+        models, copy_bytes = int(tags.get(MODELS_PER_GPU_RESOURCE, 1)), int(tags.get(COPY_BYTES_RESOURCE, 0))
+        return Resources.of({GPUS: gpus, MODELS_PER_GPU: models, COPY_BYTES: copy_bytes})
+
+    @staticmethod
+    def _devices(tags: Mapping[str, float]) -> HostDevices:
+        return HostDevices(
+            gpus=int(tags[MODEL_RESOURCE]),
+            models=int(tags.get(MODELS_PER_GPU_RESOURCE, 1)),
+            names=tuple(named_gpus(os.environ) or ()),
+            slot_bytes=int(tags.get(SLOT_BYTES_RESOURCE, SLOT_BYTES)),
+        )
+
+    def add_handlers(self, handlers: Handlers) -> None:
+        """Take the orders about services."""
+        handlers.take(LoadServiceOrder, self.load_service)
+        handlers.take(EvictServiceOrder, self.evict_service)
+        handlers.take(DropServiceCopyOrder, self.drop_copy)
+        handlers.take(ClearServicesOrder, self.clear_services)
+
+    def offered(self, placement: ActionPlacement) -> dict[str, Any]:
+        """The granted copy, for a parameter ``service``; the granted GPUs, for a parameter ``gpus``."""
+        service = ServiceHandle(self._host, placement) if placement.service else None
+        return {**super().offered(placement), "service": service, "gpus": placement.gpus}
+
+    def load_service(self, sender: str, order: LoadServiceOrder) -> None:
+        """Make a copy resident, beside the handling of messages."""
+        self._session = order.session
+        self._order(GpuChunk(order.first_gpu, order.gpus), lambda: self._load(order))
+
+    async def _load(self, order: LoadServiceOrder) -> None:
+        chunk, cause, began_s = GpuChunk(order.first_gpu, order.gpus), "", time.perf_counter()
+        name = str(order.spec["name"])
+        try:
+            spec = ServiceSpec.from_mapping(order.spec)
+            spec.check_model()
+            await self._host.load(spec, chunk, cold=order.cold, keep=order.keep)
+        except (BadInput, ServiceFailed) as error:
+            cause = str(error)
+        self._send(
+            ServiceLoadedReport(
+                order.session,
+                self.host_id,
+                name,
+                chunk.first,
+                chunk.gpus,
+                ok=not cause,
+                seconds=time.perf_counter() - began_s,
+                cause=cause,
+            )
+        )
+
+    def evict_service(self, sender: str, order: EvictServiceOrder) -> None:
+        """Free the memory of a copy, beside the handling of messages."""
+        self._order(GpuChunk(order.first_gpu, order.gpus), lambda: self._evict(order))
+
+    async def _evict(self, order: EvictServiceOrder) -> None:
+        chunk = GpuChunk(order.first_gpu, order.gpus)
+        await self._host.evict(order.service, chunk)
+        self._send(ServiceEvictedReport(order.session, self.host_id, order.service, chunk.first, chunk.gpus))
+
+    def drop_copy(self, sender: str, order: DropServiceCopyOrder) -> None:
+        """Free a copy in host memory, after the orders before."""
+        self._order(None, lambda: self._host.drop_copies(order.service, order.gpus))
+
+    def clear_services(self, sender: str, order: ClearServicesOrder) -> None:
+        """End all services, after the orders before and before those that follow."""
+        self._session = ""
+        self._order(None, self._host.close)
+
+    def _order(self, chunk: GpuChunk | None, carry_out: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._background.start(self._orders.in_turn(chunk, carry_out))
+
+    def _lost(self, service: str, chunk: GpuChunk, cause: str) -> None:
+        if self._session:
+            self._send(
+                ServiceLostReport(self._session, self.host_id, service, chunk.first, chunk.gpus, cause)
+            )
+
+    def _send(self, report: Message) -> None:
+        assert self.worker is not None
+        send(self.worker, report)
+
+
+class ChunkOrders:
+    """Orders for one chunk are carried out in the order of their arrival; those for other chunks run beside them."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[GpuChunk | None, asyncio.Event]] = []
+
+    async def in_turn(
+        self, chunk: GpuChunk | None, carry_out: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Carry out an order after all earlier ones for this chunk; None: after all earlier ones."""
+        before = [done for other, done in self._open if chunk is None or other is None or other == chunk]
+        mine = (chunk, asyncio.Event())
+        self._open.append(mine)
+        try:
+            for done in before:
+                await done.wait()
+            await carry_out()
+        finally:
+            mine[1].set()
+            self._open.remove(mine)

@@ -1,0 +1,155 @@
+"""The worker of a trainer: a Dask worker that owns the trainer's process and passes orders on to it.
+
+The plugin takes effect on workers that carry the resource ``TRAINER``. An order that a trainer did not answer, because
+it died, is given again to a new process, which begins with the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from distributed import Worker, get_worker
+from distributed.diagnostics.plugin import WorkerPlugin
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.model_services.backend import ServiceFailed, ServiceRefused
+from heddle_dask.engines.model_services.served_process import ServedProcess
+from heddle_dask.live.wire.messages import (
+    ENGINE_LOGS_VARIABLE,
+    TRAINER_RESOURCE,
+    TRAINER_THREADS_VARIABLE,
+)
+
+PLUGIN_NAME = "heddle-trainer-host"
+TRAINER_MODULE = "pipelines.grpo"
+START_TIMEOUT_S = 600.0
+# A batch on which process after process dies is a matter for the user.
+ATTEMPTS = 3
+_EXIT_BAD_INPUT = 2
+_INSTALLATION = Path(__file__).parents[3]
+
+Spec = Mapping[str, Any]
+"""A `TrainerSpec` as a mapping."""
+
+
+async def ask_trainer(spec: Spec, method: str, path: str, body: Any = None) -> Any:
+    """The Dask task of one order to the trainer of this worker; see `TrainerHost.ask`."""
+    return await _host_here().ask(spec, method, path, body)
+
+
+async def end_trainer() -> None:
+    """The Dask task that ends the process of the trainer."""
+    await _host_here().stop()
+
+
+def _host_here() -> TrainerHost:
+    worker = get_worker()
+    found = worker.plugins.get(PLUGIN_NAME)
+    if not isinstance(found, TrainerHost) or found.worker is None:
+        raise BadInput(
+            f"worker {worker.address} hosts no trainer: start it with --resources {TRAINER_RESOURCE}=1"
+        )
+    return found
+
+
+class TrainerHost(WorkerPlugin):
+    """Hosts one trainer at a time on every worker tagged ``TRAINER``."""
+
+    name = PLUGIN_NAME
+
+    def __init__(self) -> None:
+        self.worker: Worker | None = None
+        self._process: ServedProcess | None = None
+        self._spec: Spec = {}
+
+    def setup(self, worker: Worker) -> None:
+        """No process is started before the first order."""
+        if TRAINER_RESOURCE not in worker.state.total_resources:
+            return
+        self.worker = worker
+        self._logs = Path(os.environ.get(ENGINE_LOGS_VARIABLE) or worker.local_directory)
+        self._starting = asyncio.Lock()
+
+    async def teardown(self, worker: Worker) -> None:
+        """End the process."""
+        if self.worker is not None:
+            await self.stop()
+
+    async def ask(self, spec: Spec, method: str, path: str, body: Any = None) -> Any:
+        """The trainer's answer; its process is started where none runs, or where that of another trainer does.
+
+        Raises
+        ------
+        BadInput
+            It refuses the order, or its description.
+        ServiceFailed
+            `ATTEMPTS` processes died of the order.
+        """
+        for attempt in range(ATTEMPTS):
+            process = await self._running(spec)
+            try:
+                return await process.client.ask(method, path, body)
+            except ServiceRefused as error:
+                raise BadInput(str(error)) from error
+            except ServiceFailed:
+                if attempt + 1 == ATTEMPTS or await process.client.healthy():
+                    raise
+                # What is left of it may take a while to end, and answers nobody.
+                await self._end(process)
+        raise AssertionError("each attempt returns or raises")
+
+    async def stop(self) -> None:
+        """End the process, if one runs; the next order starts another one."""
+        if self._process is not None:
+            await self._end(self._process)
+
+    async def _end(self, process: ServedProcess) -> None:
+        if self._process is process:
+            self._process = None
+        await process.stop()
+
+    async def _running(self, spec: Spec) -> ServedProcess:
+        async with self._starting:
+            if self._process is not None and self._process.runs and self._spec == spec:
+                return self._process
+            await self.stop()
+            self._spec = dict(spec)
+            self._process = process = ServedProcess("grpo", self._logs, noun="trainer")
+            try:
+                await process.start(self._command(spec, process), self._environment(), START_TIMEOUT_S)
+            except ServiceFailed:
+                refused = process.last_line if process.returncode == _EXIT_BAD_INPUT else ""
+                await self.stop()
+                if refused:
+                    raise BadInput(refused.removeprefix("error: ")) from None
+                raise
+            except BaseException:
+                await self.stop()
+                raise
+            return process
+
+    def _command(self, spec: Spec, process: ServedProcess) -> list[str]:
+        assert self.worker is not None
+        config = Path(self.worker.local_directory) / "trainer.json"
+        config.parent.mkdir(parents=True, exist_ok=True)
+        config.write_text(json.dumps(dict(spec)), encoding="utf-8")
+        # Not from the working directory: a user's package may also be called `pipelines`.
+        command = [sys.executable, "-P", "-m", TRAINER_MODULE, "--config", str(config)]
+        return [*command, "--socket", process.address.socket]
+
+    @staticmethod
+    def _environment() -> dict[str, str]:
+        paths = [str(_INSTALLATION), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "OMP_NUM_THREADS": os.environ.get(TRAINER_THREADS_VARIABLE, "1"),
+            "HF_HUB_OFFLINE": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }

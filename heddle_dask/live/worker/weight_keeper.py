@@ -1,0 +1,175 @@
+"""The weights of one rollout worker's engine: fetched while it generates, installed on order, kept for its restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from heddle_dask.core.errors import HeddleError
+from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.contract import WeightUpdateFailed
+from heddle_dask.engines.file_lock import LockStopped
+from heddle_dask.engines.node_weights import FetchStopped, NodeWeights, NodeWeightsDirectory
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.live.wire.codec import Message
+from heddle_dask.live.wire.weight_messages import (
+    FetchWeightsOrder,
+    InstallWeightsOrder,
+    WeightsFetchedReport,
+    WeightsInstalledReport,
+)
+from heddle_dask.live.worker.background_tasks import BackgroundTasks
+from heddle_dask.live.worker.engine_host import EngineHost
+
+
+class WeightsOwner(Protocol):
+    """What is needed of the rollout worker."""
+
+    engine_id: str
+    spec: EngineSpec
+
+    @property
+    def client(self) -> EngineClient | None:
+        """The client of the engine that answers now, if any."""
+        ...
+
+    @property
+    def host(self) -> EngineHost | None:
+        """The supervision of the engine, if any."""
+        ...
+
+
+class WeightKeeper:
+    """Carries out the scheduler's orders; every order is answered once, unless a newer one replaces it.
+
+    Parameters
+    ----------
+    directory
+        The node's directory of fetched weights, shared with the other workers of the node.
+    """
+
+    def __init__(
+        self,
+        owner: WeightsOwner,
+        directory: Path,
+        report: Callable[[Message], None],
+        background: BackgroundTasks,
+    ) -> None:
+        self._owner = owner
+        self._directory = directory
+        self._report = report
+        self._background = background
+        self._installed: NodeWeights | None = None
+        self._model = ""  # the model that they replaced
+        self._fetched: NodeWeights | None = None
+        self._wanted: FetchWeightsOrder | None = None
+        self._stop = threading.Event()
+        self._one = asyncio.Lock()
+        self._closed = False
+
+    def installed_for(self, spec: EngineSpec) -> NodeWeights | None:
+        """The weights that an engine of this spec begins with; None: those of its model directory."""
+        if self._installed is not None and self._model != spec.model:
+            self._installed.release()
+            self._installed = None
+        return self._installed
+
+    def fetch(self, sender: str, order: FetchWeightsOrder) -> None:
+        """Begin to fetch; an older fetch ends without an answer."""
+        if self._wanted == order:
+            return  # it is under way
+        self._stop.set()
+        self._stop = threading.Event()
+        self._wanted = order
+        self._background.start(self._fetch(order, self._stop))
+
+    def install(self, sender: str, order: InstallWeightsOrder) -> None:
+        """Begin to install what was fetched."""
+        self._background.start(self._install(order))
+
+    def close(self) -> None:
+        """End a fetch, and let go of all weights."""
+        self._closed = True
+        self._stop.set()
+        for weights in (self._installed, self._fetched):
+            if weights is not None:
+                weights.release()
+        self._installed = self._fetched = None
+
+    async def clear(self) -> None:
+        """Remove from the node's disk what no other worker uses."""
+        await asyncio.to_thread(NodeWeightsDirectory(self._directory, self._owner.spec.model).clear)
+
+    # ------------------------------------------------------------------ inside
+
+    async def _fetch(self, order: FetchWeightsOrder, stop: threading.Event) -> None:
+        began_s = time.monotonic()
+        cause, fetched = "", None
+        spec, client = self._owner.spec, self._owner.client
+        if client is None or order.engine_id != self._owner.engine_id:
+            cause = "the engine is gone"
+        else:
+            copies = NodeWeightsDirectory(self._directory, spec.model, spec.dtype)
+            try:
+                fetched = await asyncio.to_thread(
+                    copies.fetch, order.uri, order.version, client.version, stop
+                )
+            except (FetchStopped, LockStopped):
+                return
+            except HeddleError as error:
+                cause = str(error)
+        if stop.is_set() or self._closed:
+            if fetched is not None:
+                fetched.release()
+            return
+        self._wanted = None
+        if fetched is not None:
+            if self._fetched is not None:
+                self._fetched.release()
+            self._fetched = fetched
+        seconds = time.monotonic() - began_s
+        self._report(WeightsFetchedReport(order.engine_id, order.version, cause, seconds))
+
+    async def _install(self, order: InstallWeightsOrder) -> None:
+        paused_s, cause = 0.0, ""
+        async with self._one:
+            try:
+                paused_s = await self._installed_now(order)
+            except HeddleError as error:
+                cause = str(error)
+                self._restart_if_needed(order, error)
+        self._report(WeightsInstalledReport(order.engine_id, order.version, paused_s, cause))
+
+    async def _installed_now(self, order: InstallWeightsOrder) -> float:
+        client, fetched = self._owner.client, self._fetched
+        if client is None or order.engine_id != self._owner.engine_id:
+            raise WeightUpdateFailed("the engine is gone", False)
+        if fetched is None or fetched.version != order.version:
+            raise WeightUpdateFailed(f"weights {order.version} are not at hand", False)
+        if not fetched.version.is_newer_than(client.version):
+            raise WeightUpdateFailed(f"weights {order.version} are not newer than {client.version}", False)
+        self._fetched = None
+        try:
+            done = await client.install_weights(str(fetched.path), order.version, keep_kv=order.keep_kv)
+        except BaseException:
+            fetched.release()
+            raise
+        before, self._installed, self._model = self._installed, fetched, self._owner.spec.model
+        if before is not None:
+            before.release()
+        if self._closed:
+            self.close()
+        elif self._owner.host is not None:
+            self._owner.host.installed = fetched
+            copies = NodeWeightsDirectory(self._directory, self._owner.spec.model)
+            self._background.start(asyncio.to_thread(copies.prune, fetched.version))
+        return done.paused_s
+
+    def _restart_if_needed(self, order: InstallWeightsOrder, error: HeddleError) -> None:
+        same = order.engine_id == self._owner.engine_id
+        if isinstance(error, WeightUpdateFailed) and error.must_restart and same and self._owner.host:
+            self._owner.host.end_incarnation(str(error))

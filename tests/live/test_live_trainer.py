@@ -1,0 +1,126 @@
+"""A trainer with two ranks on a worker tagged TRAINER: the same weights as in one process, whatever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from distributed import Client, Worker
+from safetensors.torch import load_file
+from worlds.live_world import cluster, kill, run, worker_process
+from worlds.training_batches import AGENT, training_batch
+
+from heddle_dask import BadInput
+from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.live.driver.remote_trainer import RemoteTrainer
+from heddle_dask.live.worker.trainer_host import PLUGIN_NAME
+from heddle_dask.training.batch_files import batch_path, save_batch
+from heddle_dask.training.trainer import Trainer
+from heddle_dask.training.trainer_spec import TrainerSpec
+from heddle_dask.weights.store import read_manifest
+from pipelines.grpo.learner import Learner
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(560)]
+
+
+async def trainer_says(dask_worker: Worker) -> dict[str, Any]:
+    """The state of the trainer, beside the order that it carries out."""
+    host: Any = dask_worker.plugins[PLUGIN_NAME]
+    answer: dict[str, Any] = await host._process.client.ask("GET", "/state")
+    return answer
+
+
+async def pid_in_the_middle_of(client: Client, number: int) -> int:
+    """Pid of the trainer's first rank while it trains on a batch."""
+    while True:
+        for said in (await client.run(trainer_says)).values():
+            if said["training"] == number:
+                return int(said["pid"])
+        await asyncio.sleep(0.01)
+
+
+def store(folder: Path, number: int) -> Path:
+    """A batch that takes seconds."""
+    path = batch_path(folder, number)
+    save_batch(training_batch(number, [[200, 150, 180, 120]] * 2), path)
+    return path
+
+
+def version(number: int) -> PolicyVersion:
+    return PolicyVersion("a", number)
+
+
+def check_weights(found: Path, expected: Path) -> None:
+    left, right = load_file(found / "model.safetensors"), load_file(expected / "model.safetensors")
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        torch.testing.assert_close(tensor, right[name], rtol=1e-4, atol=2e-6, msg=name)
+
+
+def test_two_ranks_train_as_one_and_go_on_after_deaths_of_trainer_and_worker(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    spec = TrainerSpec(
+        str(AGENT), str(tmp_path / "checkpoints"), "a", learning_rate=1e-5, adam_epsilon=1e-3, ranks=2
+    )
+    alone = Learner(replace(spec, checkpoints=str(tmp_path / "alone"), ranks=1))
+    batches = [store(tmp_path / "batches", number) for number in (1, 2, 3)]
+    expected = [alone.train(path, version(number)) for number, path in enumerate(batches, 1)]
+    assert alone.state.checkpoint is not None
+
+    async def body() -> None:
+        async with cluster(engines=0, tool_workers=0, trainers=1) as (_, client):
+            missing = RemoteTrainer(client, replace(spec, model=str(tmp_path / "nothing")))
+            with pytest.raises(BadInput, match=r"no readable config\.json") as refused:
+                await missing.state()
+            assert "\n" not in str(refused.value)
+
+            remote = RemoteTrainer(client, spec)
+            trainer: Trainer = remote
+            assert (await trainer.state()).version == version(0)
+            with pytest.raises(BadInput, match="does not follow a:0"):
+                await trainer.train(batches[1], version(2))
+            first = await trainer.train(batches[0], version(1))
+            assert first.metrics["loss"] == pytest.approx(expected[0].metrics["loss"], rel=1e-3)
+            assert first.metrics["tokens"] == expected[0].metrics["tokens"]
+
+            second = asyncio.ensure_future(trainer.train(batches[1], version(2)))
+            killed = await pid_in_the_middle_of(client, 2)
+            kill(killed)
+            report = await second
+            assert report.state.version == version(2) and await remote.process_id() != killed
+            again = await trainer.train(batches[1], version(2))
+            assert (again.state, again.metrics) == (report.state, report.metrics), "a batch is trained once"
+
+            third = asyncio.ensure_future(trainer.train(batches[2], version(3)))
+            await pid_in_the_middle_of(client, 3)
+            kill(worker_process("trainer-0").pid)
+            last = await third
+            assert last.state.checkpoint is not None and alone.state.checkpoint is not None
+            check_weights(last.state.checkpoint, alone.state.checkpoint)
+
+            manifest = read_manifest(await trainer.publish(version(3), str(tmp_path / "weights")))
+            assert manifest.version == version(3)
+            with pytest.raises(BadInput, match="cannot be published"):
+                await trainer.publish(version(4), str(tmp_path / "weights"))
+            await trainer.keep_best(version(2), 0.7)
+            await trainer.close()
+
+    run(body(), hang_s=400)
+
+
+def test_a_cluster_without_a_worker_for_it_says_so(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with cluster(engines=0, tool_workers=0) as (_, client):
+            trainer = RemoteTrainer(client, TrainerSpec(str(AGENT), str(tmp_path), "a"))
+            with pytest.raises(BadInput, match="no worker for a trainer"):
+                await trainer.state()
+            await trainer.close()
+
+    run(body())

@@ -1,0 +1,150 @@
+"""``heddle train`` as its users run it, with a real trainer, which is killed; then the driver is, then it is stopped.
+
+Engines are emulated. They take weights as real ones do, but what they sample follows from none: nothing is learned.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from heddle_dask.training.batch_files import load_batch
+from heddle_dask.training.json_lines import read_lines
+from heddle_dask.training.run_directory import TrainingDirectory
+from heddle_dask.weights.store import WeightStore
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
+
+HANG_S = 280.0
+STEPS = 6
+GROUPS, SAMPLES = 2, 4
+AGENT = """
+from heddle_dask.environments.base import Task
+
+
+def tasks(count, seed):
+    return [Task(f"t{seed}-{number}", f"Task {number}.") for number in range(count)]
+
+
+async def solve(task, ctx):
+    ctx.append("user", task.prompt)
+    step = await ctx.generate(max_tokens=8, ignore_eos=True)
+    return float(sum(step.token_ids) % 2)
+"""
+
+
+class Training:
+    """Runs ``heddle train`` in one directory."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        self.folder = folder
+        self.directory = TrainingDirectory(folder / "run")
+        self.options = [
+            *("--env", "coin:solve", "--engine", "emulated", "--model", model, "--steps", str(STEPS)),
+            *("--groups", str(GROUPS), "--samples", str(SAMPLES), "--out", "run", "--no-dashboard", "--json"),
+            *("--eval-tasks", "4", "--sandbox", "weak"),
+        ]
+        (folder / "coin.py").write_text(AGENT)
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        program = "from heddle_dask.cli.main import main; main()"
+        with (self.folder / "stderr.txt").open("a") as told:
+            return subprocess.Popen(
+                [sys.executable, "-c", program, "train", *self.options, *options],
+                cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                stdout=subprocess.PIPE,
+                stderr=told,
+                text=True,
+                start_new_session=True,
+            )
+
+    def rows(self) -> list[dict[str, Any]]:
+        return read_lines(self.directory.metrics)
+
+    def wait_until(self, holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+        deadline = time.monotonic() + HANG_S
+        while not holds():
+            assert process.poll() is None, (self.folder / "stderr.txt").read_text()
+            assert time.monotonic() < deadline, (self.folder / "stderr.txt").read_text()
+            time.sleep(0.02)
+
+    def end(self, process: subprocess.Popen[str]) -> tuple[int, str]:
+        told, _ = process.communicate(timeout=HANG_S)
+        return process.returncode, told
+
+
+@pytest.fixture
+def training(tmp_path: Path, model_dir: str) -> Iterator[Training]:
+    made = Training(tmp_path, model_dir)
+    yield made
+    for process in psutil.Process().children():
+        process.kill()
+        process.wait()
+
+
+def test_a_training_survives_the_death_of_its_trainer_and_its_driver(training: Training) -> None:
+    driver = training.start()
+    training.wait_until(lambda: len(training.rows()) >= 1, driver)
+    _process_of(driver, "pipelines.grpo").kill()
+    directory = training.directory
+    # The checkpoint is on disk, and its weights are being published.
+    training.wait_until(lambda: (directory.checkpoints / "step-000003").exists(), driver)
+    driver.kill()
+    training.end(driver)
+
+    driver = training.start("--resume")
+    training.wait_until(lambda: len(training.rows()) >= 4, driver)
+    driver.send_signal(signal.SIGINT)
+    code, _ = training.end(driver)
+    told = (training.folder / "stderr.txt").read_text()
+    assert code == 130, told
+    assert "go on by the same command with --resume" in told
+
+    code, output = training.end(training.start("--resume"))
+    assert code == 0, (training.folder / "stderr.txt").read_text()
+    result = json.loads(output.splitlines()[-1])
+    assert (result["steps"], result["samples"]) == (STEPS, STEPS * GROUPS * SAMPLES)
+    assert result["reward_before"] is not None
+    assert result["reward_after"] is not None
+    _check_steps(training)
+
+
+def _check_steps(training: Training) -> None:
+    """Each step once, no sample twice or too old, weights of one line of training that grow."""
+    directory = training.directory
+    rows = training.rows()
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert len({row["lineage"] for row in rows}) == 1
+    assert all(int(age) <= 1 for row in rows for age in row["staleness"])
+    used: list[str] = []
+    for path in sorted(directory.batches.glob("step-*.npz")):
+        batch = load_batch(path)
+        assert len(batch.groups) == GROUPS
+        used += [member.trajectory_id for group in batch.groups for member in group.members]
+    assert len(used) == len(set(used)) == STEPS * GROUPS * SAMPLES
+    newest = WeightStore(str(directory.weights)).newest(rows[0]["lineage"])
+    assert newest is not None
+    assert newest.version.number == STEPS
+    evaluations = read_lines(directory.evaluations)
+    assert [row["number"] for row in evaluations] == [0, STEPS]
+    for row in evaluations:  # the engines kept these weights until it had ended
+        assert list(row["tokens_by_version"]) == [str(row["number"])]
+
+
+def _process_of(driver: subprocess.Popen[str], module: str) -> psutil.Process:
+    """The process below the driver that runs a module."""
+    for process in psutil.Process(driver.pid).children(recursive=True):
+        if process.cmdline()[2:4] == ["-m", module]:
+            return process
+    raise AssertionError(f"no process runs {module}")

@@ -1,0 +1,128 @@
+"""Parts of a live training that need no cluster: the intake of samples, rows of metrics and evaluations, trackers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from worlds.training_builders import finished_group, trained_record
+
+from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.staleness import StalenessBound
+from heddle_dask.live.training.evaluation import evaluation_row
+from heddle_dask.live.training.sample_intake import SampleIntake
+from heddle_dask.live.training.trackers import TRACKERS, tracked_numbers
+from heddle_dask.training.batch_files import batch_path, load_batch
+from heddle_dask.training.sample_buffer import BatchRule
+from heddle_dask.training.step_row import WasteMeter, step_row
+from heddle_dask.training.step_seconds import StepSeconds
+from heddle_dask.training.stored_samples import StoredSamples
+from heddle_dask.training.trainer import TrainerState, TrainReport
+
+
+def _samples(folder: Path) -> StoredSamples:
+    return StoredSamples.create(folder, BatchRule(2, StalenessBound(1, "cancel", 4)), "a")
+
+
+def test_a_batch_waits_for_groups_and_is_given_out_again_after_a_crash(tmp_path: Path) -> None:
+    async def first_process() -> Path:
+        with _samples(tmp_path) as samples:
+            intake = SampleIntake(samples, "a")
+            waiting = asyncio.create_task(intake.batch(1))
+            assert intake.accepts(finished_group("g0"))
+            assert not intake.accepts(finished_group("g1", rewards=(1.0, 1.0)))  # no variance: replaced
+            assert not intake.accepts(finished_group("g0"))  # it was counted before
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            assert intake.accepts(finished_group("g2"))
+            assert intake.counted == 2
+            return await waiting
+
+    path = asyncio.run(first_process())
+    assert path == batch_path(tmp_path / "batches", 1)
+    with StoredSamples.reopen(
+        tmp_path, BatchRule(2, StalenessBound(1, "cancel", 4)), tmp_path / "no-store"
+    ) as samples:
+        again = SampleIntake(samples, "a")
+        assert again.counted == 2
+        assert asyncio.run(again.batch(1)) == path
+
+
+def test_what_became_too_old_is_replaced(tmp_path: Path) -> None:
+    evicted: list[int] = []
+    with _samples(tmp_path) as samples:
+        intake = SampleIntake(samples, "a", evicted.append)
+        for number in range(5):
+            assert intake.accepts(finished_group(f"g{number}", version=0))
+        for step in (1, 2):
+            asyncio.run(intake.batch(step))
+            intake.trained(PolicyVersion("a", step))
+        for number in (5, 6):
+            assert intake.accepts(finished_group(f"g{number}", version=1))
+        third = load_batch(asyncio.run(intake.batch(3)))
+        assert intake.counted == 6
+    # Batch 3 takes versions 1 and newer: g4 was one too many for the batches before.
+    assert [group.group_id for group in third.groups] == ["g5", "g6"]
+    assert evicted == [1]
+
+
+def test_a_row_says_what_a_step_was_trained_on(tmp_path: Path) -> None:
+    with _samples(tmp_path) as samples:
+        intake = SampleIntake(samples, "a")
+        waste = WasteMeter()
+        waste.skip(intake.counts, {})
+        for name, rewards in (("g0", (0.0, 1.0)), ("g1", (1.0, 1.0)), ("g2", (0.0, 0.5))):
+            intake.accepts(finished_group(name, rewards))
+        batch = load_batch(asyncio.run(intake.batch(1)))
+        row = step_row(
+            batch,
+            TrainReport(TrainerState(PolicyVersion("a", 1)), {"loss": 0.5}, {"train": 1.0}),
+            intake.counts,
+            wasted_tokens=waste.take(intake.counts, {"redundant": 3}),
+            mix_sampled={"math": 3, "code": 1},
+            seconds=StepSeconds(train=1.0),
+            elapsed_s=2.0,
+            generated_tokens=24,
+            held_out=None,
+        )
+        texts = intake.texts(batch, lambda tokens: " ".join(map(str, tokens)))
+    assert (row["reward"], row["samples"], row["groups"]) == (0.375, 4, 2)
+    assert row["staleness"] == {"0": 4}
+    assert row["wasted_tokens"] == {"no-variance": 8, "redundant": 3}
+    assert row["mix_sampled"] == {"math": 0.75, "code": 0.25}
+    assert row["mix_consumed"] == {"math": 1.0}
+    assert row["tokens_per_s"] == 12.0
+    assert [text["trajectory_id"] for text in texts] == ["g0/0", "g2/0"]
+    assert texts[0]["text"].startswith("1 2 3 10")
+
+
+def test_an_evaluation_is_of_tasks_and_names_its_versions() -> None:
+    records = [
+        trained_record(f"{task}/{sample}", task, reward, (3,))
+        for task, rewards in (("t0", (0.0, 1.0)), ("t1", (1.0, None)))
+        for sample, reward in enumerate(rewards)
+    ]
+    row = evaluation_row(PolicyVersion("a", 3), {"math": records})
+    assert row["rewards"] == {"math/task-of-t0": 0.5, "math/task-of-t1": 1.0}
+    assert (row["reward"], row["tasks"], row["without_reward"]) == (0.75, 2, 1)
+    assert row["tokens_by_version"] == {"3": 16}
+    nothing = evaluation_row(PolicyVersion("a", 3), {"math": [replace(records[0], reward=None)]})
+    assert nothing["reward"] is None
+
+
+def test_numbers_of_a_row_have_names_of_their_own() -> None:
+    row = {"step": 3, "lineage": "a", "held_out_reward": None, "seconds": {"train": 1.5}, "done": True}
+    assert tracked_numbers(row) == {"step": 3.0, "seconds/train": 1.5}
+
+
+def test_tensorboard_reads_what_is_reported(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    tracker = TRACKERS["tensorboard"](tmp_path, {})
+    tracker.log(1, {"reward": 0.25})
+    tracker.log(2, {"reward": 0.75})
+    tracker.close()
+    found = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    assert [(event.step, event.value) for event in found.Scalars("reward")] == [(1, 0.25), (2, 0.75)]
