@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,60 @@ from heddle_dask.cli.one_line import one_line
 from heddle_dask.cli.rollout.run_logs import log_tail
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.toml_table import read_toml, unknown_key
+from heddle_dask.engines.spec import check_hardware
 from heddle_dask.live.clusters.local import ClusterProcessFailed, LocalRolloutCluster, SupervisedCluster
+from heddle_dask.live.clusters.quota_table import QUOTAS
+from heddle_dask.live.clusters.slurm.cluster_file import AFFINITY
 from heddle_dask.live.driver.encryption import unencrypted
+from heddle_dask.strategies.affinity.checks import affinity_override
 
 CONNECT_TIMEOUT_S = 10.0
 JOIN_TIMEOUT_S = 60.0
+
+
+def parsed_hardware(text: str | None) -> dict[str, int] | None:
+    """Classes with their numbers of engines from ``H800=2,H20=3``.
+
+    Raises
+    ------
+    BadInput
+        It is of another form.
+    """
+    if text is None:
+        return None
+    pairs = [part.partition("=") for part in text.split(",")]
+    if not all(name and count.isdecimal() for name, _, count in pairs):
+        raise BadInput(f"--hardware {text}: use classes with their numbers of engines, such as H800=2,H20=3")
+    return checked_hardware({name: int(count) for name, _, count in pairs}, "--hardware")
+
+
+def checked_hardware(value: object, where: str) -> dict[str, int]:
+    """Classes with their numbers of engines.
+
+    Raises
+    ------
+    BadInput
+        A class is no plain name, or a number is none of at least 1.
+    """
+    if not isinstance(value, Mapping) or not value:
+        raise BadInput(f"{where} is {value!r}: use a table such as {{H800 = 2, H20 = 3}}")
+    for name, count in value.items():
+        check_hardware(where, name)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise BadInput(f"{where}: {name} is {count!r}: use a whole number of at least 1")
+    return dict(value)
+
+
+def affinity_of_file(path: Path | None) -> tuple[str, ...]:
+    """The override of a strategy that ``affinity`` of a cluster file says; empty without one.
+
+    Raises
+    ------
+    BadInput
+        It is neither a text nor a table of texts.
+    """
+    table = None if path is None else read_toml(path, "--cluster").get(AFFINITY)
+    return () if table is None else (affinity_override(table),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +83,8 @@ class LocalShape:
     slots: int | None
     tool_workers: int
     tool_cpus: int | None
+    trainers: int = 0
+    hardware: Mapping[str, int] | None = None
 
     @property
     def all_tool_cpus(self) -> int:
@@ -52,12 +103,18 @@ class LocalShape:
         names = {field.name.replace("_", "-"): field.name for field in fields(self)}
         values = {name: getattr(self, name) for name in names.values()}
         for key, value in read_toml(path, "--cluster").items():
+            if key in (QUOTAS, AFFINITY):
+                continue  # of the run, not of the shape
             if key not in names:
-                raise unknown_key(key, list(names), f"--cluster {path}")
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise unknown_key(key, [*names, QUOTAS, AFFINITY], f"--cluster {path}")
+            if key == "hardware":
+                value = checked_hardware(value, f"--cluster {path}: hardware")
+            elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise BadInput(f"--cluster {path}: {key} is {value!r}: use a whole number of at least 1")
             if names[key] not in given:
                 values[names[key]] = value
+        if values["hardware"] is not None and "engines" not in given:
+            values["engines"] = sum(values["hardware"].values())
         return LocalShape(**values)
 
 
@@ -75,10 +132,12 @@ async def local_client(shape: LocalShape, dashboard: bool, logs: Path) -> AsyncI
             engines=shape.engines,
             tool_workers=shape.tool_workers,
             tool_cpus=shape.tool_cpus,
+            trainers=shape.trainers,
             dashboard=dashboard,
             directory=directory,
             logs=logs,
             asynchronous=True,
+            hardware=shape.hardware,
         )
         async with cluster_client(cluster, logs) as client:
             yield client
@@ -132,7 +191,7 @@ async def workers_joined(client: Client, shape: LocalShape) -> None:
     BadInput
         They do not join within a minute.
     """
-    wanted = shape.engines + shape.tool_workers
+    wanted = shape.engines + shape.tool_workers + shape.trainers
     try:
         joined: Any = client.wait_for_workers(wanted, timeout=JOIN_TIMEOUT_S)  # type: ignore[func-returns-value]
         await joined

@@ -14,7 +14,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.toml_table import read_toml
 from heddle_dask.live.clusters.slurm.cluster import SlurmCluster
 from heddle_dask.live.clusters.slurm.cluster_file import cluster_plan, is_plan
-from heddle_dask.live.clusters.slurm.worker_group import ROLES, ClusterPlan
+from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan
 from heddle_dask.live.driver.rollout_inputs import Engines
 from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
 
@@ -57,9 +57,8 @@ def check_plan(plan: ClusterPlan, path: Path, given: frozenset[str]) -> None:
             option = "--tp" if name == "tp_degrees" else f"--{name.replace('_', '-')}"
             raise BadInput(f"{option} has no effect on the groups of --cluster {path}: set {key} there")
     roles = {group.role for group in plan.groups.values()}
-    for role in ROLES:
+    for role, needs in (("rollout", "engines"), ("tool", "tool calls and rewards")):
         if role not in roles:
-            needs = "engines" if role == "rollout" else "tool calls and rewards"
             raise BadInput(
                 f"--cluster {path}: no group has role = {role!r}, and a rollout needs workers for {needs}: add one"
             )

@@ -11,6 +11,7 @@ import click
 
 from heddle_dask.cli.bench.command import bench
 from heddle_dask.cli.doctor.command import doctor
+from heddle_dask.cli.export import export
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.cli.plan.command import plan
 from heddle_dask.cli.profile import profile
@@ -19,6 +20,7 @@ from heddle_dask.cli.rollout.command import rollout
 from heddle_dask.cli.show.command import show
 from heddle_dask.cli.simulate import simulate
 from heddle_dask.cli.top.command import top
+from heddle_dask.cli.train.command import train
 
 
 @click.group("heddle", cls=OneLineGroup, invoke_without_command=True)
@@ -31,7 +33,9 @@ def heddle(ctx: click.Context) -> None:
 
 
 heddle.add_command(rollout)
+heddle.add_command(train)
 heddle.add_command(show)
+heddle.add_command(export)
 heddle.add_command(top)
 heddle.add_command(replay)
 heddle.add_command(doctor)

@@ -14,7 +14,7 @@ from heddle_dask.core.errors import BadInput
 
 # Version of this file format and of the events and commands in it (`core.journal_codec`); incremented when either
 # changes.
-FORMAT = 4
+FORMAT = 5
 HEADER = b'{"heddle":"journal","format":%d}\n' % FORMAT
 _ANY_HEADER = re.compile(rb'\{"heddle":"journal","(?:format|version)":(\d+)\}\n')
 

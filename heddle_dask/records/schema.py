@@ -113,6 +113,8 @@ TABLES: Mapping[str, Table] = {
             "queue_s": "float64",
             "run_s": "float64",
             "branch": "int32",
+            "quota_s": "float64",
+            "load_s": "float64",
         },
     ),
     "trajectories": Table(
@@ -139,6 +141,8 @@ TABLES: Mapping[str, Table] = {
             "max_steps": "int64",
             "reward_parts": STRING,
             "metadata": STRING,
+            "reward_cause": STRING,
+            "reward_detail": STRING,
         },
     ),
 }
@@ -147,9 +151,9 @@ TABLES: Mapping[str, Table] = {
 LATER_COLUMNS = frozenset(
     {
         *(f"steps/{name}" for name in ("max_tokens", "temperature", "top_p", "top_k", "min_p")),
-        "actions/branch",
+        *(f"actions/{name}" for name in ("branch", "quota_s", "load_s")),
         *(f"trajectories/{name}" for name in ("domain", "message_tokens", "max_steps")),
-        *(f"trajectories/{name}" for name in ("reward_parts", "metadata")),
+        *(f"trajectories/{name}" for name in ("reward_parts", "metadata", "reward_cause", "reward_detail")),
     }
 )
 

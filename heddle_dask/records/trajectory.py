@@ -22,7 +22,20 @@ from heddle_dask.core.notebook import facts_html, rows_html
 from heddle_dask.records.token_record import Attribution, TokenRecord
 
 Status = Literal["completed", "truncated", "aborted", "failed"]
-Cause = Literal["", "agent", "action", "engine", "context", "user", "driver", "time"]
+Cause = Literal[
+    "",
+    "agent",
+    "action",
+    "engine",
+    "context",
+    "user",
+    "driver",
+    "time",
+    "sandbox",
+    "environment",
+    "stale",
+    "redundant",
+]
 
 TRAJECTORY_FINISHED = "trajectory_finished"
 """Kind of the journal record whose body is `trajectory_to_body`; `recover` looks for it."""
@@ -83,6 +96,10 @@ class ActionRecord:
         Index of the last step before it; -1 before the first.
     cpus
         CPUs granted to it.
+    queue_s
+        From its request until it ran.
+    quota_s, load_s
+        Parts of `queue_s`: it waited for the quota of an API, and until its model service was resident.
     branch
         Index into `TrajectoryRecord.branches`; `action_index` counts those of its branch.
     """
@@ -98,6 +115,8 @@ class ActionRecord:
     queue_s: float
     run_s: float
     branch: int = 0
+    quota_s: float = math.nan
+    load_s: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +142,9 @@ class TrajectoryRecord:
         Named parts of the reward.
     metadata
         JSON-able facts that the agent program has set.
+    reward_cause, reward_detail
+        Why the reward is unknown although it was to be computed after the program: a cause of `ActionFailed`,
+        ``"hook"`` (the environment's code raised) or ``"time"``, and the message; empty where nothing failed.
 
     Raises
     ------
@@ -150,6 +172,8 @@ class TrajectoryRecord:
     max_steps: int = 0
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    reward_cause: str = ""
+    reward_detail: str = ""
 
     def __post_init__(self) -> None:
         if self.status not in get_args(Status) or self.cause not in get_args(Cause):
@@ -211,7 +235,7 @@ def trajectory_html(record: TrajectoryRecord | TrajectoryOutline) -> str:
     cause = f" by {record.cause}" if record.cause else ""
     facts: dict[str, object] = {
         "ended": f"{record.status}{cause}",
-        "reward": "unknown" if record.reward is None else record.reward,
+        "reward": reward_text(record.reward, getattr(record, "reward_cause", "")),
         "took": f"{record.finished_s - record.started_s:,.2f} s",
         "task": record.task_id,
         "steps, actions": f"{len(record.steps):,}, {len(record.actions):,}",
@@ -225,6 +249,13 @@ def trajectory_html(record: TrajectoryRecord | TrajectoryOutline) -> str:
     )
     tables = [rows_html(head, rows, len(record.steps))] if record.steps else []
     return facts_html(f"Trajectory {record.trajectory_id}", facts, *tables)
+
+
+def reward_text(reward: float | None, cause: str) -> str:
+    """A reward for people; one that failed with its cause."""
+    if reward is not None:
+        return f"{reward:g}"
+    return f"unknown: failed by {cause}" if cause else "unknown"
 
 
 def trajectory_to_body(record: TrajectoryRecord) -> dict[str, Any]:

@@ -37,6 +37,8 @@ class Phase(StrEnum):
     REWARD = "reward"
     MIGRATION = "migration"
     TOOL_QUEUE = "tool_queue"
+    QUOTA = "quota"
+    SERVICE_LOAD = "service_load"
     LLM_QUEUE = "llm_queue"
     LOST = "lost"
     ADMISSION = "admission"
@@ -51,6 +53,8 @@ PHASE_TITLE: Mapping[Phase, str] = {
     Phase.DECODE: "decode",
     Phase.GENERATION: "step, not split",
     Phase.TOOL_QUEUE: "tool queue",
+    Phase.QUOTA: "API quota",
+    Phase.SERVICE_LOAD: "service load",
     Phase.TOOL: "tool",
     Phase.REWARD: "reward",
     Phase.LOST: "without result",
@@ -65,7 +69,9 @@ PHASE_TEXT: Mapping[Phase, str] = {
     Phase.PREFILL: "an engine reads the context; with vLLM, also the wait in the engine's own queue",
     Phase.DECODE: "an engine generates",
     Phase.GENERATION: "a step of an engine that does not report its times",
-    Phase.TOOL_QUEUE: "an action waits for CPUs and the control plane",
+    Phase.TOOL_QUEUE: "an action waits for cores, memory or GPUs, and the control plane",
+    Phase.QUOTA: "an action waits for the quota of an API",
+    Phase.SERVICE_LOAD: "an action waits until its model service is resident",
     Phase.TOOL: "a tool runs",
     Phase.REWARD: "a reward call runs",
     Phase.LOST: "attempts and calls that gave no result: their engine or host was lost, or they were cancelled",
@@ -303,7 +309,12 @@ def _action_spans(action: ActionRecord, end_ns: int) -> list[TimeSegment] | None
         return None
     ran = min(max(0, _ns(action.run_s)), whole)
     runs = Phase.REWARD if action.kind == "reward" else Phase.TOOL
-    return list(_one_after_another(start, ((Phase.TOOL_QUEUE, whole - ran), (runs, ran))))
+    waited = whole - ran
+    quota = min(max(0, _ns(action.quota_s)), waited)
+    load = min(max(0, _ns(action.load_s)), waited - quota)
+    cores = waited - quota - load
+    phases = ((Phase.QUOTA, quota), (Phase.TOOL_QUEUE, cores), (Phase.SERVICE_LOAD, load), (runs, ran))
+    return list(_one_after_another(start, phases))
 
 
 def _one_after_another(start: int, phases: Iterable[tuple[Phase, int]]) -> Iterator[TimeSegment]:

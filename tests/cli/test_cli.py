@@ -45,7 +45,7 @@ from heddle_dask.records.trajectory import (
 JSON_KEYS = [
     *("trajectories", "completed", "truncated", "aborted", "failed", "lost", "steps", "actions", "tokens"),
     *("makespan_s", "tokens_per_s", "reward_mean", "preemptions", "migrations", "bound_s", "bound_share"),
-    *("out", "causes"),
+    *("out", "causes", "mix"),
 ]
 
 
@@ -243,7 +243,7 @@ def stored_by_the_command_line(model_dir: str, **changed: object) -> None:
 )
 def test_resume_with_anything_else_starts_and_changes_nothing(model_dir, options, changed, said, monkeypatch):
     stored_by_the_command_line(model_dir, **changed)
-    monkeypatch.setattr("heddle_dask.cli.rollout.run._Run.run", None)  # nothing may be started
+    monkeypatch.setattr("heddle_dask.cli.rollout.run.RolloutRun.run", None)  # nothing may be started
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     arguments = ("--engine", "emulated", "--model", model_dir, "--tasks", 2, "--samples", 1, *options)
     line = refused("rollout", *arguments, "--out", "x.zarr", "--resume")
@@ -256,7 +256,7 @@ def test_resume_of_a_run_that_has_ended_starts_no_cluster(model_dir, monkeypatch
     tasks = tasks_of(2, load_environment("math"), 0)
     with RunStore.append_to("x.zarr") as store:
         store.append([named(f"{task.task_id}/0") for task in tasks])
-    monkeypatch.setattr("heddle_dask.cli.rollout.run._Run._client", None)  # nothing may be started
+    monkeypatch.setattr("heddle_dask.cli.rollout.run.RolloutRun._client", None)  # nothing may be started
     arguments = (
         "--engine",
         "emulated",
@@ -277,7 +277,7 @@ def test_resume_of_a_run_that_has_ended_starts_no_cluster(model_dir, monkeypatch
 
 def test_append_is_refused_before_a_cluster_starts(model_dir, monkeypatch):
     stored_by_the_command_line(model_dir)
-    monkeypatch.setattr("heddle_dask.cli.rollout.run._Run.run", None)
+    monkeypatch.setattr("heddle_dask.cli.rollout.run.RolloutRun.run", None)
     arguments = ("--engine", "emulated", "--model", model_dir, "--tasks", 3, "--seed", 1, "--out", "x.zarr")
     line = refused("rollout", *arguments, "--temperature", 0.5, "--append")
     assert "made with sampling " in line and line.endswith("it can only be appended to with the same")

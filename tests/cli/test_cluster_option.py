@@ -152,7 +152,7 @@ def test_engines_may_take_as_long_to_start_as_their_groups_say(monkeypatch):
         patience.append(self.engines.patience.engines_s)
         return 0
 
-    monkeypatch.setattr("heddle_dask.cli.rollout.run._Run.run", run)
+    monkeypatch.setattr("heddle_dask.cli.rollout.run.RolloutRun.run", run)
     Path("c.toml").write_text(GPUS + 'start-timeout = "15min"\n' + TOOLS)
     for options in ([], ["--engine-timeout", 30]):
         result = invoke("rollout", "--engine", "emulated", "--cluster", "c.toml", *options)

@@ -20,6 +20,7 @@ from heddle_dask.core.nouns import (
     TrajectorySpec,
 )
 from heddle_dask.core.priority import NORMAL
+from heddle_dask.core.resources import Resources
 from heddle_dask.views.history.history_pictures import picture_of
 from heddle_dask.views.history.run_history import RunHistory
 
@@ -30,7 +31,7 @@ def rollout(trajectories: int, engines: int, name: str = "math-{}/0") -> RunHist
     for number in range(engines):
         description = EngineDescription(EngineId(f"e{number}"), 16, 4096, 1, 65_536)
         history.take(ev.EngineJoined(0.1, description), [])
-    history.take(ev.HostJoined(0.2, HostDescription(HostId("h"), 8)), [])
+    history.take(ev.HostJoined(0.2, HostDescription(HostId("h"), Resources.of(cpus=8))), [])
     for number in range(trajectories):
         trajectory = TrajectoryId(name.format(number))
         at = 1 + number / 100

@@ -202,3 +202,14 @@ def test_a_whole_record_is_taken_as_well() -> None:
     record = plain_trajectory(0)
     account = account_of(record)
     assert account.duration_s == 10.0 and sum(account.phases_ns.values()) == account.duration_ns
+
+
+def test_the_wait_of_an_action_is_told_by_what_it_waited_for() -> None:
+    action = ActionRecord(0, -1, "tool", "ask", 1, "ok", 0.0, 10.0, 7.0, 3.0, quota_s=4.0, load_s=2.0)
+    account = account_of(_outline(actions=[action]))
+    assert [(part.phase, (part.stop_ns - part.start_ns) / 1e9) for part in account.segments] == [
+        (Phase.QUOTA, 4.0),
+        (Phase.TOOL_QUEUE, 1.0),
+        (Phase.SERVICE_LOAD, 2.0),
+        (Phase.TOOL, 3.0),
+    ]

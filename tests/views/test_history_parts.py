@@ -20,6 +20,7 @@ from heddle_dask.core.nouns import (
 )
 from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.priority import NORMAL
+from heddle_dask.core.resources import ResourceDemand, Resources
 from heddle_dask.views.history.failure_tally import MOST_CAUSES, OTHER, FailureTally, cause_in_words
 from heddle_dask.views.history.history_pictures import longest_of, trajectory_of
 from heddle_dask.views.history.length_sample import LengthSample
@@ -95,7 +96,7 @@ def test_a_lane_tells_what_its_trajectory_did() -> None:
     action = ActionRequest(ActionId("a/x"), A, "reward", "judge")
     start = cmd.StartStep(step, EngineId("e"), NORMAL, 1)
     history.take(ev.EngineJoined(0.0, engine), [])
-    history.take(ev.HostJoined(0.0, HostDescription(HostId("h"), 4)), [])
+    history.take(ev.HostJoined(0.0, HostDescription(HostId("h"), Resources.of(cpus=4))), [])
     history.take(ev.TrajectorySubmitted(1.0, TrajectorySpec(A, GroupId("g"))), [])
     history.take(ev.PredictionMade(1.5, A, 0, Prediction(40.0, 90.0)), [cmd.AdmitTrajectory(A)])
     history.take(ev.StepRequested(2.0, StepRequest(step, 100, 50)), [start])
@@ -105,7 +106,7 @@ def test_a_lane_tells_what_its_trajectory_did() -> None:
     history.take(ev.ActionRequested(7.0, action), [])
     history.take(
         ev.ActionFinished(7.5, ActionId("other"), HostId("h"), 0.1),
-        [cmd.RunAction(action.action_id, HostId("h"), 2)],
+        [cmd.RunAction(action.action_id, HostId("h"), Resources.of(cpus=2))],
     )
     assert trajectory_of(history.lanes[A], 8.0, 10).seconds[PHASES.index("reward")] == 0.5
     history.take(ev.ActionFinished(9.0, action.action_id, HostId("h"), 1.5, ok=False), [])
@@ -116,7 +117,7 @@ def test_a_lane_tells_what_its_trajectory_did() -> None:
     assert lane.segment_starts_s == (1.0, 1.5, 2.0, 3.0, 7.0, 7.5, 9.0)
     assert lane.segment_engines == (-1, -1, 0, 0, -1, -1, -1)
     assert (lane.phase, lane.status, lane.steps, lane.generated_tokens) == ("ended", "completed", 1, 30)
-    assert lane.seconds == (0.5, 1.0, 1.0, 4.0, 0.5, 0.0, 1.5, 0.0)
+    assert lane.seconds == (0.5, 1.0, 1.0, 4.0, 0.5, 0.0, 1.5, 0.0, 0.0, 0.0)
     assert history.lengths.pairs() == (LengthPair(40.0, 90.0, 35.0, 30),)
     assert [(row.boundary, row.cause) for row in history.failures.rows()] == [
         ("action", "reward judge failed")
@@ -140,3 +141,29 @@ def test_the_longest_are_those_with_most_work_generated_and_predicted() -> None:
         ("t0", 10.0),
         ("t2", None),
     ]
+
+
+def test_a_waiting_action_waits_for_cores_a_quota_or_its_service() -> None:
+    history = RunHistory()
+    host, service = HostId("g"), "judge"
+    history.take(ev.HostJoined(0.0, HostDescription(host, Resources.of(gpus=1), "gpu")), [])
+    history.take(ev.TrajectorySubmitted(0.0, TrajectorySpec(A, GroupId("g"))), [cmd.AdmitTrajectory(A)])
+    asks = ActionRequest(ActionId("a/q"), A, "tool", "ask", ResourceDemand.of({"api:search": 1}))
+    history.take(ev.ActionRequested(1.0, asks), [])
+    history.take(
+        ev.ActionFinished(1.5, ActionId("other"), host, 0.1),
+        [cmd.RunAction(asks.action_id, host, Resources())],
+    )
+    history.take(ev.ActionFinished(2.0, asks.action_id, host, 1.0), [])
+    judges = ActionRequest(ActionId("a/j"), A, "reward", "judge", ResourceDemand.of(gpus=1), "gpu", service)
+    history.take(ev.ActionRequested(3.0, judges), [])
+    history.take(ev.TimeReached(4.0), [cmd.LoadService(host, service, 0, 1)])
+    run = cmd.RunAction(judges.action_id, host, Resources.of(gpus=1), gpus=1)
+    history.take(ev.ServiceLoaded(6.0, host, service, 0, 1), [run])
+    history.take(ev.TrajectoryEnded(7.0, A, "completed"), [])
+    lane = trajectory_of(history.ended_lanes[0], 7.0, 20)
+    spent = {name: seconds for name, seconds in zip(PHASES, lane.seconds, strict=True) if seconds}
+    assert spent == {
+        **{"driver": 2.0, "quota": 0.5, "tool": 0.5},
+        **{"tool queue": 1.0, "service load": 2.0, "reward": 1.0},
+    }

@@ -18,6 +18,7 @@ from heddle_dask.core.journal_codec import decode, encode, gap
 from heddle_dask.core.nouns import EngineDescription, GroupId, HostDescription, StepRequest, TrajectorySpec
 from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.priority import Priority
+from heddle_dask.core.resources import Resources
 from heddle_dask.strategies.presets import strategies_of_run
 from heddle_dask.views.report.journal_facts import SessionFacts
 
@@ -125,7 +126,7 @@ def test_forks_are_with_the_trajectory_they_left() -> None:
 
 def test_predictions_hosts_aborts_and_missing_lines() -> None:
     facts = _folded(
-        (ev.HostJoined(0.5, HostDescription("h", 8)),),  # type: ignore[arg-type]
+        (ev.HostJoined(0.5, HostDescription("h", Resources.of(cpus=8))),),  # type: ignore[arg-type]
         (ev.HostLost(8.0, "h"),),  # type: ignore[arg-type]
         _admitted("t"),
         (ev.PredictionMade(2.0, _name("t"), 1, Prediction(50.0, 90.0, "oracle")),),

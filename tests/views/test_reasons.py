@@ -79,7 +79,11 @@ def test_tools_by_label() -> None:
     ("outline", "facts", "said"),
     [
         (_outline([_step(0, 90, 0, 10)]), None, "waited 90 s for an engine or a slot, 90% of its time"),
-        (_outline(actions=[_tool(0, 10, 90)]), None, "waited 90 s for CPUs of its actions, 90% of its time"),
+        (
+            _outline(actions=[_tool(0, 10, 90)]),
+            None,
+            "waited 90 s for resources of its actions, 90% of its time",
+        ),
         (
             _outline([_step(0, 90, 0, 10)]),
             ControlFacts(0.0, 0.0, waits={("", 0): StepWaits(moving_s=90.0)}),

@@ -15,7 +15,6 @@ from worlds.core_world import WORLDS, play, strategies_of
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.journal_codec import decode
-from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.transitions import TrajectoryState as State
 from heddle_dask.strategies.presets import strategies_of_run
 from heddle_dask.views.history.history_limits import REPORT_LIMITS, HistoryLimits
@@ -127,7 +126,7 @@ def times_add_up(history: RunHistory) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_fold_agrees_with_the_controller_after_every_event(preset: str, seed: int) -> None:
     world = play(preset, seed=seed, moves=300)
-    controller = Controller(strategies_of(preset, seed=seed, overrides=()), RetryPolicy(seed % 3))
+    controller = Controller(strategies_of(preset, seed=seed, overrides=()), world.retries)
     history = RunHistory(REPORT_LIMITS)
     for event_row, command_rows in world.stage.journal:
         event = decode(event_row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from heddle_dask.cli.bench.actions import actions
 from heddle_dask.cli.bench.dashboard import dashboard
 from heddle_dask.cli.bench.decisions import decisions
 from heddle_dask.cli.bench.fidelity import fidelity
@@ -12,11 +13,15 @@ from heddle_dask.cli.bench.overhead import overhead
 from heddle_dask.cli.bench.paper import paper
 from heddle_dask.cli.bench.predictor import predictor
 from heddle_dask.cli.bench.records import records
+from heddle_dask.cli.bench.redundancy import redundancy
 from heddle_dask.cli.bench.report import report
+from heddle_dask.cli.bench.rollart import rollart
+from heddle_dask.cli.bench.samples import samples
 from heddle_dask.cli.bench.scale import scale
 from heddle_dask.cli.bench.slurm import slurm
 from heddle_dask.cli.bench.soak import soak
 from heddle_dask.cli.bench.watched import watched
+from heddle_dask.cli.bench.weights import weights
 from heddle_dask.cli.one_line import OneLineGroup
 
 
@@ -34,6 +39,7 @@ def bench(ctx: click.Context) -> None:
     code_digest()
 
 
+bench.add_command(actions)
 bench.add_command(dashboard)
 bench.add_command(decisions)
 bench.add_command(fidelity)
@@ -42,8 +48,12 @@ bench.add_command(overhead)
 bench.add_command(paper)
 bench.add_command(predictor)
 bench.add_command(records)
+bench.add_command(redundancy)
 bench.add_command(report)
+bench.add_command(rollart)
+bench.add_command(samples)
 bench.add_command(scale)
 bench.add_command(slurm)
 bench.add_command(soak)
 bench.add_command(watched)
+bench.add_command(weights)

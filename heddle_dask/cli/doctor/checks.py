@@ -25,6 +25,9 @@ from heddle_dask.cli.model_choice import shipped_model
 from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.engines.gpus import InstalledGpu, installed_gpus, named_gpus
 from heddle_dask.engines.vllm_command import INSTALL_GPU_BUILD, check_model, installed_vllm_build
+from heddle_dask.isolation.cgroups import CGROUP_VARIABLE, CgroupTree, find_cgroups
+from heddle_dask.isolation.machine import own_cores
+from heddle_dask.isolation.mechanism import Mechanism
 from heddle_dask.sandbox.python_runner import sandbox_mode
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -76,6 +79,7 @@ def run_checks(scheduler: str | None) -> Iterator[Check]:
         _vllm,
         _accelerator,
         _sandbox,
+        _actions,
         _model,
         _port,
         _disk,
@@ -159,6 +163,19 @@ def _sandbox() -> Check:
         f"only mode '{mode}' works",
         "install the package `bubblewrap`, see docs/sandbox.md",
     )
+
+
+def _actions() -> Check:
+    """By what means a tool worker on this machine keeps its actions apart."""
+    cores = own_cores()
+    groups = CgroupTree.open(find_cgroups(delegated=os.environ.get(CGROUP_VARIABLE)), cores)
+    try:
+        found = Mechanism.of(groups).text
+    finally:
+        if groups is not None:
+            groups.close()
+    nodes = len(set(cores.values()))
+    return Check("actions", "ok", f"{found}; {len(cores)} cores on {nodes} NUMA node{'s' * (nodes > 1)}")
 
 
 def _model() -> Check:

@@ -12,8 +12,10 @@ import click
 from heddle_dask.cli.engine_option import strategies_from_here
 from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE
 from heddle_dask.cli.option_groups import simulated
+from heddle_dask.cli.plan.split import SplitAnswer, SplitRequest, split_answer, split_json, split_lines
 from heddle_dask.cli.shared_options import print_json, shared_options, whole_numbers
 from heddle_dask.core.errors import BadInput
+from heddle_dask.cost.gpu_split import Overlap
 
 if TYPE_CHECKING:
     from heddle_dask.sim.clusters import Cluster
@@ -52,6 +54,21 @@ if TYPE_CHECKING:
     default=None,
     help="Also print the cost in money.",
 )
+@click.option(
+    "--trainer-s",
+    default=None,
+    help="Also split GPUs: seconds of a trainer step, 8=120,16=64 or 5+960/gpus (docs/affinity.md).",
+)
+@click.option("--total-gpus", type=COUNT, default=None, help="GPUs of trainer and rollout together.")
+@click.option(
+    "--overlap",
+    type=click.Choice(["sync", "async"]),
+    default="async",
+    show_default=True,
+    help="async: the trainer works while the rollout goes on.",
+)
+@click.option("--batch", type=COUNT, default=None, help="Trajectories of a trainer step [default: all].")
+@click.option("--update-s", type=NOT_NEGATIVE, default=0.0, show_default=True, help="Of a weight update.")
 @shared_options
 def plan(
     workload: str,
@@ -69,6 +86,11 @@ def plan(
     tool_scale: float,
     warm: bool,
     price_per_gpu_hour: float | None,
+    trainer_s: str | None,
+    total_gpus: int | None,
+    overlap: Overlap,
+    batch: int | None,
+    update_s: float,
     scheduler: str | None,
     tables: tuple[str, ...],
     as_json: bool,
@@ -80,10 +102,11 @@ def plan(
     """
     from heddle_dask.cli.sweep_runs import play_jobs
     from heddle_dask.sim.clusters import cluster_of, with_choices
-    from heddle_dask.sim.plan import jobs_of, played_of
+    from heddle_dask.sim.plan import jobs_of, played_of, ranked
     from heddle_dask.sim.sweep import SimulatedWorkload
 
     arm = _one_arm(strategy, overrides)
+    request = SplitRequest.of(trainer_s, total_gpus, overlap, batch, update_s)
     described = with_choices(cluster_of(cluster), tp=None, slots=slots, tables=tables)
     given = [described.gpus] if gpus is None else whole_numbers("--gpus", gpus, "8 or 8,16,32")
     numbers = list(dict.fromkeys(given))
@@ -109,7 +132,9 @@ def plan(
         **work.scales(),
         **described.conditions(),
     }
-    _report(conditions, budgets, played, price_per_gpu_hour, as_json=as_json)
+    best = [ranked(mine)[0] for mine in played if mine]
+    answer = None if request is None else split_answer(request, best, count, described.gpus_per_node)
+    _report(conditions, budgets, played, price_per_gpu_hour, answer, as_json=as_json)
 
 
 def _report(
@@ -117,15 +142,18 @@ def _report(
     budgets: Sequence[GpuBudget],
     played: Sequence[Sequence[PlayedCandidate]],
     price_per_gpu_hour: float | None,
+    split: SplitAnswer | None,
     *,
     as_json: bool,
 ) -> None:
     from heddle_dask.cli.plan.tables import plan_json, plan_lines
 
-    for line in plan_lines(conditions, budgets, played, price_per_gpu_hour):
+    lines = plan_lines(conditions, budgets, played, price_per_gpu_hour)
+    for line in (*lines, *([] if split is None else split_lines(split))):
         click.echo(line, err=as_json)
     if as_json:
-        print_json(plan_json(conditions, budgets, played, price_per_gpu_hour))
+        told = plan_json(conditions, budgets, played, price_per_gpu_hour)
+        print_json(told if split is None else {**told, "split": split_json(split)})
 
 
 def _say(line: str) -> None:

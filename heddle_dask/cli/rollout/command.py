@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,12 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     "--env",
     default="math",
     show_default=True,
-    help="NAME, NAME:TIER, package.module:function or replay:TRACE (NAME or FILE).",
+    help="NAME, NAME:TIER, package.module:function or replay:TRACE (NAME or FILE); several: NAME=WEIGHT,NAME=WEIGHT.",
+)
+@click.option(
+    "--reward",
+    default=None,
+    help="package.module:function or URL of an endpoint, in place of the environment's reward (docs/rewards.md).",
 )
 @click.option("--tasks", type=COUNT, default=16, show_default=True, help="Tasks to draw.")
 @click.option("--samples", type=COUNT, default=4, show_default=True, help="Attempts per task.")
@@ -52,6 +58,11 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     help="TP degrees: auto, or GPUs of each engine, such as 2,1,1; --engines are then workers of one GPU each.",
 )
 @click.option(
+    "--hardware",
+    default=None,
+    help="Classes of the engines, such as H800=2,H20=3, for affinity (docs/affinity.md); adds up to --engines.",
+)
+@click.option(
     "--cost",
     default=None,
     help="Cost of an engine: a profile, a table of `heddle profile`, or a TOML file (docs/cost.md).",
@@ -64,6 +75,13 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     multiple=True,
     callback=strategies_from_here,
     help="PART=NAME[,KEY=VALUE]...: replace a part of it.",
+)
+@click.option(
+    "--weight",
+    type=POSITIVE,
+    default=1.0,
+    show_default=True,
+    help="Share of the cluster, relative to that of other rollouts on it (docs/several-runs.md).",
 )
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="RUN.zarr [default: in runs/].")
 @click.option("--append", is_flag=True, help="Add the trajectories to the run at --out.")
@@ -152,19 +170,26 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 @click.pass_context
 def rollout(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     """Roll agents out and store their trajectories."""
-    if options["scheduler"] is None and any(options[name] is not None for name in _TLS):
-        raise BadInput("--tls-ca-file, --tls-cert and --tls-key need --scheduler tls://HOST:PORT")
     mode = _mode(ctx, options)
-    _one_cluster(ctx, options)
+    one_cluster(ctx, options)
     from heddle_dask.cli.rollout.order import RolloutOrder
     from heddle_dask.cli.rollout.run import run_rollout
 
-    given = frozenset(name for name in options if _is_given(ctx, name))
-    by_default = frozenset(name for name in options if _is_default(ctx, name))
-    outcome = run_rollout(RolloutOrder.of(options, mode, given, by_default), to_stderr=as_json)
+    order = RolloutOrder.of(options, mode, given_of(ctx, options), by_default_of(ctx, options))
+    outcome = run_rollout(order, to_stderr=as_json)
     if as_json:
         print_json(outcome.result)
     ctx.exit(outcome.exit_code)
+
+
+def given_of(ctx: click.Context, options: Mapping[str, Any]) -> frozenset[str]:
+    """Names of the options that stand on the command line."""
+    return frozenset(name for name in options if _is_given(ctx, name))
+
+
+def by_default_of(ctx: click.Context, options: Mapping[str, Any]) -> frozenset[str]:
+    """Names of the options that nothing gave."""
+    return frozenset(name for name in options if _is_default(ctx, name))
 
 
 def _is_given(ctx: click.Context, name: str) -> bool:
@@ -188,7 +213,16 @@ def _mode(ctx: click.Context, options: dict[str, Any]) -> WriteMode:
     return asked[0]
 
 
-def _one_cluster(ctx: click.Context, options: dict[str, Any]) -> None:
+def one_cluster(ctx: click.Context, options: dict[str, Any]) -> None:
+    """Of a scheduler and a cluster file, the one on the command line wins.
+
+    Raises
+    ------
+    BadInput
+        Both stand there, or TLS files without a scheduler.
+    """
+    if options["scheduler"] is None and any(options[name] is not None for name in _TLS):
+        raise BadInput("--tls-ca-file, --tls-cert and --tls-key need --scheduler tls://HOST:PORT")
     if options["scheduler"] is None or options["cluster"] is None:
         return
     given = [name for name in ("scheduler", "cluster") if _is_given(ctx, name)]

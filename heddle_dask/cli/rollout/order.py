@@ -24,6 +24,7 @@ class WorkOptions:
     tasks: int
     samples: int
     chat_template_kwargs: str | None
+    reward: str | None
     token_scale: float | None
     tool_scale: float | None
 
@@ -44,6 +45,7 @@ class RolloutEngineOptions:
     quantization: str | None
     logprobs: str | None
     engine_args: tuple[str, ...]
+    hardware: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class RolloutOrder:
             _group(RolloutEngineOptions, options),
             _group(ClusterOptions, options),
             _group(LimitOptions, options),
-            Strategy(options["strategy"], options["overrides"]),
+            Strategy(options["strategy"], options["overrides"], options["weight"]),
             RetryPolicy.parse(options["retries"]),
             options["out"],
             mode,

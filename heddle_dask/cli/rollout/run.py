@@ -10,10 +10,11 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ from distributed import Client
 from rich.console import Console
 from rich.text import Text
 
+from heddle_dask.apis.rewarded import rewarded
 from heddle_dask.cli.cluster_choice import (
     CONNECT_TIMEOUT_S,
-    LocalShape,
     TlsFiles,
     local_client,
     remote_client,
@@ -42,6 +43,7 @@ from heddle_dask.cli.rollout.engine_options import (
     parsed_degrees,
     parsed_template_kwargs,
 )
+from heddle_dask.cli.rollout.hardware import domains_of, local_shape, with_affinity
 from heddle_dask.cli.rollout.interrupts import Interrupts
 from heddle_dask.cli.rollout.order import RolloutOrder
 from heddle_dask.cli.rollout.out_path import check_out, default_out, remove_if_empty
@@ -55,12 +57,15 @@ from heddle_dask.engines.gpus import usable_gpus
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
+from heddle_dask.environments.mix import mix_of, mixed_environment
 from heddle_dask.live.clusters.connection_file import connection_file
+from heddle_dask.live.clusters.quota_table import quotas_of_file
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan
 from heddle_dask.live.driver.capacity import Patience
 from heddle_dask.live.driver.continuation import check_continues, task_list, tokenizer_digest
 from heddle_dask.live.driver.control_channel import ClusterLost
 from heddle_dask.live.driver.encryption import UnencryptedConnection
+from heddle_dask.live.driver.pools import Pools
 from heddle_dask.live.driver.resume import batch_of
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.rollout_inputs import ChatModel, Engines, Output, tasks_of
@@ -70,6 +75,7 @@ from heddle_dask.live.driver.telemetry import Telemetry
 from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
 from heddle_dask.live.scheduler.warm_start import check_warm
 from heddle_dask.records.trajectory import TrajectoryRecord
+from heddle_dask.strategies.affinity.checks import check_affinity
 
 _LOST = re.compile(r"engine \S+ is lost: ")
 
@@ -90,14 +96,8 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
     BadInput
         An option that cannot be met; the message says which.
     """
-    run = _Run(order, ProgressDisplay(Console(stderr=True)))
-    # Before the event loop watches signals, nothing runs that needs an orderly end.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
-    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(EXIT_TO_RESUME))
-    # Dask reports every connection and worker that ends; this process ends them on purpose.
-    logging.getLogger("distributed").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore", UnencryptedConnection)  # the command line says it in one line
-    collect_seldom()
+    run = RolloutRun(order, ProgressDisplay(Console(stderr=True)))
+    prepare_process()
     try:
         exit_code = asyncio.run(run.run())
     finally:
@@ -114,7 +114,18 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
     return Outcome(run.tally.result(out), exit_code)
 
 
-class _Run:
+def prepare_process() -> None:
+    """Signals, logging and collection of a process that drives a cluster."""
+    # Before the event loop watches signals, nothing runs that needs an orderly end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(EXIT_TO_RESUME))
+    # Dask reports every connection and worker that ends; this process ends them on purpose.
+    logging.getLogger("distributed").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore", UnencryptedConnection)  # the command line says it in one line
+    collect_seldom()
+
+
+class RolloutRun:
     """One rollout. The constructor checks every option that can be checked without starting a process."""
 
     def __init__(self, order: RolloutOrder, progress: ProgressDisplay) -> None:
@@ -124,12 +135,14 @@ class _Run:
         kind = engine_kind(fleet.engine)
         self.tally = Tally(queued_inside=kind.prefill_includes_queue)
         self.out = order.out if order.out is not None else default_out(order.work.env, datetime.now())
-        self.shape = LocalShape(fleet.engines, fleet.slots, where.tool_workers, where.tool_cpus)
+        self.shape = local_shape(order)
         self.plan = plan_of_file(where.cluster)
         if where.cluster is not None and self.plan is not None:
             check_plan(self.plan, where.cluster, order.given)
         elif where.cluster is not None:
             self.shape = self.shape.overlaid(where.cluster, order.given)
+        self.strategy = with_affinity(order.strategy, where.cluster)
+        self.pools = Pools(quotas=quotas_of_file(where.cluster))
         self.is_local = where.scheduler is None and self.plan is None
         predictor = order.strategy.build(seed=order.seed).predictor
         self.engines = self._engines()
@@ -142,6 +155,7 @@ class _Run:
         self.logs = RunLogs(self.out, order.mode)
         self.environment = _environment(order, by_value=not self.is_local)
         self.tasks = tasks_of(order.work.tasks, self.environment, order.seed)
+        self.tally.mix.update(mix_of(self.environment, self.tasks, order.work.samples))
         self.model = chosen_model(order.fleet.model, order.fleet.engine)
         check_cost(self.engines.cost, self.model, order.fleet.engine)
         limits = order.limits
@@ -153,7 +167,14 @@ class _Run:
             tool_timeout_s=limits.tool_timeout,
             max_run_s=limits.run_timeout,
             sandbox=where.sandbox,
+            retries=order.retries,
         )
+        if self.shape.hardware is not None or self.plan is not None:
+            check_affinity(
+                self.strategy.build(seed=order.seed),
+                self._hardware(),
+                domains_of(self.environment, self.tasks),
+            )
         if self.plan is not None:
             self.engines = engines_of_groups(
                 self.engines, self.plan, self.model, limits.max_context_tokens, order.seed
@@ -176,6 +197,12 @@ class _Run:
         self._interrupts = Interrupts(self._stop)
         self._task: asyncio.Task[Any] | None = None
         self._rollout: Rollout | None = None
+
+    def _hardware(self) -> Collection[str]:
+        """Classes of the engines that this run starts."""
+        if self.plan is not None:
+            return [group.hardware for group in self.plan.groups.values()]
+        return self.shape.hardware or ()
 
     def _engines(self) -> Engines:
         fleet, where = self.order.fleet, self.order.where
@@ -340,13 +367,13 @@ class _Run:
             env=self.environment,
             model=ChatModel(self.model, self.chat_template_kwargs),
             engines=self.engines,
-            strategy=order.strategy,
+            strategy=self.strategy,
             samples=order.work.samples,
             seed=order.seed,
             out=Output(self.out, order.mode, facts, self.telemetry),
             budget=self.budget,
+            pools=self.pools,
             sampling=self.sampling,
-            retries=order.retries,
             on_progress=self._told,
         )
 
@@ -375,10 +402,23 @@ def _environment(order: RolloutOrder, *, by_value: bool) -> Environment:
     here = import_from_here()
     scales = {"token_scale": order.work.token_scale, "tool_scale": order.work.tool_scale}
     given = {name: value for name, value in scales.items() if value is not None}
-    environment = load_environment(order.work.env, options=given)
-    if by_value:
-        _send_by_value(order.work.env.partition(":")[0], here)
-    return environment
+    return mixed_environment(
+        order.work.env,
+        partial(_loaded, options=given, reward=order.work.reward, here=here if by_value else ""),
+    )
+
+
+def _loaded(spec: str, *, options: dict[str, float], reward: str | None, here: str) -> Environment:
+    """One environment, with the reward that was given in place of its own; `here` is sent to workers by value."""
+    environment = load_environment(spec, options=options)
+    if here:
+        _send_by_value(spec.partition(":")[0], here)
+    if reward is None:
+        return environment
+    scored = rewarded(environment, reward)
+    if here and not reward.startswith(("http://", "https://")):
+        _send_by_value(reward.partition(":")[0], here)
+    return scored
 
 
 def _groups_text(plan: ClusterPlan) -> str:

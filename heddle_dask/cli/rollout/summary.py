@@ -15,13 +15,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from heddle_dask.environments.mix import MixShare
 from heddle_dask.records.causes import CauseCounts, Ended
 from heddle_dask.records.trajectory import Status, StepRecord, TrajectoryOutline, TrajectoryRecord
 
@@ -50,6 +51,8 @@ class Tally:
         Whether the time to a first token includes the wait in the engine's own queue: vLLM does not tell them apart.
     longest_s, critical_s
         Of one trajectory: from its start to its end, and without queueing.
+    mix
+        What was sampled and consumed of each environment, by name; empty where there is one.
     """
 
     slots: int = 0
@@ -72,11 +75,14 @@ class Tally:
     critical_s: float = 0.0
     engine_s: float = 0.0
     tool_cpu_s: float = 0.0
+    mix: dict[str, MixShare] = field(default_factory=dict)
 
     def add(self, record: TrajectoryRecord | TrajectoryOutline, timed: bool = True) -> None:
         """Count one trajectory; its times only when `timed`: clocks of two sessions do not compare."""
         self.statuses[record.status] += 1
         self.causes.add(Ended(record.trajectory_id, record.status, record.cause, record.detail))
+        if record.environment in self.mix:
+            self.mix[record.environment].consumed += record.status in ("completed", "truncated")
         self.steps += len(record.steps)
         self.actions += len(record.actions)
         if record.reward is not None:
@@ -165,6 +171,7 @@ class Tally:
             "bound_share": _rounded(bound_s / makespan_s) if bound_s and makespan_s else None,
             "out": out,
             "causes": [row.as_json() for row in self.causes.rows()],
+            "mix": {name: asdict(share) for name, share in self.mix.items()},
         }
 
 
@@ -183,6 +190,10 @@ def table(tally: Tally, out: str | None) -> Table:
 def _rows(tally: Tally) -> Iterable[tuple[str, str]]:
     ends = ", ".join(f"{count} {status}" for status, count in tally.statuses.items() if count)
     yield "trajectories", f"{tally.trajectories} ({ends})" if ends else "none"
+    sampled = max(1, sum(part.sampled for part in tally.mix.values()))
+    for name, part in tally.mix.items():
+        shares = f"{part.sampled / sampled:.0%} sampled, {part.share:.0%} asked"
+        yield f"mix {name}", f"{part.consumed} of {part.sampled} ended ({shares})"
     if tally.reward_mean is None:
         yield "reward", "unknown"
     else:

@@ -29,7 +29,7 @@ def show(
     as_json: bool,
     seed: int,
 ) -> None:
-    """Show a stored run, one trajectory of it, or those that failed; changes nothing."""
+    """Show a stored run, one trajectory of it, those that failed, or a training; changes nothing."""
     if failed and trajectory is not None:
         raise BadInput("--failed and --trajectory exclude each other: use one")
     for option, path in (("--html", html), ("--perfetto", perfetto)):
@@ -37,6 +37,17 @@ def show(
             raise BadInput(f"{option} is of the whole run: leave --failed and --trajectory away")
         if path is not None:
             check_writable(option, path)
+    if (run / "run.json").is_file():
+        if failed or trajectory is not None or html is not None or perfetto is not None:
+            raise BadInput(
+                f"{run} is a training: give its trajectories, {run / 'rollout.zarr'}, to this option"
+            )
+        from heddle_dask.cli.show.training_report import show_training
+
+        result = show_training(run, to_stderr=as_json)
+        if as_json:
+            print_json(result)
+        return
     from heddle_dask.cli.show.report import show_failed, show_run, show_trajectory
 
     if failed:

@@ -12,7 +12,7 @@ from rich.table import Table
 from heddle_dask.cli.rollout.summary import Tally
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver.recorded_sessions import control_lines
+from heddle_dask.live.driver.recorded_sessions import control_lines, own_lines
 from heddle_dask.live.driver.run_writer import journal_path
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.views.accounts import NS_PER_S, PHASE_TITLE, account_of
@@ -44,7 +44,7 @@ def journalled_sessions(run: StoredRun) -> list[SessionFacts]:
     sessions: list[SessionFacts] = []
     if not journal.exists():
         return sessions
-    for facts, lines in control_lines(run.path):
+    for facts, lines in own_lines(control_lines(run.path)):
         if facts is not None:
             sessions.append(SessionFacts())
         try:

@@ -152,7 +152,14 @@ def show_trajectory(path: Path, name: str, *, to_stderr: bool) -> dict[str, Any]
         _print_passage(console, passage)
     if record.detail:
         console.print(Text(f"\n{record.detail}", "red"))
-    return {**facts, "detail": record.detail, "passages": [passage.as_json() for passage in shown]}
+    if record.reward_detail:
+        console.print(Text(f"\nits reward: {record.reward_detail}", "red"))
+    return {
+        **facts,
+        "detail": record.detail,
+        "reward_detail": record.reward_detail,
+        "passages": [passage.as_json() for passage in shown],
+    }
 
 
 def _print_passage(console: Console, passage: Passage) -> None:

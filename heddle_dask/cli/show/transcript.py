@@ -51,6 +51,7 @@ def trajectory_facts(record: TrajectoryRecord) -> dict[str, Any]:
         "status": record.status,
         "cause": record.cause,
         "reward": record.reward,
+        "reward_cause": record.reward_cause,
         "reward_parts": dict(record.reward_parts),
         "metadata": dict(record.metadata),
         "branches": len(record.branches),
@@ -124,7 +125,13 @@ def _action_title(action: ActionRecord) -> str:
 
 
 def _action_times(action: ActionRecord) -> dict[str, float]:
-    return _known(queue=action.queue_s, run=action.run_s)
+    waits = _known(quota=action.quota_s, load=action.load_s)
+    cores_s = action.queue_s - sum(waits.values())
+    return {
+        **_known(cores=cores_s),
+        **{name: s for name, s in waits.items() if s},
+        **_known(run=action.run_s),
+    }
 
 
 def _known(**seconds: float) -> dict[str, float]:

@@ -22,6 +22,8 @@ PHASE_STYLES: Final = {
     "llm queue": "yellow",
     "generating": "green",
     "tool queue": "magenta",
+    "quota": "bright_magenta",
+    "service load": "bright_yellow",
     "tool": "blue",
     "reward": "cyan",
     "migration": "red",
@@ -76,6 +78,20 @@ def shortened(text: str, width: int) -> str:
     return f"{text[:left]}…{text[len(text) - (width - 1 - left) :]}"
 
 
+def _runs(snapshot: Snapshot, width: int) -> list[Text]:
+    """The runs that share the cluster; nothing for one that is alone."""
+    runs = snapshot.get("runs") or []
+    if len(runs) < 2:
+        return []
+    tokens = sum(run["generated_tokens"] for run in runs) or 1
+    told = (
+        f"{run['session']} weight {run['weight']:g}, live {run['live']:,}, held {run['held']:,}, "
+        f"{run['generated_tokens'] / tokens:.0%} of the tokens"
+        for run in runs
+    )
+    return [_line(f"runs: {' · '.join(told)}", width)]
+
+
 def _head(snapshot: Snapshot, width: int) -> list[Text]:
     counts = snapshot["counts"]
     state = "" if snapshot["is_open"] else " (ended)"
@@ -92,6 +108,7 @@ def _head(snapshot: Snapshot, width: int) -> list[Text]:
             width,
             "bold",
         ),
+        *_runs(snapshot, width),
         _line(
             f"trajectories: live {counts['live']:,} · ended {ended:,} of {counts['submitted']:,}{failed}",
             width,

@@ -31,6 +31,8 @@ LIGHT: Mapping[str, str] = {
     "decode": "#0072b2",
     "generation": "#3a6ea5",
     "tool_queue": "#d9c52e",
+    "quota": "#c77cff",
+    "service_load": "#8c6d1f",
     "tool": "#009e73",
     "reward": "#7fbf7b",
     "lost": "#d55e00",

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Final
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import ActionId
+from heddle_dask.core.nouns import ActionRequest
+from heddle_dask.core.resources import api_of
 from heddle_dask.views.history.lanes import HostRow, Lane, OpenAction
+from heddle_dask.views.history.phases import QUOTA, SERVICE_LOAD, TOOL_QUEUE
 
 if TYPE_CHECKING:
     from heddle_dask.views.history.run_history import RunHistory
@@ -35,6 +38,8 @@ class ActionHistory:
         Actions that have not reported.
     hosts
         Hosts by id.
+    loading
+        Model services that are being loaded, by host, first GPU and number of GPUs.
     labels
         Totals by kind and label; labels beyond the first `MOST_LABELS` are counted as ``other``.
     """
@@ -44,6 +49,7 @@ class ActionHistory:
         self.open: dict[ActionId, OpenAction] = {}
         self.hosts: dict[str, HostRow] = {}
         self.labels: dict[tuple[str, str], LabelCounts] = {}
+        self.loading: dict[tuple[str, int, int], str] = {}
 
     def counted_as(self, kind: str, label: str) -> tuple[str, str]:
         """The key of `labels` for an action, which exists afterwards."""
@@ -54,13 +60,34 @@ class ActionHistory:
             self.labels.setdefault(key, LabelCounts())
         return key
 
+    def waits_for(self, action: OpenAction) -> int:
+        """The phase of a trajectory whose actions all wait, as far as this action is concerned."""
+        if action.service and action.service in self.loading.values():
+            return SERVICE_LOAD
+        return QUOTA if action.asks_api else TOOL_QUEUE
+
+    def service_loads(self, command: cmd.LoadService, at: float) -> None:
+        """A model service begins to load."""
+        self.loading[command.host_id, command.first_gpu, command.gpus] = command.service
+        self._service_changed(command.service, at)
+
+    def service_loaded(self, event: ev.ServiceLoaded) -> None:
+        """A load of a model service has ended."""
+        self.loading.pop((event.host_id, event.first_gpu, event.gpus), None)
+        self._service_changed(event.service, event.at)
+
+    def _service_changed(self, service: str, at: float) -> None:
+        for action in self.open.values():
+            if action.service == service and action.host is None:
+                self._changed(action.lane, at)
+
     def requested(self, event: ev.ActionRequested) -> None:
         """A trajectory requests an action."""
         spec = event.action
         lane = self._run.lanes.get(spec.trajectory_id)
         if lane is None:
             return
-        action = OpenAction(lane, spec.label, spec.kind, spec.pool)
+        action = OpenAction(lane, spec.label, spec.kind, spec.pool, _asks_api(spec), spec.service)
         self.open[spec.action_id] = lane.actions[spec.action_id] = action
         self.counted_as(spec.kind, spec.label)
         self._run.engines.leave(lane)
@@ -115,6 +142,8 @@ class ActionHistory:
         host = self.hosts.pop(event.host_id, None)
         if host is None:
             return
+        for key in [key for key in self.loading if key[0] == event.host_id]:
+            self._service_changed(self.loading.pop(key), event.at)
         if host.running:  # a worker also leaves and comes again when a session starts, with nothing on it
             self._run.failures.count("host", "tool worker lost", event.at)
         for action_id in host.running:
@@ -140,3 +169,7 @@ class ActionHistory:
     def _changed(self, lane: Lane, at: float) -> None:
         if lane.step is None and lane.ended_s is None:
             self._run.rest(lane, at)
+
+
+def _asks_api(spec: ActionRequest) -> bool:
+    return any(api_of(name) is not None for name in spec.demand.names)

@@ -71,6 +71,7 @@ def picture_of(
         lengths=history.lengths.pairs(),
         lengths_seen=history.lengths.seen,
         lines_missing=lines_missing,
+        training=history.training.view(),
     )
 
 

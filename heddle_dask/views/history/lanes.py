@@ -57,6 +57,8 @@ class OpenAction:
     label: str
     kind: str
     pool: str
+    asks_api: bool = False
+    service: str = ""
     host: str | None = None
     cpus: int = 0
 

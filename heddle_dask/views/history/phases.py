@@ -15,6 +15,8 @@ TOOL_QUEUE: Final = 4
 TOOL: Final = 5
 REWARD: Final = 6
 MIGRATION: Final = 7
+QUOTA: Final = 8
+SERVICE_LOAD: Final = 9
 
 PHASES: Final = (
     "admission",
@@ -25,8 +27,10 @@ PHASES: Final = (
     "tool",
     "reward",
     "migration",
+    "quota",
+    "service load",
 )
-"""Names by number, in the order in which a trajectory meets them."""
+"""Names by number."""
 
 PHASE_MEANINGS: Final = {
     "admission": "submitted, waits for admission",
@@ -34,7 +38,9 @@ PHASE_MEANINGS: Final = {
     "llm queue": "its step waits for an engine, or at the engine for a slot",
     "generating": "its step was sent to its engine: the engine's own queue, prefill and decode, which events do not "
     "tell apart",
-    "tool queue": "all its actions wait for CPUs",
+    "tool queue": "all its actions wait for cores, memory or GPUs",
+    "quota": "all its actions wait, one of them for the quota of an API",
+    "service load": "all its actions wait, one of them for its model service to be loaded",
     "tool": "a tool runs",
     "reward": "its reward is computed",
     "migration": "its step waits for the end of a move: the part of the move that is not hidden",

@@ -18,6 +18,7 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.commands import PREEMPTED_FOR
 from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
+from heddle_dask.core.run_record import plain_name
 from heddle_dask.views.history.action_history import ActionHistory
 from heddle_dask.views.history.engine_history import EngineHistory
 from heddle_dask.views.history.failure_tally import FailureTally
@@ -33,10 +34,10 @@ from heddle_dask.views.history.phases import (
     PHASES,
     REWARD,
     TOOL,
-    TOOL_QUEUE,
 )
 from heddle_dask.views.history.run_snapshot import LengthPair
 from heddle_dask.views.history.thinned_series import ThinnedSeries
+from heddle_dask.views.history.training_history import TrainingHistory
 
 TOTALS: Final = (
     "live",
@@ -92,11 +93,14 @@ class RunHistory:
             self.series.add_column(total)
         self.engines = EngineHistory(self)
         self.actions = ActionHistory(self)
-        engines, actions = self.engines, self.actions
+        self.training = TrainingHistory(self)
+        engines, actions, training = self.engines, self.actions, self.training
         self._events: dict[type, Callable[[Any], None]] = {
             ev.TrajectorySubmitted: self._submitted,
             ev.TrajectoryForked: self._forked,
+            ev.ProgramEnded: self._program_ended,
             ev.TrajectoryEnded: self._ended,
+            ev.RunEnded: self._run_ended,
             ev.StepRequested: self._step_requested,
             ev.StepStarted: self._step_started,
             ev.StepFinished: self._step_finished,
@@ -105,14 +109,19 @@ class RunHistory:
             ev.StepCancelled: self._step_cancelled,
             ev.PredictionMade: self._predicted,
             ev.MoveEnded: engines.move_ended,
-            ev.EngineJoined: engines.joined,
-            ev.EngineLost: engines.lost,
+            ev.EngineJoined: self._engine_joined,
+            ev.EngineLost: self._engine_lost,
             ev.EngineDraining: engines.draining,
             ev.EngineExpiring: engines.expiring,
             ev.ActionRequested: actions.requested,
             ev.ActionFinished: actions.finished,
             ev.HostJoined: actions.host_joined,
             ev.HostLost: actions.host_lost,
+            ev.ServiceLoaded: actions.service_loaded,
+            ev.OptimizerStepEnded: training.step_ended,
+            ev.WeightsPublished: training.published,
+            ev.WeightsFetched: training.fetched,
+            ev.WeightsInstalled: training.installed,
         }
         self._commands: dict[type, Callable[[Any, float], None]] = {
             cmd.AdmitTrajectory: self._admitted,
@@ -123,6 +132,7 @@ class RunHistory:
             cmd.ReleaseEngine: engines.drained,
             cmd.RunAction: actions.started,
             cmd.GiveUpAction: actions.given_up,
+            cmd.LoadService: actions.service_loads,
         }
 
     def take(self, event: ev.Event, commands: Sequence[cmd.Command]) -> None:
@@ -150,6 +160,14 @@ class RunHistory:
         """Trajectories that are admitted and have not ended."""
         return len(self.lanes) - self.by_phase[ADMISSION]
 
+    def _engine_joined(self, event: ev.EngineJoined) -> None:
+        self.engines.joined(event)
+        self.training.joined(event)
+
+    def _engine_lost(self, event: ev.EngineLost) -> None:
+        self.engines.lost(event)
+        self.training.lost(event)
+
     # -- lanes -------------------------------------------------------------------------------------
 
     def enter(self, lane: Lane, phase: int, at: float) -> None:
@@ -174,7 +192,8 @@ class RunHistory:
             if action.host is not None:
                 phase = REWARD if action.kind == "reward" else TOOL
                 break
-            phase = TOOL_QUEUE
+            if phase == DRIVER:
+                phase = self.actions.waits_for(action)
         self.enter(lane, phase, at)
 
     def _submitted(self, event: ev.TrajectorySubmitted) -> None:
@@ -202,6 +221,19 @@ class RunHistory:
         if lane is not None:
             lane.admitted_s = at
             self.enter(lane, DRIVER, at)
+
+    def _run_ended(self, event: ev.RunEnded) -> None:
+        for name in [name for name in self.lanes if plain_name(name)[0] == event.run_id]:
+            self._ended(ev.TrajectoryEnded(event.at, name, "aborted"))
+
+    def _program_ended(self, event: ev.ProgramEnded) -> None:
+        lane = self.lanes.get(event.trajectory_id)
+        if lane is None:
+            return
+        self._uncount(lane)
+        lane.move_home(None)
+        lane.step = None
+        self.rest(lane, event.at)
 
     def _ended(self, event: ev.TrajectoryEnded) -> None:
         lane = self.lanes.pop(event.trajectory_id, None)

@@ -220,6 +220,67 @@ class RunSeries:
 
 
 @dataclass(frozen=True, slots=True)
+class RunShare:
+    """One of the open sessions, which share the cluster.
+
+    Attributes
+    ----------
+    weight
+        Its share of engines and pools, relative to that of the others.
+    live, not_admitted
+        Its trajectories that are admitted and have not ended, and those that wait for admission.
+    held
+        Its steps that wait for their turn at an engine.
+    generated_tokens
+        Tokens that it has generated so far.
+    """
+
+    session: str
+    strategy: str
+    weight: float
+    live: int
+    not_admitted: int
+    held: int
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPoint:
+    """Figures of one training step, by the names of `metrics.jsonl`."""
+
+    step: int
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingView:
+    """Training on this cluster.
+
+    Attributes
+    ----------
+    optimizer_steps
+        Finished optimiser steps of the line of training `lineage`.
+    published
+        The newest version in the weight store, as text; empty before the first.
+    engines_by_version
+        Number of engines that sample with each version.
+    updates, paused_mean_s, paused_max_s
+        Installations of new weights on engines, and for how long an engine paused for one.
+    points
+        The latest training steps, oldest first.
+    """
+
+    lineage: str
+    optimizer_steps: int
+    published: str
+    engines_by_version: Mapping[str, int]
+    updates: int
+    paused_mean_s: float
+    paused_max_s: float
+    points: tuple[TrainingPoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RunCounts:
     """Totals of the session up to its latest event.
 
@@ -274,6 +335,10 @@ class RunSnapshot:
         A sample of the finished trajectories with a prediction; `lengths_seen`: of how many.
     lines_missing
         Events that the history could not take (0 unless it has failed).
+    runs
+        The sessions that are open now; the other figures are of all of them.
+    training
+        None while nothing is trained.
     """
 
     format: int
@@ -297,6 +362,8 @@ class RunSnapshot:
     lengths: tuple[LengthPair, ...]
     lengths_seen: int
     lines_missing: int = 0
+    runs: tuple[RunShare, ...] = ()
+    training: TrainingView | None = None
 
     def as_json(self) -> dict[str, Any]:
         """JSON-able form; numbers that JSON does not have are null."""

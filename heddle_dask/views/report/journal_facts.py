@@ -15,6 +15,7 @@ from heddle_dask.core import commands as cm
 from heddle_dask.core import events as ev
 from heddle_dask.core.journal_codec import missing_lines
 from heddle_dask.core.nouns import EngineDescription, HostDescription
+from heddle_dask.core.resources import Resources
 from heddle_dask.views.accounts import ControlFacts, StepWaits
 
 Row = Sequence[Any]
@@ -87,6 +88,7 @@ def _places(kind: type[Any], *names: str) -> tuple[int, ...]:
 
 _SUBMITTED = _places(ev.TrajectorySubmitted, "at", "trajectory")
 _FORKED = _places(ev.TrajectoryForked, "at", "trajectory", "parent")
+_PROGRAM_ENDED = _places(ev.ProgramEnded, "at", "trajectory_id")
 _ENDED = _places(ev.TrajectoryEnded, "at", "trajectory_id")
 _REQUESTED = _places(ev.StepRequested, "at", "step")
 _STARTED = _places(ev.StepStarted, "at", "step_id", "engine_id")
@@ -138,6 +140,7 @@ class SessionFacts:
         self._takes: dict[str, Callable[[Row], None]] = {
             "TrajectorySubmitted": self._submitted,
             "TrajectoryForked": self._forked,
+            "ProgramEnded": self._program_ended,
             "TrajectoryEnded": self._ended,
             "StepRequested": self._requested,
             "StepStarted": self._started,
@@ -196,6 +199,10 @@ class SessionFacts:
         facts = self.trajectories.get(row[_ADMIT[0]])
         if facts is not None and math.isnan(facts.admitted_s):
             facts.admitted_s = at
+
+    def _program_ended(self, row: Row) -> None:
+        _, name = (row[place] for place in _PROGRAM_ENDED)
+        self._close(name, math.nan, is_failure=False)
 
     def _ended(self, row: Row) -> None:
         at, name = (row[place] for place in _ENDED)
@@ -317,7 +324,8 @@ class SessionFacts:
 
     def _host_joined(self, row: Row) -> None:
         at, host = (row[place] for place in _HOST)
-        described = HostDescription(*host)
+        host_id, (amounts,), pool = host
+        described = HostDescription(host_id, Resources.of(dict(amounts)), pool)
         self.hosts[described.host_id] = HostFacts(described.host_id, described.cpus, at)
 
     def _host_lost(self, row: Row) -> None:

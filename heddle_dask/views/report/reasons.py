@@ -94,7 +94,11 @@ def _phrase(record: AnyRecord, account: Account, phase: Phase, typical: Typical,
         case Phase.LLM_QUEUE:
             return f"waited {shown_s(seconds)} for an engine or a slot, {share}"
         case Phase.TOOL_QUEUE:
-            return f"waited {shown_s(seconds)} for CPUs of its actions, {share}"
+            return f"waited {shown_s(seconds)} for resources of its actions, {share}"
+        case Phase.QUOTA:
+            return f"waited {shown_s(seconds)} for the quota of an API, {share}"
+        case Phase.SERVICE_LOAD:
+            return f"waited {shown_s(seconds)} for model services to be loaded, {share}"
         case Phase.MIGRATION:
             return f"waited {shown_s(seconds)} for its context to move, {share}"
         case Phase.LOST:

@@ -313,6 +313,8 @@ def pools_section(figures: RunFigures, axis: RunAxis) -> str:
         "run p99",
         "wait mean",
         "wait p99",
+        "of it for quotas",
+        "of it for loading",
         "CPU seconds",
     ]
     return section("Actions and pools", *parts, table(head, rows, texts=(0, 1)))
@@ -338,6 +340,8 @@ def _action_row(label: str, use: ActionUse) -> list[str]:
         ),
         *_mean_and_p99(use.run_s),
         *_mean_and_p99(use.queue_s),
+        _mean_and_p99(use.quota_s)[0],
+        _mean_and_p99(use.load_s)[0],
         f"{use.cpu_s:,.1f}",
     ]
 

@@ -94,6 +94,8 @@ class ActionUse:
     statuses: Counter[str] = field(default_factory=Counter)
     run_s: list[float] = field(default_factory=list)
     queue_s: list[float] = field(default_factory=list)
+    quota_s: list[float] = field(default_factory=list)
+    load_s: list[float] = field(default_factory=list)
     cpu_s: float = 0.0
 
 
@@ -226,6 +228,8 @@ class RunFigures:
             return
         use.run_s.append(action.run_s)
         use.queue_s.append(action.queue_s)
+        use.quota_s.append(action.quota_s)
+        use.load_s.append(action.load_s)
         use.cpu_s += action.run_s * action.cpus
         begun_s = action.finished_s - action.run_s
         self.running_actions[session].add(begun_s, action.finished_s)

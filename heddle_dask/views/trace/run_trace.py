@@ -171,7 +171,14 @@ def _actions(out: PerfettoTrace, placed: _Placed, axis: Axis) -> None:
                 "kind": action.kind,
                 "status": action.status,
                 "cpus": action.cpus,
-                "queue_s": 0.0 if math.isnan(action.queue_s) else action.queue_s,
+                **{
+                    f"{name}_s": 0.0 if math.isnan(seconds) else seconds
+                    for name, seconds in (
+                        ("queue", action.queue_s),
+                        ("quota", action.quota_s),
+                        ("load", action.load_s),
+                    )
+                },
             }
             start, stop = (
                 _ns(axis, session, each) for each in (action.finished_s - action.run_s, action.finished_s)

@@ -139,7 +139,12 @@ def _action_span(action: ActionRecord, end_s: float) -> Span:
         "heddle.cpus": action.cpus,
         "heddle.branch": action.branch,
     }
-    times = {"heddle.queue_s": action.queue_s, "heddle.run_s": action.run_s}
+    times = {
+        "heddle.queue_s": action.queue_s,
+        "heddle.quota_s": action.quota_s,
+        "heddle.load_s": action.load_s,
+        "heddle.run_s": action.run_s,
+    }
     attributes |= {name: value for name, value in times.items() if not math.isnan(value)}
     failed = action.status not in ("ok", "pending")
     if failed:

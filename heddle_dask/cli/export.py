@@ -1,0 +1,90 @@
+"""``heddle export``: a run or the batches of a training in the form of another program."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.core.errors import BadInput
+
+_FORMS = ("parquet", "npz", "prime-rl", "verl")
+
+
+@click.command("export")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--as", "form", type=click.Choice(_FORMS), default="parquet", show_default=True, help="The form."
+)
+@click.option(
+    "--groups-per-step",
+    type=int,
+    default=None,
+    metavar="N",
+    help="Groups of a stored run in an optimiser step; all of them in one without it.",
+)
+@click.option(
+    "--advantages",
+    default="mean",
+    show_default=True,
+    metavar="NAME",
+    help="mean, mean-std or package.module:function.",
+)
+@click.option("--ranks", type=int, default=1, show_default=True, help="Data-parallel ranks of prime-rl.")
+@click.option(
+    "--pad-token-id", type=int, default=0, show_default=True, help="Fills short sequences for verl."
+)
+@shared_options
+def export(
+    run: Path,
+    out: Path,
+    form: str,
+    groups_per_step: int | None,
+    advantages: str,
+    ranks: int,
+    pad_token_id: int,
+    as_json: bool,
+    seed: int,
+) -> None:
+    """Write RUN, a stored run or the folder of a training, to OUT: a file for Parquet, else a folder."""
+    if form == "parquet":
+        from heddle_dask.records.exporters import export_parquet
+        from heddle_dask.records.reader import RunReader
+
+        counts = {"rows": export_parquet(RunReader(run), out)}
+    else:
+        counts = _export_steps(run, out, form, groups_per_step, advantages, ranks, pad_token_id)
+    if as_json:
+        print_json({"out": str(out), "form": form, **counts})
+    else:
+        click.echo(
+            f"{out}: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
+        )
+
+
+def _export_steps(
+    run: Path,
+    out: Path,
+    form: str,
+    groups_per_step: int | None,
+    advantages: str,
+    ranks: int,
+    pad_token_id: int,
+) -> dict[str, int]:
+    from heddle_dask.records.schema import is_ours
+    from heddle_dask.training.advantages import advantage_function
+    from heddle_dask.training.exports.steps import ExportOptions, export_batches, export_run
+
+    options = ExportOptions(form, advantage_function(advantages), ranks, pad_token_id)
+    if is_ours(run):
+        return asdict(
+            export_run(run, out, options, 2**31 - 1 if groups_per_step is None else groups_per_step)
+        )
+    if groups_per_step is not None:
+        raise BadInput(
+            "--groups-per-step is for a stored run: the batches of a training are exported as they are"
+        )
+    return asdict(export_batches(run, out, options))

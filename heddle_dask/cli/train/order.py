@@ -1,0 +1,251 @@
+"""The options of ``heddle train``, parsed and checked against one another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from heddle_dask.cli.rollout.order import RolloutOrder
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.staleness import StalenessBound
+from heddle_dask.core.weight_policy import WeightUpdatePolicy
+from heddle_dask.engines.kinds import engine_kind
+from heddle_dask.engines.vllm_command import VllmOptions
+from heddle_dask.environments.held_out import training_name
+from heddle_dask.environments.mix import parse_mix
+from heddle_dask.live.training.trackers import check_tracker
+from heddle_dask.training.group_plan import GroupPlan
+from heddle_dask.training.plan import TrainingPlan, plan_of_mode
+from heddle_dask.training.run_directory import DirectoryMode, TrainingDirectory
+from heddle_dask.training.sample_buffer import BatchRule
+from heddle_dask.training.trainable_sampling import check_trainable_sampling
+from heddle_dask.training.trainer_spec import TrainerSpec
+
+ONE_EVALUATION_LESS = 10**9
+"""``--eval-every`` when only the first and the last weights are evaluated: no training has as many steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationOrder:
+    """What ``--eval-…`` say; `tasks` 0: nothing is evaluated."""
+
+    tasks: int
+    every: int
+    samples: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOrder:
+    """One training as ordered on the command line.
+
+    Attributes
+    ----------
+    rollout
+        How and where trajectories are rolled out.
+    store
+        URI of the weight store; None: in the directory.
+    trainer
+        Fields of `TrainerSpec`, but for the model, the lineage and where checkpoints are.
+    """
+
+    rollout: RolloutOrder
+    plan: TrainingPlan
+    groups: GroupPlan
+    rule: BatchRule
+    directory: TrainingDirectory
+    mode: DirectoryMode
+    store: str | None
+    trainer: Mapping[str, Any]
+    evaluation: EvaluationOrder
+    report_to: tuple[str, ...]
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], given: frozenset[str], by_default: frozenset[str]) -> TrainOrder:
+        """Check and group the values of all options.
+
+        Raises
+        ------
+        BadInput
+        """
+        directory = TrainingDirectory(options["out"])
+        mode: DirectoryMode = "create"
+        if options["resume"] or options["overwrite"]:
+            mode = "resume" if options["resume"] else "overwrite"
+        check_sampling(options)
+        for name in options["report_to"]:
+            check_tracker(name)
+        evaluation = EvaluationOrder(
+            options["eval_tasks"],
+            options["eval_every"] or ONE_EVALUATION_LESS,
+            options["eval_samples"],
+            options["eval_temperature"],
+        )
+        plan = plan_of_mode(
+            options["mode"],
+            options["steps"],
+            alpha=options["alpha"],
+            depth=options["depth"],
+            switch=options["switch"],
+            evaluate_every=evaluation.every if evaluation.tasks else 0,
+        )
+        groups, rule = _groups(options, plan)
+        directory.check(mode)
+        return cls(
+            _rollout_order(options, directory, given, by_default),
+            plan,
+            groups,
+            rule,
+            directory,
+            mode,
+            options["store"],
+            trainer_options(options),
+            evaluation,
+            tuple(options["report_to"]),
+        )
+
+    def description(self, model: str, tokenizer: str) -> dict[str, Any]:
+        """For ``run.json``: what a resumed training must have in common with this one, and what it may change."""
+        work, limits = self.rollout.work, self.rollout.limits
+        return {
+            "environment": work.env,
+            "reward": work.reward,
+            "model": model,
+            "tokenizer": tokenizer,
+            "groups": self.groups.groups_per_batch,
+            "samples": self.groups.members,
+            "seed": self.rollout.seed,
+            "temperature": limits.temperature,
+            "limits": [limits.max_steps, limits.max_step_tokens, limits.max_context_tokens],
+            "lora_rank": self.trainer.get("lora_rank", 0),
+            "steps": self.plan.steps,
+            "learning": {**self.trainer, **_plain(self.plan), **_plain(self.groups)},
+            "evaluation": _plain(self.evaluation),
+            "engines": [self.rollout.fleet.engine, self.rollout.fleet.engines],
+        }
+
+
+def check_sampling(options: Mapping[str, Any]) -> None:
+    """Refuse options of sampling whose tokens cannot be trained on.
+
+    Raises
+    ------
+    BadInput
+    """
+    check_trainable_sampling(
+        "heddle train", **{name: options[name] for name in ("temperature", "top_p", "top_k", "min_p")}
+    )
+
+
+def _groups(options: Mapping[str, Any], plan: TrainingPlan) -> tuple[GroupPlan, BatchRule]:
+    samples = options["samples"]
+    trajectories = options["batch"] or options["groups"] * samples
+    bound = StalenessBound(
+        plan.alpha,
+        options["staleness"],
+        trajectories,
+        redundant_trajectories=_redundant(options, trajectories // samples, samples),
+    )
+    is_redundant = options["extra_groups"] > 0 or options["extra_samples"] > 0
+    rule = BatchRule.of(bound, samples, waits_for_oldest=not is_redundant)
+    groups = GroupPlan(
+        samples,
+        options["extra_samples"],
+        rule.groups,
+        options["extra_groups"],
+        options["late"],
+        staleness=bound,
+        weights=WeightUpdatePolicy(order=options["update_order"], keep_kv=options["keep_kv"]),
+    )
+    return groups, rule
+
+
+def _redundant(options: Mapping[str, Any], groups: int, samples: int) -> int:
+    """Trajectories that run beyond those of one batch."""
+    extra = options["extra_samples"]
+    running = (groups + options["extra_groups"]) * (samples + extra)
+    return int(running - groups * samples)
+
+
+def _rollout_order(
+    options: Mapping[str, Any],
+    directory: TrainingDirectory,
+    given: frozenset[str],
+    by_default: frozenset[str],
+) -> RolloutOrder:
+    """The rollout of a training, with what only other rollouts have left out."""
+    parts = parse_mix(options["env"])
+    env = ",".join(f"{training_name(part.spec)}={part.weight:g}" for part in parts)
+    is_vllm = issubclass(engine_kind(options["engine"]).options_type, VllmOptions)
+    of_rollout = {
+        **options,
+        "env": env if len(parts) > 1 else training_name(parts[0].spec),
+        "out": directory.rollout,
+        "tasks": 1,
+        "run_timeout": None,
+        "tp_degrees": None,
+        "token_scale": None,
+        "tool_scale": None,
+        "logprobs": "processed" if is_vllm else None,
+    }
+    store_mode = "resume" if options["resume"] and directory.rollout.exists() else "create"
+    return RolloutOrder.of(of_rollout, store_mode, given, by_default)  # type: ignore[arg-type]
+
+
+def trainer_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `TrainerSpec` from ``--lr``, ``--lora`` and ``--trainer KEY=VALUE``.
+
+    Raises
+    ------
+    BadInput
+        An unknown key, or a value that no trainer can have.
+    """
+    chosen: dict[str, Any] = {
+        "learning_rate": options["lr"],
+        "ranks": options["trainer_ranks"],
+        "seed": options["seed"],
+    }
+    if options["lora"] is not None:
+        chosen["lora_rank"] = options["lora"]
+    allowed = [field.name for field in fields(TrainerSpec) if field.name not in _OF_LOOP]
+    for text in options["trainer_set"]:
+        key, equals, value = text.partition("=")
+        if not equals or key not in allowed:
+            raise BadInput(f"--trainer {text}: use KEY=VALUE with one of {', '.join(allowed)}")
+        chosen[key] = _value(value)
+    TrainerSpec(model="model", checkpoints="checkpoints", lineage="lineage", **chosen)
+    return chosen
+
+
+_OF_LOOP: Sequence[str] = ("model", "checkpoints", "lineage", "start")
+
+
+def _value(text: str) -> Any:
+    """A number, true or false, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    return {field.name: _json(getattr(value, field.name)) for field in fields(value)}
+
+
+def _json(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool | None) else _plain(value)
+
+
+def check_out_parent(directory: Path) -> None:
+    """Refuse a directory that cannot be made, before a cluster starts.
+
+    Raises
+    ------
+    BadInput
+    """
+    parent = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    if not parent.is_dir():
+        raise BadInput(f"--out {directory}: {parent} is no directory")

@@ -1,0 +1,264 @@
+"""Runs one training from the command line: cluster, rollout, trainer, loop, signals, result."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from uuid import uuid4
+
+from distributed import Client
+from rich.console import Console
+
+from heddle_dask.apis.rewarded import rewarded
+from heddle_dask.cli.cluster_choice import workers_joined
+from heddle_dask.cli.one_line import EXIT_FAILED, one_line
+from heddle_dask.cli.rollout.progress import ProgressDisplay
+from heddle_dask.cli.rollout.run import Outcome, RolloutRun, prepare_process
+from heddle_dask.cli.show.training_report import show_training
+from heddle_dask.cli.train.order import TrainOrder, check_out_parent
+from heddle_dask.engines.model_services.backend import ServiceFailed
+from heddle_dask.environments.base import Environment, Task
+from heddle_dask.environments.held_out import held_out_name
+from heddle_dask.environments.loading import load_environment
+from heddle_dask.environments.mix import mixed_source, parse_mix
+from heddle_dask.live.driver.continuation import tokenizer_digest
+from heddle_dask.live.driver.remote_trainer import RemoteTrainer
+from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.rollout_inputs import ChatModel
+from heddle_dask.live.driver.run_writer import journal_path
+from heddle_dask.live.driver.services import Sampling
+from heddle_dask.live.training.evaluation import Evaluation, HeldOutTasks
+from heddle_dask.live.training.going_on import OpenedTraining, begin_anew, go_on
+from heddle_dask.live.training.rollout_feed import StreamFeed
+from heddle_dask.live.training.sample_intake import SampleIntake
+from heddle_dask.live.training.store_check import check_store
+from heddle_dask.live.training.trackers import TRACKERS
+from heddle_dask.live.training.training import LiveTraining, TrainingParts
+from heddle_dask.live.training.weight_control import NoEngineUpdated, WeightControl
+from heddle_dask.training.json_lines import read_lines
+from heddle_dask.training.loop_messages import EndTraining
+from heddle_dask.training.step_seconds import StepSeconds
+from heddle_dask.training.stored_samples import BUFFER_LOG
+from heddle_dask.training.trainer import Trainer
+from heddle_dask.training.trainer_spec import TrainerSpec
+from heddle_dask.training.training_result import training_result
+from heddle_dask.weights.store import WeightStore
+
+_HELD_OUT_SEED = 1_000_003
+"""Added to the seed where a user's environment draws held-out tasks: its training tasks have other seeds."""
+
+
+def run_training(order: TrainOrder, *, to_stderr: bool) -> Outcome:
+    """Train; prints progress on stderr and the tables on stdout, or on stderr too.
+
+    Raises
+    ------
+    BadInput
+        An option that cannot be met; the message says which.
+    """
+    run = TrainRun(order, ProgressDisplay(Console(stderr=True)))
+    prepare_process()
+    try:
+        exit_code = asyncio.run(run.run())
+    finally:
+        run.remove_if_not_begun()
+    directory = order.directory
+    if directory.is_training():
+        show_training(directory.path, to_stderr=to_stderr)
+    result = training_result(
+        read_lines(directory.metrics), read_lines(directory.evaluations), str(directory.path), run.unlogged
+    )
+    if run.lost:
+        one_line(f"{run.lost}; {_go_on_text()}")
+    elif exit_code:
+        one_line(f"stopped after step {result['steps']} of {order.plan.steps}: {_go_on_text()}")
+    return Outcome(result, exit_code)
+
+
+def _go_on_text() -> str:
+    return "go on by the same command with --resume"
+
+
+class TrainRun(RolloutRun):
+    """One training. The constructor checks every option that can be checked without starting a process."""
+
+    def __init__(self, order: TrainOrder, progress: ProgressDisplay) -> None:
+        self.train = order
+        check_out_parent(order.directory.path)
+        super().__init__(order.rollout, progress)
+        self.shape = replace(self.shape, trainers=max(1, self.shape.trainers))
+        self.source = mixed_source(order.rollout.work.env, self._load, order.rollout.seed)
+        self.store = WeightStore(order.store or str(order.directory.weights))
+        check_store(self.store, self._own_lineages())
+        self.held_out = self._held_out()
+        self.unlogged = StepSeconds()
+        self._training: LiveTraining | None = None
+
+    def _load(self, spec: str) -> Environment:
+        environment = load_environment(spec)
+        reward = self.train.rollout.work.reward
+        return environment if reward is None else rewarded(environment, reward)
+
+    def _own_lineages(self) -> list[str]:
+        """Those of the training that is there: it is gone on with, or replaced."""
+        if not self.train.directory.is_training():
+            return []
+        return [str(each["lineage"]) for each in self.train.directory.description()["lineages"]]
+
+    def _held_out(self) -> list[HeldOutTasks]:
+        """The held-out tasks, in equal parts from each environment."""
+        asked = self.train.evaluation
+        if not asked.tasks:
+            return []
+        parts = parse_mix(self.train.rollout.work.env)
+        each = math.ceil(asked.tasks / len(parts))
+        return [
+            HeldOutTasks(
+                environment,
+                self._held_out_tasks(part.spec, environment, each),
+                asked.samples,
+                asked.temperature,
+            )
+            for part in parts
+            for environment in [self._load(held_out_name(part.spec))]
+        ]
+
+    def _held_out_tasks(self, spec: str, environment: Environment, count: int) -> Sequence[Task]:
+        seed = self.train.rollout.seed
+        return environment.tasks(count, seed if held_out_name(spec) != spec else seed + _HELD_OUT_SEED)
+
+    def _take_over(self, *, resumes: bool) -> None:
+        """A training looks at its own description (`TrainingDirectory.begin`)."""
+
+    async def run(self) -> int:
+        """Train to the end or to a signal; returns the exit code."""
+        order = self.train
+        description = order.description(self.model, tokenizer_digest(self.model))
+        order.directory.begin(description, order.mode, uuid4().hex[:8])
+        self.store.check_writable()
+        try:
+            return await super().run()
+        except (NoEngineUpdated, ServiceFailed) as error:
+            self.lost = str(error)
+            return EXIT_FAILED
+
+    def remove_if_not_begun(self) -> None:
+        """Remove a new directory in which no task was begun, so that the same command can be given again."""
+        directory = self.train.directory
+        if (
+            self.train.mode == "create"
+            and directory.is_training()
+            and not (directory.path / BUFFER_LOG).exists()
+        ):
+            shutil.rmtree(directory.path)
+
+    async def _roll_out(self, client: Client) -> None:
+        rollout = self._make(client)
+        if self.is_local:
+            await workers_joined(client, self.shape)
+        opened = await self._opened(client)
+        try:
+            async with rollout, AsyncExitStack() as stack:
+                self._rollout = rollout
+                ended = await self._train_on(client, rollout, opened, stack)
+            if not ended.stopped:
+                self.progress.message("done; ending every process")
+        finally:
+            opened.samples.close()
+            if client.status == "running":
+                await opened.trainer.close()
+
+    async def _opened(self, client: Client) -> OpenedTraining:
+        order = self.train
+
+        async def open_trainer(lineage: str, checkpoint: str) -> Trainer:
+            spec = TrainerSpec(
+                model=self.model,
+                checkpoints=str(order.directory.checkpoints.absolute()),
+                lineage=lineage,
+                start=checkpoint,
+                **order.trainer,
+            )
+            trainer = RemoteTrainer(client, spec)
+            await trainer.state()  # a model that it cannot load is refused before anything is rolled out
+            return trainer
+
+        if order.mode == "resume":
+            return await go_on(
+                order.directory, order.rule, self.store, open_trainer, journal_path(order.directory.rollout)
+            )
+        return await begin_anew(order.directory, order.rule, open_trainer)
+
+    async def _train_on(
+        self, client: Client, rollout: Rollout, opened: OpenedTraining, stack: AsyncExitStack
+    ) -> EndTraining:
+        order = self.train
+        feed = StreamFeed(rollout)
+        intake = SampleIntake(opened.samples, opened.lineage, feed.replace_groups)
+
+        def begun(group_id: str) -> None:
+            intake.begun(
+                group_id, opened.start.trained if self._training is None else self._training.installed
+            )
+
+        session = await feed.open(
+            self.source, order.groups, intake.accepts, intake.counted, begun, intake.dropped
+        )
+        stack.push_async_callback(feed.close)
+        trackers = tuple(
+            TRACKERS[name](order.directory.path, order.directory.description()["asked"])
+            for name in order.report_to
+        )
+        for tracker in trackers:
+            stack.callback(tracker.close)
+        parts = TrainingParts(
+            plan=order.plan,
+            lineage=opened.lineage,
+            feed=feed,
+            intake=intake,
+            trainer=opened.trainer,
+            store=self.store,
+            control=WeightControl(client, session, self._told),
+            evaluation=self._evaluation(client),
+            directory=order.directory,
+            trackers=trackers,
+            decode=rollout.template.decode,
+            note=self._told,
+        )
+        self._training = training = LiveTraining(parts, opened.start)
+        try:
+            return await training.run()
+        finally:
+            self.unlogged = training.unlogged_seconds
+
+    def _evaluation(self, client: Client) -> Evaluation | None:
+        if not self.held_out:
+            return None
+
+        def open_rollout(held_out: HeldOutTasks) -> Rollout:
+            return Rollout(
+                client,
+                env=held_out.environment,
+                model=ChatModel(self.model, self.chat_template_kwargs),
+                engines=self.engines,
+                strategy=self.order.strategy,
+                samples=held_out.samples,
+                seed=self.order.seed,
+                budget=self.budget,
+                pools=self.pools,
+                sampling=Sampling(held_out.temperature),
+            )
+
+        return Evaluation(self.held_out, open_rollout)
+
+    def _stop(self, to_resume: bool) -> None:
+        """On the first signal: end after the step that is being trained, or the start if there is none yet."""
+        self.progress.message("stopping after the step that is being trained; interrupt again to end at once")
+        if self._training is not None:
+            self._training.stop()
+        elif self._task is not None:
+            self._task.cancel()

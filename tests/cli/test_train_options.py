@@ -1,0 +1,109 @@
+"""``heddle train``: what is refused, in one line, before anything starts or is overwritten; what options come to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from heddle_dask.cli.main import heddle
+from heddle_dask.cli.rollout.command import rollout
+from heddle_dask.cli.train.command import NOT_OF_ROLLOUT, train
+from heddle_dask.core.errors import BadInput
+from heddle_dask.environments.held_out import held_out_name, training_name
+from heddle_dask.live.training.store_check import check_store
+from heddle_dask.training.run_directory import TrainingDirectory
+from heddle_dask.weights.store import WeightStore
+
+
+def run(*options: str, out: Path) -> Result:
+    return CliRunner().invoke(heddle, ["train", "--out", str(out), *options])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--alpha", "-1"], "alpha is -1"),
+        (["--alpha", "0"], "use mode sync"),
+        (["--mode", "sync", "--alpha", "1"], "alpha 1 in mode sync"),
+        (["--batch", "30", "--samples", "8"], "cannot be made of groups of 8: use 24 or 32"),
+        (["--samples", "1"], "group size"),
+        (["--temperature", "0"], "temperature is 0"),
+        (["--top-p", "0.9"], "top_p is 0.9"),
+        (["--top-k", "5"], "top_k is 5"),
+        (["--min-p", "0.1"], "min_p is 0.1"),
+        (["--env", "math:test"], "held-out tasks"),
+        (["--env", "replay:tau_dialogues"], "no policy to train"),
+        (["--env", "math=0"], "finite number above 0"),
+        (["--report-to", "paper"], "tensorboard, wandb, trackio"),
+        (["--trainer", "speed=2"], "use KEY=VALUE with one of"),
+        (["--trainer", "passes=0"], "trainer passes is 0"),
+        (["--resume"], "has no run.json"),
+        (["--resume", "--overwrite"], "exclude each other"),
+        (["--model", "no/such"], "does not exist"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(options: list[str], message: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = run(*options, out=out)
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert len(result.output.strip().splitlines()) == 1
+    assert not out.exists()
+
+
+def test_a_training_that_exists_is_not_touched(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    TrainingDirectory(out).begin({"steps": 3}, "create", "a")
+    before = (out / "run.json").read_bytes()
+    assert "--resume" in run(out=out).output
+    assert run(out=out).exit_code == 2
+    assert (out / "run.json").read_bytes() == before
+    assert [path.name for path in out.iterdir()] == ["run.json"]
+
+
+def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    result = run("--store", str(tmp_path / "file" / "store"), "--engine", "emulated", out=tmp_path / "run")
+    assert result.exit_code == 2, result.output
+    assert "cannot be written" in result.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_store_with_weights_of_another_training_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "store" / "other" / "00000001").mkdir(parents=True)
+    store = WeightStore(str(tmp_path / "store"))
+    with pytest.raises(BadInput, match=r"weights of another training \(other\)"):
+        check_store(store, ["mine"])
+    check_store(store, ["other"])
+
+
+def test_every_option_of_a_rollout_is_one_of_a_training_or_left_out_by_name() -> None:
+    names = {option.name for option in train.params}
+    missing = {option.name for option in rollout.params} - names
+    assert missing <= NOT_OF_ROLLOUT
+    assert len(names) == len(train.params)
+
+
+@pytest.mark.parametrize(
+    ("given", "trained", "judged"),
+    [
+        ("math", "math:train", "math"),
+        ("math:hard", "math:hard:train", "math:hard"),
+        ("code:hard:train", "code:hard:train", "code:hard"),
+        ("my.module:solve", "my.module:solve", "my.module:solve"),
+    ],
+)
+def test_training_and_held_out_tasks_differ(given: str, trained: str, judged: str) -> None:
+    assert training_name(given) == trained
+    assert held_out_name(trained) == judged
+
+
+def test_show_knows_a_training(tmp_path: Path) -> None:
+    directory = TrainingDirectory(tmp_path)
+    directory.begin({"steps": 3, "environment": "math:train"}, "create", "a")
+    result = CliRunner().invoke(heddle, ["show", "--json", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout.splitlines()[-1])["steps"] == 0
