@@ -29,6 +29,7 @@ from heddle_dask.core.nouns import (
     TrajectorySpec,
 )
 from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.resources import Resources
 from heddle_dask.core.view import StrategySet
 from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.strategies.presets import build_strategies, tell_costs
@@ -112,7 +113,7 @@ class SteadyWorld:
             spec = EngineDescription(name, SLOTS, 131_072, DEGREE, capacity, kv_transfer=True)
             self._tell(ev.EngineJoined(self.at, spec))
         for i in range(HOSTS):
-            self._tell(ev.HostJoined(self.at, HostDescription(HostId(f"h{i}"), HOST_CPUS)))
+            self._tell(ev.HostJoined(self.at, HostDescription(HostId(f"h{i}"), Resources.of(cpus=HOST_CPUS))))
         for _ in range(trajectories):
             self._submit()
 

@@ -35,6 +35,7 @@ from heddle_dask.core.nouns import (
 )
 from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.priority import Priority
+from heddle_dask.core.resources import Resources
 from heddle_dask.live.driver.run_writer import journal_path
 from heddle_dask.records.journal import Journal
 from heddle_dask.records.store import RunStore
@@ -134,7 +135,7 @@ def write_run(out: Path, size: int, seed: int) -> tuple[int, int]:
     """Write a run of this many trajectories; returns its steps and the events of its journal."""
     chance = random.Random(seed)
     engines = [EngineId(f"rollout-{number}/1-1") for number in range(ENGINES)]
-    lines: list[_Line] = [(ev.HostJoined(0.0, HostDescription(HostId("tool-0/1"), 256)),)]
+    lines: list[_Line] = [(ev.HostJoined(0.0, HostDescription(HostId("tool-0/1"), Resources.of(cpus=256))),)]
     lines += [(ev.EngineJoined(0.5, EngineDescription(each, SLOTS, 65_536)),) for each in engines]
     records = []
     for number in range(size):
@@ -287,6 +288,9 @@ def _action_lines(name: TrajectoryId, action: ActionRecord) -> list[_Line]:
     action_id, host = ActionId(f"{name}/a{action.action_index}"), HostId("tool-0/1")
     request = ActionRequest(action_id, name, "tool", action.label)
     return [
-        (ev.ActionRequested(action.submitted_s, request), cm.RunAction(action_id, host, 1)),
+        (
+            ev.ActionRequested(action.submitted_s, request),
+            cm.RunAction(action_id, host, Resources.of(cpus=1)),
+        ),
         (ev.ActionFinished(action.finished_s, action_id, host, action.run_s),),
     ]

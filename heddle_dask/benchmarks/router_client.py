@@ -20,10 +20,11 @@ from urllib.parse import quote
 import aiohttp
 
 from heddle_dask.core.errors import HeddleError
+from heddle_dask.core.needs import Needs
 from heddle_dask.engines import wire
 from heddle_dask.engines.contract import EngineUnreachable, GenerateRequest, GenerateResult, SamplingParams
 from heddle_dask.environments.base import ActionKind, Context, Environment, Reply, Role, Task
-from heddle_dask.live.driver.runner import trajectory_seed
+from heddle_dask.live.driver.attempts import trajectory_seed
 from heddle_dask.live.driver.services import Sampling
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -188,7 +189,8 @@ class RoutedContext:
         self,
         function: Callable[..., Any],
         *args: Any,
-        cpus: tuple[int, int] = (1, 1),
+        cpus: tuple[int, int] | None = None,
+        needs: Needs | None = None,
         kind: ActionKind = "tool",
         label: str | None = None,
         timeout_s: float | None = None,

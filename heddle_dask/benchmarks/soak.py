@@ -209,8 +209,7 @@ async def _run(
             engines=Engines(spec=spec, count=plan.engines),
             seed=plan.seed,
             out=Output(out),
-            budget=Budget(sandbox="weak"),
-            retries=_RETRIES,
+            budget=Budget(sandbox="weak", retries=_RETRIES),
         ) as rollout,
     ):
         began_s = time.monotonic()

@@ -7,9 +7,11 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from heddle_dask.benchmarks.action_decisions import PER_PASS, PER_STARTED
 from heddle_dask.benchmarks.decisions import FIRST_PLAN, PER_STEP, SteadyWorld, bench_strategies
 from heddle_dask.cli.bench.decisions import decisions
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.integrity import check_integrity
 
 EVENTS = {
     "ActionFinished",
@@ -26,9 +28,16 @@ EVENTS = {
 
 def test_rows_for_every_preset_number_of_engines_and_event() -> None:
     arguments = ["--presets", "heddle,slime", "--engines", "2,3", "--trajectories", "30", "--events", "1500"]
+    arguments += ["--actions", "fixed:units=2,elastic", "--waiting", "40"]
     result = CliRunner().invoke(decisions, [*arguments, "--json"])
     assert result.exit_code == 0, result.output
-    rows = json.loads(result.stdout.splitlines()[-1])["rows"]
+    printed = json.loads(result.stdout.splitlines()[-1])
+    of_actions = [(row["strategy"], row["what"], row["waiting"]) for row in printed["actions"]]
+    assert of_actions == [
+        (strategy, what, 40) for strategy in ("fixed:units=2", "elastic") for what in (PER_STARTED, PER_PASS)
+    ]
+    assert all(row["started"] >= 1 and row["mean_us"] > 0 for row in printed["actions"])
+    rows = printed["rows"]
     for preset, more in (("heddle", {"PredictionMade"}), ("slime", set())):
         for engines in (2, 3):
             mine = [row for row in rows if (row["preset"], row["engines"]) == (preset, engines)]
@@ -43,7 +52,7 @@ def test_the_world_keeps_the_controller_whole_and_full(preset: str) -> None:
     world = SteadyWorld(bench_strategies(preset, 0), trajectories=420, engines=2, seed=1)
     for _ in range(12):
         world.play(400)
-        world.controller.state.check_integrity()
+        check_integrity(world.controller.state)
         # One that ended may have an action that still runs.
         assert len(world.agents) == 420
     stopped = sum(site.free < 0 or site.free > 100 for site in world.sites.values())

@@ -55,8 +55,11 @@ def test_a_short_soak_loses_nothing_under_kills_and_ends_by_itself(tmp_path: Pat
         assert row["processes"] > 5 and row["open_files"] > row["processes"] and row["shm_files"] >= 0
     assert all(row["rss_mib"]["scheduler"] > 0 and row["rss_mib"]["rollout"] > 0 for row in result["rows"])
     assert result["left"] == []
-    # Nothing of it is left on this machine: neither a process nor a directory (records of engines are shared).
-    assert {path.name for path in tmp_path.iterdir()} <= {f"heddle-engines-{os.getuid()}"}
+    # Nothing of it is left on this machine: neither a process nor a directory. A user's runs share records of engines,
+    # claims of cores, and the place of sandboxes, which is empty.
+    shared = {f"heddle-{of}-{os.getuid()}" for of in ("engines", "cores", "sandboxes")}
+    assert {path.name for path in tmp_path.iterdir()} <= shared
+    assert not list(tmp_path.glob("heddle-sandboxes-*/*"))
     assert not [pid for pid in Path("/proc").iterdir() if pid.name.isdigit() and _has(pid, f"{MARK}={mark}")]
 
 
