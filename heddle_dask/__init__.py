@@ -10,17 +10,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from heddle_dask.apis.http_calls import HttpAnswer, http_call
+    from heddle_dask.apis.rewarded import FunctionReward, HttpReward, ServiceReward, rewarded
+    from heddle_dask.core.duration_profile import DurationProfile
     from heddle_dask.core.errors import BadInput
+    from heddle_dask.core.needs import Needs
+    from heddle_dask.core.pools import ApiQuota, QuotaWindow
     from heddle_dask.core.retries import RetryPolicy
     from heddle_dask.core.sampling import StructuredOutput
+    from heddle_dask.engines.model_services.spec import ServiceSpec
     from heddle_dask.engines.spec import EngineSpec
     from heddle_dask.engines.vllm_command import VllmOptions
+    from heddle_dask.environments.api_errors import RateLimited, Retry
     from heddle_dask.environments.base import ActionFailed, Context, Environment, Reply, Reward, Task
+    from heddle_dask.environments.rewards import RewardContext, Transcript
     from heddle_dask.live.clusters.local import LocalRolloutCluster
     from heddle_dask.live.clusters.slurm.cluster import SlurmCluster
     from heddle_dask.live.driver.batch import Batch
     from heddle_dask.live.driver.capacity import Patience
     from heddle_dask.live.driver.control_channel import ClusterLost
+    from heddle_dask.live.driver.pools import Pools
     from heddle_dask.live.driver.rollout import Rollout
     from heddle_dask.live.driver.rollout_inputs import ChatModel, Engines, Output
     from heddle_dask.live.driver.services import Budget, Sampling
@@ -30,58 +39,90 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "ActionFailed": "heddle_dask.environments.base",
+    "ApiQuota": "heddle_dask.core.pools",
     "BadInput": "heddle_dask.core.errors",
     "Batch": "heddle_dask.live.driver.batch",
     "Budget": "heddle_dask.live.driver.services",
     "ChatModel": "heddle_dask.live.driver.rollout_inputs",
     "ClusterLost": "heddle_dask.live.driver.control_channel",
     "Context": "heddle_dask.environments.base",
+    "DurationProfile": "heddle_dask.core.duration_profile",
     "EngineSpec": "heddle_dask.engines.spec",
     "Engines": "heddle_dask.live.driver.rollout_inputs",
     "Environment": "heddle_dask.environments.base",
+    "FunctionReward": "heddle_dask.apis.rewarded",
+    "HttpAnswer": "heddle_dask.apis.http_calls",
+    "HttpReward": "heddle_dask.apis.rewarded",
     "LocalRolloutCluster": "heddle_dask.live.clusters.local",
+    "Needs": "heddle_dask.core.needs",
     "Output": "heddle_dask.live.driver.rollout_inputs",
     "Patience": "heddle_dask.live.driver.capacity",
+    "Pools": "heddle_dask.live.driver.pools",
+    "QuotaWindow": "heddle_dask.core.pools",
+    "RateLimited": "heddle_dask.environments.api_errors",
     "Reply": "heddle_dask.environments.base",
+    "Retry": "heddle_dask.environments.api_errors",
     "RetryPolicy": "heddle_dask.core.retries",
     "Reward": "heddle_dask.environments.base",
+    "RewardContext": "heddle_dask.environments.rewards",
     "Rollout": "heddle_dask.live.driver.rollout",
     "RunReader": "heddle_dask.records.store",
     "Sampling": "heddle_dask.live.driver.services",
+    "ServiceSpec": "heddle_dask.engines.model_services.spec",
+    "ServiceReward": "heddle_dask.apis.rewarded",
     "SlurmCluster": "heddle_dask.live.clusters.slurm.cluster",
     "Strategy": "heddle_dask.strategies.presets",
     "StructuredOutput": "heddle_dask.core.sampling",
     "Task": "heddle_dask.environments.base",
     "Telemetry": "heddle_dask.live.driver.telemetry",
+    "Transcript": "heddle_dask.environments.rewards",
     "VllmOptions": "heddle_dask.engines.vllm_command",
+    "http_call": "heddle_dask.apis.http_calls",
+    "rewarded": "heddle_dask.apis.rewarded",
 }
 
 __all__ = [
     "ActionFailed",
+    "ApiQuota",
     "BadInput",
     "Batch",
     "Budget",
     "ChatModel",
     "ClusterLost",
     "Context",
+    "DurationProfile",
     "EngineSpec",
     "Engines",
     "Environment",
+    "FunctionReward",
+    "HttpAnswer",
+    "HttpReward",
     "LocalRolloutCluster",
+    "Needs",
     "Output",
     "Patience",
+    "Pools",
+    "QuotaWindow",
+    "RateLimited",
     "Reply",
+    "Retry",
     "RetryPolicy",
     "Reward",
+    "RewardContext",
     "Rollout",
     "RunReader",
     "Sampling",
+    "ServiceReward",
+    "ServiceSpec",
     "SlurmCluster",
     "Strategy",
     "StructuredOutput",
     "Task",
     "Telemetry",
+    "Transcript",
     "VllmOptions",
+    "http_call",
+    "rewarded",
 ]
 
 

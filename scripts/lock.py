@@ -19,7 +19,7 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("bench", "cpu", "slurm", "dashboard", "otel", "docs", "dev")
+EXTRAS = ("bench", "cpu", "train", "track", "trl", "slurm", "dashboard", "otel", "docs", "dev")
 PYTHONS = ("3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
 

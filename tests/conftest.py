@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,3 +41,14 @@ def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
 def model_dir() -> str:
     """The shipped model directory: its tokenizer and template are real whatever engine runs."""
     return str(REPOSITORY / "pipelines" / "tiny_agent" / "checkpoint")
+
+
+@pytest.fixture
+def sandbox_directory() -> Iterator[Path]:
+    """A directory for sandboxes: other users may pass through it, which pytest's own directories do not allow."""
+    path = Path(tempfile.mkdtemp(prefix="heddle-test-boxes-"))
+    path.chmod(0o711)
+    yield path
+    left = sorted(each.name for each in path.iterdir())
+    shutil.rmtree(path)
+    assert left == [], "sandboxes are left"

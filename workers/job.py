@@ -42,7 +42,9 @@ def _ports(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.command()
 @click.argument("address")
 @click.option("--name", required=True, help="of the job; its workers are NAME, or NAME-0, NAME-1, …")
-@click.option("--role", type=click.Choice(["rollout", "tool"]), default="rollout", show_default=True)
+@click.option(
+    "--role", type=click.Choice(["rollout", "tool", "trainer"]), default="rollout", show_default=True
+)
 @click.option("--workers", type=click.IntRange(min=1), default=1, help="Dask workers; one engine on each")
 @click.option("--tp-degree", type=click.IntRange(min=1), default=1, help="GPUs of each engine")
 @click.option("--cpus", type=click.IntRange(min=1), default=1, help="CPUs for the actions of a tool worker")

@@ -12,6 +12,7 @@ Workers of one node take different GPUs by themselves; ``CUDA_VISIBLE_DEVICES`` 
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import click
@@ -19,7 +20,8 @@ from distributed import Worker
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.kinds import ENGINE_KINDS, engine_kind
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineSpec, check_hardware
+from heddle_dask.live.wire.messages import HARDWARE_VARIABLE
 from heddle_dask.live.worker.engine_host import Watch
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
 
@@ -31,6 +33,7 @@ from heddle_dask.live.worker.rollout_worker import RolloutWorker
 @click.option("--max-model-len", default=None, type=click.IntRange(min=2), help="default: the model's limit")
 @click.option("--tp-degree", default=1, type=click.IntRange(min=1))
 @click.option("--kv-transfer", is_flag=True, help="engines transfer KV caches to one another")
+@click.option("--hardware", default="", help="class of the GPUs, for affinity, such as H20")
 @click.option("--start-timeout", default=600.0, type=click.FloatRange(min=1), help="seconds")
 @click.option("--dtype", default="auto", help="type of the weights")
 @click.option(
@@ -44,11 +47,15 @@ async def dask_setup(
     max_model_len: int | None,
     tp_degree: int,
     kv_transfer: bool,
+    hardware: str,
     start_timeout: float,
     dtype: str,
     options: str,
 ) -> None:
     """Start supervising an engine when a model is named."""
+    check_hardware("--hardware", hardware)
+    if hardware:  # also for engines that a driver starts here
+        os.environ[HARDWARE_VARIABLE] = hardware
     if model is None:
         return
     spec = EngineSpec(

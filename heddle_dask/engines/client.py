@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 
+from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.engines import wire
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.contract import (
@@ -27,10 +28,12 @@ from heddle_dask.engines.contract import (
     GenerateResult,
     KvHandle,
     KvImport,
+    WeightInstallation,
 )
 from heddle_dask.engines.engine_kind import Dialect
 from heddle_dask.engines.kv_transfer import KvTransferClient
 from heddle_dask.engines.priority import FIRST
+from heddle_dask.engines.weight_update import WeightUpdateClient
 
 _JSON_HEADERS = {"Content-Type": "application/json"}
 # vLLM closes idle connections after 5 s. The client must close them earlier: a request written to a connection that the
@@ -76,6 +79,7 @@ class EngineClient:
         self._steps_ended = 0
         self._streams: set[aiohttp.ClientResponse] = set()
         self._transfers = KvTransferClient(self, dialect)
+        self._updates = WeightUpdateClient(self, dialect)
 
     @property
     def address(self) -> EngineAddress:
@@ -147,6 +151,74 @@ class EngineClient:
             As `generate`.
         """
         return await self._transfers.warm(request_id, token_ids)
+
+    # -- weights -----------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The weights that the engine samples with, as this client set them."""
+        return self._updates.version
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether the latest change of weights kept the KV, so that KV of other weights is good enough."""
+        return self._updates.keeps_kv
+
+    @property
+    def is_updating(self) -> bool:
+        """Whether a change of weights is under way."""
+        return self._updates.is_updating
+
+    async def install_weights(
+        self, directory: str, version: PolicyVersion, *, keep_kv: bool = False, load_timeout_s: float = 600.0
+    ) -> WeightInstallation:
+        """Pause the engine, load the weights of a model directory, resume it. Steps in flight go on.
+
+        Parameters
+        ----------
+        directory
+            On the engine's machine; verified before.
+        keep_kv
+            Steps in flight and cached prefixes keep the KV that the old weights computed; else it is recomputed.
+        load_timeout_s
+            Longest time for loading.
+
+        Raises
+        ------
+        WeightUpdateFailed
+            It says whether the engine must be restarted.
+        """
+        return await self._updates.install(directory, version, keep_kv=keep_kv, load_timeout_s=load_timeout_s)
+
+    async def label_weights(self, version: PolicyVersion) -> None:
+        """Tell an engine which version it was started with: it labels the tokens that it samples.
+
+        Raises
+        ------
+        EngineUnreachable, EngineRefused
+            As `describe`.
+        """
+        await self._updates.label(version)
+
+    async def ask(self, path: str, body: bytes | None = None, timeout_s: float | None = None) -> bytes:
+        """Send a POST request; returns the answer's bytes.
+
+        Parameters
+        ----------
+        timeout_s
+            None: `question_timeout_s`.
+
+        Raises
+        ------
+        EngineUnreachable, EngineRefused
+            As `describe`.
+        """
+        timeout = (
+            self._question_timeout
+            if timeout_s is None
+            else aiohttp.ClientTimeout(total=timeout_s, sock_connect=self._question_timeout.sock_connect)
+        )
+        return await self._answered("POST", self._address.url + path, body, timeout)
 
     async def one_token_step(self, request_id: str, body: bytes) -> bytes:
         """Send a `Dialect.one_token_body`; returns the answer's bytes. `abort` finds it.

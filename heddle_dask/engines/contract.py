@@ -39,7 +39,7 @@ class EngineRefused(HeddleError):
     """The engine rejected the request (HTTP 4xx) and would reject it again."""
 
 
-KvTransferCause = Literal["unsupported", "mismatch", "used", "expired", "source", "target"]
+KvTransferCause = Literal["unsupported", "mismatch", "version", "used", "expired", "source", "target"]
 
 
 class KvTransferFailed(HeddleError):
@@ -49,7 +49,8 @@ class KvTransferFailed(HeddleError):
     ----------
     cause
         ``unsupported``: the engine runs without `EngineSpec.kv_transfer`; ``mismatch``: the tokens are not those that
-        were exported, or the engines' KV blocks or TP degrees differ; ``used``: the handle was imported before;
+        were exported, or the engines' KV blocks or TP degrees differ; ``version``: it was computed under other weights
+        than the target's; ``used``: the handle was imported before;
         ``expired``: the source no longer pins the blocks, or would free them during the transfer; ``source``: they
         could not be read, since the source is dead or incompatible; ``target``: the target is dead.
     """
@@ -60,6 +61,43 @@ class KvTransferFailed(HeddleError):
 
     def __reduce__(self) -> tuple[type[KvTransferFailed], tuple[str, KvTransferCause]]:
         return type(self), (str(self), self.cause)
+
+
+class WeightUpdateFailed(HeddleError):
+    """An engine did not go over to other weights.
+
+    Attributes
+    ----------
+    must_restart
+        True: it may hold a part of them and is paused: end it. False: it serves its current ones as before.
+    """
+
+    def __init__(self, message: str, must_restart: bool) -> None:
+        super().__init__(message)
+        self.must_restart = must_restart
+
+    def __reduce__(self) -> tuple[type[WeightUpdateFailed], tuple[str, bool]]:
+        return type(self), (str(self), self.must_restart)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightInstallation:
+    """One change of weights, measured by the client.
+
+    Attributes
+    ----------
+    paused_s
+        From the request that pauses the engine to the answer of the one that resumes it: an upper bound of the time in
+        which it generated nothing.
+    load_s
+        The part of it in which the weights were loaded.
+    attempts
+        Pauses that it took: KV that another engine still fetches cannot be dropped, and the engine goes on meanwhile.
+    """
+
+    paused_s: float
+    load_s: float
+    attempts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +161,12 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """Tokens `start` (included) to `stop` (excluded) of a result were sampled by `policy_version`."""
+    """Tokens `start` (included) to `stop` (excluded) of a result were sampled by `policy_version` of `lineage`."""
 
     policy_version: int
     start: int
     stop: int
+    lineage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +264,8 @@ class KvHandle:
         The engine's own parameters, passed on unchanged.
     valid_s
         Seconds after the export was asked for during which the handle may be used. The source pins the blocks longer.
+    version
+        The weights that it was computed under (a policy version as text).
     asked_s
         `time.monotonic` of this process when the export was asked for, or earlier. It does not travel: each process
         has its own.
@@ -238,6 +279,7 @@ class KvHandle:
     params: Mapping[str, Any]
     valid_s: float
     asked_s: float
+    version: str = "0"
 
     @property
     def expires_s(self) -> float:

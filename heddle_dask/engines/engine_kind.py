@@ -139,6 +139,29 @@ class Dialect(Protocol):
 
 
 @runtime_checkable
+class WeightDialect(Protocol):
+    """The part of a `Dialect` for changes of weights. An engine whose dialect lacks it keeps its first weights."""
+
+    PAUSE_PATH: str
+    RESUME_PATH: str
+    DROP_KV_PATH: str
+    LOAD_WEIGHTS_PATH: str
+    LABEL_PATH: str
+
+    def load_weights_body(self, directory: str, /) -> bytes:
+        """The body of a request that loads the weights of a model directory into the running model."""
+        ...
+
+    def label_body(self, label: str, /) -> bytes:
+        """The body of a request that labels all tokens sampled from now on."""
+        ...
+
+    def kv_was_dropped(self, body: bytes, /) -> bool:
+        """Whether an engine has dropped all KV, that of its running steps included."""
+        ...
+
+
+@runtime_checkable
 class EngineKind(Protocol):
     """One sort of engine. Stateless: a spec says what a particular engine is to be."""
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.contract import (
     EngineUnreachable,
@@ -42,6 +43,16 @@ class TransferEngine(Protocol):
 
     async def one_token_step(self, request_id: str, body: bytes) -> bytes:
         """Send a step of one token."""
+        ...
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The weights that it samples with."""
+        ...
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether KV of other weights is good enough."""
         ...
 
     async def configuration(self) -> Mapping[str, Any]:
@@ -73,6 +84,7 @@ class KvTransferClient:
             facts = await self._ask()
             # Read before the step: the lease begins at the step's end and so outlasts the handle.
             asked_s = time.monotonic()
+            version = self._engine.version
             body = self._dialect.one_token_body(request_id, token_ids, FIRST, self._dialect.export_params())
             result, params = self._dialect.transfer_of_json(
                 await self._engine.one_token_step(request_id, body)
@@ -83,6 +95,11 @@ class KvTransferClient:
             raise KvTransferFailed(f"KV was not exported: {request_id} was aborted", "source")
         if params is None:
             raise self._unsupported()
+        if version != self._engine.version and not self._engine.keeps_kv:
+            raise KvTransferFailed(
+                f"KV was not exported: the weights changed from {version} to {self._engine.version} meanwhile",
+                "version",
+            )
         return KvHandle(
             source_engine_id=str(params["remote_engine_id"]),
             tokens=len(token_ids),
@@ -92,6 +109,7 @@ class KvTransferClient:
             params=dict(params),
             valid_s=facts.lease_s * _USABLE_SHARE,
             asked_s=asked_s,
+            version=str(version),
         )
 
     async def import_kv(self, request_id: str, token_ids: Sequence[int], handle: KvHandle) -> KvImport:
@@ -152,6 +170,12 @@ class KvTransferClient:
         if handle.tp_degree != facts.tp_degree:
             degrees = f"degree {handle.tp_degree}, {self._engine.address} at {facts.tp_degree}"
             raise KvTransferFailed(f"{handle.source_engine_id} runs at TP {degrees}", "mismatch")
+        if handle.version != str(self._engine.version) and not self._engine.keeps_kv:
+            raise KvTransferFailed(
+                f"KV of {handle.source_engine_id} is of weights {handle.version}, {self._engine.address} has "
+                f"{self._engine.version}",
+                "version",
+            )
         now_s = time.monotonic()
         name = (handle.source_engine_id, str(handle.params.get("remote_request_id")))
         self._used = {used: until_s for used, until_s in self._used.items() if until_s > now_s}

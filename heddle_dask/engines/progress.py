@@ -18,7 +18,7 @@ class ProgressWatch:
     Counters that stand still are no proof: an engine may not count what it does. A one-token request (a canary) is: a
     working engine answers it within an iteration, unless longer steps take all slots, and then its counters move. So an
     engine is stuck when no step has ended and no counter has moved for `stall_s`, and then neither the canary is
-    answered nor a counter moves for `canary_s`.
+    answered nor a counter moves for `canary_s`. An engine that loads weights is not stuck: that has a limit of its own.
     """
 
     def __init__(self, client: EngineClient, *, stall_s: float, canary_s: float) -> None:
@@ -32,7 +32,8 @@ class ProgressWatch:
         still_since_s = time.monotonic()
         while True:
             await asyncio.sleep(self._stall_s / _POLLS_PER_STALL)
-            if not self._client.steps_in_flight or await self._moved():
+            idle = not self._client.steps_in_flight or self._client.is_updating
+            if idle or await self._moved():
                 still_since_s = time.monotonic()
             elif time.monotonic() - still_since_s >= self._stall_s:
                 cause = await self._canary_failure()

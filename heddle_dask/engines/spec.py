@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -12,6 +13,18 @@ from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.ports import LOOPBACK
 
 _DEFAULT_OPTIONS = EngineOptions()
+_HARDWARE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+def check_hardware(name: str, value: object) -> None:
+    """Refuse a class of hardware that is no plain name; empty: none.
+
+    Raises
+    ------
+    BadInput
+    """
+    if not isinstance(value, str) or (value and _HARDWARE.fullmatch(value) is None):
+        raise BadInput(f"{name} is {value!r}: use letters, digits, '.', '-' and '_', such as H800")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,9 @@ class EngineSpec:
         Only for routers that speak no Unix sockets (``heddle bench live``).
     options
         The kind's own options (`VllmOptions`, `EmulatedOptions`); not given: their defaults.
+    hardware
+        Class of the GPUs, for affinity (``"H20"``), where the worker does not say it (``--hardware`` of a rollout
+        worker, ``hardware`` of a group); empty: all engines are alike.
 
     Raises
     ------
@@ -73,6 +89,7 @@ class EngineSpec:
     steps_ahead: int = 6
     tcp: bool = False
     options: EngineOptions = _DEFAULT_OPTIONS
+    hardware: str = ""
 
     def __post_init__(self) -> None:
         options_type = engine_kind(self.kind).options_type
@@ -98,6 +115,7 @@ class EngineSpec:
                 raise BadInput(f"engine {name} is {value!r}: use a whole number of at least {least}")
         if not isinstance(self.dtype, str) or not self.dtype:
             raise BadInput(f"engine dtype is {self.dtype!r}: use a name such as 'auto' or 'bfloat16'")
+        check_hardware("engine hardware", self.hardware)
         for name in ("kv_transfer", "tcp"):
             if not isinstance(getattr(self, name), bool):
                 raise BadInput(f"engine {name} is {getattr(self, name)!r}: use true or false")
@@ -136,6 +154,8 @@ class EngineSpec:
     def to_mapping(self) -> dict[str, Any]:
         """A JSON-able mapping from which `from_mapping` makes an equal spec."""
         mapping = {field.name: getattr(self, field.name) for field in fields(self)}
+        if not self.hardware:  # as runs were stored before there were classes
+            del mapping["hardware"]
         return {**mapping, "devices": list(self.devices), "options": self.options.to_mapping()}
 
     @classmethod

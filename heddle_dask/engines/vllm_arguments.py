@@ -23,6 +23,7 @@ _OWN_ARGUMENTS = {
         ("scheduling-policy", "enable-scale-out", "enable-prefix-caching", "enable-prompt-tokens-details"), ""
     ),
     **dict.fromkeys(("disable-uvicorn-access-log", "host", "port", "uds", "ssl-keyfile", "ssl-certfile"), ""),
+    "worker-extension-cls": "",
 }
 _SHORT_NAMES = {"tp": "tensor-parallel-size", "q": "quantization"}
 # Their values would be stored with the run, or they could bring any other argument.

@@ -19,6 +19,7 @@ from heddle_dask.engines.defaults import with_small_defaults
 from heddle_dask.engines.engine_kind import EngineCommand, EngineOptions
 from heddle_dask.engines.ports import is_loopback
 from heddle_dask.engines.vllm_arguments import check_extra_arguments, is_word
+from heddle_dask.engines.vllm_worker_extension import WorkerExtension
 
 if TYPE_CHECKING:
     from heddle_dask.engines.address import EngineAddress
@@ -206,6 +207,7 @@ def vllm_command(
         "--enable-prefix-caching",
         "--enable-prompt-tokens-details",
         "--disable-uvicorn-access-log",
+        *("--worker-extension-cls", f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}"),
         *(
             ("--uds", address.socket)
             if address.socket

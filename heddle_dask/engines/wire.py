@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.engines.contract import (
     VERSION_UNKNOWN,
@@ -35,6 +36,16 @@ HEALTH_PATH = "/health"
 MODELS_PATH = "/v1/models"
 CONFIGURATION_PATH = "/server_info?config_format=json"
 COUNTERS_PATH = "/metrics"
+
+# Running steps are frozen, not ended. Without clear_cache vLLM drops KV here, and does not say whether it could.
+PAUSE_PATH = "/pause?mode=keep&clear_cache=false"
+RESUME_PATH = "/resume"
+# Running steps are put back into the queue and prefilled again.
+DROP_KV_PATH = "/reset_prefix_cache?reset_running_requests=true"
+LOAD_WEIGHTS_PATH = "/collective_rpc"
+# Of `vllm_worker_extension`: vLLM's own `reload_weights` leaves tied output layers as they were.
+LOAD_WEIGHTS_METHOD = "reload_every_layer"
+LABEL_PATH = "/update_weight_version"
 
 GENERATED_TOKENS = "vllm:generation_tokens_total"
 KV_USE = "vllm:kv_cache_usage_perc"
@@ -164,6 +175,22 @@ def kv_facts(configuration: Mapping[str, Any]) -> KvFacts | None:
     )
 
 
+def load_weights_body(directory: str) -> bytes:
+    """The request body that loads a model directory into the running model, in every process of the engine."""
+    return _compact({"method": LOAD_WEIGHTS_METHOD, "kwargs": {"weights_path": directory}}).encode()
+
+
+def label_body(label: str) -> bytes:
+    """The request body of ``POST /update_weight_version``."""
+    return _compact({"new_version": label}).encode()
+
+
+def kv_was_dropped(body: bytes) -> bool:
+    """Read the answer to `DROP_KV_PATH`."""
+    answer = json.loads(body)
+    return isinstance(answer, Mapping) and answer.get("success") is True
+
+
 def abort_body(request_ids: Sequence[str]) -> bytes:
     """The request body of ``POST /abort_requests``."""
     return _compact({"request_ids": [ENGINE_ID_PREFIX + name for name in request_ids]}).encode()
@@ -260,20 +287,22 @@ def _seconds(milliseconds: float | None) -> float:
 
 
 def _spans(versions: Sequence[Mapping[str, Any]] | None) -> tuple[VersionSpan, ...]:
-    return tuple(
-        VersionSpan(_policy_version(str(span["version"])), span["start"], span["end"])
-        for span in versions or ()
-    )
+    return tuple(_span(span) for span in versions or ())
 
 
-def _policy_version(label: str) -> int:
+def _span(span: Mapping[str, Any]) -> VersionSpan:
+    version = _version_of_label(str(span["version"]))
+    return VersionSpan(version.number, span["start"], span["end"], version.lineage)
+
+
+def _version_of_label(label: str) -> PolicyVersion:
     # vLLM calls weights that were never updated "default": version 0.
     if label == "default":
-        return 0
+        return PolicyVersion()
     try:
-        return int(label)
+        return PolicyVersion.parse(label)
     except ValueError:
-        return VERSION_UNKNOWN
+        return PolicyVersion(number=VERSION_UNKNOWN)
 
 
 def result_of_json(body: bytes) -> GenerateResult:

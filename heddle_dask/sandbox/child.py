@@ -12,6 +12,7 @@ import contextlib
 import os
 import subprocess
 
+from heddle_dask.isolation.granted import Granted, granted
 from heddle_dask.sandbox.confinement import PreparedRun
 from heddle_dask.sandbox.inside import READY
 
@@ -46,17 +47,20 @@ class Child:
         self._left = memoryview(payload)
         self._ready = False
         self._loop = asyncio.get_running_loop()
-        self._process = subprocess.Popen(
-            prepared.argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=dict(prepared.environment),
-            cwd=prepared.folder or "/",
-            pass_fds=prepared.pass_fds,
-            start_new_session=True,
-            bufsize=0,
-        )
+        given = granted() or Granted()
+        with given.starting():
+            self._process = subprocess.Popen(
+                prepared.argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=dict(prepared.environment),
+                cwd=prepared.folder or "/",
+                pass_fds=prepared.pass_fds,
+                start_new_session=True,
+                bufsize=0,
+            )
+        given.adopt(self._process.pid)
         assert self._process.stdin is not None and self._process.stdout is not None
         self.pid = self._process.pid
         self._stdin = self._process.stdin

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from heddle_dask.isolation.granted import cpu_variables
 from heddle_dask.sandbox.limits import SandboxLimits
 
 Mode = Literal["bubblewrap", "weak"]
@@ -81,13 +82,13 @@ def common_rlimits(limits: SandboxLimits) -> dict[str, int]:
 
 
 def common_environment(home: str, cpus: int) -> dict[str, str]:
-    """All environment variables of the program. `cpus` limits the threads of numeric libraries."""
+    """All environment variables of the program. `cpus` is in ``HEDDLE_CPUS``, and limits numeric libraries."""
     return {
         "HOME": home,
         "TMPDIR": home,
         "PATH": "",
         "LANG": "C.UTF-8",
-        "OMP_NUM_THREADS": str(cpus),
+        **cpu_variables(cpus),
         # Each additional arena reserves 64 MiB of address space, which RLIMIT_AS counts.
         "MALLOC_ARENA_MAX": "1",
     }

@@ -48,11 +48,18 @@ class ProcessAccounting:
 
     async def usage(self, prepared: PreparedRun, root: int) -> Usage:
         """Usage of the run with first process `root`, at most `period_s` old."""
+        return usage_of(await self._recent(), prepared.owned_uid, root)
+
+    async def tree_usage(self, root: int) -> Usage:
+        """Usage of `root` and all processes below it, at most `period_s` old."""
+        return usage_of(await self._recent(), None, root)
+
+    async def _recent(self) -> Sequence[ProcessFacts]:
         async with self._taking:
             if time.monotonic() - self._taken_s > self._period_s:
                 self._facts = await asyncio.to_thread(scan)
                 self._taken_s = time.monotonic()
-        return usage_of(self._facts, prepared.owned_uid, root)
+        return self._facts
 
 
 def usage_of(facts: Sequence[ProcessFacts], owned_uid: int | None, root: int) -> Usage:

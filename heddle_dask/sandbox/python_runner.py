@@ -193,7 +193,7 @@ async def run_python(
     limits
         Limits of the run.
     cpus
-        CPUs granted; sets ``OMP_NUM_THREADS``.
+        CPUs granted; in ``HEDDLE_CPUS`` and the variables of numeric libraries.
     files
         Texts to write into the private directory before the run, by relative path.
 

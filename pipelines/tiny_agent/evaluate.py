@@ -25,6 +25,7 @@ import aiohttp
 import numpy as np
 from transformers import AutoTokenizer
 
+from heddle_dask.core.needs import Needs
 from heddle_dask.engines.client import connector_to
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
@@ -144,7 +145,8 @@ class EngineContext:
         self,
         function: Callable[..., Any],
         *args: Any,
-        cpus: tuple[int, int] = (1, 1),
+        cpus: tuple[int, int] | None = None,
+        needs: Needs | None = None,
         kind: ActionKind = "tool",
         label: str | None = None,
         timeout_s: float | None = None,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from heddle_dask.core.needs import Needs
 from heddle_dask.environments.base import ActionKind, Reply
 from heddle_dask.sandbox.function_tests import TestReport, run_function_tests
 from heddle_dask.sandbox.python_runner import ToolOutput, run_python
@@ -85,7 +86,8 @@ class ScriptedContext:
         self,
         function: Callable[..., Any],
         *args: Any,
-        cpus: tuple[int, int] = (1, 1),
+        cpus: tuple[int, int] | None = None,
+        needs: Needs | None = None,
         kind: ActionKind = "tool",
         label: str | None = None,
         timeout_s: float | None = None,

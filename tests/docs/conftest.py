@@ -11,6 +11,7 @@ from typing import Any
 import dask
 import pytest
 from distributed import Client
+from worlds.model_files import SHIPPED_REWARD_MODEL
 
 import heddle_dask
 from heddle_dask import LocalRolloutCluster, Rollout
@@ -24,11 +25,13 @@ def modules_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shared_cluster(modules_dir: Path) -> Iterator[LocalRolloutCluster]:
-    """Two rollout workers and a tool worker, for all blocks."""
+    """Two rollout workers, a tool worker and a worker for model services, for all blocks."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(modules_dir), *([before] if before else [])])
     try:
-        with LocalRolloutCluster(engines=2, tool_cpus=2, dashboard=False) as cluster:
+        with LocalRolloutCluster(
+            engines=2, tool_cpus=2, model_gpus=1, model_slot_bytes=4 << 20, dashboard=False
+        ) as cluster:
             yield cluster
     finally:
         os.environ.pop("PYTHONPATH")
@@ -56,7 +59,7 @@ def place(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Path]:
-    """The working directory of a page's blocks: the model at `path/to/model`, a run at `runs/x.zarr`.
+    """The working directory of a page's blocks: models at `path/to/model` and `path/to/reward-model`, `runs/x.zarr`.
 
     Engines are emulated by a setting, as a user would set it, and every cluster that a block makes is the shared one.
     """
@@ -75,6 +78,7 @@ def place(
 
     (tmp_path / "path" / "to").mkdir(parents=True)
     (tmp_path / "path" / "to" / "model").symlink_to(model_dir)
+    (tmp_path / "path" / "to" / "reward-model").symlink_to(SHIPPED_REWARD_MODEL)
     (tmp_path / "runs").mkdir()
     for file in stored_run.parent.iterdir():
         (tmp_path / "runs" / file.name).symlink_to(file)

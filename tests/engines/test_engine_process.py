@@ -402,7 +402,7 @@ def test_vllm_says_why_it_does_not_start(tmp_path):
     (model / "config.json").write_text('{"model_type": "no-such-architecture"}')
     (model / "model.safetensors").write_bytes(b"")
     spec = EngineSpec("vllm", str(model), 2, 100)
-    error = _fails(spec, tmp_path / "engine", timeout_s=120.0)
+    error = _fails(spec, tmp_path / "e", timeout_s=120.0)
     assert "exit code 1" in str(error)
     assert "no-such-architecture" in str(error)
     assert len(error.log_tail) > 3

@@ -22,6 +22,7 @@ import aiohttp
 import psutil
 import pytest
 
+from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.engines.client import EngineClient, connector_to
 from heddle_dask.engines.contract import (
     EngineRefused,
@@ -243,6 +244,37 @@ def test_a_handle_travels_as_json(pair):
         again = KvHandle.from_mapping(json.loads(json.dumps(handle.to_mapping())), handle.asked_s)
         assert again == handle
         await target.import_kv(name(), tokens, again)
+
+    pair.tell(scenario)
+
+
+def test_kv_of_other_weights_is_refused_unless_kv_is_kept(pair):
+    async def scenario(source: EngineClient, target: EngineClient) -> None:
+        tokens = context(300)
+        handle = await export(source, tokens)
+        assert handle.version == "0"
+        await target.install_weights(str(CHECKPOINT), PolicyVersion("run", 1))
+        assert await failure(target, tokens, handle) == "version"
+        await target.install_weights(str(CHECKPOINT), PolicyVersion("run", 2), keep_kv=True)
+        assert (await target.import_kv(name(), tokens, handle)).cached_tokens == 300
+
+    pair.tell(scenario)
+
+
+def test_an_engine_changes_its_weights_when_the_kv_that_another_one_fetches_is_gone(pair):
+    async def scenario(source: EngineClient, target: EngineClient) -> None:
+        tokens = context(300)
+        handle = await export(source, tokens)
+        update = asyncio.ensure_future(source.install_weights(str(CHECKPOINT), PolicyVersion("run", 1)))
+        await asyncio.sleep(1.0)
+        assert not update.done()
+        await target.import_kv(name(), tokens, handle)
+        done = await update
+        # The emulated engine pauses at once and then cannot drop the KV; vLLM's pause itself waits.
+        assert done.attempts > 1 or done.paused_s > 0.5
+        assert source.version == PolicyVersion("run", 1)
+        got, cached = await greedy(source, tokens)
+        assert got == (await greedy(target, tokens))[0] and cached == 0
 
     pair.tell(scenario)
 

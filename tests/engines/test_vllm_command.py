@@ -48,6 +48,7 @@ def test_cpu_command(spec, model):
         " --max-model-len 3000 --max-num-seqs 6 --tensor-parallel-size 1 --seed 0"
         " --logprobs-mode raw_logprobs --scheduling-policy priority --enable-scale-out --enable-prefix-caching"
         " --enable-prompt-tokens-details --disable-uvicorn-access-log"
+        " --worker-extension-cls heddle_dask.engines.vllm_worker_extension.WorkerExtension"
         " --uds /run/e.sock --enforce-eager"
         " --no-enable-chunked-prefill --max-num-batched-tokens 3000"
         " --distributed-executor-backend vllm.v1.executor.uniproc_executor.UniProcExecutor"

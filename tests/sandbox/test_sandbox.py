@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from heddle_dask.core.errors import BadInput, HeddleError
+from heddle_dask.isolation.granted import CPUS_VARIABLE, THREAD_VARIABLES
 from heddle_dask.sandbox.limits import SandboxLimits
 from heddle_dask.sandbox.outcome import ToolOutput
 from heddle_dask.sandbox.process_accounting import ProcessAccounting, scan
@@ -326,14 +327,16 @@ def test_signals_reach_nobody_outside(mode: str) -> None:
 def test_environment_is_empty_of_the_hosts_variables(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_OF_THE_HOST", "x")
     names = run(mode, "import os\nprint(*os.environ)").text.split()
-    allowed = {"HOME", "TMPDIR", "PATH", "LANG", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX"}
-    allowed |= {"LD_LIBRARY_PATH", "PWD", "LC_CTYPE"}
+    allowed = {"HOME", "TMPDIR", "PATH", "LANG", "MALLOC_ARENA_MAX", "LD_LIBRARY_PATH", "PWD", "LC_CTYPE"}
+    allowed |= {CPUS_VARIABLE, *THREAD_VARIABLES}
     assert set(names) <= allowed
 
 
 def test_given_files_are_there_and_granted_cpus_are_told(mode: str) -> None:
-    code = "import os\nprint(open('sub/a.txt').read(), os.environ['OMP_NUM_THREADS'])"
-    assert run(mode, code, files={"sub/a.txt": "hello"}, cpus=3).text == "hello 3\n"
+    code = (
+        "import os\nprint(open('sub/a.txt').read(), os.environ['OMP_NUM_THREADS'], os.environ['HEDDLE_CPUS'])"
+    )
+    assert run(mode, code, files={"sub/a.txt": "hello"}, cpus=3).text == "hello 3 3\n"
 
 
 @pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", ""])

@@ -18,6 +18,7 @@ from heddle_dask.core.commands import (
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, StepId, TrajectoryId
+from heddle_dask.core.integrity import check_integrity
 from heddle_dask.core.journal_codec import encode
 from heddle_dask.core.nouns import (
     ActionRequest,
@@ -27,6 +28,7 @@ from heddle_dask.core.nouns import (
     TrajectorySpec,
 )
 from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.resources import Amounts, ResourceDemand, Resources
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.state import State
 from heddle_dask.core.view import ClusterView, Move, MoveRequest, StrategySet
@@ -55,9 +57,9 @@ def engine_of(
     )
 
 
-def host_of(name: str, cpus: int = 4, pool: str = "cpu") -> HostDescription:
+def host_of(name: str, cpus: int = 4, pool: str = "cpu", memory_bytes: int = 0) -> HostDescription:
     """A host of that id."""
-    return HostDescription(HostId(name), cpus, pool)
+    return HostDescription(HostId(name), Resources.of(cpus=cpus, memory_bytes=memory_bytes), pool)
 
 
 def step_of(name: str, index: int = 0, *, attempt: int = 0, context: int = 100) -> StepRequest:
@@ -69,7 +71,8 @@ def action_of(
     name: str, trajectory: str, *, cpus: tuple[int, int] = (1, 1), pool: str = "cpu"
 ) -> ActionRequest:
     """A tool call of that trajectory."""
-    return ActionRequest(ActionId(name), TrajectoryId(trajectory), "tool", "test", *cpus, pool)
+    demand = ResourceDemand.of(cpus=Amounts(*cpus))
+    return ActionRequest(ActionId(name), TrajectoryId(trajectory), "tool", "test", demand, pool)
 
 
 @dataclass
@@ -98,7 +101,10 @@ def restless_heddle(*, seed: int = 0, overrides: Sequence[str] = ()) -> Strategy
 
 
 class Stage:
-    """A controller, its clock and its journal. Checks the state after every event."""
+    """A controller, its clock and its journal. Checks the state after every event.
+
+    Unless `retries` says otherwise, actions wait for workers without a bound, so that none asks for a time.
+    """
 
     def __init__(
         self,
@@ -110,7 +116,7 @@ class Stage:
         retries: RetryPolicy | None = None,
     ) -> None:
         chosen = strategies or build_strategies(preset, seed=seed, overrides=overrides)
-        self.controller = Controller(chosen, retries)
+        self.controller = Controller(chosen, retries or RetryPolicy(max_pool_wait_s=0))
         self.journal: list[tuple[Row, list[Row]]] = []
         self.at = 0.0
 
@@ -134,7 +140,7 @@ class Stage:
         before, (_, touches) = self._holdings(), self.state.touched_since(0)
         commands = self.controller.handle(event)
         self.journal.append((encode(event), [encode(command) for command in commands]))
-        self.state.check_integrity()
+        check_integrity(self.state)
         after = self._holdings()
         changed = {name for name, held in after.items() if name in before and held != before[name]}
         assert changed <= set(self.state.touched_since(touches)[0]), (

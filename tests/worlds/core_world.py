@@ -27,11 +27,18 @@ from worlds.core_builders import (
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
+from heddle_dask.core.duration_profile import DurationProfile
+from heddle_dask.core.entities import NO_RESOURCES
+from heddle_dask.core.held_steps import RECALLED
 from heddle_dask.core.nouns import ActionRequest, EngineDescription, HostDescription, StepRequest
 from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.resources import CPUS, MEMORY, Amounts, ResourceDemand, Resources
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.transitions import KvState, TrajectoryState
 from heddle_dask.core.view import StrategySet
+from heddle_dask.strategies.actions.elastic import ElasticUnits
+from heddle_dask.strategies.actions.first_come import FirstComeMinimum
+from heddle_dask.strategies.actions.fixed_units import FixedUnits
 from heddle_dask.strategies.presets import PRESETS, build_strategies
 
 T = TypeVar("T")
@@ -41,6 +48,7 @@ CONTEXTS: Final = (10, 128, 200, 512)  # some as long as an engine's limit
 ENGINE_SIZES: Final = (128, 512, 4096)
 POOLS: Final = ("cpu", "gpu")
 LARGEST_CPUS: Final = 8
+LABELS: Final = ("tests", "lint", "build")
 RESTLESS: Final = "restless"
 WORLDS: Final = (*PRESETS, RESTLESS)
 
@@ -84,7 +92,7 @@ class Call:
     request: ActionRequest
     number: int
     host_id: str | None = None
-    cpus: int = 0
+    resources: Resources = NO_RESOURCES
     losses: int = 0
     orphaned: bool = False
 
@@ -102,8 +110,10 @@ class World:
     draining: dict[str, bool] = field(default_factory=dict)  # whether they are about to end
     leaving_hosts: dict[str, bool] = field(default_factory=dict)  # whether they were released
     hosts: dict[str, HostDescription] = field(default_factory=dict)
+    seen_hosts: dict[str, dict[Resources, None]] = field(default_factory=dict)  # by pool, lost ones included
     programs: dict[str, Program] = field(default_factory=dict)
     calls: dict[str, Call] = field(default_factory=dict)
+    wakes: list[float] = field(default_factory=list)  # times that the controller asked for
     line: list[str] = field(default_factory=list)  # calls that wait for a host, as they are to start
     stale: list[tuple[Any, ...]] = field(default_factory=list)
     # Steps of lost engines whose answer may have reached the driver, as they were there.
@@ -158,6 +168,9 @@ class World:
                 self.leaving_hosts[command.host_id] = True
             case cmd.RunAction():
                 self._run_action(command)
+            case cmd.WakeUp():
+                self.wakes.append(command.at_s)
+                self.seen["asked for a time"] += 1
             case cmd.GiveUpAction():
                 call = self.calls.pop(command.action_id)
                 assert call.host_id is None
@@ -182,6 +195,12 @@ class World:
         identity = (command.step_id, command.engine_id)
         program = self.programs.get(command.step_id.trajectory_id)
         step = None if program is None else program.step
+        if command.reason == RECALLED:
+            assert step is not None and step.identity == identity, "it had ended"
+            assert not (step.started or step.stopping or step.leaving)
+            step.leaving = True
+            self.seen["recalled"] += 1
+            return
         if command.reason.startswith("its engine "):
             assert step is not None and step.identity == identity, "it had ended"
             assert not step.stopping and not step.leaving, "it was stopped before"
@@ -259,13 +278,16 @@ class World:
         assert call.host_id is None
         assert not call.orphaned
         assert call.losses <= self.retries.max_losses
-        assert call.request.min_cpus <= command.cpus <= call.request.max_cpus
+        assert call.request.demand.allows(command.resources)
         assert self.hosts[command.host_id].pool == call.request.pool
         assert command.host_id not in self.leaving_hosts
-        assert call is self.head_of_line(call.request.pool), "it overtook another"
+        in_turns = self.stage.state.is_shared or not self.strict
+        assert in_turns or call is self.head_of_line(call.request.pool), "it overtook another"
         self.line.remove(command.action_id)
-        assert self.free_cpus(command.host_id) >= command.cpus, "oversubscribed"
-        call.host_id, call.cpus = command.host_id, command.cpus
+        for name, amount in command.resources:
+            assert self.free(command.host_id, name) >= amount, "oversubscribed"
+        call.host_id, call.resources = command.host_id, command.resources
+        self.seen["more than the least units"] += command.resources != call.request.demand.least
 
     # -- what must hold after every event ----------------------------------------------------------------
 
@@ -274,7 +296,6 @@ class World:
         assert state.alive == sum(p.admitted for p in self.programs.values())
         assert sum(state.unfinished_by_group.values()) == len(self.programs)
         assert self.stage.controller.moves.running == len(self.moves)
-        predicts = self.stage.controller.strategies.predictor is not None
         for name, program in self.programs.items():
             record = self.stage.trajectory(name)
             step = program.step
@@ -282,7 +303,8 @@ class World:
             assert record.steps_finished == program.steps_finished
             # When it was submitted, at the end of every step, and when a tool's label became known.
             told = 1 + program.steps_finished + program.tools_called
-            assert program.predictions_asked == (told if predicts else 0)
+            predictor = self.stage.controller.runs.of(record).strategies.predictor
+            assert program.predictions_asked == (0 if predictor is None else told)
             assert record.stopping == (step is not None and step.stopping)
             assert record.leaving == (step is not None and step.leaving)
             waits = name in state.waiting_steps
@@ -291,27 +313,55 @@ class World:
                 assert not waits and not runs, f"{name}: its step had ended"
                 continue
             assert record.step == step.request
-            assert waits == (step.engine_id is None), f"{name} is lost between waiting and commanded"
+            assert waits == (step.engine_id is None and not record.held), f"{name} is lost"
+            if record.held:
+                assert step.engine_id is None and runs == [record.counted_on]
+                continue
             assert runs == ([] if step.engine_id is None else [step.engine_id])
             # No strategy of ours holds a step back while an engine takes it and its context rests.
-            held_back = waits and self.ready and name not in self.moves
-            assert not held_back, f"{name} waits beside a ready engine"
+            assert not waits or self.may_wait(name), f"{name} waits beside a ready engine"
             assert name not in self.moves or waits, f"{name} runs while its context moves"
-        for pool in POOLS:
-            head = self.head_of_line(pool)
-            if head is not None:
-                there = [h for h, host in self.hosts.items() if host.pool == pool]
-                room = [self.free_cpus(h) for h in there if h not in self.leaving_hosts]
-                assert all(free < head.request.min_cpus for free in room), "the head of the line fits"
+        for pool in () if state.is_shared else POOLS:  # several runs take turns
+            self._check_line(pool)
         assert set(state.actions) == set(self.calls)
+
+    def may_wait(self, name: str) -> bool:
+        """Whether a requested step may be without an engine."""
+        return not self.ready or name in self.moves
 
     def head_of_line(self, pool: str) -> Call | None:
         """The action of that pool that is to start next."""
         return next((self.calls[i] for i in self.line if self.calls[i].request.pool == pool), None)
 
-    def free_cpus(self, host_id: str) -> int:
-        used = sum(call.cpus for call in self.calls.values() if call.host_id == host_id)
-        return self.hosts[host_id].cpus - used
+    @property
+    def strict(self) -> bool:
+        """Whether actions of one pool start strictly in order."""
+        return isinstance(self.stage.controller.strategies.actions, FirstComeMinimum)
+
+    def _check_line(self, pool: str) -> None:
+        """The head of the line does not fit; or, where others may go first, somebody runs who will make room."""
+        if self.stage.controller.actions._allocates_at_s is not None:
+            assert self.wakes, "it waits for a time that it did not ask for"
+            return
+        there = [h for h, host in self.hosts.items() if host.pool == pool and h not in self.leaving_hosts]
+        head = self.head_of_line(pool)
+        if head is None or not there:
+            return
+        need = head.request.demand.least
+        if self.strict:
+            fits = [all(self.free(h, name) >= amount for name, amount in need) for h in there]
+            assert not any(fits), "the head of the line fits"
+            return
+        able = [h for h in there if all(self.hosts[h].resources[name] >= amount for name, amount in need)]
+        at_work = {call.host_id for call in self.calls.values()}
+        idle_kind = isinstance(self.stage.controller.strategies.actions, ElasticUnits | FixedUnits)
+        assert not idle_kind or not able or at_work & set(there), (
+            "everything idles beside an action that fits"
+        )
+
+    def free(self, host_id: str, resource: str) -> int:
+        used = sum(call.resources[resource] for call in self.calls.values() if call.host_id == host_id)
+        return self.hosts[host_id].resources[resource] - used
 
     def fresh(self, prefix: str) -> str:
         self.numbers += 1
@@ -353,6 +403,7 @@ class World:
             "move_ends": [(name, ok) for name in self.moves for ok in (True, True, False)],
             "act": list(alive),
             "act_ends": running,
+            "time": sorted(self.wakes)[:1],
             "stale": self.stale,
         }
         return subjects[move]
@@ -412,12 +463,15 @@ class World:
         return [step for step in steps if step.engine_id == engine_id]
 
     def _do_join_host(self, kind: tuple[str, int]) -> None:
-        made = host_of(self.fresh("H"), kind[1], kind[0])
+        made = host_of(self.fresh("H"), kind[1], kind[0], kind[1])
         self.hosts[made.host_id] = made
+        seen = self.seen_hosts.setdefault(made.pool, {})
+        seen[made.resources] = None
         self.tell(ev.HostJoined, made)
-        largest = max(host.cpus for host in self.hosts.values() if host.pool == made.pool)
         mine = [self.calls[i].request for i in self.line if self.calls[i].request.pool == made.pool]
-        assert all(request.min_cpus <= largest for request in mine), "one waits that can never run"
+        for request in mine:
+            able = (all(has[name] >= n for name, n in request.demand.least) for has in seen)
+            assert any(able), "one waits that can never run"
 
     def _do_drain_host(self, host_id: str) -> None:
         self.leaving_hosts[host_id] = False
@@ -431,7 +485,7 @@ class World:
         for name, call in list(self.calls.items()):
             if call.host_id == host_id:
                 self.stale.append((ev.ActionFinished, name, host_id, 0.1))
-                call.host_id, call.cpus = None, 0
+                call.host_id, call.resources = None, NO_RESOURCES
                 call.losses += 1
                 if call.orphaned:
                     del self.calls[name]
@@ -579,8 +633,12 @@ class World:
         self.stale.append((ev.StepStarted, *step.identity))
 
     def _do_act(self, name: str) -> None:
-        least = self.pick((0, 1, 1, 2, 4))
+        least, memory = self.pick((0, 1, 1, 2, 4)), self.pick((0, 0, 1, 2))
         request = action_of(self.fresh("x"), name, cpus=(least, least + 2), pool=self.pick(POOLS))
+        only = self.pick(((), (), (least, least + 1, least + 2)))
+        demand = {CPUS: Amounts(least, least + 2, only), MEMORY: Amounts(memory, memory)}
+        profile = self.pick((None, DurationProfile(4.0, 0.1), DurationProfile(1.0, 1.0)))
+        request = replace(request, demand=ResourceDemand.of(demand), label=self.pick(LABELS), profile=profile)
         self.calls[request.action_id] = Call(request, self.numbers)
         self.line.append(request.action_id)
         self.programs[name].tools_called += 1
@@ -589,7 +647,13 @@ class World:
     def _do_act_ends(self, action_id: str) -> None:
         call = self.calls.pop(action_id)
         self.stale.append((ev.ActionFinished, action_id, call.host_id, 0.1))
-        self.tell(ev.ActionFinished, action_id, call.host_id, 0.1, self.pick((True, False)))
+        self.tell(ev.ActionFinished, action_id, call.host_id, self.pick((0.1, 3.0)), self.pick((True, False)))
+
+    def _do_time(self, at_s: float) -> None:
+        """The time comes that the controller asked for."""
+        self.wakes.remove(at_s)
+        self.stage.at = max(self.stage.at, at_s - 1.0)
+        self.tell(ev.TimeReached)
 
     def _do_stale(self, message: tuple[Any, ...]) -> None:
         """A message that comes twice, too late, or from a lost engine or host."""
@@ -615,6 +679,7 @@ class World:
                 self._do_fail(step)
         for pool in POOLS:
             self._do_join_host((pool, LARGEST_CPUS))
+        self._pass_time()
         self._do_join_engine(100_000)
         rounds = 0
         while self.programs:
@@ -623,12 +688,18 @@ class World:
             self._advance_all()
         while running := self.possible("act_ends"):
             self._do_act_ends(running[0])
+            self._pass_time()
         self._end_moves()
         self._check_empty()
         assert not self.draining, "one drains for ever"
         assert all(self.leaving_hosts.values())
 
+    def _pass_time(self) -> None:
+        while self.wakes:
+            self._do_time(min(self.wakes))
+
     def _advance_all(self) -> None:
+        self._pass_time()
         while self.asked:
             self._do_predict(self.asked[0])
         admitted = [n for n, p in self.programs.items() if p.admitted]
@@ -641,7 +712,10 @@ class World:
         busy = {c.request.trajectory_id for c in self.calls.values()}
         for name in admitted:
             program = self.programs[name]
-            assert program.step is None or program.step.engine_id is not None, "a step waits for ever"
+            waits = program.step is not None and program.step.engine_id is None
+            assert not waits or self.stage.trajectory(name).held or self.may_wait(name), (
+                "a step waits for ever"
+            )
             if program.step is None and name not in busy:
                 self._do_end(name)
 
@@ -660,7 +734,8 @@ class World:
         started = {kind: self.seen[f"move by {kind}"] for kind in totals}
         assert {kind: total.started for kind, total in totals.items()} == started
         assert not self.stage.controller.moves._pending
-        assert all(host.free_cpus == host.spec.cpus for host in state.hosts.values())
+        assert all(host.free == dict(host.spec.resources) for host in state.hosts.values())
+        assert not state.stranded and not state.new_actions
         assert all(
             e.inflight_tokens == e.resident_tokens == e.generating == 0 for e in state.engines.values()
         )
@@ -690,8 +765,9 @@ WEIGHTS: Final[dict[str, float]] = {
     "stopped": 6,
     "predict": 14,
     "move_ends": 5,
-    "act": 8,
+    "act": 10,
     "act_ends": 8,
+    "time": 6,
     "stale": 4,
 }
 
@@ -700,7 +776,7 @@ def new_world(
     preset: str, pick: Pick[Any], *, seed: int = 0, max_losses: int = 2, overrides: Sequence[str] = ()
 ) -> World:
     """An empty world; whether its engines tell how large their KV cache is goes by the seed."""
-    retries = RetryPolicy(max_losses)
+    retries = RetryPolicy(max_losses, max_pool_wait_s=(0, 300)[seed % 2])
     chosen = strategies_of(preset, seed=seed, overrides=overrides)
     stage = Stage(strategies=chosen, retries=retries)
     return World(stage, retries, pick, kv_tokens=(0, 600, 20_000)[seed % 3])

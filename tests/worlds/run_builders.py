@@ -15,6 +15,7 @@ from heddle_dask.core.journal_codec import encode
 from heddle_dask.core.nouns import EngineDescription, GroupId, HostDescription, StepRequest, TrajectorySpec
 from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.priority import Priority
+from heddle_dask.core.resources import Resources
 from heddle_dask.records.trajectory import ActionRecord, StepRecord, TrajectoryOutline, TrajectoryRecord
 from heddle_dask.views.report.journal_facts import SessionFacts
 
@@ -57,7 +58,9 @@ def outline_of(record: TrajectoryRecord) -> TrajectoryOutline:
 
 def journal_lines(records: Sequence[TrajectoryRecord], waited_s: float = 1.0) -> list[Any]:
     """Lines of a session in which these ran; a move before each step on another engine, of which 0.25 s is exposed."""
-    events: list[tuple[Any, ...]] = [(ev.HostJoined(0.0, HostDescription(HostId("h"), 8)),)]
+    events: list[tuple[Any, ...]] = [
+        (ev.HostJoined(0.0, HostDescription(HostId("h"), Resources.of(cpus=8))),)
+    ]
     engines = sorted({step.engine_id for record in records for step in record.steps})
     events += [(ev.EngineJoined(0.1, EngineDescription(EngineId(name), 4, 4096)),) for name in engines]
     for record in records:
@@ -85,7 +88,9 @@ def _lines_of(record: TrajectoryRecord, waited_s: float) -> list[tuple[Any, ...]
         start = cm.StartStep(step_id, engine, Priority(0, 0.0), step.step_index)
         if before and before != engine:
             move = cm.MoveContext(name, EngineId(before), engine, "transfer")
-            lines.append((ev.HostJoined(at - 0.5, HostDescription(HostId(f"{name}-{at}"), 0)), move))
+            lines.append(
+                (ev.HostJoined(at - 0.5, HostDescription(HostId(f"{name}-{at}"), Resources.of(cpus=0))), move)
+            )
             lines.append((ev.StepRequested(at, StepRequest(step_id, step.prompt_tokens, 10)),))
             lines.append((ev.MoveEnded(at + 0.25, name, engine, True, "transfer", 0.75, tokens=9), start))
         else:

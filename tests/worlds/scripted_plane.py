@@ -15,6 +15,7 @@ from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.live.driver.context import LiveContext
+from heddle_dask.live.driver.pools import Pools
 from heddle_dask.live.driver.services import Budget, Recorded, Sampling, Services
 from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult
 
@@ -34,6 +35,8 @@ class ScriptedPlane:
         self.outcomes: list[ActionOutcome | Exception] = []
         self.action_ids: list[str] = []
         self.idempotency_keys: list[str] = []
+        self.actions: list[ActionRequest] = []
+        self.payloads: list[bytes] = []
 
     async def step(self, call: StepCall, request: StepRequest) -> StepResult:
         delta = np.frombuffer(call.delta, dtype="<i4").tolist()
@@ -60,6 +63,8 @@ class ScriptedPlane:
     async def action(self, call: ActionCall, request: ActionRequest) -> ActionOutcome:
         self.action_ids.append(call.action_id)
         self.idempotency_keys.append(call.idempotency_key)
+        self.actions.append(request)
+        self.payloads.append(call.payload or b"")
         if self.outcomes:
             outcome = self.outcomes.pop(0)
             if isinstance(outcome, Exception):
@@ -92,6 +97,7 @@ def context_on(
     retries: RetryPolicy | None = None,
     sampling: Sampling | None = None,
     template: ChatTemplate | None = None,
+    pools: Pools | None = None,
 ) -> LiveContext:
     lines = journal if journal is not None else []
     services = Services(
@@ -104,5 +110,6 @@ def context_on(
         clock=lambda: 0.0,
         journal=lambda kind, body: lines.append((kind, body)),
         retries=retries or RetryPolicy(),
+        pools=pools or Pools(),
     )
     return LiveContext(services, TrajectorySpec(TrajectoryId("t"), GroupId("g")), 7, recorded)

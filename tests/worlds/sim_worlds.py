@@ -13,9 +13,12 @@ from heddle_dask.core.journal_codec import encode
 from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.known import KnownWork
-from heddle_dask.sim.fleet import ControlDelays, SimulatedFaults, SimulatedFleet, equal_engines
+from heddle_dask.sim.clusters import Cluster
+from heddle_dask.sim.fleet import ControlDelays, SimulatedFaults, SimulatedFleet, equal_engines, equal_hosts
+from heddle_dask.sim.pod_settings import PodSettings
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import build_strategies, tell_costs
+from heddle_dask.workloads.actions import SoftwareWorkload, action_trajectories
 from heddle_dask.workloads.synthetic import fit_into_context, synthesize
 
 CONTEXT = 4096
@@ -58,7 +61,44 @@ def digest_of(preset: str, *overrides: str) -> tuple[str, int, int]:
     return digest.hexdigest(), *counts
 
 
+def actions_digest(*, pods: bool) -> tuple[str, int, int]:
+    """Digest of a run whose calls run on hosts that are lost and drained, or in pods; as `digest_of`."""
+    plans = action_trajectories(
+        SoftwareWorkload(), trajectories=48, samples=16, seed=4, max_context_tokens=40_960
+    )
+    fleet = replace(
+        Cluster(gpus=16, tp=4).fleet("qwen3-32b", max_context_tokens=40_960),
+        hosts=equal_hosts(3, 32, memory_bytes=10**12),
+        faults=SimulatedFaults(
+            tool_failure_share=0.05, hosts_lost={0: 20.0}, hosts_drain={1: 40.0}, hosts_join={2: 5.0}
+        ),
+        sandbox_start_s=1.0,
+        pods=PodSettings((32, 32), starts_per_s=10.0, execs_per_s=50.0) if pods else None,
+    )
+    actions = "fcfs-minimum" if pods else "elastic"
+    strategies = build_strategies("heddle", overrides=("predictor=oracle", f"actions={actions}"))
+    tell_costs(strategies, fleet.beliefs)
+    assert strategies.predictor is not None
+    known = KnownWork({plan.trajectory_id: float(plan.generated_tokens) for plan in plans})
+    predictor = build_predictor(strategies.predictor, known)
+    digest = hashlib.sha256()
+    counts = [0, 0]
+
+    def watch(event: ev.Event, commands: Sequence[cmd.Command]) -> None:
+        digest.update(json.dumps([encode(event), [encode(command) for command in commands]]).encode())
+        counts[0] += 1
+        counts[1] += len(commands)
+
+    world = SimulatedWorld(strategies, fleet, plans, predictor=predictor, seed=5, watch=watch)
+    world.run()
+    for call in world.calls.all.values():
+        digest.update(repr((call.action_id, call.begun_s, call.back_s, call.units, call.cause)).encode())
+    return digest.hexdigest(), *counts
+
+
 if __name__ == "__main__":
     for name in ("heddle", "heddle-paper", "slime"):
         print(name, *digest_of(name))
     print("oracle", *digest_of("heddle", "predictor=oracle"))
+    print("actions", *actions_digest(pods=False))
+    print("pods", *actions_digest(pods=True))

@@ -155,6 +155,16 @@ class KvCache:
                 del self._child[self._key.pop(block)]
         self._evict()
 
+    def clear(self) -> bool:
+        """Forget all KV; False, and nothing is forgotten, while some of it is in use."""
+        if self._users:
+            return False
+        for block in self._idle:
+            del self._child[self._key.pop(block)]
+        self._idle.clear()
+        self._computed.clear()
+        return True
+
     def _find(self, packed: bytes, most: int) -> list[int]:
         found: list[int] = []
         parent = 0

@@ -22,6 +22,7 @@ from heddle_dask.engines.contract import WARM_UP_REQUEST_ID
 from heddle_dask.engines.emulated.kv_transfer import READ_PATH, EmulatedKvTransfers, TransferFailed
 from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine
 from heddle_dask.engines.emulated.traits import EmulatedFaults, traits_of
+from heddle_dask.engines.emulated.weight_update import EmulatedWeightUpdates, LoadFailed
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.wire import COUNTERS_PATH, GENERATED_TOKENS, KV_USE
 
@@ -41,6 +42,7 @@ class EmulatedServer:
         self._kv_blocks = traits.kv_capacity_tokens // traits.cost.block_tokens
         self._transfers = EmulatedKvTransfers(spec, traits, self._engine, address)
         self._faults = traits.faults
+        self._updates = EmulatedWeightUpdates(self._engine, traits.emulation, lambda: self._faults)
         self._received = 0
         self._hangs = False
         # Set: the engine answers no step, and had these counters when that began.
@@ -58,8 +60,10 @@ class EmulatedServer:
             ("POST", "/abort_requests", self._abort),
             ("POST", READ_PATH, self._kv_read),
             ("POST", "/faults", self._set_faults),
+            *self._updates.routes(),
         ):
-            application.router.add_route(method, path, self._guarded(handler))
+            # A path of the dialect may carry a query.
+            application.router.add_route(method, path.partition("?")[0], self._guarded(handler))
         return application
 
     async def close(self) -> None:
@@ -75,8 +79,8 @@ class EmulatedServer:
                 return await handler(request)
             except (BadRequest, BadInput) as error:
                 return _error(400, str(error))
-            except TransferFailed as error:
-                print(f"KV transfer failed: {error}", file=sys.stderr, flush=True)
+            except (TransferFailed, LoadFailed) as error:
+                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 return _error(500, str(error))
 
         return guarded

@@ -31,7 +31,9 @@ class Step:
     `own_seed` is used when the request has none.
     """
 
-    def __init__(self, body: Mapping[str, Any], spec: EngineSpec, source: TokenSource, own_seed: int) -> None:
+    def __init__(
+        self, body: Mapping[str, Any], spec: EngineSpec, source: TokenSource, own_seed: int, label: str
+    ) -> None:
         sampling = body.get("sampling_params") or {}
         self.request_id = str(body.get("request_id", ""))
         self._prompt = prompt_of(body, spec.named_context_tokens)
@@ -51,6 +53,11 @@ class Step:
         length = self._most if self._ignore_eos else len(self._draw()[0])
         self.job = TokenJob(len(self._prompt), length, priority, prompt=self._prompt, tokens=self._first)
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._labels = [(label, 0)]
+
+    def relabel(self, label: str, sampled_tokens: int) -> None:
+        """Label what is sampled after the first `sampled_tokens` tokens."""
+        self._labels.append((label, sampled_tokens))
 
     def _draw(self) -> tuple[list[int], list[float], bool]:
         if self._drawn is None:
@@ -82,6 +89,14 @@ class Step:
         """The context."""
         return self._prompt
 
+    def _spans(self, count: int) -> list[dict[str, Any]]:
+        ends = [min(start, count) for _, start in self._labels[1:]] + [count]
+        return [
+            {"version": label, "start": start, "end": end}
+            for (label, start), end in zip(self._labels, ends, strict=True)
+            if start < end
+        ]
+
     def answer(self, model: str, scale: float, kept: Mapping[str, Any] | None = None) -> str:
         """The JSON answer, in the form of vLLM's; `scale` turns model seconds into real ones.
 
@@ -97,7 +112,7 @@ class Step:
         reason = "abort" if job.aborted else reason
         prompt_count = len(self._prompt)
         kv = f'"kv_transfer_params":{json.dumps(kept)},' if kept is not None else ""
-        spans = f'[{{"version":"default","start":0,"end":{count}}}]' if count else "[]"
+        spans = json.dumps(self._spans(count))
         return (
             f'{{"request_id":{json.dumps(ENGINE_ID_PREFIX + self.request_id)},"output_mode":"tokens",{kv}'
             f'"choices":[{{"index":0,'
@@ -170,6 +185,8 @@ class EmulatedEngine:
         self._by_id: dict[str, list[Step]] = {}
         self._draws = 0
         self._ended_tokens = 0
+        self._label = "default"
+        self._paused_s: float | None = None  # model time at which the engine was paused
         self._timer: PreciseTimer | None = None
 
     def close(self) -> None:
@@ -203,7 +220,7 @@ class EmulatedEngine:
         """
         # The engine's own seeds are negative, so that they differ from all seeds of requests.
         self._draws += 1
-        step = Step(body, self.spec, self._source, own_seed=-self._draws)
+        step = Step(body, self.spec, self._source, own_seed=-self._draws, label=self._label)
         self._steps[step.job] = step
         self._by_id.setdefault(step.request_id, []).append(step)
         self._settle(self._batch.submit(step.job, self._now_s()))
@@ -217,6 +234,43 @@ class EmulatedEngine:
             raise
         kept = keep(step.prompt) if keep is not None and not step.job.aborted else None
         return step.answer(self.spec.model, self._scale, kept)
+
+    def pause(self) -> None:
+        """Freeze all steps; a second call does nothing."""
+        if self._paused_s is None:
+            now_s = self._now_s()
+            self._settle(self._batch.advance(now_s))
+            self._paused_s = now_s
+            self._arm()
+
+    def resume(self) -> None:
+        """Let the steps go on, as if no time had passed."""
+        if self._paused_s is not None:
+            self._real_zero_s, self._model_zero_s = time.monotonic(), self._paused_s
+            self._paused_s = None
+            self._settle(self._batch.advance(self._now_s()))
+            self._arm()
+
+    def drop_kv(self) -> bool:
+        """Put running steps back into the queue and forget all KV; False if another engine still fetches some."""
+        now_s = self._now_s()
+        self._settle(self._batch.requeue_all(now_s))
+        dropped = self._kv_cache.clear()
+        self._settle(self._batch.advance(now_s))
+        self._arm()
+        return dropped
+
+    @property
+    def label(self) -> str:
+        """The version of the weights, as it was told."""
+        return self._label
+
+    def relabel(self, label: str) -> None:
+        """Label the tokens that are sampled from now on."""
+        self._settle(self._batch.advance(self._now_s()))
+        self._label = label
+        for step in self._steps.values():
+            step.relabel(label, self._batch.sampled_tokens(step.job))
 
     @property
     def scale(self) -> float:
@@ -281,6 +335,8 @@ class EmulatedEngine:
         self._arm()
 
     def _now_s(self) -> float:
+        if self._paused_s is not None:
+            return self._paused_s
         return self._model_zero_s + (time.monotonic() - self._real_zero_s) / self._scale
 
     def _settle(self, ended: Sequence[TokenJob]) -> None:
@@ -298,7 +354,7 @@ class EmulatedEngine:
     def _arm(self) -> None:
         if self._timer is None:
             self._timer = PreciseTimer(self._tick)
-        if self._batch.next_s < math.inf:
+        if self._batch.next_s < math.inf and self._paused_s is None:
             delay_s = (self._batch.next_s - self._model_zero_s) * self._scale
             self._timer.set(self._real_zero_s + delay_s)
         else:

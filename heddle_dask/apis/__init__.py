@@ -1,0 +1,1 @@
+"""Calls of APIs over HTTP for tools and rewards."""

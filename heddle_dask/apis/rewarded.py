@@ -1,0 +1,184 @@
+"""An environment with a reward given by the user: a Python function, a model service, or an HTTP endpoint."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from heddle_dask.apis.http_calls import http_call
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.needs import Needs
+from heddle_dask.environments.base import Context, Environment, Reward, Task
+from heddle_dask.environments.rewards import RewardContext, Transcript, group_reward_hook
+
+
+class GivenReward(Protocol):
+    """A way to compute the reward of one attempt."""
+
+    async def of(self, task: Task, transcript: Transcript, ctx: RewardContext) -> float | Reward | None:
+        """The reward; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionReward:
+    """A function ``reward(task, transcript)``, plain or async, which runs as an action on the tool pool.
+
+    Attributes
+    ----------
+    function
+        Returns a number, a `Reward`, or None. Picklable.
+    needs
+        Its resources; None: one CPU.
+    timeout_s
+        None: `Budget.tool_timeout_s`.
+    """
+
+    function: Callable[..., Any]
+    needs: Needs | None = None
+    timeout_s: float | None = None
+
+    async def of(self, task: Task, transcript: Transcript, ctx: RewardContext) -> float | Reward | None:
+        """See `GivenReward`."""
+        label = getattr(self.function, "__name__", "reward")
+        value = await ctx.call(
+            self.function, task, transcript, needs=self.needs, label=label, timeout_s=self.timeout_s
+        )
+        return Reward.of(value)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpReward:
+    """An endpoint (a serverless function, a judge behind a gateway) that takes a POST and answers with the reward.
+
+    It is sent ``{"task": {"task_id", "prompt", "payload"}, "transcript": {…}}`` (`Transcript.as_json`) and answers with
+    JSON: a number or null, or an object with ``reward`` and, optionally, ``parts`` and ``metadata``. Refusals are
+    repeated as those of every API (`http_call`).
+
+    Attributes
+    ----------
+    api
+        Name of the API of whose quota it takes (`Pools.quotas`); empty: of none.
+    call_timeout_s
+        Seconds of one HTTP call.
+    """
+
+    url: str
+    api: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    call_timeout_s: float = 60.0
+
+    async def of(self, task: Task, transcript: Transcript, ctx: RewardContext) -> float | Reward | None:
+        """See `GivenReward`."""
+        sent = {"task_id": task.task_id, "prompt": task.prompt, "payload": dict(task.payload)}
+        answer = await ctx.call(
+            http_call,
+            "POST",
+            self.url,
+            json_body={"task": sent, "transcript": transcript.as_json()},
+            headers=dict(self.headers),
+            answer_within_s=self.call_timeout_s,
+            needs=Needs(api={self.api: 1}) if self.api else Needs(cpus=0),
+            label="http-reward",
+        )
+        return _reward_of_json(answer.json())
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceReward:
+    """The score of a model service, such as a reward model, for the tokens of the main branch.
+
+    Attributes
+    ----------
+    service
+        As declared with the run (`Pools`).
+    as_text
+        Send the text instead: the service has another tokenizer.
+    timeout_s
+        None: `Budget.tool_timeout_s`.
+    """
+
+    service: str
+    as_text: bool = False
+    timeout_s: float | None = None
+
+    async def of(self, task: Task, transcript: Transcript, ctx: RewardContext) -> float | Reward | None:
+        """See `GivenReward`."""
+        given = transcript.text if self.as_text else transcript.token_ids
+        (score,) = await ctx.score(self.service, [given], timeout_s=self.timeout_s)
+        return score
+
+
+def _reward_of_json(value: Any) -> Reward:
+    if not isinstance(value, Mapping):
+        return Reward.of(value)
+    if "reward" not in value:
+        raise BadInput(f"the endpoint answered with {sorted(value)}: it lacks 'reward'")
+    return Reward(value["reward"], value.get("parts", {}), value.get("metadata", {}))
+
+
+class RewardedEnvironment:
+    """The tasks and the program of an environment, with another reward."""
+
+    def __init__(self, environment: Environment, reward: GivenReward) -> None:
+        self._environment = environment
+        self._reward = reward
+        self.uses_sandbox = bool(getattr(environment, "uses_sandbox", False))
+
+    @property
+    def name(self) -> str:
+        """That of the environment."""
+        return self._environment.name
+
+    def tasks(self, count: int, seed: int) -> Sequence[Task]:
+        """See `Environment.tasks`."""
+        return self._environment.tasks(count, seed)
+
+    async def solve(self, task: Task, ctx: Context) -> float | Reward | None:
+        """See `Environment.solve`."""
+        return await self._environment.solve(task, ctx)
+
+    async def reward(self, task: Task, transcript: Transcript, ctx: RewardContext) -> float | Reward | None:
+        """The given reward."""
+        return await self._reward.of(task, transcript, ctx)
+
+
+def rewarded(environment: Environment, reward: GivenReward | Callable[..., Any] | str) -> RewardedEnvironment:
+    """The environment with this reward in place of its own.
+
+    Parameters
+    ----------
+    reward
+        A `FunctionReward`, `ServiceReward`, `HttpReward` or another `GivenReward`; a function
+        ``reward(task, transcript)``; or a text: ``package.module:function`` or the URL of an endpoint.
+
+    Raises
+    ------
+    BadInput
+        It is none of these, or the environment has a group reward of its own.
+    """
+    if group_reward_hook(environment) is not None:
+        raise BadInput(f"environment {environment.name} has rewards for groups: they cannot be replaced")
+    if isinstance(reward, str):
+        return RewardedEnvironment(environment, _named(reward))
+    if callable(getattr(reward, "of", None)):
+        return RewardedEnvironment(environment, reward)  # type: ignore[arg-type]
+    if callable(reward):
+        return RewardedEnvironment(environment, FunctionReward(reward))
+    raise BadInput(
+        f"reward is {reward!r}: use a function, FunctionReward(…), ServiceReward(…), HttpReward(…) or its URL"
+    )
+
+
+def _named(text: str) -> GivenReward:
+    if text.startswith(("http://", "https://")):
+        return HttpReward(text)
+    module_name, colon, name = text.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), name) if colon else None
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadInput(f"reward {text!r}: {error}") from None
+    if not callable(function):
+        raise BadInput(f"reward {text!r}: use package.module:function or the URL of an endpoint")
+    return FunctionReward(function)

@@ -1,0 +1,1 @@
+"""Model services: reward models, judges and teachers that are loaded on demand and share devices."""

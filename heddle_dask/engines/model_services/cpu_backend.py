@@ -1,0 +1,154 @@
+"""A model service without GPUs: a process that copies weights from host memory into memory slots, and frees them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from heddle_dask.core.gpu_chunks import GpuChunk
+from heddle_dask.engines.model_services.backend import Input, ServiceFailed, ServiceRefused
+from heddle_dask.engines.model_services.memory_slots import MemoryPlace, MemorySlots
+from heddle_dask.engines.model_services.served_process import ServedProcess
+from heddle_dask.engines.model_services.spec import ServiceSpec
+
+SERVER_MODULE = "pipelines.model_service"
+START_TIMEOUT_S = 300.0
+_INSTALLATION = Path(__file__).parents[3]
+
+
+class CpuBackEnd:
+    """See `ModelBackEnd`.
+
+    Parameters
+    ----------
+    slots
+        The devices of the host.
+    copies
+        Directory in memory for the copies in host memory.
+    logs
+        Directory for the log of its process.
+    """
+
+    def __init__(
+        self,
+        spec: ServiceSpec,
+        chunk: GpuChunk,
+        slots: MemorySlots,
+        copies: Path,
+        logs: Path,
+        records: Path | None = None,
+    ) -> None:
+        self._spec = spec
+        self._chunk = chunk
+        self._slots = slots
+        self._copy = copies / f"{spec.name.replace('/', '_')}-{chunk.gpus}.copy"
+        self._places: tuple[MemoryPlace, ...] = ()
+        label = f"{spec.name.replace('/', '_')}-{chunk.first}-{chunk.gpus}"
+        self._new_process = partial(ServedProcess, label, logs, records)
+        self._process: ServedProcess | None = None
+
+    @property
+    def process_id(self) -> int:
+        """Pid of the process that serves; 0 when none runs."""
+        return 0 if self._process is None else self._process.process_id
+
+    async def load(self, *, cold: bool, keep: bool) -> None:
+        """Copy the weights into places of the chunk's slots."""
+        process = await self._running()
+        self._places = self._slots.take(self._chunk)
+        body = {
+            "places": [asdict(place) for place in self._places],
+            "copy": str(self._copy),
+            "cold": cold,
+            "keep": keep,
+        }
+        try:
+            await process.client.ask("POST", "/load", body)
+        except ServiceRefused as error:
+            self._free()
+            raise ServiceFailed(str(error)) from error
+        except BaseException:
+            await self._end()
+            raise
+
+    async def _running(self) -> ServedProcess:
+        if self._process is not None and self._process.runs:
+            return self._process
+        await self._end()
+        self._process = process = self._new_process()
+        # Not from the working directory: a user's package may also be called `pipelines`.
+        argv = [sys.executable, "-P", "-m", SERVER_MODULE, "--socket", process.address.socket]
+        argv += ["--model", str(self._spec.model), "--dtype", self._spec.dtype]
+        argv += ["--batch", str(self._spec.batch), "--max-tokens", str(self._spec.max_tokens)]
+        paths = [str(_INSTALLATION), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "OMP_NUM_THREADS": str(self._chunk.gpus),
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        try:
+            await process.start(argv, env, START_TIMEOUT_S)
+        except BaseException:
+            await self._end()
+            raise
+        return process
+
+    async def evict(self) -> None:
+        """Free the memory of the slots."""
+        try:
+            assert self._process is not None, "evict what was loaded"
+            await self._process.client.ask("POST", "/evict")
+        finally:
+            self._free()
+
+    async def drop_copy(self) -> None:
+        """Remove the copy in host memory."""
+        await asyncio.to_thread(self._copy.unlink, missing_ok=True)
+
+    async def score(self, inputs: Sequence[Input]) -> list[float]:
+        """One number for each input."""
+        body = {"inputs": [each if isinstance(each, str) else list(map(int, each)) for each in inputs]}
+        return [float(score) for score in (await self._asked("/score", body))["scores"]]
+
+    async def logprobs(self, token_ids: Sequence[int], start: int) -> list[float]:
+        """The logprob of each token from `start` on."""
+        body = {"token_ids": list(map(int, token_ids)), "start": start}
+        return [float(each) for each in (await self._asked("/logprobs", body))["logprobs"]]
+
+    async def _asked(self, path: str, body: object) -> dict[str, list[float]]:
+        if self._process is None:
+            raise ServiceFailed(f"service {self._spec.name} does not run")
+        answer: dict[str, list[float]] = await self._process.client.ask("POST", path, body)
+        return answer
+
+    async def resident_bytes(self) -> int:
+        """Bytes of weights in the slots."""
+        if self._process is None or not self._process.runs:
+            return 0
+        return int((await self._process.client.ask("GET", "/health"))["resident_bytes"])
+
+    async def ended(self) -> str:
+        """Wait for the end of the process."""
+        assert self._process is not None, "load it first"
+        return await self._process.ended()
+
+    async def stop(self) -> None:
+        """End the process and free the slots."""
+        await self._end()
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            await process.stop()
+        self._free()
+
+    def _free(self) -> None:
+        places, self._places = self._places, ()
+        if places:
+            self._slots.give_back(places)

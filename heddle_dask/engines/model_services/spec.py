@@ -1,0 +1,159 @@
+"""The description of a model service: what a run declares, and what a host needs to start it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from heddle_dask.core.errors import BadInput, check_count
+from heddle_dask.core.pools import ModelService
+
+BackEnd = Literal["cpu", "vllm"]
+Answers = Literal["score", "logprobs"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """A model that answers requests of programs and rewards: a reward model, a judge or a teacher.
+
+    Attributes
+    ----------
+    name
+        As programs name it: ``ctx.score("reward-model", …)``.
+    model
+        Model directory on the hosts: ``config.json``, ``*.safetensors`` and a tokenizer.
+    backend
+        ``"vllm"``: vLLM with sleep and wake-up, on GPUs. ``"cpu"``: a process that holds the weights in host memory and
+        copies them into the memory slots of a worker without GPUs.
+    gpus
+        Numbers of GPUs (of memory slots) on which it can be resident: powers of two.
+    batch
+        Requests that one resident copy serves at the same time.
+    max_tokens
+        Longest input in tokens; longer ones are refused.
+    dtype
+        Type of the weights; ``"auto"``: as the model's configuration says.
+    load_s
+        Seconds to restore it from host memory at each size of `gpus`, if known; empty: learned.
+    extra_args
+        Appended to the command line of vLLM.
+
+    Raises
+    ------
+    BadInput
+        A value that no service can have.
+    """
+
+    name: str
+    model: str | Path
+    backend: BackEnd = "vllm"
+    gpus: Sequence[int] = (1,)
+    batch: int = 16
+    max_tokens: int = 4096
+    dtype: str = "auto"
+    load_s: Sequence[float] = ()
+    extra_args: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise BadInput(f"service: name is {self.name!r}: use a text such as 'reward-model'")
+        where = f"service {self.name}"
+        if not isinstance(self.model, str | Path) or not str(self.model):
+            raise BadInput(f"{where}: model is {self.model!r}: use the path of a model directory")
+        object.__setattr__(self, "model", str(Path(self.model).expanduser().absolute()))
+        if self.backend not in get_args(BackEnd):
+            raise BadInput(f"{where}: backend is {self.backend!r}: use {' or '.join(get_args(BackEnd))}")
+        object.__setattr__(self, "gpus", _sizes(where, self.gpus))
+        for name in ("batch", "max_tokens"):
+            check_count(f"{where}: {name}", getattr(self, name))
+        object.__setattr__(self, "load_s", tuple(map(float, self.load_s)))
+        if self.load_s and len(self.load_s) != len(self.gpus):
+            raise BadInput(
+                f"{where}: load_s has {len(self.load_s)} values for {len(self.gpus)} sizes: give one each"
+            )
+        object.__setattr__(self, "extra_args", tuple(self.extra_args))
+
+    def check_model(self) -> None:
+        """Refuse a model directory that is missing or has no weights.
+
+        Raises
+        ------
+        BadInput
+        """
+        path = Path(self.model)
+        if not path.is_dir():
+            raise BadInput(f"service {self.name}: model directory {path} does not exist")
+        for wanted in ("config.json", "*.safetensors"):
+            if not any(path.glob(wanted)):
+                raise BadInput(f"service {self.name}: model directory {path} has no {wanted}")
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights on disk: those of the copy in host memory. 0 when there is no model."""
+        return sum(file.stat().st_size for file in Path(self.model).glob("*.safetensors"))
+
+    @property
+    def answers(self) -> frozenset[Answers]:
+        """What it can be asked: a classifier scores, a causal language model gives logprobs.
+
+        Raises
+        ------
+        BadInput
+            Its ``config.json`` cannot be read.
+        """
+        path = Path(self.model) / "config.json"
+        try:
+            named = json.loads(path.read_text(encoding="utf-8")).get("architectures") or [""]
+        except (OSError, ValueError, AttributeError) as error:
+            raise BadInput(f"service {self.name}: {path} cannot be read: {error}") from None
+        scores = any(word in str(named[0]) for word in ("Classification", "Reward"))
+        return frozenset({"score"} if scores else {"logprobs"})
+
+    def declared(self) -> ModelService:
+        """What the controller is told."""
+        return ModelService(
+            self.name,
+            tuple(self.gpus),
+            "gpu",
+            tuple(self.load_s),
+            host_bytes=self.weight_bytes,
+            batch=self.batch,
+        )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """A JSON-able mapping from which `from_mapping` makes an equal spec."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> ServiceSpec:
+        """Read a spec from parsed JSON or TOML.
+
+        Raises
+        ------
+        BadInput
+            A key is unknown or missing, or a value is impossible.
+        """
+        known = [each.name for each in fields(cls)]
+        unknown = sorted(set(mapping) - set(known))
+        if unknown:
+            raise BadInput(f"service has unknown key {unknown[0]!r}: use {', '.join(known)}")
+        missing = [name for name in known[:2] if name not in mapping]
+        if missing:
+            raise BadInput(f"service lacks {', '.join(missing)}")
+        return cls(**mapping)
+
+
+def _sizes(where: str, given: object) -> tuple[int, ...]:
+    """Numbers of GPUs in ascending order; chunks of a host are powers of two."""
+    sizes = (given,) if isinstance(given, int) else given
+    wanted = f"{where}: gpus is {given!r}: use powers of two such as (1, 2, 4)"
+    if isinstance(sizes, str) or not isinstance(sizes, Sequence | set | frozenset) or not sizes:
+        raise BadInput(wanted)
+    for size in sizes:
+        if type(size) is not int or size < 1 or size & (size - 1):
+            raise BadInput(wanted)
+    return tuple(sorted(set(sizes)))

@@ -1,0 +1,109 @@
+"""The client's side of a change of weights: pause, drop the KV, load, label, resume.
+
+An engine is never left paused, and never resumed with weights of which only a part may be loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.engines.contract import (
+    EngineRefused,
+    EngineUnreachable,
+    WeightInstallation,
+    WeightUpdateFailed,
+)
+from heddle_dask.engines.engine_kind import Dialect, WeightDialect
+
+# A pause waits for the iteration in progress, which a long prefill makes long; and vLLM's waits until KV that was
+# exported is fetched, or its lease (`KV_LEASE_S`) has ended. Nothing is generated meanwhile: so it is given up in time.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 30.0
+_PATIENCE_S = 90.0
+_FIRST_GAP_S, _LONGEST_GAP_S = 0.1, 2.0
+
+
+class UpdatedEngine(Protocol):
+    """The methods of `EngineClient` that changes of weights use."""
+
+    async def ask(self, path: str, body: bytes | None = None, timeout_s: float | None = None) -> bytes:
+        """Send a POST request."""
+        ...
+
+
+class WeightUpdateClient:
+    """Changes of weights of one engine, one at a time; see `EngineClient.install_weights` for the promises."""
+
+    def __init__(self, engine: UpdatedEngine, dialect: Dialect) -> None:
+        self._engine = engine
+        self._dialect = dialect
+        self._one = asyncio.Lock()
+        self.version = PolicyVersion()
+        self.keeps_kv = False
+
+    @property
+    def is_updating(self) -> bool:
+        """Whether a change is under way."""
+        return self._one.locked()
+
+    async def label(self, version: PolicyVersion) -> None:
+        """Label the tokens that the engine samples from now on."""
+        await self._engine.ask(self._known().LABEL_PATH, self._known().label_body(str(version)))
+        self.version = version
+
+    async def install(
+        self, directory: str, version: PolicyVersion, *, keep_kv: bool, load_timeout_s: float
+    ) -> WeightInstallation:
+        """Change the engine's weights."""
+        dialect = self._known()
+        async with self._one:
+            began_s, attempts = await self._paused(dialect, keep_kv)
+            load_began_s = time.monotonic()
+            try:
+                body = dialect.load_weights_body(directory)
+                await self._engine.ask(dialect.LOAD_WEIGHTS_PATH, body, load_timeout_s)
+                load_s = time.monotonic() - load_began_s
+                await self.label(version)
+                await self._engine.ask(dialect.RESUME_PATH)
+            except (EngineUnreachable, EngineRefused) as error:
+                raise WeightUpdateFailed(f"weights {version} were not loaded: {error}", True) from error
+            self.keeps_kv = keep_kv
+            return WeightInstallation(time.monotonic() - began_s, load_s, attempts)
+
+    async def _paused(self, dialect: WeightDialect, keep_kv: bool) -> tuple[float, int]:
+        """Pause the engine with its KV dropped; returns when that began, and the attempts that it took."""
+        give_up_s = time.monotonic() + _PATIENCE_S
+        gap_s, pause_s, attempts = _FIRST_GAP_S, _FIRST_PAUSE_S, 0
+        while True:
+            attempts += 1
+            began_s = time.monotonic()
+            cause = await self._pause_once(dialect, keep_kv, pause_s)
+            if not cause:
+                return began_s, attempts
+            if time.monotonic() >= give_up_s:
+                raise WeightUpdateFailed(f"the engine was not paused with its KV dropped: {cause}", False)
+            await asyncio.sleep(gap_s)
+            gap_s, pause_s = min(2 * gap_s, _LONGEST_GAP_S), min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _pause_once(self, dialect: WeightDialect, keep_kv: bool, pause_s: float) -> str:
+        """Pause the engine and drop its KV; otherwise why that failed, and the engine goes on."""
+        try:
+            await self._engine.ask(dialect.PAUSE_PATH, timeout_s=pause_s)
+            if keep_kv or dialect.kv_was_dropped(await self._engine.ask(dialect.DROP_KV_PATH)):
+                return ""
+            cause = "some of it is in use"
+        except (EngineUnreachable, EngineRefused) as error:
+            # vLLM answers with an error where requests wait for KV of another engine.
+            cause = str(error)
+        try:
+            await self._engine.ask(dialect.RESUME_PATH)
+        except (EngineUnreachable, EngineRefused) as error:
+            raise WeightUpdateFailed(f"the engine was not resumed: {error}", True) from error
+        return cause
+
+    def _known(self) -> WeightDialect:
+        if not isinstance(self._dialect, WeightDialect):
+            raise WeightUpdateFailed("engines of this kind do not change their weights", False)
+        return self._dialect

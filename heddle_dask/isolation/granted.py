@@ -1,0 +1,86 @@
+"""What the running action was granted, for everything that starts a process on its behalf."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+CPUS_VARIABLE = "HEDDLE_CPUS"
+# Read by numeric libraries when they are loaded; the last by Python 3.13 and later (`os.cpu_count`).
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "RAYON_NUM_THREADS",
+    "PYTHON_CPU_COUNT",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """What one action may use while it runs.
+
+    Attributes
+    ----------
+    cpus
+        Number of its CPUs; 0 for an action that only waits.
+    cores
+        The CPUs of the machine that are its alone; empty where it shares those of its worker.
+    memory_bytes
+        Limit of its memory; 0: none.
+    adopt
+        Takes the pid of a process that was started for the action, and holds it to the limits of the action.
+    """
+
+    cpus: int = 1
+    cores: tuple[int, ...] = ()
+    memory_bytes: int = 0
+    adopt: Callable[[int], None] = field(default=lambda pid: None, repr=False, compare=False)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables for the processes of the action: its number of CPUs, also for numeric libraries."""
+        return cpu_variables(self.cpus)
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Processes that this thread starts inside run on the cores of the action alone, and all that they start.
+
+        The thread itself is there only as long; it must not wait inside.
+        """
+        if not self.cores:
+            yield
+            return
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self.cores)
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
+
+
+_running: ContextVar[Granted | None] = ContextVar("heddle_granted", default=None)
+
+
+def granted() -> Granted | None:
+    """What the running action was granted; None outside of an action."""
+    return _running.get()
+
+
+@contextmanager
+def running_with(given: Granted) -> Iterator[None]:
+    """Let `granted` return `given` inside, also in tasks that are made there."""
+    token = _running.set(given)
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+def cpu_variables(cpus: int) -> dict[str, str]:
+    """Environment variables that tell a program its number of CPUs: ``HEDDLE_CPUS``, and those of numeric libraries."""
+    return {CPUS_VARIABLE: str(cpus), **dict.fromkeys(THREAD_VARIABLES, str(max(1, cpus)))}

@@ -1,0 +1,177 @@
+"""Processes below a process: found, counted, frozen, and killed until none is left."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+_PR_SET_CHILD_SUBREAPER = 36
+_LONGEST_S = 10.0
+_PAUSE_S = 0.001
+_ROUNDS_TO_STOP = 100
+
+
+class ProcessStat(NamedTuple):
+    """What /proc says of a process: state letter, parent, session, threads, start (clock ticks), resident pages."""
+
+    state: str
+    parent: int
+    session: int
+    threads: int
+    started: int
+    resident_pages: int
+
+
+def stat_of(pid: int) -> ProcessStat | None:
+    """The facts of a process; None when there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in parentheses, may hold spaces and parentheses itself.
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return ProcessStat(
+        fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[17]), int(fields[19]), int(fields[21])
+    )
+
+
+def start_of(pid: int) -> int:
+    """Start time of a live process in clock ticks since boot; 0 without one. A pid alone is used again."""
+    found = stat_of(pid)
+    return 0 if found is None or found.state in "ZX" else found.started
+
+
+def live_processes() -> dict[int, ProcessStat]:
+    """All processes of this machine, without those that have ended."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            each = stat_of(int(name))
+            if each is not None and each.state not in "ZX":
+                found[int(name)] = each
+    return found
+
+
+def below(root: int, processes: dict[int, ProcessStat] | None = None) -> list[int]:
+    """The live processes that descend from `root`, without itself."""
+    living = live_processes() if processes is None else processes
+    children: dict[int, list[int]] = defaultdict(list)
+    for pid, each in living.items():
+        children[each.parent].append(pid)
+    found = list(children[root])
+    for pid in found:  # grows while it is read
+        found += children[pid]
+    return found
+
+
+def become_subreaper() -> None:
+    """Processes below this one stay below it when their parent ends, so that they can be found."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def own_children() -> list[int]:
+    """The children of this process, ended ones that are not reaped too."""
+    try:
+        lists = [path.read_text(encoding="ascii") for path in Path("/proc/self/task").glob("*/children")]
+    except OSError:
+        lists = []
+    if lists:
+        return [int(pid) for text in lists for pid in text.split()]
+    own = os.getpid()  # a kernel without these files
+    found = ((int(name), stat_of(int(name))) for name in os.listdir("/proc") if name.isdigit())
+    return [pid for pid, each in found if each is not None and each.parent == own]
+
+
+def has_children() -> bool:
+    """Whether this process has a child, an ended one that is not reaped too. One system call."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def end_children(spared: Collection[int] = ()) -> bool:
+    """Kill and reap what is below this process, a subreaper, until nothing is left; whether any of it was alive.
+
+    All of it is stopped before it is killed: what forks without end would otherwise fill the places of the killed.
+
+    Parameters
+    ----------
+    spared
+        Children that stay, with all below them.
+    """
+    found = False
+    own = os.getpid()
+    deadline_s = time.monotonic() + _LONGEST_S
+    while time.monotonic() < deadline_s:
+        targets = _stopped(lambda living: _below_except(own, spared, living))
+        kill_all(targets)
+        children = [pid for pid in own_children() if pid not in spared]
+        for pid in children:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        found = found or bool(targets)
+        if not children:
+            break
+        if targets:
+            time.sleep(_PAUSE_S)
+    return found
+
+
+def _below_except(root: int, spared: Collection[int], living: dict[int, ProcessStat]) -> list[int]:
+    return below(root, {pid: each for pid, each in living.items() if pid not in spared})
+
+
+def _stopped(targets: Callable[[dict[int, ProcessStat]], Iterable[int]]) -> list[int]:
+    """Stop the processes that `targets` picks of the living ones, until it picks no new one; returns their pids."""
+    stopped: dict[int, None] = {}
+    for _ in range(_ROUNDS_TO_STOP):
+        going = [pid for pid in targets(live_processes()) if pid not in stopped]
+        if not going:
+            break
+        for pid in going:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGSTOP)
+            stopped[pid] = None
+    return list(stopped)
+
+
+def kill_sessions(leaders: Collection[int]) -> None:
+    """Kill the processes of these sessions, until none is left or ten seconds have passed."""
+    deadline_s = time.monotonic() + _LONGEST_S
+    while time.monotonic() < deadline_s:
+        members = [pid for pid, each in live_processes().items() if each.session in leaders]
+        if not members:
+            return
+        kill_all(members)
+        time.sleep(_PAUSE_S)
+
+
+def kill_all(pids: Iterable[int]) -> None:
+    """SIGKILL to each of these processes that is there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def freeze(root: int) -> list[int]:
+    """Stop `root` and all below it (SIGSTOP), also what starts meanwhile; returns their pids.
+
+    For services of a sandbox, which hold no cores between its actions.
+    """
+    return _stopped(lambda living: [pid for pid in (root, *below(root, living)) if pid in living])
+
+
+def thaw(root: int) -> None:
+    """Let `root` and all below it go on (SIGCONT)."""
+    for pid in (root, *below(root)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGCONT)

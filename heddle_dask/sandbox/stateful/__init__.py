@@ -1,0 +1,1 @@
+"""Sandboxes that keep their files between commands."""

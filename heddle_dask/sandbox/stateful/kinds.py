@@ -1,0 +1,266 @@
+"""The kinds of sandboxes on a machine: how each starts a command with the sandbox's files and nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from heddle_dask.core.errors import HeddleError
+from heddle_dask.isolation.granted import cpu_variables
+from heddle_dask.sandbox.stateful.contract import WORK, Command, SandboxSpec
+from heddle_dask.sandbox.stateful.supervised_command import PreparedCommand
+from heddle_dask.sandbox.stateful.work_directory import WorkDirectory
+
+_SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+# Of /etc, what tools need to run: no settings or accounts of the machine.
+_ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "localtime", "ssl/certs", "mime.types")
+
+
+class SandboxKind(Protocol):
+    """A way to run commands on the files of a sandbox."""
+
+    @property
+    def name(self) -> str:
+        """One of `contract.KINDS`."""
+
+    @property
+    def private_user(self) -> bool:
+        """Whether each sandbox has a user id of its own."""
+
+    def prepare(self, command: Command, files: WorkDirectory, spec: SandboxSpec) -> PreparedCommand:
+        """How to start a command."""
+
+
+def _limits(spec: SandboxSpec, own_processes: int) -> dict[str, int]:
+    return {
+        "RLIMIT_CORE": 0,
+        "RLIMIT_AS": max(spec.memory_bytes, 1 << 28),
+        "RLIMIT_FSIZE": spec.disk_bytes,
+        # Above the limit, so that the watch sees that it is exceeded.
+        "RLIMIT_NPROC": spec.max_processes + own_processes + 2,
+        "RLIMIT_NOFILE": 1024,
+    }
+
+
+def _environment(command: Command, home: str, path: str) -> dict[str, str]:
+    return {
+        "HOME": home,
+        "TMPDIR": "/tmp",
+        "PATH": path,
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "USER": "agent",
+        # Two runs of one command are to print the same (`docs/sandbox.md`, replay).
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "MALLOC_ARENA_MAX": "2",
+        **cpu_variables(command.cpus),
+    }
+
+
+def _shell(command: Command) -> tuple[str, ...]:
+    return ("/bin/sh", "-c", command.text.replace("{cpus}", str(max(1, command.cpus))))
+
+
+def _python_prefixes() -> list[str]:
+    """The folders of this Python and of the virtual environment around it, outside of the system's."""
+    prefixes = [os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix)]
+    return [p for p in dict.fromkeys(prefixes) if p not in ("/", "/usr") and not p.startswith("/usr/")]
+
+
+class BubblewrapKind:
+    """Namespaces by bubblewrap: the root is read-only, and nothing else of the host is there.
+
+    Parameters
+    ----------
+    program
+        Path of ``bwrap``.
+    setpriv
+        Path of ``setpriv``, with which a sandbox of a root worker takes its own user id.
+    """
+
+    name = "bubblewrap"
+
+    def __init__(self, program: str, setpriv: str | None) -> None:
+        self._program = program
+        self._setpriv = setpriv
+        self.private_user = os.geteuid() == 0
+        self._host_root = tuple(_host_root())
+        # A Python below /tmp, such as a virtual environment in a checkout there, comes after the sandbox's own /tmp.
+        self._below_tmp = tuple(_binds(prefix for prefix in _python_prefixes() if _is_below_tmp(prefix)))
+
+    def prepare(self, command: Command, files: WorkDirectory, spec: SandboxSpec) -> PreparedCommand:
+        """See `SandboxKind.prepare`."""
+        arguments = [self._program, "--die-with-parent", "--hostname", "sandbox"]
+        arguments += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+        if not spec.network:
+            arguments += ["--unshare-net"]
+        if self.private_user:
+            arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        else:
+            arguments += ["--unshare-user"]
+        arguments += ["--ro-bind", spec.root, "/"] if spec.root else self._host_root
+        if not spec.root:
+            for name in ("passwd", "group"):
+                arguments += ["--ro-bind", str(files.path / name), f"/etc/{name}"]
+            arguments += ["--dir", "/home"]
+        arguments += ["--proc", "/proc", "--dev", "/dev"]
+        arguments += ["--bind", str(files.tmp), "/tmp", "--bind", str(files.work), WORK]
+        arguments += self._below_tmp if not spec.root else ()
+        arguments += ["--remount-ro", "/"] if not spec.root else []
+        arguments += ["--chdir", WORK, "--"]
+        if files.uid is not None:
+            assert self._setpriv is not None
+            arguments += [self._setpriv, "--reuid", str(files.uid), "--regid", str(files.uid)]
+            arguments += ["--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
+        path = [f"{prefix}/bin" for prefix in reversed(_python_prefixes())] if not spec.root else []
+        return PreparedCommand(
+            argv=(*arguments, *_shell(command)),
+            environment=_environment(command, WORK, ":".join([*path, _SYSTEM_PATH])),
+            folder="/",
+            limits=_limits(spec, own_processes=2),
+            own_processes=2,
+        )
+
+
+def _host_root() -> Iterator[str]:
+    """The machine's tools, read-only, at their own paths: folders of the system, this Python, and a little of /etc."""
+    for folder in ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/opt"):
+        if os.path.islink(folder):
+            yield from ("--symlink", os.readlink(folder), folder)
+        elif os.path.isdir(folder):
+            yield from ("--ro-bind", folder, folder)
+    yield from _binds(prefix for prefix in _python_prefixes() if not _is_below_tmp(prefix))
+    yield from ("--dir", "/etc", "--dir", "/etc/ssl")
+    for name in _ETC:
+        if os.path.exists(f"/etc/{name}"):
+            yield from ("--ro-bind", f"/etc/{name}", f"/etc/{name}")
+
+
+def _binds(folders: Iterable[str]) -> Iterator[str]:
+    """Bind folders read-only. Those that bubblewrap makes on the way would not be open to other users."""
+    bound = list(folders)
+    for parent in sorted({str(p) for folder in bound for p in Path(folder).parents} - {"/", "/tmp"}):
+        yield from ("--dir", parent)
+    for folder in bound:
+        yield from ("--ro-bind", folder, folder)
+
+
+def _is_below_tmp(path: str) -> bool:
+    return path.startswith("/tmp/")
+
+
+class ApptainerKind:
+    """Containers by Apptainer: the root is an image or a directory, without any privilege.
+
+    Parameters
+    ----------
+    program
+        Path of ``apptainer`` or ``singularity``.
+    """
+
+    name = "apptainer"
+    private_user = False
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+
+    def prepare(self, command: Command, files: WorkDirectory, spec: SandboxSpec) -> PreparedCommand:
+        """See `SandboxKind.prepare`."""
+        if not spec.root:
+            raise HeddleError("sandbox: the kind apptainer needs root=IMAGE, a .sif file or a directory")
+        arguments = [self._program, "exec", "--containall", "--cleanenv", "--no-home", "--no-privs"]
+        arguments += ["--userns", "--pid", "--ipc", "--uts"]
+        if not spec.network:
+            arguments += ["--net", "--network", "none"]
+        arguments += ["--bind", f"{files.work}:{WORK}", "--bind", f"{files.tmp}:/tmp", "--pwd", WORK]
+        inside = _environment(command, WORK, _SYSTEM_PATH)
+        for name, value in sorted(inside.items()):
+            if name != "HOME":  # Apptainer sets it by itself, and warns about it
+                arguments += ["--env", f"{name}={value}"]
+        return PreparedCommand(
+            argv=(*arguments, spec.root, *_shell(command)),
+            environment={"PATH": _SYSTEM_PATH + ":/usr/sbin:/sbin", "HOME": str(files.tmp)},
+            folder="/",
+            limits=_limits(spec, own_processes=3),
+            own_processes=3,
+        )
+
+
+class ProcessKind:
+    """Plain processes with limits: for commands that you would run yourself. See ``docs/sandbox.md``.
+
+    Parameters
+    ----------
+    setpriv
+        Path of ``setpriv``, with which a sandbox of a root worker takes its own user id.
+    """
+
+    name = "process"
+
+    def __init__(self, setpriv: str | None) -> None:
+        self._setpriv = setpriv
+        self.private_user = os.geteuid() == 0
+
+    def prepare(self, command: Command, files: WorkDirectory, spec: SandboxSpec) -> PreparedCommand:
+        """See `SandboxKind.prepare`."""
+        if spec.root:
+            raise HeddleError("sandbox: the kind process has no root of its own: use bubblewrap or apptainer")
+        arguments: list[str] = []
+        if files.uid is not None:
+            assert self._setpriv is not None
+            arguments += [self._setpriv, "--reuid", str(files.uid), "--regid", str(files.uid)]
+            arguments += ["--clear-groups", "--no-new-privs"]
+        path = [f"{prefix}/bin" for prefix in reversed(_python_prefixes()) if _open_to(prefix, files)]
+        environment: Mapping[str, str] = {
+            **_environment(command, str(files.work), ":".join([*path, _SYSTEM_PATH])),
+            "TMPDIR": str(files.tmp),
+        }
+        return PreparedCommand(
+            argv=(*arguments, *_shell(command)),
+            environment=environment,
+            folder=str(files.work),
+            # Without a user id of its own, the user's other processes would count.
+            limits={
+                name: value
+                for name, value in _limits(spec, 0).items()
+                if name != "RLIMIT_NPROC" or files.uid is not None
+            },
+        )
+
+
+def _open_to(prefix: str, files: WorkDirectory) -> bool:
+    """Whether the sandbox's user can use programs below this folder."""
+    return files.uid is None or all(p.stat().st_mode & 0o001 for p in (Path(prefix), *Path(prefix).parents))
+
+
+def kind_named(name: str) -> SandboxKind:
+    """The kind of that name; of no name, the strongest of bubblewrap and process.
+
+    Whether it works is seen when a sandbox starts (`local_sandbox.LocalSandbox.start`).
+
+    Raises
+    ------
+    HeddleError
+        A program that it needs is not installed.
+    """
+    setpriv = shutil.which("setpriv")
+    if os.geteuid() == 0 and setpriv is None and name != "apptainer":
+        raise HeddleError("sandbox: as root it needs the program setpriv: install the package util-linux")
+    if name in ("", "bubblewrap"):
+        bwrap = shutil.which("bwrap")
+        if bwrap is not None:
+            return BubblewrapKind(bwrap, setpriv)
+        if name:
+            raise HeddleError("sandbox: no bwrap on this machine: install the package bubblewrap")
+    if name == "apptainer":
+        program = shutil.which("apptainer") or shutil.which("singularity")
+        if program is None:
+            raise HeddleError("sandbox: no apptainer on this machine: install the package apptainer")
+        return ApptainerKind(program)
+    return ProcessKind(setpriv)

@@ -1,0 +1,143 @@
+"""A stateful sandbox on this machine, of any of the kinds of `kinds`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+from heddle_dask.sandbox.confinement import DiskUsage
+from heddle_dask.sandbox.process_accounting import ProcessAccounting
+from heddle_dask.sandbox.stateful.contract import MIB, WORK, Command, ExecResult, SandboxFailed, SandboxSpec
+from heddle_dask.sandbox.stateful.kinds import SandboxKind
+from heddle_dask.sandbox.stateful.supervised_command import SupervisedCommand
+from heddle_dask.sandbox.stateful.work_directory import WorkDirectory
+
+_PROBE_S = 20.0
+
+
+class LocalSandbox:
+    """See `contract.StatefulSandbox`.
+
+    Parameters
+    ----------
+    name
+        Unlike that of every other sandbox; the user id inside follows from it.
+    base
+        Directory of this user for sandboxes.
+    accounting
+        Shared by the sandboxes of one event loop.
+    """
+
+    def __init__(
+        self, name: str, spec: SandboxSpec, kind: SandboxKind, base: Path, accounting: ProcessAccounting
+    ) -> None:
+        self._name = name
+        self._spec = spec
+        self._kind = kind
+        self._base = base
+        self._accounting = accounting
+        self._files = WorkDirectory(base, name, private_user=kind.private_user)
+        self._services: dict[str, SupervisedCommand] = {}
+        self._stopped = False
+        self._was_full = False
+
+    async def start(self) -> None:
+        """See the contract; a first command shows whether the kind works here."""
+        try:
+            await asyncio.to_thread(self._files.make)
+        except OSError as error:
+            raise SandboxFailed(f"sandbox: no directory in {self._base}: {error.strerror}") from error
+        probe = await self.exec(Command("test -d . && echo ready", timeout_s=_PROBE_S))
+        if probe.stdout != "ready\n":
+            raise SandboxFailed(f"sandbox {self._kind.name} does not work here: {probe.text[:300]!r}")
+
+    async def exec(self, command: Command) -> ExecResult:
+        """See the contract."""
+        if self._stopped:
+            raise SandboxFailed("sandbox: it was stopped")
+        for service in self._services.values():
+            service.thaw(command.cores)
+        try:
+            return await self._run(command)
+        finally:
+            for service in self._services.values():
+                service.freeze()
+
+    async def _run(self, command: Command) -> ExecResult:
+        prepared = self._kind.prepare(command, self._files, self._spec)
+        allowed = await self._allowed()
+        started = await SupervisedCommand.start(
+            prepared, self._spec, command.cores, outlives=bool(command.service)
+        )
+        if command.service:
+            return await self._keep(command.service, started)
+        result = await started.until_end(command.timeout_s, self._accounting, self._files.usage, allowed)
+        self._was_full = result.ended_by == "disk" or self._was_full
+        return self._without_places(result)
+
+    async def _allowed(self) -> DiskUsage:
+        """What the files may take: where they take too much, no more, so that a command can delete some."""
+        limit = DiskUsage(self._spec.disk_bytes, self._spec.max_files)
+        if not self._was_full:
+            return limit
+        used = await asyncio.to_thread(self._files.usage)
+        self._was_full = used.used_bytes > limit.used_bytes or used.files > limit.files
+        return DiskUsage(max(limit.used_bytes, used.used_bytes), max(limit.files, used.files))
+
+    async def _keep(self, name: str, started: SupervisedCommand) -> ExecResult:
+        """A service that has not ended at once goes on until the sandbox is stopped."""
+        before = self._services.pop(name, None)
+        if before is not None:
+            await before.end()
+        self._services[name] = started
+        return ExecResult(0)
+
+    def _without_places(self, result: ExecResult) -> ExecResult:
+        """The outputs without what differs between two sandboxes with the same files: path and user id."""
+        names = {str(self._files.work): WORK, str(self._files.tmp): "/tmp"}
+        if self._files.uid is not None:
+            names[str(self._files.uid)] = "1000"
+        out, err = result.stdout, result.stderr
+        for own, common in names.items():
+            out, err = out.replace(own, common), err.replace(own, common)
+        return replace(result, stdout=out, stderr=err)
+
+    async def put(self, path: str, content: bytes) -> None:
+        """See the contract."""
+        used = await asyncio.to_thread(self._files.usage)
+        if used.used_bytes + len(content) > self._spec.disk_bytes:
+            raise SandboxFailed(
+                f"sandbox file {path!r}: over the limit of {self._spec.disk_bytes:,} bytes in all"
+            )
+        await asyncio.to_thread(self._files.put, path, content)
+
+    async def get(self, path: str, most_bytes: int = 16 * MIB) -> bytes:
+        """See the contract."""
+        return await asyncio.to_thread(self._files.get, path, most_bytes)
+
+    async def fork(self, name: str) -> LocalSandbox:
+        """See the contract."""
+        copy = LocalSandbox(name, self._spec, self._kind, self._base, self._accounting)
+        copying = asyncio.ensure_future(asyncio.to_thread(copy._files.copy_of, self._files))
+        try:
+            await asyncio.shield(copying)
+        except OSError as error:
+            await copy.stop()
+            raise SandboxFailed(f"sandbox: its files were not copied: {error.strerror}") from error
+        except BaseException:
+            await asyncio.wait({copying})
+            await copy.stop()
+            raise
+        return copy
+
+    async def stop(self) -> None:
+        """See the contract."""
+        self._stopped = True
+        services, self._services = self._services, {}
+        for service in services.values():
+            with contextlib.suppress(TimeoutError):
+                await service.end()
+        # In a thread without an await in between, so that a second cancellation cannot prevent it.
+        await asyncio.to_thread(self._files.delete)

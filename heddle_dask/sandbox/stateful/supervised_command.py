@@ -1,0 +1,225 @@
+"""One command of a sandbox on its machine: from its start below a supervisor to the end of its last process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import marshal
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from heddle_dask.isolation.granted import granted
+from heddle_dask.sandbox.confinement import DiskUsage
+from heddle_dask.sandbox.process_accounting import ProcessAccounting, proportional_bytes
+from heddle_dask.sandbox.stateful import supervisor
+from heddle_dask.sandbox.stateful.contract import EndedBy, ExecResult, SandboxFailed, SandboxSpec
+from heddle_dask.sandbox.stateful.kept_output import KeptOutput
+
+_FIRST_LOOK_S = 0.1
+_LONGEST_LOOK_S = 0.5
+# The kernel ends killed processes within milliseconds; a process in a system call that cannot be interrupted may not.
+_END_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCommand:
+    """How a command is started.
+
+    Attributes
+    ----------
+    limits
+        By names of the `resource` module.
+    own_processes
+        Processes and threads of the confinement itself, which do not count.
+    """
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: str
+    limits: Mapping[str, int]
+    own_processes: int = 0
+
+
+class SupervisedCommand:
+    """A command that runs. Make it with `start`, and always `end` it."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, status: int, prepared: PreparedCommand, spec: SandboxSpec
+    ) -> None:
+        self._process = process
+        self._status = status
+        self._exit_code: int | None = None
+        self._prepared = prepared
+        self._spec = spec
+        self._started_s = time.monotonic()
+        self._outputs = (KeptOutput(spec.output_bytes), KeptOutput(spec.output_bytes))
+        assert process.stdout is not None and process.stderr is not None
+        streams = (process.stdout, process.stderr)
+        self._reading = [
+            asyncio.ensure_future(output.read_from(stream))
+            for output, stream in zip(self._outputs, streams, strict=True)
+        ]
+
+    @classmethod
+    async def start(
+        cls, prepared: PreparedCommand, spec: SandboxSpec, cores: Sequence[int], *, outlives: bool = False
+    ) -> SupervisedCommand:
+        """Start a command.
+
+        Parameters
+        ----------
+        outlives
+            Whether it lives on after the action that starts it: that one cannot hold it to its limits then.
+
+        Raises
+        ------
+        SandboxFailed
+            The machine has no process or descriptor left.
+        """
+        reading, writing = os.pipe()
+        order = {
+            "argv": list(prepared.argv),
+            "environment": dict(prepared.environment),
+            "folder": prepared.folder,
+            "cores": list(cores),
+            "limits": dict(prepared.limits),
+            "status": writing,
+        }
+        try:
+            process = await asyncio.create_subprocess_exec(
+                getattr(sys, "_base_executable", sys.executable),
+                *("-I", "-S", "-B", "-c", supervisor.source()),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=(writing,),
+                env={"LANG": "C.UTF-8"},
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(reading)
+            raise SandboxFailed(f"sandbox: no process for its command: {error.strerror}") from error
+        except asyncio.CancelledError:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        command = cls(process, reading, prepared, spec)
+        given = granted()
+        if given is not None and not outlives:
+            given.adopt(process.pid)  # it has no order yet: all that it starts is held too
+        assert process.stdin is not None
+        process.stdin.write(marshal.dumps(order))
+        return command
+
+    @property
+    def pid(self) -> int:
+        """Of the supervisor; the command and all its processes are below it."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether the command has ended with all its processes."""
+        return self._process.returncode is not None
+
+    async def until_end(
+        self,
+        timeout_s: float,
+        accounting: ProcessAccounting,
+        disk: Callable[[], DiskUsage],
+        allowed: DiskUsage,
+    ) -> ExecResult:
+        """Wait for its end, or end it at a limit; `allowed`: what the files may take."""
+        watch = asyncio.ensure_future(self._watch(accounting, disk, allowed))
+        exited = asyncio.ensure_future(self._process.wait())
+        ended_by: EndedBy = ""
+        try:
+            done, _ = await asyncio.wait({watch, exited}, timeout=timeout_s, return_when="FIRST_COMPLETED")
+            if exited not in done:
+                ended_by = watch.result() if watch in done else "timeout"
+        finally:
+            watch.cancel()
+            exited.cancel()
+            await self.end()
+        return ExecResult(
+            exit_code=128 + signal.SIGKILL if ended_by or self._exit_code is None else self._exit_code,
+            stdout=self._outputs[0].text,
+            stderr=self._outputs[1].text,
+            seconds=time.monotonic() - self._started_s,
+            ended_by=ended_by,
+        )
+
+    async def _watch(
+        self, accounting: ProcessAccounting, disk: Callable[[], DiskUsage], allowed: DiskUsage
+    ) -> EndedBy:
+        """The limit of the whole sandbox that it exceeds."""
+        pause_s = _FIRST_LOOK_S
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = min(_LONGEST_LOOK_S, pause_s * 1.5)
+            usage = await accounting.tree_usage(self.pid)
+            # The supervisor is one more.
+            if usage.threads - self._prepared.own_processes - 1 > self._spec.max_processes:
+                return "processes"
+            if usage.resident_bytes > self._spec.memory_bytes:
+                exact_bytes = await asyncio.to_thread(proportional_bytes, usage.pids)
+                if (usage.resident_bytes if exact_bytes is None else exact_bytes) > self._spec.memory_bytes:
+                    return "memory"
+            used = await asyncio.to_thread(disk)
+            if used.used_bytes > allowed.used_bytes or used.files > allowed.files:
+                return "disk"
+
+    async def end(self) -> None:
+        """Kill all that is left of it and read the rest of its outputs; a second call does nothing."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # the supervisor kills everything, and ends
+        try:
+            await asyncio.wait_for(asyncio.shield(self._ended()), _END_S)
+        except TimeoutError:
+            pass
+        finally:
+            if not self.ended:
+                for pid in (*supervisor.below(self.pid), self.pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                for task in self._reading:
+                    task.cancel()
+            self._read_status()
+
+    async def _ended(self) -> None:
+        await self._process.wait()
+        await asyncio.gather(*self._reading, return_exceptions=True)
+
+    def _read_status(self) -> None:
+        """Read the exit code, which the supervisor has written before it ended, if it has."""
+        if self._status >= 0:
+            os.set_blocking(self._status, False)
+            with contextlib.suppress(BlockingIOError):
+                code = os.read(self._status, 16)
+                self._exit_code = int(code) if code else None
+            os.close(self._status)
+            self._status = -1
+
+    # -- services ----------------------------------------------------------------------------------
+
+    def freeze(self) -> None:
+        """Stop all its processes; they hold no core."""
+        stopped: set[int] = set()
+        while fresh := [pid for pid in supervisor.below(self.pid) if pid not in stopped]:
+            for pid in fresh:
+                stopped.add(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self, cores: Sequence[int]) -> None:
+        """Let its processes go on, on these cores."""
+        for pid in supervisor.below(self.pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if cores:
+                    os.sched_setaffinity(pid, cores)
+                os.kill(pid, signal.SIGCONT)

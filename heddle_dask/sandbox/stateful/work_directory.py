@@ -1,0 +1,190 @@
+"""The directory of one sandbox on its machine: its files, its ``/tmp``, and the record of its owner.
+
+A path inside is never followed through a link: the sandbox's programs make the links, and the worker may read more than
+they may.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+from hashlib import blake2b
+from pathlib import Path, PurePosixPath
+
+from heddle_dask.sandbox.confinement import DiskUsage
+from heddle_dask.sandbox.stateful.contract import SandboxFailed, relative_path
+from heddle_dask.sandbox.weak import disk_usage, remove
+
+_OWNER = "owner.json"
+_PREFIX = "box-"
+# Ten digits for every id, so that columns of a listing keep their width.
+_FIRST_UID, _UIDS = 1_100_000_000, 1_000_000_000
+
+
+class WorkDirectory:
+    """Files of one sandbox.
+
+    Attributes
+    ----------
+    path, work, tmp
+        Its directory, and in it the work directory and the one for temporary files.
+    uid
+        User that owns the files and runs the commands; None: the worker's own user.
+    """
+
+    def __init__(self, base: Path, name: str, *, private_user: bool) -> None:
+        digest = blake2b(name.encode(), digest_size=8).digest()
+        self.path = base / f"{_PREFIX}{os.getpid()}-{digest.hex()}"
+        self.work = self.path / "work"
+        self.tmp = self.path / "tmp"
+        # Follows from the name: a sandbox that is rebuilt elsewhere shows the same.
+        self.uid = _FIRST_UID + int.from_bytes(digest, "big") % _UIDS if private_user else None
+
+    def make(self) -> None:
+        """Make it, empty."""
+        self._make_shell()
+        for folder in (self.work, self.tmp):
+            folder.mkdir()
+            self._give(folder)
+
+    def _make_shell(self) -> None:
+        remove_tree(self.path)
+        self.path.mkdir(mode=0o711)
+        owner = {"pid": os.getpid(), "started": process_start(os.getpid()), "host": os.uname().nodename}
+        (self.path / _OWNER).write_text(json.dumps(owner))
+        uid, gid = (os.getuid(), os.getgid()) if self.uid is None else (self.uid, self.uid)
+        (self.path / "passwd").write_text(
+            f"root:x:0:0::/:/bin/sh\nagent:x:{uid}:{gid}::/home/agent:/bin/sh\n"
+        )
+        (self.path / "group").write_text(f"root:x:0:\nagent:x:{gid}:\n")
+
+    def copy_of(self, other: WorkDirectory) -> None:
+        """Make it with a copy of the other's files, sharing their blocks where the file system can."""
+        self._make_shell()
+        copied = subprocess.run(
+            ["cp", "-a", "--reflink=auto", str(other.work), str(other.tmp), str(self.path)],
+            capture_output=True,
+            text=True,
+        )
+        if copied.returncode:
+            raise SandboxFailed(f"sandbox: its files were not copied: {copied.stderr.strip()[:300]}")
+        if self.uid is not None:
+            for folder in (self.work, self.tmp):
+                self._give(folder)
+                for path, folders, names in os.walk(folder):
+                    for name in (*folders, *names):
+                        os.chown(os.path.join(path, name), self.uid, self.uid, follow_symlinks=False)
+
+    def _give(self, path: Path) -> None:
+        if self.uid is not None:
+            os.chown(path, self.uid, self.uid)
+
+    def put(self, path: str, content: bytes) -> None:
+        """Write a file; see `StatefulSandbox.put`."""
+        parts = PurePosixPath(relative_path(path)).parts
+        folder = self._open_folder(parts[:-1], make=True)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISREG(os.stat(parts[-1], dir_fd=folder, follow_symlinks=False).st_mode):
+                    raise SandboxFailed(f"sandbox file {path!r}: it is a folder or a link")
+                os.unlink(parts[-1], dir_fd=folder)  # it may have another owner, or be read-only
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            handle = os.open(parts[-1], flags, 0o644, dir_fd=folder)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                if self.uid is not None:
+                    os.fchown(handle, self.uid, self.uid)
+        except OSError as error:
+            raise SandboxFailed(f"sandbox file {path!r}: {error.strerror}") from error
+        finally:
+            os.close(folder)
+
+    def get(self, path: str, most_bytes: int) -> bytes:
+        """Read a file; see `StatefulSandbox.get`."""
+        parts = PurePosixPath(relative_path(path)).parts
+        folder = self._open_folder(parts[:-1], make=False)
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            handle = os.open(parts[-1], flags, dir_fd=folder)
+            with os.fdopen(handle, "rb") as file:
+                if not stat.S_ISREG(os.fstat(handle).st_mode):
+                    raise SandboxFailed(f"sandbox file {path!r}: it is no file")
+                content = file.read(most_bytes + 1)
+        except OSError as error:
+            raise SandboxFailed(f"sandbox file {path!r}: {error.strerror}") from error
+        finally:
+            os.close(folder)
+        if len(content) > most_bytes:
+            raise SandboxFailed(f"sandbox file {path!r}: it is longer than {most_bytes:,} bytes")
+        return content
+
+    def _open_folder(self, parts: tuple[str, ...], *, make: bool) -> int:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(self.work, flags)
+        for part in parts:
+            try:
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(part, 0o755, dir_fd=handle)
+                        if self.uid is not None:
+                            os.chown(part, self.uid, self.uid, dir_fd=handle, follow_symlinks=False)
+                below = os.open(part, flags, dir_fd=handle)
+            except OSError as error:
+                raise SandboxFailed(f"sandbox folder {'/'.join(parts)!r}: {error.strerror}") from error
+            finally:
+                os.close(handle)
+            handle = below
+        return handle
+
+    def usage(self) -> DiskUsage:
+        """What the files take."""
+        work, tmp = disk_usage(str(self.work)), disk_usage(str(self.tmp))
+        return DiskUsage(work.used_bytes + tmp.used_bytes, work.files + tmp.files)
+
+    def delete(self) -> None:
+        """Delete everything."""
+        remove_tree(self.path)
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a directory with all its content, if it is there."""
+    if path.is_symlink() or not path.exists():
+        return
+    with contextlib.suppress(FileNotFoundError):
+        remove(str(path))
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def reap(base: Path) -> list[str]:
+    """Delete the sandboxes of workers that have died; returns the names of their directories.
+
+    Their processes have ended with the worker: the supervisor of each command sees its end.
+    """
+    reaped = []
+    for path in sorted(base.glob(f"{_PREFIX}*")):
+        try:
+            owner = json.loads((path / _OWNER).read_text())
+            lives = process_start(int(owner["pid"])) == int(owner["started"])
+            if owner["host"] != os.uname().nodename or lives:
+                continue
+        except FileNotFoundError:
+            if process_start(int(path.name.split("-")[1])):
+                continue  # it is being made
+        except (ValueError, KeyError, TypeError):
+            pass  # half written when the machine went down
+        remove_tree(path)
+        reaped.append(path.name)
+    return reaped
+
+
+def process_start(pid: int) -> int:
+    """Start time of a process in clock ticks since boot; 0: there is none. Pids are reused, the pair is not."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0

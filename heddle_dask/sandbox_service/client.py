@@ -1,0 +1,130 @@
+"""A sandbox of a remote service, with the contract of the others; its lease is renewed as long as it is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import asdict
+from typing import Any
+
+import aiohttp
+
+from heddle_dask.sandbox.stateful.contract import (
+    MIB,
+    Command,
+    ExecResult,
+    SandboxFailed,
+    SandboxGone,
+    SandboxSpec,
+)
+from heddle_dask.sandbox_service.spec_form import spec_to_json
+
+# Beyond the time limit of a command, for the way there and back and for the end of its processes.
+_MARGIN_S = 60.0
+
+
+class RemoteSandbox:
+    """See `contract.StatefulSandbox`. The files and the setup of the spec are the caller's task.
+
+    Parameters
+    ----------
+    address
+        Of the service, such as ``http://127.0.0.1:8470``.
+    token
+        What the service asks for.
+    """
+
+    def __init__(self, address: str, token: str, name: str, spec: SandboxSpec) -> None:
+        self._address = address.rstrip("/")
+        self._token = token
+        self._name = name
+        self._spec = spec
+        self._id = ""
+        self._http: aiohttp.ClientSession | None = None
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """See the contract."""
+        body = {"name": self._name, "spec": {**spec_to_json(self._spec), "files": {}, "setup": []}}
+        try:
+            self._take(await self._ask("POST", "/sandboxes", json=body))
+        except SandboxGone as error:
+            raise SandboxFailed(str(error)) from error
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        self._id = answer["id"]
+        self._renewing = asyncio.create_task(self._renew(float(answer["lease_s"]) / 3))
+
+    async def _renew(self, period_s: float) -> None:
+        while True:
+            await asyncio.sleep(period_s)
+            try:
+                await self._ask("POST", f"/sandboxes/{self._id}/lease")
+            except SandboxFailed:
+                return  # the next operation is told
+
+    async def exec(self, command: Command) -> ExecResult:
+        """See the contract."""
+        limit_s = command.timeout_s + _MARGIN_S
+        form = await self._ask("POST", f"/sandboxes/{self._id}/exec", limit_s=limit_s, json=asdict(command))
+        return ExecResult(**form)
+
+    async def put(self, path: str, content: bytes) -> None:
+        """See the contract."""
+        await self._ask("PUT", f"/sandboxes/{self._id}/files", params={"path": path}, data=content)
+
+    async def get(self, path: str, most_bytes: int = 16 * MIB) -> bytes:
+        """See the contract."""
+        params = {"path": path, "most_bytes": str(most_bytes)}
+        content: bytes = await self._ask("GET", f"/sandboxes/{self._id}/files", raw=True, params=params)
+        return content
+
+    async def fork(self, name: str) -> RemoteSandbox:
+        """See the contract."""
+        copy = RemoteSandbox(self._address, self._token, name, self._spec)
+        copy._take(await self._ask("POST", f"/sandboxes/{self._id}/fork", json={"name": name}))
+        return copy
+
+    async def stop(self) -> None:
+        """See the contract; a service that does not answer ends it when its lease is over."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+        name, self._id = self._id, ""
+        if name:
+            with contextlib.suppress(SandboxFailed):
+                await self._ask("DELETE", f"/sandboxes/{name}")
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+
+    async def _ask(
+        self, method: str, path: str, *, raw: bool = False, limit_s: float = _MARGIN_S, **options: Any
+    ) -> Any:
+        """The answer of the service.
+
+        Raises
+        ------
+        SandboxFailed
+            It refuses; the message says why.
+        SandboxGone
+            It does not have the sandbox, or whether it has done what was asked is unknown.
+        """
+        if self._http is None:
+            self._http = aiohttp.ClientSession(headers={"Authorization": f"Bearer {self._token}"})
+        timeout = aiohttp.ClientTimeout(total=limit_s)
+        try:
+            async with self._http.request(method, self._address + path, timeout=timeout, **options) as answer:
+                if answer.status == 404:
+                    raise SandboxGone(f"sandbox: the service {self._address} has it no longer")
+                if answer.status >= 400:
+                    raise SandboxFailed(f"sandbox service {self._address}: {await _reason(answer)}")
+                return await (answer.read() if raw else answer.json())
+        except (aiohttp.ClientError, TimeoutError) as error:
+            what = str(error) or type(error).__name__
+            raise SandboxGone(f"sandbox service {self._address} does not answer: {what}") from error
+
+
+async def _reason(answer: aiohttp.ClientResponse) -> str:
+    with contextlib.suppress(ValueError, KeyError, TypeError, aiohttp.ContentTypeError):
+        return str((await answer.json())["error"])
+    return f"HTTP status {answer.status}"

@@ -1,0 +1,83 @@
+"""How much better than the other members of its group a trajectory is.
+
+`AdvantageFunction` is the user's seam: ``package.module:function``. Here are the group-relative ones: the reward less
+the mean of the group (GRPO without its division, as Dr. GRPO has it), optionally divided by the standard deviation
+(GRPO, DeepSeekMath section 4.1).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.training.groups import TrajectoryGroup
+
+AdvantageFunction = Callable[[TrajectoryGroup], npt.NDArray[np.float64]]
+"""One advantage for each member of a group, in their order."""
+
+STD_FLOOR: Final = 1e-6
+"""Added to the standard deviation, so that equal rewards give 0."""
+
+
+def less_mean(group: TrajectoryGroup) -> npt.NDArray[np.float64]:
+    """Reward less the mean over the members that were delivered, earlier ones included."""
+    rewards, all_rewards = _rewards(group)
+    return rewards - float(all_rewards.mean())
+
+
+def less_mean_over_std(group: TrajectoryGroup) -> npt.NDArray[np.float64]:
+    """`less_mean`, divided by the standard deviation (n - 1 in the denominator) of the same rewards."""
+    _, all_rewards = _rewards(group)
+    spread = float(all_rewards.std(ddof=1)) if len(all_rewards) > 1 else 0.0
+    return less_mean(group) / (spread + STD_FLOOR)
+
+
+ADVANTAGES: Final[dict[str, AdvantageFunction]] = {"mean": less_mean, "mean-std": less_mean_over_std}
+
+
+def advantage_function(name: str) -> AdvantageFunction:
+    """The function of this name, or that of the user by ``package.module:function``.
+
+    Raises
+    ------
+    BadInput
+    """
+    if name in ADVANTAGES:
+        return ADVANTAGES[name]
+    module, colon, attribute = name.partition(":")
+    hint = f"use {', '.join(ADVANTAGES)} or package.module:function"
+    if not (module and colon and attribute):
+        raise BadInput(f"advantages {name!r}: no such function: {hint}")
+    try:
+        function: Any = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise BadInput(f"advantages {name!r}: {error}: {hint}") from None
+    if not callable(function):
+        raise BadInput(f"advantages {name!r} is no function: {hint}")
+    return _checked(name, function)
+
+
+def _checked(name: str, function: Callable[[TrajectoryGroup], Any]) -> AdvantageFunction:
+    """The user's function, whose answers are checked."""
+
+    def checked(group: TrajectoryGroup) -> npt.NDArray[np.float64]:
+        values = np.asarray(function(group), np.float64)
+        if values.shape != (len(group.members),) or not np.isfinite(values).all():
+            raise BadInput(
+                f"advantages {name!r}: {values.shape} values for a group of {len(group.members)}: give one finite "
+                "number for each member"
+            )
+        return values
+
+    return checked
+
+
+def _rewards(group: TrajectoryGroup) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Of the members that are trained here, and of all that were delivered."""
+    rewards = np.array([member.reward for member in group.members], np.float64)
+    return rewards, np.concatenate([np.array(group.earlier_rewards, np.float64), rewards])

@@ -1,0 +1,188 @@
+"""A training batch as one file: NumPy's npz, exact, complete or absent.
+
+Members of the file, all of them plain arrays (`numpy.load` reads them without this package):
+
+- ``header``: JSON text, as one string: format number, step, lineage, and the groups with their members in order. A
+  member has the lengths of its sequences.
+- ``token_ids`` int32, ``trained`` bool, ``logprobs`` float32, ``temperatures`` float32, ``policy_versions`` int32: the
+  tokens of all sequences, one after another (`groups.TokenSequence`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle_dask.core.errors import BadInput, WriteFailed
+from heddle_dask.records.synced_store import sync_path
+from heddle_dask.training.groups import TokenSequence, TrainingBatch, TrainingTrajectory, TrajectoryGroup
+
+FORMAT = "heddle-batch"
+FORMAT_VERSION = 1
+
+TOKEN_COLUMNS: dict[str, type[np.generic]] = {
+    "token_ids": np.int32,
+    "trained": np.bool_,
+    "logprobs": np.float32,
+    "temperatures": np.float32,
+    "policy_versions": np.int32,
+}
+
+_UNREADABLE = (
+    AttributeError,
+    EOFError,
+    KeyError,
+    OSError,
+    TypeError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def batch_path(folder: Path, step: int) -> Path:
+    """The file of the batch that optimiser step `step` takes: ``step-000012.npz``."""
+    return folder / f"step-{step:06d}.npz"
+
+
+def save_batch(batch: TrainingBatch, path: Path) -> None:
+    """Write a batch; afterwards it is on disk, and at no moment is there half a file of this name.
+
+    A file that is there is replaced. The folder is made where it is missing.
+
+    Raises
+    ------
+    WriteFailed
+    """
+    sequences = [one for group in batch.groups for member in group.members for one in member.sequences]
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(one, name) for one in sequences] or [np.empty(0, dtype)]).astype(
+            dtype, copy=False
+        )
+        for name, dtype in TOKEN_COLUMNS.items()
+    }
+    aside = path.with_name(f"{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(aside, "wb") as file:
+            np.savez(file, header=np.array(json.dumps(_header(batch))), **columns)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+        sync_path(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise WriteFailed.of(path, error) from None
+
+
+def load_batch(path: Path) -> TrainingBatch:
+    """Read what `save_batch` wrote, exactly.
+
+    Raises
+    ------
+    BadInput
+        There is no such file, it is no batch of this format, or it is damaged.
+    """
+    try:
+        # Opened here: numpy leaves a damaged file open.
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
+            header = json.loads(str(file["header"]))
+            columns = {name: file[name].astype(dtype, copy=False) for name, dtype in TOKEN_COLUMNS.items()}
+        if header["heddle"] != FORMAT:
+            raise ValueError("it is another kind of file")
+    except FileNotFoundError:
+        raise BadInput(f"no batch at {path}: give a file of a run's batches (step-….npz)") from None
+    except _UNREADABLE as error:
+        raise BadInput(f"cannot read the batch {path}: {_one_line(error)}: restore it") from None
+    if header["format"] != FORMAT_VERSION:
+        raise BadInput(
+            f"the batch {path} has format {header['format']}, this version of heddle reads {FORMAT_VERSION}: use the "
+            "version that wrote it"
+        )
+    try:
+        return _batch(header, columns)
+    except _UNREADABLE as error:
+        raise BadInput(f"cannot read the batch {path}: {_one_line(error)}: restore it") from None
+
+
+def _header(batch: TrainingBatch) -> dict[str, Any]:
+    return {
+        "heddle": FORMAT,
+        "format": FORMAT_VERSION,
+        "step": batch.step,
+        "lineage": batch.lineage,
+        "groups": [_group_header(group) for group in batch.groups],
+    }
+
+
+def _group_header(group: TrajectoryGroup) -> dict[str, Any]:
+    return {
+        "group_id": group.group_id,
+        "task_id": group.task_id,
+        "environment": group.environment,
+        "lineage": group.lineage,
+        "late_for": group.late_for,
+        "earlier_rewards": list(group.earlier_rewards),
+        "members": [
+            {
+                "trajectory_id": member.trajectory_id,
+                "reward": member.reward,
+                "first_version": member.first_version,
+                "truncated": member.truncated,
+                "lengths": [len(one) for one in member.sequences],
+            }
+            for member in group.members
+        ],
+    }
+
+
+def _batch(header: dict[str, Any], columns: dict[str, npt.NDArray[Any]]) -> TrainingBatch:
+    lengths = [n for group in header["groups"] for member in group["members"] for n in member["lengths"]]
+    if any(len(column) != sum(lengths) for column in columns.values()):
+        raise ValueError("its tokens are not those that it names")
+    sequences = _sequences(columns, lengths)
+    groups = tuple(_group(group, sequences) for group in header["groups"])
+    return TrainingBatch(header["step"], header["lineage"], groups)
+
+
+def _sequences(columns: dict[str, npt.NDArray[Any]], lengths: list[int]) -> Iterator[TokenSequence]:
+    stop = 0
+    for length in lengths:
+        start, stop = stop, stop + length
+        yield TokenSequence(**{name: column[start:stop] for name, column in columns.items()})
+
+
+def _group(header: dict[str, Any], sequences: Iterator[TokenSequence]) -> TrajectoryGroup:
+    members = tuple(
+        TrainingTrajectory(
+            member["trajectory_id"],
+            member["reward"],
+            tuple(next(sequences) for _ in member["lengths"]),
+            member["first_version"],
+            member["truncated"],
+        )
+        for member in header["members"]
+    )
+    return TrajectoryGroup(
+        header["group_id"],
+        header["task_id"],
+        header["environment"],
+        header["lineage"],
+        members,
+        header["late_for"],
+        tuple(header["earlier_rewards"]),
+    )
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

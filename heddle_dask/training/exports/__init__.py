@@ -1,0 +1,1 @@
+"""Training batches in the forms that other trainers read."""

@@ -1,0 +1,163 @@
+"""Groups of stored trajectories become groups that can be trained on.
+
+Only sampled tokens are trained. A finished LLM step says which tokens of its branch it sampled and at which
+temperature; tokens that a branch repeats of the one that it left belong to no step of its own, so a shared token is
+trained once. A member without a reward (its environment failed, or nothing computed one) is left out: a failure never
+becomes a reward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.records.token_record import NOT_SAMPLED_VERSION, TokenRecord
+from heddle_dask.records.trajectory import StepRecord, TrajectoryRecord
+from heddle_dask.training.groups import (
+    FinishedGroup,
+    TokenSequence,
+    TrainingTrajectory,
+    TrajectoryGroup,
+)
+from heddle_dask.training.trainable_sampling import check_step_is_trainable
+
+FEWEST_MEMBERS = 2
+"""Advantages are relative to the other members of a group."""
+
+TOO_FEW = "too-few-members"
+"""Cause of a drop: fewer members than `FEWEST_MEMBERS` have a reward and a sampled token."""
+
+
+@dataclass(frozen=True, slots=True)
+class UntrainableGroup:
+    """A group that cannot be trained on.
+
+    Attributes
+    ----------
+    cause
+        `TOO_FEW`.
+    trajectories, tokens
+        What its members were and had sampled: work that no batch takes.
+    """
+
+    group_id: str
+    task_id: str
+    environment: str
+    cause: str
+    trajectories: int
+    tokens: int
+
+
+def trajectory_group(
+    finished: FinishedGroup, lineage: str, earlier_rewards: tuple[float, ...] = ()
+) -> TrajectoryGroup | UntrainableGroup:
+    """The part of a group that can be trained on.
+
+    Parameters
+    ----------
+    lineage
+        The line of training whose weights sampled it.
+    earlier_rewards
+        Of late members (`FinishedGroup.late_for`): rewards of the members that were delivered before.
+
+    Raises
+    ------
+    BadInput
+        A sampled token has no logprob, or was sampled in a way that cannot be trained on (`trainable_sampling`); the
+        message names the trajectory.
+    """
+    members = tuple(
+        member for record in finished.records if (member := training_trajectory(record)) is not None
+    )
+    if not members or len(members) + len(earlier_rewards) < FEWEST_MEMBERS:
+        return UntrainableGroup(
+            finished.group_id,
+            finished.task_id,
+            finished.environment,
+            TOO_FEW,
+            len(finished.records),
+            sum(sampled_tokens(record) for record in finished.records),
+        )
+    return TrajectoryGroup(
+        finished.group_id,
+        finished.task_id,
+        finished.environment,
+        lineage,
+        members,
+        finished.late_for,
+        earlier_rewards,
+    )
+
+
+def training_trajectory(record: TrajectoryRecord) -> TrainingTrajectory | None:
+    """A trajectory that can be trained on; None if it has no reward or no sampled token.
+
+    Raises
+    ------
+    BadInput
+        As `trajectory_group`.
+    """
+    if record.reward is None:
+        return None
+    sequences = []
+    first: StepRecord | None = None
+    for index, branch in enumerate(record.branches):
+        steps = [step for step in record.steps if step.branch == index and step.generated_tokens]
+        if not steps:
+            continue  # a branch that sampled nothing teaches nothing
+        sequences.append(_sequence(record.trajectory_id, branch, steps))
+        earliest = min(steps, key=lambda step: (step.submitted_s, step.token_start))
+        if first is None or earliest.submitted_s < first.submitted_s:
+            first = earliest
+    if first is None:
+        return None
+    first_version = int(record.branches[first.branch].policy_version[first.token_start])
+    return TrainingTrajectory(
+        record.trajectory_id, record.reward, tuple(sequences), first_version, was_truncated(record)
+    )
+
+
+def sampled_tokens(record: TrajectoryRecord) -> int:
+    """Tokens that the engines sampled for a trajectory, over all branches."""
+    return sum(step.generated_tokens for step in record.steps)
+
+
+def was_truncated(record: TrajectoryRecord) -> bool:
+    """Whether it ended at a limit of tokens, steps or time, or its last step at the limit of the step."""
+    if record.status != "completed":
+        return record.status == "truncated"
+    return bool(record.steps) and record.steps[-1].finish_reason == "length"
+
+
+def _sequence(trajectory_id: str, branch: TokenRecord, steps: list[StepRecord]) -> TokenSequence:
+    """One branch up to its last sampled token: what follows has no influence on it."""
+    length = max(step.token_stop for step in steps)
+    trained = np.zeros(length, np.bool_)
+    temperatures = np.full(length, np.nan, np.float32)
+    for step in steps:
+        check_step_is_trainable(f"trajectory {trajectory_id}, step {step.step_index}", step)
+        trained[step.token_start : step.token_stop] = True
+        temperatures[step.token_start : step.token_stop] = step.temperature
+    logprobs = branch.logprobs[:length]
+    _check_logprobs(trajectory_id, logprobs, trained)
+    return TokenSequence(
+        token_ids=branch.token_ids[:length].copy(),
+        trained=trained,
+        logprobs=np.where(trained, logprobs, np.float32(np.nan)),
+        temperatures=temperatures,
+        policy_versions=np.where(trained, branch.policy_version[:length], np.int32(NOT_SAMPLED_VERSION)),
+    )
+
+
+def _check_logprobs(
+    trajectory_id: str, logprobs: npt.NDArray[np.float32], trained: npt.NDArray[np.bool_]
+) -> None:
+    missing = np.flatnonzero(trained & ~np.isfinite(logprobs))
+    if len(missing):
+        raise BadInput(
+            f"trajectory {trajectory_id}: {len(missing)} sampled tokens have no logprob, the first of them is token "
+            f"{missing[0]}: use engines that return logprobs"
+        )

@@ -1,0 +1,147 @@
+"""Groups of trajectories as a trainer takes them.
+
+A `FinishedGroup` is what the driver delivers. A `TrajectoryGroup` is its part that can be trained on: arrays, without
+text, and only tokens that the policy sampled are marked as trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle_dask.records.trajectory import TrajectoryRecord
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedGroup:
+    """All members of one group that count, delivered when the last of them has ended.
+
+    Attributes
+    ----------
+    group_id
+        Unique in the run; a task that is requested again gets another one.
+    task_id
+        The task that all members attempted.
+    environment
+        Name of its environment, as in the mix of tasks.
+    records
+        The members that were delivered, failed ones included, in the order of their ends.
+    cancelled_tokens
+        Generated tokens of members that were cancelled, by cause.
+    late_for
+        Id of the group that was delivered without these members, because they were late; empty for a whole group.
+    """
+
+    group_id: str
+    task_id: str
+    environment: str
+    records: tuple[TrajectoryRecord, ...]
+    cancelled_tokens: Mapping[str, int] = field(default_factory=dict)
+    late_for: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenSequence:
+    """One branch of a trajectory. All arrays have one entry for each token.
+
+    Attributes
+    ----------
+    token_ids
+        Context and sampled tokens in order, as the engines had them.
+    trained
+        Whether the policy sampled this token and it is trained here. A token that several branches share is trained in
+        the first of them only.
+    logprobs, temperatures
+        Natural logarithm of the probability with which the engine sampled the token, and the temperature it sampled
+        with; nan where `trained` is False.
+    policy_versions
+        Number of the version that sampled the token; -1 where `trained` is False.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    trained: npt.NDArray[np.bool_]
+    logprobs: npt.NDArray[np.float32]
+    temperatures: npt.NDArray[np.float32]
+    policy_versions: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingTrajectory:
+    """One member of a group, with its reward.
+
+    Attributes
+    ----------
+    first_version
+        Number of the version that sampled its first token.
+    truncated
+        Whether it ended at a limit of tokens, steps or time.
+    """
+
+    trajectory_id: str
+    reward: float
+    sequences: tuple[TokenSequence, ...]
+    first_version: int
+    truncated: bool = False
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens that are trained, over all branches."""
+        return sum(int(one.trained.sum()) for one in self.sequences)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrajectoryGroup:
+    """Attempts at one task, of which each has a reward.
+
+    Attributes
+    ----------
+    lineage
+        The line of training whose weights sampled it (`core.policy_version`).
+    late_for, earlier_rewards
+        Of members that came late: the id of their group, and the rewards of its members that were delivered before.
+        Advantages are relative to all of them; only the late ones are trained here.
+    """
+
+    group_id: str
+    task_id: str
+    environment: str
+    lineage: str
+    members: tuple[TrainingTrajectory, ...]
+    late_for: str = ""
+    earlier_rewards: tuple[float, ...] = ()
+
+    @property
+    def first_version(self) -> int:
+        """The version of its oldest member: a group is as old as that."""
+        return min(member.first_version for member in self.members)
+
+    @property
+    def has_variance(self) -> bool:
+        """Whether its rewards differ: without, every advantage is 0."""
+        return len({*self.earlier_rewards, *(member.reward for member in self.members)}) > 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingBatch:
+    """What one optimiser step takes.
+
+    Attributes
+    ----------
+    step
+        Number of the optimiser step that takes it, from 1: afterwards n = `step`.
+    """
+
+    step: int
+    lineage: str
+    groups: tuple[TrajectoryGroup, ...]
+
+    @property
+    def trajectories(self) -> int:
+        """Members of all groups."""
+        return sum(len(group.members) for group in self.groups)

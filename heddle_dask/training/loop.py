@@ -1,0 +1,249 @@
+"""The training loop: what is done when. Pure: events in, commands out; simulation and live training share it.
+
+A training step k takes a batch, and its result are weights number k. In the paper's order (RollArt, section 4.5) it is:
+get batch k, switch the engines to weights k - 1, train. Weights are published as soon as they are in a checkpoint,
+while the loop waits for the next batch.
+
+Nothing here is a sequence of waits. After each event every command whose conditions hold is given, once; the conditions
+are the methods `_may_…`. So any order of answers is right, and a resumed run only sets the counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from heddle_dask.training.loop_messages import (
+    BatchReady,
+    EndTraining,
+    Evaluate,
+    EvaluationEnded,
+    FormBatch,
+    LoopCommand,
+    LoopEvent,
+    OpenBatches,
+    PublishEnded,
+    PublishVersion,
+    StepTrained,
+    StopAsked,
+    SwitchEnded,
+    SwitchVersion,
+    TrainOnBatch,
+)
+from heddle_dask.training.plan import TrainingPlan
+
+LoopPhase = Literal[
+    "starting", "waiting for a batch", "switching", "training", "publishing", "evaluating", "done"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStart:
+    """Where a training begins or goes on.
+
+    Attributes
+    ----------
+    trained
+        Training steps that are in the newest checkpoint.
+    evaluated
+        Numbers of the weights whose evaluation is stored.
+    """
+
+    trained: int = 0
+    evaluated: frozenset[int] = frozenset()
+
+
+class TrainingLoop:
+    """The state of a training, and the next commands.
+
+    Parameters
+    ----------
+    plan
+        The order of things.
+    start
+        Where it begins. Weights of a resumed training are published and installed again before rollout begins: engines
+        may have been replaced meanwhile.
+
+    Attributes
+    ----------
+    trained
+        n: finished training steps.
+    opened, formed
+        Newest batch that may be rolled out; newest batch that is on disk.
+    published, switched, installed
+        Number of the newest weights that are in the store; that engines were told to install; that all engines have.
+
+    Examples
+    --------
+    >>> loop = TrainingLoop(TrainingPlan(steps=1, alpha=0, depth=0, barrier=True, switch="before-batch"))
+    >>> loop.begin()
+    [OpenBatches(through=1), FormBatch(step=1)]
+    >>> loop.handle(BatchReady(1))
+    [TrainOnBatch(step=1)]
+    """
+
+    def __init__(self, plan: TrainingPlan, start: LoopStart | None = None) -> None:
+        start = start or LoopStart()
+        self.plan: Final = plan
+        self.first: Final = start.trained
+        self.trained = self.formed = start.trained
+        self.opened = start.trained
+        # Weights 0 are those with which the engines were started: nobody publishes them.
+        self.published = self.switched = self.installed = 0
+        self.is_stopped = False
+        self.is_ended = False
+        self._evaluated = set(start.evaluated)
+        self._forming = self._training = self._publishing = self._evaluating = False
+
+    @property
+    def phase(self) -> LoopPhase:
+        """What the training step is waiting for, in one word."""
+        if self.is_ended:
+            return "done"
+        if self._training:
+            return "training"
+        if self.switched > self.installed:
+            return "switching"
+        if self._forming:
+            return "waiting for a batch"
+        if self._publishing:
+            return "publishing"
+        return "evaluating" if self._evaluating else "starting"
+
+    def begin(self) -> list[LoopCommand]:
+        """The first commands."""
+        return self._commands()
+
+    def handle(self, event: LoopEvent) -> list[LoopCommand]:
+        """Take one event and return what is to be done now, in this order."""
+        match event:
+            case BatchReady(step):
+                assert self._forming and step == self.formed + 1, (event, self.formed)
+                self._forming, self.formed = False, step
+            case StepTrained(step):
+                assert self._training and step == self.trained + 1, (event, self.trained)
+                self._training, self.trained = False, step
+            case PublishEnded(number):
+                assert self._publishing and number == self.trained, (event, self.trained)
+                self._publishing, self.published = False, number
+            case SwitchEnded(number):
+                assert number <= self.switched, (event, self.switched)
+                self.installed = max(self.installed, number)
+            case EvaluationEnded(number):
+                assert self._evaluating and number == self.installed, (event, self.installed)
+                self._evaluating = False
+                self._evaluated.add(number)
+            case StopAsked():
+                self.is_stopped = True
+        return self._commands()
+
+    def _commands(self) -> list[LoopCommand]:
+        """Give every command that may be given; one may make room for the next."""
+        given: list[LoopCommand] = []
+        while command := next(self._possible(), None):
+            given.append(command)
+        return given
+
+    def _possible(self) -> Iterator[LoopCommand]:
+        """The first command whose conditions hold, marked as given."""
+        choices: tuple[Callable[[], LoopCommand | None], ...] = (
+            self._end,
+            self._publish,
+            self._switch,
+            self._evaluate,
+            self._open,
+            self._form,
+            self._train,
+        )
+        for choose in choices:
+            command = choose()
+            if command is not None:
+                yield command
+                return
+
+    def _end(self) -> EndTraining | None:
+        if self.is_ended or not self._may_end():
+            return None
+        self.is_ended = True
+        return EndTraining(self.trained, stopped=self.is_stopped)
+
+    def _may_end(self) -> bool:
+        if self.is_stopped:
+            return not self._training
+        is_trained = self.trained == self.plan.steps and self.installed == self.trained
+        return is_trained and not self._owes_evaluation() and not self._evaluating
+
+    def _publish(self) -> PublishVersion | None:
+        if self._publishing or self.published == self.trained or self._rests():
+            return None
+        self._publishing = True
+        return PublishVersion(self.trained)
+
+    def _switch(self) -> SwitchVersion | None:
+        if self.published <= self.switched or not self._may_switch():
+            return None
+        self.switched = self.published
+        return SwitchVersion(self.published)
+
+    def _may_switch(self) -> bool:
+        """Not while an evaluation needs its version, and where the plan says."""
+        if self._rests() or self._is_due(self.switched):
+            return False
+        is_first_or_last = self.published in (self.first, self.plan.steps)
+        if self.plan.switch == "before-batch" or is_first_or_last:
+            return True
+        return self.formed > self.published
+
+    def _evaluate(self) -> Evaluate | None:
+        if self._evaluating or not self._owes_evaluation() or self._rests():
+            return None
+        self._evaluating = True
+        return Evaluate(self.installed)
+
+    def _owes_evaluation(self) -> bool:
+        return self.installed == self.switched and self._is_due(self.installed)
+
+    def _is_due(self, number: int) -> bool:
+        """Whether weights `number` are to be evaluated and were not.
+
+        A resumed training first brings its own weights to the engines.
+        """
+        return number >= self.first and self.plan.evaluates(number) and number not in self._evaluated
+
+    def _open(self) -> OpenBatches | None:
+        through = self._last_batch_to_open()
+        if through <= self.opened or self._rests():
+            return None
+        self.opened = through
+        return OpenBatches(through)
+
+    def _last_batch_to_open(self) -> int:
+        if self.installed < self.first:
+            return self.opened
+        # What begins now is sampled with the installed weights: for a later batch it would be too old.
+        young_enough = self.installed + 1 + self.plan.alpha
+        ahead = min(self.plan.steps, self.trained + 1 + self.plan.depth, young_enough)
+        if not self.plan.barrier:
+            return ahead
+        batch = self.opened + 1
+        is_free = self.formed == self.opened and self.installed >= self.plan.needed_version(batch)
+        return batch if batch <= ahead and is_free else self.opened
+
+    def _form(self) -> FormBatch | None:
+        if self._forming or self.formed > self.trained or self.formed == self.opened or self._rests():
+            return None
+        self._forming = True
+        return FormBatch(self.formed + 1)
+
+    def _train(self) -> TrainOnBatch | None:
+        """After the switch was asked for: rollout goes over to the newer weights while the step is computed."""
+        is_ready = self.formed > self.trained and not self._training and not self._publishing
+        if not is_ready or self.switched < self.trained or self._rests():
+            return None
+        self._training = True
+        return TrainOnBatch(self.formed)
+
+    def _rests(self) -> bool:
+        """Whether nothing more may begin."""
+        return self.is_stopped or self.is_ended

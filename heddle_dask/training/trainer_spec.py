@@ -1,0 +1,190 @@
+"""The description of a trainer of `pipelines.grpo`: plain data that travels by pickle and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from heddle_dask.core.errors import BadInput, is_finite
+from heddle_dask.core.policy_version import PolicyVersion
+
+LengthNormalisation = Literal["batch", "sequence", "constant"]
+RateSchedule = Literal["constant", "linear", "cosine"]
+TrainingDtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSpec:
+    """How to train, and from which weights.
+
+    Attributes
+    ----------
+    model
+        Hugging Face directory of a causal language model: configuration, tokenizer, and the weights of version 0.
+    checkpoints
+        Directory for checkpoints; each is a directory ``step-000012`` in it.
+    lineage
+        Name of this line of training (`core.policy_version`).
+    start
+        The checkpoint that the line begins with; empty: `model`.
+    learning_rate, warmup_steps, schedule, schedule_steps
+        Peak rate of AdamW, batches of linear warm-up, and what follows: ``"linear"`` and ``"cosine"`` end at 0 after
+        `schedule_steps` batches.
+    max_grad_norm
+        Gradients are scaled down to this norm.
+    parts, passes
+        Each pass over a batch does one optimiser step for each of `parts` parts. With one part and one pass, the ratio
+        of policies is 1 and nothing is clipped.
+    clip_low, clip_high
+        The ratio of the policy to the one before the batch is clipped to [1 - clip_low, 1 + clip_high].
+    importance_cap
+        C: largest weight of a token, (policy before the batch) / (policy that sampled it).
+    kl_coefficient
+        Weight of the divergence from the `reference`; 0: none is computed.
+    reference
+        Model directory; empty: `model`.
+    normalisation
+        ``"batch"``: the mean over all trained tokens of the batch. ``"sequence"``: the mean over trajectories of the
+        mean over tokens. ``"constant"``: the sum over tokens, divided by the number of trajectories times
+        `constant_tokens`.
+    loss
+        ``package.module:function`` in place of ours (docs/trainer.md); empty: ours.
+    advantages
+        A name of `training.advantages.ADVANTAGES`, or ``package.module:function``.
+    micro_batch_tokens
+        Most tokens of one forward pass; a longer sequence is one of its own.
+    packed
+        Sequences lie behind one another in one row, without attention between them; else each is a row, padded.
+    dtype
+        Of the computation; weights and optimiser state are float32.
+    device
+        ``"cpu"``, ``"cuda"``, or ``"auto"``: cuda where there is one.
+    ranks
+        Processes that share each batch (FSDP2), one for each GPU.
+    threads
+        CPU threads of each process; None: as the worker says, else 1.
+    gradient_checkpointing
+        Compute activations again in the backward pass, which saves memory.
+    keep_checkpoints
+        The newest so many are kept, besides the best one.
+    lora_rank, lora_alpha, lora_targets
+        Train an adapter of this rank (0: all weights) on these modules.
+    """
+
+    model: str
+    checkpoints: str
+    lineage: str
+    start: str = ""
+    learning_rate: float = 1e-5
+    warmup_steps: int = 0
+    schedule: RateSchedule = "constant"
+    schedule_steps: int = 1000
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    adam_epsilon: float = 1e-8
+    max_grad_norm: float = 1.0
+    parts: int = 1
+    passes: int = 1
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    importance_cap: float = 2.0
+    kl_coefficient: float = 0.0
+    reference: str = ""
+    normalisation: LengthNormalisation = "batch"
+    constant_tokens: int = 1024
+    loss: str = ""
+    advantages: str = "mean-std"
+    micro_batch_tokens: int = 8192
+    packed: bool = True
+    dtype: TrainingDtype = "float32"
+    device: str = "auto"
+    ranks: int = 1
+    threads: int | None = None
+    seed: int = 0
+    gradient_checkpointing: bool = False
+    keep_checkpoints: int = 3
+    lora_rank: int = 0
+    lora_alpha: float = 32.0
+    lora_targets: str = "all-linear"
+
+    def __post_init__(self) -> None:
+        for name in ("model", "checkpoints", "lineage"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise BadInput(f"trainer {name} is {value!r}: give a text")
+        for name in ("learning_rate", "max_grad_norm", "importance_cap", "adam_epsilon"):
+            value = getattr(self, name)
+            if not (is_finite(value) and value > 0):
+                raise BadInput(f"trainer {name} is {value!r}: use a number above 0")
+        for name in ("weight_decay", "clip_high", "kl_coefficient", "lora_alpha"):
+            value = getattr(self, name)
+            if not (is_finite(value) and value >= 0):
+                raise BadInput(f"trainer {name} is {value!r}: use a number of at least 0")
+        for name in ("beta1", "beta2", "clip_low"):
+            value = getattr(self, name)
+            if not (is_finite(value) and 0 <= value < 1):
+                raise BadInput(f"trainer {name} is {value!r}: use a number of at least 0 and below 1")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is None and name == "threads":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise BadInput(f"trainer {name} is {value!r}: use a whole number of at least {least}")
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise BadInput(f"trainer {name} is {value!r}: use {', '.join(allowed)}")
+        if self.loss and not all(self.loss.partition(":")[::2]):
+            raise BadInput(f"trainer loss is {self.loss!r}: use package.module:function")
+
+    def to_mapping(self) -> dict[str, Any]:
+        """A JSON-able mapping from which `from_mapping` makes an equal spec."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> TrainerSpec:
+        """Read a spec from parsed JSON or TOML.
+
+        Raises
+        ------
+        BadInput
+            A key is unknown or missing, or a value is impossible.
+        """
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(mapping) - set(known))
+        if unknown:
+            raise BadInput(f"trainer has unknown key {unknown[0]!r}: use {', '.join(known)}")
+        missing = [name for name in known[:3] if name not in mapping]
+        if missing:
+            raise BadInput(f"trainer lacks {', '.join(missing)}")
+        return cls(**mapping)
+
+
+_LEAST = {
+    "warmup_steps": 0,
+    "schedule_steps": 1,
+    "parts": 1,
+    "passes": 1,
+    "constant_tokens": 1,
+    "micro_batch_tokens": 1,
+    "ranks": 1,
+    "threads": 1,
+    "seed": 0,
+    "keep_checkpoints": 1,
+    "lora_rank": 0,
+}
+_CHOICES = {
+    "normalisation": get_args(LengthNormalisation),
+    "schedule": get_args(RateSchedule),
+    "dtype": get_args(TrainingDtype),
+    "device": ("auto", "cpu", "cuda"),
+    "packed": (True, False),
+    "gradient_checkpointing": (True, False),
+}
+
+
+def checkpoint_name(version: PolicyVersion) -> str:
+    """Name of the directory of a checkpoint."""
+    return f"step-{version.number:06d}"

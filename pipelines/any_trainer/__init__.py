@@ -1,0 +1,1 @@
+"""Training batches for trainers of others, in PyTorch."""

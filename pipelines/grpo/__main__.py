@@ -1,0 +1,181 @@
+"""Serve a trainer on a Unix socket: ``python -m pipelines.grpo --config FILE.json --socket PATH``.
+
+``GET /state`` says where it stands, ``POST /train`` trains on a stored batch and writes a checkpoint, ``POST /publish``
+writes a checkpoint into a weight store, ``POST /keep`` names the best checkpoint, ``POST /export`` merges an adapter. A
+worker that hosts a trainer starts it and gives the orders. The file is a `TrainerSpec` as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from heddle_dask.core.errors import BadInput, HeddleError
+from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.training.trainer import TrainerState, TrainReport
+from heddle_dask.training.trainer_spec import TrainerSpec
+from pipelines.grpo.learner import stored_report
+from pipelines.grpo.publishing import publish
+from pipelines.grpo.ranks import Ranks, prepare_process
+
+_EXIT_BAD_INPUT = 2
+# Time for an error to reach the one who asked, before the process ends.
+_SAID_S = 0.5
+
+
+def _error(message: str, status: int) -> web.Response:
+    return web.json_response({"error": {"message": " ".join(message.split())}}, status=status)
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Any) -> Any:
+    try:
+        return await handler(request)
+    except BadInput as error:
+        return _error(str(error), 400)
+    except (KeyError, TypeError, ValueError) as error:
+        return _error(f"the request is not valid: {type(error).__name__} {error}", 400)
+    except HeddleError as error:
+        return _error(str(error), 507)
+
+
+class Server:
+    """The handlers of one trainer."""
+
+    def __init__(self, spec: TrainerSpec, ranks: Ranks) -> None:
+        self._spec = spec
+        self._ranks = ranks
+        self._training = 0
+        # One thread for all that torch does; another for files.
+        self._torch = ThreadPoolExecutor(1)
+        self._files = ThreadPoolExecutor(1)
+
+    def application(self) -> web.Application:
+        """The routes."""
+        application = web.Application(middlewares=[_errors])
+        application.router.add_get("/health", self.state)
+        application.router.add_get("/state", self.state)
+        application.router.add_post("/train", self.train)
+        application.router.add_post("/publish", self.publish)
+        application.router.add_post("/keep", self.keep)
+        application.router.add_post("/export", self.export)
+        return application
+
+    async def state(self, request: web.Request) -> web.Response:
+        """Its version and checkpoint, and the batch that it trains on now (0: none)."""
+        state = self._ranks.learner.state
+        return web.json_response({**_state(state), "training": self._training, "pid": os.getpid()})
+
+    async def train(self, request: web.Request) -> web.Response:
+        """Train on a batch, if that has not been done."""
+        body = await request.json()
+        batch, version = Path(body["batch"]), _version(body)
+        loop = asyncio.get_running_loop()
+        try:
+            report = await loop.run_in_executor(self._torch, self._train, batch, version)
+        except HeddleError:
+            if self._ranks.learner.between_checkpoints:
+                # The weights are those of no checkpoint. The process that comes after this one begins with the newest.
+                loop.call_later(_SAID_S, os._exit, 1)
+            raise
+        return web.json_response(_report(report))
+
+    def _train(self, batch: Path, version: PolicyVersion) -> TrainReport:
+        done = stored_report(self._ranks.learner.folder, version)
+        if done is not None:
+            return done
+        self._training = version.number
+        try:
+            return self._ranks.train(batch, version)
+        except HeddleError:
+            raise
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        finally:
+            self._training = 0
+
+    async def publish(self, request: web.Request) -> web.Response:
+        """Write a version into the weight store."""
+        body = await request.json()
+        version, store = _version(body), str(body["store"])
+        model = Path(self._spec.model)
+        weights = self._ranks.learner.folder.find(version)
+        state = self._ranks.learner.state
+        if weights is None and version == state.version:
+            weights = state.checkpoint or model
+        if weights is None:
+            raise BadInput(f"version {version} cannot be published: this trainer has {state.version}")
+        loop = asyncio.get_running_loop()
+        uri = await loop.run_in_executor(self._files, publish, model, weights, version, store)
+        return web.json_response({"manifest": uri})
+
+    async def keep(self, request: web.Request) -> web.Response:
+        """Name the best checkpoint."""
+        body = await request.json()
+        folder, version, reward = self._ranks.learner.folder, _version(body), float(body["reward"])
+        loop = asyncio.get_running_loop()
+        path = await loop.run_in_executor(self._torch, folder.keep_best, version, reward)
+        return web.json_response({"checkpoint": str(path)})
+
+    async def export(self, request: web.Request) -> web.Response:
+        """Write the newest weights as a whole model."""
+        directory = Path((await request.json())["directory"])
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._torch, self._ranks.learner.export_merged, directory)
+        return web.json_response({})
+
+
+def _version(body: Any) -> PolicyVersion:
+    return PolicyVersion(str(body["lineage"]), int(body["number"]))
+
+
+def _state(state: TrainerState) -> dict[str, Any]:
+    checkpoint = None if state.checkpoint is None else str(state.checkpoint.absolute())
+    return {"lineage": state.version.lineage, "number": state.version.number, "checkpoint": checkpoint}
+
+
+def _report(report: TrainReport) -> dict[str, Any]:
+    return {"state": _state(report.state), "metrics": dict(report.metrics), "seconds": dict(report.seconds)}
+
+
+async def serve(spec: TrainerSpec, socket: str) -> None:
+    """Load, then listen until the process is ended."""
+    meeting = Path(f"{socket}.ranks")
+    meeting.unlink(missing_ok=True)
+    ranks = await asyncio.to_thread(Ranks, spec, meeting)
+    runner = web.AppRunner(Server(spec, ranks).application(), access_log=None)
+    await runner.setup()
+    os.umask(0o077)
+    await web.UnixSite(runner, socket).start()
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    """Read the options and serve."""
+    parser = argparse.ArgumentParser(description="Serve a trainer on a Unix socket.")
+    parser.add_argument("--config", required=True, type=Path, help="JSON file with a TrainerSpec")
+    parser.add_argument("--socket", required=True, help="path of the Unix socket")
+    options = parser.parse_args()
+    try:
+        try:
+            spec = TrainerSpec.from_mapping(json.loads(options.config.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise BadInput(f"--config {options.config} cannot be read: {error}") from None
+        prepare_process(spec)
+        asyncio.run(serve(spec, options.socket))
+    except BadInput as error:
+        print(f"error: {error}", flush=True)
+        raise SystemExit(_EXIT_BAD_INPUT) from None
+
+
+if __name__ == "__main__":
+    main()

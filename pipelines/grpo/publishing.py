@@ -1,0 +1,41 @@
+"""A checkpoint becomes a version in the weight store: its files are read, not the weights in training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.weights.manifest import AdapterFacts
+from heddle_dask.weights.model_directory import model_facts, weight_files, weights_digest
+from heddle_dask.weights.store import WeightStore
+from heddle_dask.weights.tensor_files import read_tensors
+from pipelines.grpo.policy import ADAPTER_WEIGHTS
+
+
+def publish(model: Path, weights: Path, version: PolicyVersion, store: str) -> str:
+    """Write weights into the store; returns the URI of the manifest. Writing the same again changes nothing.
+
+    Parameters
+    ----------
+    model
+        Model directory of the run: shape and tokenizer, and what an adapter is added to.
+    weights
+        A checkpoint, or the model directory itself.
+
+    Raises
+    ------
+    BadInput
+        The store cannot be written, or holds other weights of this version.
+    """
+    adapter = _adapter(model, weights) if (weights / ADAPTER_WEIGHTS).exists() else None
+    tensors = (tensor for file in weight_files(weights) for tensor in read_tensors(file))
+    return WeightStore(store).write(version, tensors, model_facts(model), adapter=adapter)
+
+
+def _adapter(model: Path, weights: Path) -> AdapterFacts:
+    config = json.loads((weights / "adapter_config.json").read_text(encoding="utf-8"))
+    if config.get("use_rslora") or config.get("use_dora"):
+        raise BadInput(f"the adapter of {weights} is not a plain LoRA: it cannot be published")
+    return AdapterFacts(int(config["r"]), config["lora_alpha"] / config["r"], weights_digest(model))

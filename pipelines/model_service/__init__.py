@@ -1,0 +1,1 @@
+"""A model service for machines without GPUs: a process that loads a model into memory slots and frees them again."""

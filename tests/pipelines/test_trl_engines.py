@@ -1,0 +1,85 @@
+"""A rollout whose engines follow a trainer's weights, as TRL's rollout function drives it; emulated engines install."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+from worlds.live_world import emulated
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.environments.base import Task
+from heddle_dask.live.clusters.local import LocalRolloutCluster
+from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.weights.store import WeightStore
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.cluster
+
+MODEL = Path(__file__).parents[2] / "pipelines/tiny_agent/checkpoint"
+
+
+async def solve(task: Task, ctx: Any) -> float:
+    ctx.append("user", task.prompt)
+    step = await ctx.generate(max_tokens=8)
+    return float(sum(step.token_ids) % 2)
+
+
+class Stateful:
+    """The part of a model in training that is published."""
+
+    def __init__(self, change: float) -> None:
+        from safetensors.torch import load_file
+
+        self._state = {name: one + change for name, one in load_file(MODEL / "model.safetensors").items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        # Tied weights have two names in the state of a model, and one in its files.
+        return {**self._state, "lm_head.weight": self._state["model.embed_tokens.weight"]}
+
+
+def versions(records: Any) -> set[int]:
+    return {int(v) for one in records for b in one.branches for v in np.unique(b.policy_version[b.loss_mask])}
+
+
+def test_what_is_rolled_out_after_a_step_was_sampled_by_its_weights(tmp_path: Path) -> None:
+    from pipelines.any_trainer.trl_live import TrlEngines
+
+    tasks = [Task(name, f"Task {name}.") for name in "ab"]
+    store = tmp_path / "weights"
+    with (
+        LocalRolloutCluster(engines=2, tool_cpus=1, dashboard=False) as made,
+        Client(made) as client,
+        Rollout(client, env=solve, model=MODEL, engines=emulated(str(MODEL))) as rollout,
+    ):
+        engines = TrlEngines(rollout, tasks, str(store))
+        attempts = engines.rollout_func()
+        trainer = trainer_at(0)
+        rows = attempts(["a", "a", "b", "b"], trainer)
+        assert len(rows["completion_ids"]) == 4
+        for step in (1, 2):
+            trainer.state.global_step = step
+            trainer.model = Stateful(step)
+            attempts(["a", "a", "b", "b"], trainer)  # it refuses tokens of another version than `step`
+            assert versions(engines.roll_out(["a"], 3)) == {step}
+        assert [version.number for version in WeightStore(str(store)).versions("trl")] == [2]
+        with pytest.raises(BadInput, match="the dataset names the task 'c'"):
+            list(engines.roll_out(["c"], 1))
+
+
+def trainer_at(step: int) -> Any:
+    """The part of a GRPOTrainer that the rollout function reads."""
+    from types import SimpleNamespace
+
+    args = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+    return SimpleNamespace(
+        args=SimpleNamespace(**args),
+        use_vllm=False,
+        state=SimpleNamespace(global_step=step),
+        model=None,
+        accelerator=SimpleNamespace(unwrap_model=lambda model: model),
+    )

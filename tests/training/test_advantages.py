@@ -1,0 +1,75 @@
+"""Advantages of the members of a group."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds.record_builders import steady
+from worlds.training_builders import finished_group
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.training.advantages import STD_FLOOR, advantage_function
+from heddle_dask.training.group_records import trajectory_group
+
+
+def group(rewards, earlier=()):
+    return trajectory_group(finished_group("g", rewards, late_for="f" if earlier else ""), "a", earlier)
+
+
+def twice(one):
+    """A function of a user."""
+    return [2 * member.reward for member in one.members]
+
+
+def wrong_length(one):
+    return [0.0]
+
+
+def not_finite(one):
+    return [float("nan") for _ in one.members]
+
+
+@steady
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=8))
+def test_group_relative_against_plain_sums(rewards):
+    mean = sum(rewards) / len(rewards)
+    std = (sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1)) ** 0.5
+    np.testing.assert_allclose(
+        advantage_function("mean")(group(rewards)), [r - mean for r in rewards], atol=1e-9
+    )
+    expected = [(r - mean) / (std + STD_FLOOR) for r in rewards]
+    np.testing.assert_allclose(advantage_function("mean-std")(group(rewards)), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_members_that_were_delivered_count_and_those_without_a_reward_do_not():
+    assert advantage_function("mean")(group((0.0, None, 1.0))).tolist() == [-0.5, 0.5]
+
+
+def test_late_members_are_compared_with_earlier_ones():
+    assert advantage_function("mean")(group((1.0,), earlier=(0.0, 0.5))).tolist() == [0.5]
+
+
+def test_a_function_of_the_user():
+    assert advantage_function(f"{__name__}:twice")(group((0.0, 1.0))).tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("median", "no such function: use mean, mean-std or package.module:function"),
+        ("no_such_module:f", "No module named 'no_such_module'"),
+        (f"{__name__}:no_such_function", "no_such_function"),
+        (f"{__name__}:pytest", "is no function"),
+    ],
+)
+def test_a_name_without_a_function_is_refused(name, said):
+    with pytest.raises(BadInput, match=said):
+        advantage_function(name)
+
+
+@pytest.mark.parametrize("name", ["wrong_length", "not_finite"])
+def test_what_a_function_of_the_user_returns_is_checked(name):
+    with pytest.raises(BadInput, match="give one finite number for each member"):
+        advantage_function(f"{__name__}:{name}")(group((0.0, 1.0, 0.5)))
