@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -53,11 +53,15 @@ def _marked(mark: str) -> list[int]:
     return watchdog._tree(0, mark, 0, set())
 
 
-def _until_none_is_left(mark: str) -> None:
+def _until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + CEILING_S
-    while _marked(mark):
-        assert time.monotonic() < deadline, f"left over: {_marked(mark)}"
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def _until_none_is_left(mark: str) -> None:
+    _until(lambda: not _marked(mark))
 
 
 def _kill_what_may_have_ended(pid: int) -> None:
@@ -105,10 +109,7 @@ class Supervised:
 
 
 def _wait_for(path: Path) -> None:
-    deadline = time.monotonic() + CEILING_S
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path.name} never came"
-        time.sleep(0.02)
+    _until(path.exists)
 
 
 @pytest.fixture
@@ -283,6 +284,8 @@ def test_a_record_of_another_user_or_behind_a_link_is_ignored(tmp_path):
     mark = f"foreign-{os.getpid()}"
     marked = subprocess.Popen(["sleep", "600"], env={watchdog.MARK: mark})
     try:
+        # The kernel shows a new program's environment a moment after its start is reported.
+        _until(lambda: watchdog.carries_mark(marked.pid, mark))
         path = _planted(tmp_path, marked.pid, mark)
         os.chown(path, 12345, 12345)
         elsewhere = tmp_path / "elsewhere"
