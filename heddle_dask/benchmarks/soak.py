@@ -253,8 +253,13 @@ def _look(report: SoakReport, began_s: float, on_row: Callable[[SoakRow], None])
 
 
 async def _kill_at_random(plan: SoakPlan, report: SoakReport) -> None:
-    """End one engine or worker at a time with SIGKILL, at times drawn from the seed."""
+    """End one engine or worker at a time with SIGKILL, at times drawn from the seed, once trajectories have ended.
+
+    An engine that is killed while it starts for the first time counts as one that cannot start.
+    """
     rng = random.Random(f"soak-kills-{plan.seed}")
+    while not report.trajectories:
+        await asyncio.sleep(0.1)
     while plan.kill_every_s:
         await asyncio.sleep(rng.expovariate(1 / plan.kill_every_s))
         kind = rng.choice(KILLED)

@@ -36,7 +36,7 @@ def test_a_soak_fails_when_something_is_lost_or_left() -> None:
 @pytest.mark.slow
 def test_a_short_soak_loses_nothing_under_kills_and_ends_by_itself(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
-    arguments = ["--minutes", "0.3", "--trajectories-per-minute", "120", "--kill-every-s", "3", "--json"]
+    arguments = ["--minutes", "0.3", "--trajectories-per-minute", "120", "--kill-every-s", "5", "--json"]
     done = subprocess.run(
         [sys.executable, "-c", "from heddle_dask.cli.main import main; main()", "bench", "soak", *arguments],
         cwd=tmp_path,

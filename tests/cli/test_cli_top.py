@@ -22,6 +22,8 @@ import pytest
 HANG_S = 120.0
 MAIN = [sys.executable, "-c", "from heddle_dask.cli.main import main; main()"]
 AGENTS = """
+import asyncio
+
 from heddle_dask.environments.base import Task
 
 
@@ -32,7 +34,8 @@ def tasks(count, seed):
 async def solve(task, ctx):
     ctx.append("user", task.prompt)
     for step in range(2000):
-        await ctx.generate(max_tokens=16, ignore_eos=True)
+        await ctx.generate(max_tokens=1, ignore_eos=True)
+        await asyncio.sleep(0.1)
 """
 
 

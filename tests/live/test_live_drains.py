@@ -169,7 +169,7 @@ def test_a_step_that_outlasts_its_job_goes_on_elsewhere_from_the_tokens_it_has(
 
 def test_a_job_leaves_by_itself_before_its_end(tmp_path: Path) -> None:
     async def body() -> Any:
-        async with jobs(tmp_path, ("--ends-in", "9", "--drain-s", "5.5", "--workers", "1")) as (
+        async with jobs(tmp_path, ("--ends-in", "45", "--drain-s", "30", "--workers", "1")) as (
             client,
             running,
         ):

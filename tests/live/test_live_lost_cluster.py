@@ -88,7 +88,7 @@ def test_a_run_that_lost_its_cluster_ends_and_is_resumed_on_another(
             batch = await agent_rollout(client, model_dir, Output(out, "resume")).run(TASKS)
             assert len(batch) == TASKS - stored
 
-    run(body(), 60)
+    run(body(), 240)
     records = list(RunReader(out))
     assert len({record.trajectory_id for record in records}) == len(records) == TASKS
     assert {(r.status, r.detail, len(r.steps)) for r in records} == {("completed", "", 4)}
@@ -115,4 +115,4 @@ def test_what_another_client_cancels_is_asked_for_again(model_dir: str, tmp_path
                 assert {len(record.steps) for record in batch} == {4}
                 await until(lambda: rollout.progress()["acting"] == 0)
 
-    run(body(), 60)
+    run(body(), 240)
