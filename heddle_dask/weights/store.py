@@ -12,6 +12,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import Final
 
 import fsspec
@@ -19,6 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.weights.collective import CollectiveUri, is_collective
 from heddle_dask.weights.manifest import (
     MANIFEST_NAME,
     AdapterFacts,
@@ -39,7 +41,8 @@ BUCKET_BYTES: Final = 1_000_000_000
 class WeightStore:
     """Versions of weights at a URI: a path, ``file://…``, ``memory://…``, ``s3://…`` or another URL of fsspec.
 
-    Credentials and other options come from fsspec's own configuration (``FSSPEC_S3_KEY``, ``~/.config/fsspec``).
+    Credentials and other options come from fsspec's own configuration (``FSSPEC_S3_KEY``, ``~/.config/fsspec``). The
+    store of a broadcast (``collective://HOST:PORT/DIRECTORY``) keeps manifests without their buckets.
 
     Raises
     ------
@@ -48,7 +51,13 @@ class WeightStore:
     """
 
     def __init__(self, uri: str) -> None:
-        self._files, self._root = open_files(uri)
+        self._collective = CollectiveUri.parse(uri) if is_collective(uri) else None
+        self._files, self._root = open_files(uri if self._collective is None else self._collective.path)
+
+    @property
+    def is_broadcast(self) -> bool:
+        """Whether only manifests are kept here, and the trainer sends the weights."""
+        return self._collective is not None
 
     @property
     def uri(self) -> str:
@@ -158,6 +167,8 @@ class WeightStore:
     # ------------------------------------------------------------------ inside
 
     def _uri_of(self, path: str) -> str:
+        if self._collective is not None:
+            return str(replace(self._collective, path=path))
         return path if isinstance(self._files, LocalFileSystem) else str(self._files.unstrip_protocol(path))
 
     def _directory(self, version: PolicyVersion) -> str:
@@ -275,7 +286,7 @@ class BucketWriter:
         digest = hasher.hexdigest()
         nbytes = sum(len(part) for part in parts)
         name = f"bucket-{len(self._buckets):05d}-{digest[:12]}.safetensors"
-        if not self._has(name, nbytes):
+        if not self._store.is_broadcast and not self._has(name, nbytes):
             self._put(name, parts)
         facts = tuple(tensor.facts for tensor in self._open)
         self._buckets.append(WeightBucket(name, nbytes, digest, facts))
