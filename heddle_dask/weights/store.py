@@ -104,6 +104,13 @@ class WeightStore:
             writer.add(tensor)
         return writer.publish()
 
+    def write_manifest(self, version: PolicyVersion, tensors: Iterable[RawTensor], model: ModelFacts) -> str:
+        """Publish a version that the caller broadcasts: see `write`, but buckets are only measured."""
+        writer = BucketWriter(self, version, model, only_manifest=True)
+        for tensor in tensors:
+            writer.add(tensor)
+        return writer.publish()
+
     def manifest_uri(self, version: PolicyVersion) -> str:
         """Where the manifest of a version is or will be."""
         return self._uri_of(self._manifest_path(version))
@@ -218,6 +225,8 @@ class BucketWriter:
     ----------
     store, version, model, adapter, bucket_bytes
         See `WeightStore.write`.
+    only_manifest
+        Buckets are not written: for stores of broadcasts, and only for them.
     """
 
     def __init__(
@@ -228,7 +237,13 @@ class BucketWriter:
         *,
         adapter: AdapterFacts | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        only_manifest: bool = False,
     ) -> None:
+        if store.is_broadcast and not only_manifest:
+            raise BadInput(
+                f"weights are not stored at {store.uri}: the trainer of `heddle train` broadcasts them; give a "
+                "directory or a URL"
+            )
         if bucket_bytes < 1:
             raise BadInput(f"buckets of {bucket_bytes} bytes: use at least 1")
         self._store = store
@@ -236,6 +251,7 @@ class BucketWriter:
         self._model = model
         self._adapter = adapter
         self._bucket_bytes = bucket_bytes
+        self._only_manifest = only_manifest
         self._directory = store._directory(version)
         self._open: list[RawTensor] = []
         self._names: set[str] = set()
@@ -286,7 +302,7 @@ class BucketWriter:
         digest = hasher.hexdigest()
         nbytes = sum(len(part) for part in parts)
         name = f"bucket-{len(self._buckets):05d}-{digest[:12]}.safetensors"
-        if not self._store.is_broadcast and not self._has(name, nbytes):
+        if not self._only_manifest and not self._has(name, nbytes):
             self._put(name, parts)
         facts = tuple(tensor.facts for tensor in self._open)
         self._buckets.append(WeightBucket(name, nbytes, digest, facts))

@@ -34,11 +34,10 @@ def publish(model: Path, weights: Path, version: PolicyVersion, store: str) -> s
         The store cannot be written, or holds other weights of this version.
     """
     place = WeightStore(store)
-    adapter = None
-    if not place.is_broadcast and (weights / ADAPTER_WEIGHTS).exists():
-        adapter = _adapter(model, weights)
-    tensors = _stored(weights) if adapter is not None else whole_weights(model, weights)
-    return place.write(version, tensors, model_facts(model), adapter=adapter)
+    if place.is_broadcast:
+        return place.write_manifest(version, whole_weights(model, weights), model_facts(model))
+    adapter = _adapter(model, weights) if (weights / ADAPTER_WEIGHTS).exists() else None
+    return place.write(version, _stored(weights), model_facts(model), adapter=adapter)
 
 
 def whole_weights(model: Path, weights: Path) -> Iterator[RawTensor]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,18 @@ from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.weights.collective import CollectiveUri
 from heddle_dask.weights.manifest import WeightManifest
 from heddle_dask.weights.model_directory import model_facts
-from heddle_dask.weights.store import WeightStore
+from heddle_dask.weights.store import BucketWriter, WeightStore
 from heddle_dask.weights.tensor_files import RawTensor
 
 torch = pytest.importorskip("torch")
 
-from heddle_dask.engines.weight_broadcast import BroadcastGroup, Meeting  # noqa: E402
+from heddle_dask.engines.weight_broadcast import (  # noqa: E402
+    BroadcastGroup,
+    Meeting,
+    meeting_place,
+    receive_weights,
+    send_weights,
+)
 from heddle_dask.engines.weight_reception import Reception  # noqa: E402
 from pipelines.grpo.broadcasting import Broadcaster  # noqa: E402
 
@@ -45,7 +52,7 @@ class Sender:
         self.tensors: list[RawTensor] = perturbed(model_dir, 3)
         self.address = replace(free_address(), path=str(folder / "manifests"))
         store = WeightStore(str(self.address))
-        store.write(NEW, self.tensors, model_facts(model_dir), bucket_bytes=1_000_000)
+        store.write_manifest(NEW, self.tensors, model_facts(model_dir))
         manifest = store.manifest(NEW)
         assert manifest is not None and not list(folder.rglob("*.safetensors"))
         self.manifest: WeightManifest = manifest
@@ -142,7 +149,7 @@ def test_a_rank_that_leaves_or_never_comes_ends_the_broadcast_and_not_the_next_o
         meeting, _ = await sender.places(1, 1)
         stays = sender.receive(meeting, 1)
         await asyncio.to_thread(lambda: BroadcastGroup(meeting, 2, CPU).close())
-        assert "a rank is gone" in await sender.ended()
+        assert "the broadcast of weights ended" in await sender.ended()
         await asyncio.to_thread(stays.join)  # with weights that are whole, or with a cause
         assert stays.status()["cause"] or stays.take()
 
@@ -159,6 +166,32 @@ def test_a_rank_that_leaves_or_never_comes_ends_the_broadcast_and_not_the_next_o
         assert await sender.ended() == ""
 
     sending(tmp_path, model_dir, scenario)
+
+
+def test_buckets_travel_in_pieces(tmp_path: Path, model_dir: str) -> None:
+    tensors = perturbed(model_dir, 4)
+    store = WeightStore(f"collective://h:1{tmp_path}/weights")
+    writer = BucketWriter(store, NEW, model_facts(model_dir), bucket_bytes=1_000_000, only_manifest=True)
+    for tensor in tensors:
+        writer.add(tensor)
+    writer.publish()
+    manifest = store.newest("run")
+    assert manifest is not None and len(manifest.buckets) > 2
+    place = meeting_place("127.0.0.1", 60.0)
+    meeting = Meeting("127.0.0.1", place.port, 2, "gloo")
+
+    def receive() -> dict[str, Any]:
+        with BroadcastGroup(meeting, 1, CPU) as group:
+            return receive_weights(group, manifest, 300_001)
+
+    with ThreadPoolExecutor(1) as thread:
+        receiving = thread.submit(receive)
+        with BroadcastGroup(meeting, 0, CPU, place) as group:
+            assert send_weights(group, manifest, tensors, 300_001) == 1
+        received = receiving.result()
+    assert {name: value.numpy().tobytes() for name, value in received.items()} == {
+        one.name: one.data.tobytes() for one in tensors
+    }
 
 
 def test_bytes_that_are_not_those_of_the_manifest_are_refused(tmp_path: Path, model_dir: str) -> None:
