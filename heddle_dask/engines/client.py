@@ -170,14 +170,19 @@ class EngineClient:
         return self._updates.is_updating
 
     async def install_weights(
-        self, directory: str, version: PolicyVersion, *, keep_kv: bool = False, load_timeout_s: float = 600.0
+        self,
+        directory: str | None,
+        version: PolicyVersion,
+        *,
+        keep_kv: bool = False,
+        load_timeout_s: float = 600.0,
     ) -> WeightInstallation:
         """Pause the engine, load the weights of a model directory, resume it. Steps in flight go on.
 
         Parameters
         ----------
         directory
-            On the engine's machine; verified before.
+            On the engine's machine; verified before. None: what the engine itself has received.
         keep_kv
             Steps in flight and cached prefixes keep the KV that the old weights computed; else it is recomputed.
         load_timeout_s

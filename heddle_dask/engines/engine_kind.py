@@ -162,6 +162,30 @@ class WeightDialect(Protocol):
 
 
 @runtime_checkable
+class WeightTransferDialect(WeightDialect, Protocol):
+    """The part of a `Dialect` for weights that a trainer broadcasts."""
+
+    RECEIVE_WEIGHTS_PATH: str
+    RECEIVED_WEIGHTS_PATH: str
+
+    def receive_weights_body(self, info: Mapping[str, Any], /) -> bytes:
+        """The body of a request that begins to receive: ``manifest``, ``meeting``, and the engine's first ``rank``."""
+        ...
+
+    def received_weights_body(self) -> bytes:
+        """The body of a request that asks how far every process has received."""
+        ...
+
+    def received_weights(self, body: bytes, /) -> list[Mapping[str, Any]]:
+        """Of each process its ``device``, and of its latest reception ``version``, ``ended`` and ``cause``."""
+        ...
+
+    def load_received_requests(self, label: str, /) -> Sequence[tuple[str, bytes]]:
+        """Paths and bodies of the requests that load received weights, in order."""
+        ...
+
+
+@runtime_checkable
 class EngineKind(Protocol):
     """One sort of engine. Stateless: a spec says what a particular engine is to be."""
 

@@ -121,11 +121,9 @@ class NodeWeightsDirectory:
         BadInput
             The model or the directory cannot be used.
         """
-        if not self._model.is_dir():
-            raise WeightsRefused(f"weights are compared with a model directory, and {self._model} is none")
+        self._check_model()
         manifest = read_manifest(uri)
-        check_order(manifest, version, current)
-        check_fits(manifest, self._running)
+        self.check(manifest, version, current)
         if manifest.adapter is not None and manifest.adapter.base_digest != self._base_digest:
             raise WeightsRefused(
                 f"adapter {version} was trained on other weights than those of {self._model}"
@@ -146,6 +144,18 @@ class NodeWeightsDirectory:
             except BaseException:
                 lock.release()
                 raise
+
+    def check(self, manifest: WeightManifest, version: PolicyVersion, current: PolicyVersion) -> None:
+        """Refuse a version by its manifest.
+
+        Raises
+        ------
+        WeightsRefused
+            It is not the one that is asked for, not newer than `current`, or not of this model.
+        """
+        self._check_model()
+        check_order(manifest, version, current)
+        check_fits(manifest, self._running)
 
     def prune(self, newest: PolicyVersion) -> None:
         """Remove the versions before `newest`, and those of other lineages, that no engine of this node uses."""
@@ -170,6 +180,10 @@ class NodeWeightsDirectory:
             self._directory.rmdir()  # only when it is empty
 
     # ------------------------------------------------------------------ inside
+
+    def _check_model(self) -> None:
+        if not self._model.is_dir():
+            raise WeightsRefused(f"weights are compared with a model directory, and {self._model} is none")
 
     def _is_whole(self, path: Path, manifest: WeightManifest) -> bool:
         """Whether a directory that has its name still has what it had then."""

@@ -24,6 +24,7 @@ _OWN_ARGUMENTS = {
     ),
     **dict.fromkeys(("disable-uvicorn-access-log", "host", "port", "uds", "ssl-keyfile", "ssl-certfile"), ""),
     "worker-extension-cls": "",
+    "weight-transfer-config": "weight_transfer",
 }
 _SHORT_NAMES = {"tp": "tensor-parallel-size", "q": "quantization"}
 # Their values would be stored with the run, or they could bring any other argument.

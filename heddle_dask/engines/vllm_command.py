@@ -43,6 +43,9 @@ _LEAST_BATCHED_TOKENS = 2048
 # threads there; here they are set before it starts.
 _IN_PROCESS = ("--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor")
 
+# Named, not imported: it imports vLLM, and registers the backend that the option after it names.
+_RECEIVING = "heddle_dask.engines.vllm_weight_transfer.ReceivingWorkerExtension"
+
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions(EngineOptions):
@@ -63,6 +66,8 @@ class VllmOptions(EngineOptions):
     logprobs
         Which logprobs a step returns: ``"raw"`` ones of the model, or ``"processed"`` ones, after temperature, top-p
         and penalties, of the distribution that was sampled from.
+    weight_transfer
+        The engine can receive weights that a trainer broadcasts (docs/weight-updates.md).
 
     Raises
     ------
@@ -76,6 +81,7 @@ class VllmOptions(EngineOptions):
     gpu_memory_utilization: float | None = None
     quantization: str | None = None
     logprobs: Logprobs = "raw"
+    weight_transfer: bool = False
 
     def __post_init__(self) -> None:
         self._check_positive("kv_cache_gib")
@@ -89,6 +95,8 @@ class VllmOptions(EngineOptions):
             raise BadInput(f"engine quantization is {self.quantization!r}: use a name such as 'fp8', or None")
         if self.logprobs not in get_args(Logprobs):
             raise BadInput(f"engine logprobs is {self.logprobs!r}: use {' or '.join(get_args(Logprobs))}")
+        if not isinstance(self.weight_transfer, bool):
+            raise BadInput(f"engine weight_transfer is {self.weight_transfer!r}: use true or false")
         if isinstance(self.extra_args, str) or not all(isinstance(each, str) for each in self.extra_args):
             raise BadInput(
                 f"engine extra_args is {self.extra_args!r}: use a list of texts, as on a command line"
@@ -207,7 +215,7 @@ def vllm_command(
         "--enable-prefix-caching",
         "--enable-prompt-tokens-details",
         "--disable-uvicorn-access-log",
-        *("--worker-extension-cls", f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}"),
+        *_worker_extension(options),
         *(
             ("--uds", address.socket)
             if address.socket
@@ -233,6 +241,12 @@ def vllm_command(
         argv += part.argv
         env |= part.env
     return EngineCommand((*argv, *options.extra_args), env)
+
+
+def _worker_extension(options: VllmOptions) -> tuple[str, ...]:
+    if not options.weight_transfer:
+        return ("--worker-extension-cls", f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}")
+    return ("--worker-extension-cls", _RECEIVING, "--weight-transfer-config", '{"backend":"heddle"}')
 
 
 def _cpu_build(spec: EngineSpec, options: VllmOptions) -> EngineCommand:

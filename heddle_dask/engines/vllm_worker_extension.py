@@ -24,11 +24,15 @@ class WorkerExtension:
             Number of layers that were packed again.
         """
         self.model_runner.reload_weights(weights_path=weights_path)
-        modules = list(self.model_runner.get_model().modules())
-        packed = [module for module in modules if hasattr(module, "cpu_linear") and _has_weights(module)]
-        for module in packed:
-            module.quant_method.process_weights_after_loading(module)
-        return len(packed)
+        return pack_every_layer(self.model_runner.get_model())
+
+
+def pack_every_layer(model: Any) -> int:
+    """Pack the layers again that vLLM's own loading left as they were; returns their number."""
+    packed = [module for module in model.modules() if hasattr(module, "cpu_linear") and _has_weights(module)]
+    for module in packed:
+        module.quant_method.process_weights_after_loading(module)
+    return len(packed)
 
 
 def _has_weights(module: Any) -> bool:

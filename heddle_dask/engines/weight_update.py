@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from heddle_dask.core.policy_version import PolicyVersion
@@ -16,7 +17,7 @@ from heddle_dask.engines.contract import (
     WeightInstallation,
     WeightUpdateFailed,
 )
-from heddle_dask.engines.engine_kind import Dialect, WeightDialect
+from heddle_dask.engines.engine_kind import Dialect, WeightDialect, WeightTransferDialect
 
 # A pause waits for the iteration in progress, which a long prefill makes long; and vLLM's waits until KV that was
 # exported is fetched, or its lease (`KV_LEASE_S`) has ended. Nothing is generated meanwhile: so it is given up in time.
@@ -54,16 +55,17 @@ class WeightUpdateClient:
         self.version = version
 
     async def install(
-        self, directory: str, version: PolicyVersion, *, keep_kv: bool, load_timeout_s: float
+        self, directory: str | None, version: PolicyVersion, *, keep_kv: bool, load_timeout_s: float
     ) -> WeightInstallation:
         """Change the engine's weights."""
         dialect = self._known()
+        loads = self._loads(directory, version)
         async with self._one:
             began_s, attempts = await self._paused(dialect, keep_kv)
             load_began_s = time.monotonic()
             try:
-                body = dialect.load_weights_body(directory)
-                await self._engine.ask(dialect.LOAD_WEIGHTS_PATH, body, load_timeout_s)
+                for path, body in loads:
+                    await self._engine.ask(path, body, load_timeout_s)
                 load_s = time.monotonic() - load_began_s
                 await self.label(version)
                 await self._engine.ask(dialect.RESUME_PATH)
@@ -71,6 +73,15 @@ class WeightUpdateClient:
                 raise WeightUpdateFailed(f"weights {version} were not loaded: {error}", True) from error
             self.keeps_kv = keep_kv
             return WeightInstallation(time.monotonic() - began_s, load_s, attempts)
+
+    def _loads(self, directory: str | None, version: PolicyVersion) -> Sequence[tuple[str, bytes]]:
+        """Paths and bodies of the requests that load a directory, or what was received."""
+        dialect = self._known()
+        if directory is not None:
+            return [(dialect.LOAD_WEIGHTS_PATH, dialect.load_weights_body(directory))]
+        if not isinstance(dialect, WeightTransferDialect):
+            raise WeightUpdateFailed("engines of this kind do not receive weights", False)
+        return dialect.load_received_requests(str(version))
 
     async def _paused(self, dialect: WeightDialect, keep_kv: bool) -> tuple[float, int]:
         """Pause the engine with its KV dropped; returns when that began, and the attempts that it took."""

@@ -46,6 +46,9 @@ LOAD_WEIGHTS_PATH = "/collective_rpc"
 # Of `vllm_worker_extension`: vLLM's own `reload_weights` leaves tied output layers as they were.
 LOAD_WEIGHTS_METHOD = "reload_every_layer"
 LABEL_PATH = "/update_weight_version"
+# With the backend of `vllm_weight_transfer`.
+RECEIVE_WEIGHTS_PATH = "/init_weight_transfer_engine"
+RECEIVED_WEIGHTS_PATH = "/collective_rpc"
 
 GENERATED_TOKENS = "vllm:generation_tokens_total"
 KV_USE = "vllm:kv_cache_usage_perc"
@@ -178,6 +181,31 @@ def kv_facts(configuration: Mapping[str, Any]) -> KvFacts | None:
 def load_weights_body(directory: str) -> bytes:
     """The request body that loads a model directory into the running model, in every process of the engine."""
     return _compact({"method": LOAD_WEIGHTS_METHOD, "kwargs": {"weights_path": directory}}).encode()
+
+
+def receive_weights_body(info: Mapping[str, Any]) -> bytes:
+    """The request body that begins to receive broadcast weights, in every process of the engine."""
+    return _compact({"init_info": info}).encode()
+
+
+def received_weights_body() -> bytes:
+    """The request body that asks how far every process has received."""
+    return _compact({"method": "received_weights"}).encode()
+
+
+def received_weights(body: bytes) -> list[Mapping[str, Any]]:
+    """Read the answer to `received_weights_body`: of each process ``device``, and ``version``, ``ended``, ``cause``."""
+    found: list[Mapping[str, Any]] = json.loads(body)["results"]
+    return found
+
+
+def load_received_requests(label: str) -> Sequence[tuple[str, bytes]]:
+    """Paths and bodies of the requests that load received weights, in order."""
+    return (
+        ("/start_weight_update", b"{}"),
+        ("/update_weights", _compact({"update_info": {"version": label}}).encode()),
+        ("/finish_weight_update", b"{}"),
+    )
 
 
 def label_body(label: str) -> bytes:

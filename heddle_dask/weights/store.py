@@ -12,6 +12,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import Final
 
 import fsspec
@@ -19,6 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.weights.collective import CollectiveUri, is_collective
 from heddle_dask.weights.manifest import (
     MANIFEST_NAME,
     AdapterFacts,
@@ -39,7 +41,8 @@ BUCKET_BYTES: Final = 1_000_000_000
 class WeightStore:
     """Versions of weights at a URI: a path, ``file://…``, ``memory://…``, ``s3://…`` or another URL of fsspec.
 
-    Credentials and other options come from fsspec's own configuration (``FSSPEC_S3_KEY``, ``~/.config/fsspec``).
+    Credentials and other options come from fsspec's own configuration (``FSSPEC_S3_KEY``, ``~/.config/fsspec``). The
+    store of a broadcast (``collective://HOST:PORT/DIRECTORY``) keeps manifests without their buckets.
 
     Raises
     ------
@@ -48,7 +51,13 @@ class WeightStore:
     """
 
     def __init__(self, uri: str) -> None:
-        self._files, self._root = open_files(uri)
+        self._collective = CollectiveUri.parse(uri) if is_collective(uri) else None
+        self._files, self._root = open_files(uri if self._collective is None else self._collective.path)
+
+    @property
+    def is_broadcast(self) -> bool:
+        """Whether only manifests are kept here, and the trainer sends the weights."""
+        return self._collective is not None
 
     @property
     def uri(self) -> str:
@@ -91,6 +100,13 @@ class WeightStore:
             The version exists with other weights, or the store cannot be written.
         """
         writer = BucketWriter(self, version, model, adapter=adapter, bucket_bytes=bucket_bytes)
+        for tensor in tensors:
+            writer.add(tensor)
+        return writer.publish()
+
+    def write_manifest(self, version: PolicyVersion, tensors: Iterable[RawTensor], model: ModelFacts) -> str:
+        """Publish a version that the caller broadcasts: see `write`, but buckets are only measured."""
+        writer = BucketWriter(self, version, model, only_manifest=True)
         for tensor in tensors:
             writer.add(tensor)
         return writer.publish()
@@ -158,6 +174,8 @@ class WeightStore:
     # ------------------------------------------------------------------ inside
 
     def _uri_of(self, path: str) -> str:
+        if self._collective is not None:
+            return str(replace(self._collective, path=path))
         return path if isinstance(self._files, LocalFileSystem) else str(self._files.unstrip_protocol(path))
 
     def _directory(self, version: PolicyVersion) -> str:
@@ -207,6 +225,8 @@ class BucketWriter:
     ----------
     store, version, model, adapter, bucket_bytes
         See `WeightStore.write`.
+    only_manifest
+        Buckets are not written: for stores of broadcasts, and only for them.
     """
 
     def __init__(
@@ -217,7 +237,13 @@ class BucketWriter:
         *,
         adapter: AdapterFacts | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        only_manifest: bool = False,
     ) -> None:
+        if store.is_broadcast and not only_manifest:
+            raise BadInput(
+                f"weights are not stored at {store.uri}: the trainer of `heddle train` broadcasts them; give a "
+                "directory or a URL"
+            )
         if bucket_bytes < 1:
             raise BadInput(f"buckets of {bucket_bytes} bytes: use at least 1")
         self._store = store
@@ -225,6 +251,7 @@ class BucketWriter:
         self._model = model
         self._adapter = adapter
         self._bucket_bytes = bucket_bytes
+        self._only_manifest = only_manifest
         self._directory = store._directory(version)
         self._open: list[RawTensor] = []
         self._names: set[str] = set()
@@ -275,7 +302,7 @@ class BucketWriter:
         digest = hasher.hexdigest()
         nbytes = sum(len(part) for part in parts)
         name = f"bucket-{len(self._buckets):05d}-{digest[:12]}.safetensors"
-        if not self._has(name, nbytes):
+        if not self._only_manifest and not self._has(name, nbytes):
             self._put(name, parts)
         facts = tuple(tensor.facts for tensor in self._open)
         self._buckets.append(WeightBucket(name, nbytes, digest, facts))

@@ -131,23 +131,40 @@ def read_header(path: Path) -> tuple[StoredTensor, ...]:
     WeightsRefused
         It is no whole safetensors file.
     """
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = min(_header_bytes(start, path.name), _LONGEST_HEADER_BYTES)
+        return _tensors(start + file.read(length), path.stat().st_size, path.name)
+
+
+def tensors_in(data: memoryview, name: str) -> tuple[StoredTensor, ...]:
+    """`read_header` for a file of that name in memory."""
+    start = bytes(data[:8])
+    return _tensors(start + bytes(data[8 : 8 + _header_bytes(start, name)]), len(data), name)
+
+
+def _header_bytes(start: bytes, name: str) -> int:
     try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > _LONGEST_HEADER_BYTES:
-                raise ValueError(f"a header of {length} bytes")
-            header = json.loads(file.read(length))
-            end = path.stat().st_size
+        return int(struct.unpack("<Q", start)[0])
+    except struct.error as error:
+        raise WeightsRefused(f"{name} is no safetensors file: {error}") from None
+
+
+def _tensors(head: bytes, end: int, name: str) -> tuple[StoredTensor, ...]:
+    """What the length and the header at the beginning of a file of `end` bytes name."""
+    try:
+        length = _header_bytes(head[:8], name)
+        if length > _LONGEST_HEADER_BYTES:
+            raise ValueError(f"a header of {length} bytes")
+        header = json.loads(head[8:])
         stored = tuple(
-            _stored(name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"
+            _stored(key, entry, 8 + length) for key, entry in header.items() if key != "__metadata__"
         )
-    except (ValueError, KeyError, TypeError, struct.error, AttributeError) as error:
-        raise WeightsRefused(f"{path.name} is no safetensors file: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsRefused(f"{name} is no safetensors file: {error}") from None
     for one in stored:
         if not 0 <= one.start <= one.stop <= end:
-            raise WeightsRefused(
-                f"{path.name} is cut short: {one.facts.name} ends at byte {one.stop} of {end}"
-            )
+            raise WeightsRefused(f"{name} is cut short: {one.facts.name} ends at byte {one.stop} of {end}")
     return stored
 
 

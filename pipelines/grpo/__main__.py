@@ -13,6 +13,7 @@ import json
 import os
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,12 @@ from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.training.trainer import TrainerState, TrainReport
 from heddle_dask.training.trainer_spec import TrainerSpec
+from heddle_dask.weights.collective import CollectiveUri, is_collective
+from heddle_dask.weights.store import WeightStore
+from pipelines.grpo.broadcasting import Broadcaster
 from pipelines.grpo.learner import stored_report
-from pipelines.grpo.publishing import publish
+from pipelines.grpo.policy import device_of
+from pipelines.grpo.publishing import publish, whole_weights
 from pipelines.grpo.ranks import Ranks, prepare_process
 
 _EXIT_BAD_INPUT = 2
@@ -57,6 +62,7 @@ class Server:
         # One thread for all that torch does; another for files.
         self._torch = ThreadPoolExecutor(1)
         self._files = ThreadPoolExecutor(1)
+        self._broadcaster = Broadcaster(device_of(spec, 0))
 
     def application(self) -> web.Application:
         """The routes."""
@@ -114,8 +120,14 @@ class Server:
             weights = state.checkpoint or model
         if weights is None:
             raise BadInput(f"version {version} cannot be published: this trainer has {state.version}")
+        if is_collective(store):
+            await self._broadcaster.listen(CollectiveUri.parse(store))
         loop = asyncio.get_running_loop()
         uri = await loop.run_in_executor(self._files, publish, model, weights, version, store)
+        if is_collective(store):
+            manifest = await asyncio.to_thread(WeightStore(store).manifest, version)
+            assert manifest is not None, uri
+            self._broadcaster.offer(manifest, partial(whole_weights, model, weights))
         return web.json_response({"manifest": uri})
 
     async def keep(self, request: web.Request) -> web.Response:

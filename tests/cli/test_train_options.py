@@ -43,6 +43,10 @@ def run(*options: str, out: Path) -> Result:
         (["--resume"], "has no run.json"),
         (["--resume", "--overwrite"], "exclude each other"),
         (["--model", "no/such"], "does not exist"),
+        (["--store", "collective://"], "name the trainer's network address"),
+        (["--store", "collective://10.0.0.7"], "such as collective://10.0.0.7:29600"),
+        (["--store", "collective://0.0.0.0:29600"], "engines cannot connect to 0.0.0.0"),
+        (["--store", "collective://10.0.0.7:29600", "--engine", "emulated"], "use --engine vllm"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(options: list[str], message: str, tmp_path: Path) -> None:

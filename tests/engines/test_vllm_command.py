@@ -63,6 +63,19 @@ def test_cpu_command(spec, model):
     }
 
 
+def test_an_engine_that_receives_weights_has_the_backend_that_its_extension_registers(spec):
+    receiving = replace(spec, options=VllmOptions(weight_transfer=True))
+    command = " ".join(vllm_command(receiving, SOCKET, "gpu").argv)
+    assert (
+        " --worker-extension-cls heddle_dask.engines.vllm_weight_transfer.ReceivingWorkerExtension"
+        ' --weight-transfer-config {"backend":"heddle"} ' in command
+    )
+    with pytest.raises(BadInput, match="use the engine's weight_transfer"):
+        VllmOptions(extra_args=("--weight-transfer-config", '{"backend":"nccl"}'))
+    with pytest.raises(BadInput, match="weight_transfer is 'yes'"):
+        VllmOptions(weight_transfer="yes")
+
+
 def test_what_the_spec_leaves_open_vllm_chooses_on_gpus_and_a_cpu_build_has_small_defaults(model):
     open_spec = EngineSpec("vllm", str(model))
     gpu = " ".join(vllm_command(open_spec, SOCKET, "gpu").argv)

@@ -8,12 +8,14 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import util
 from pathlib import Path
 
 import pytest
 from tornado.ioloop import IOLoop
-from worlds.weight_builders import perturbed
+from worlds.trainer_process import TrainerProcess, trainer_process
+from worlds.weight_builders import model_with, perturbed
 
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.policy_version import PolicyVersion
@@ -28,7 +30,9 @@ from heddle_dask.engines.contract import (
     VersionSpan,
 )
 from heddle_dask.engines.emulated.options import EmulatedOptions
+from heddle_dask.engines.ports import LOOPBACK, free_port
 from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.vllm_command import VllmOptions
 from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.weight_messages import (
     FetchWeightsOrder,
@@ -39,6 +43,7 @@ from heddle_dask.live.wire.weight_messages import (
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.engine_host import EngineHost, Watch
 from heddle_dask.live.worker.weight_keeper import WeightKeeper
+from heddle_dask.weights.collective import CollectiveUri
 from heddle_dask.weights.model_directory import model_facts
 from heddle_dask.weights.store import WeightStore
 
@@ -107,16 +112,22 @@ class Owner:
 
     async def fetch(self, number: int, uri: str) -> str:
         """Carry out an order; returns the cause of its failure."""
-        self.weights.fetch("", FetchWeightsOrder(EngineId(self.engine_id), version(number), uri))
+        return await self.fetch_version(version(number), uri)
+
+    async def fetch_version(self, wanted: PolicyVersion, uri: str) -> str:
+        self.weights.fetch("", FetchWeightsOrder(EngineId(self.engine_id), wanted, uri))
         report = await self.report()
-        assert isinstance(report, WeightsFetchedReport) and report.version == version(number)
+        assert isinstance(report, WeightsFetchedReport) and report.version == wanted
         assert "\n" not in report.cause
         return report.cause
 
     async def install(self, number: int, keep_kv: bool = False) -> WeightsInstalledReport:
-        self.weights.install("", InstallWeightsOrder(EngineId(self.engine_id), version(number), keep_kv))
+        return await self.install_version(version(number), keep_kv)
+
+    async def install_version(self, wanted: PolicyVersion, keep_kv: bool = False) -> WeightsInstalledReport:
+        self.weights.install("", InstallWeightsOrder(EngineId(self.engine_id), wanted, keep_kv))
         report = await self.report()
-        assert isinstance(report, WeightsInstalledReport) and report.version == version(number)
+        assert isinstance(report, WeightsInstalledReport) and report.version == wanted
         return report
 
     async def go_over(self, number: int, keep_kv: bool = False) -> float:
@@ -147,10 +158,11 @@ def owning(
     if kind == "vllm" and util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
     options = EmulatedOptions(cost={"seconds_per_token": 0.002}, **emulated)  # type: ignore[arg-type]
+    receiving = VllmOptions(weight_transfer=True)
     spec = (
         EngineSpec("emulated", model_dir, slots=8, max_model_len=2048, options=options)
         if kind == "emulated"
-        else EngineSpec("vllm", model_dir, slots=8, max_model_len=2048, dtype="float32")
+        else EngineSpec("vllm", model_dir, slots=8, max_model_len=2048, dtype="float32", options=receiving)
     )
 
     async def main() -> None:
@@ -170,7 +182,7 @@ def owning(
 def test_steps_go_on_under_new_weights_as_if_stopped_and_restarted_at_that_token(
     kind: str, tmp_path: Path, model_dir: str
 ) -> None:
-    async def scenario(owner: Owner) -> None:
+    async def scenario(owner: Owner, trainer: TrainerProcess | None = None) -> None:
         before = await owner.greedy("before", PROMPT, 300)
         assert await owner.fetch(1, owner.publish(1)) == ""
         step = asyncio.ensure_future(owner.greedy("across", PROMPT, 300))
@@ -216,8 +228,56 @@ def test_steps_go_on_under_new_weights_as_if_stopped_and_restarted_at_that_token
         print(f"{kind}, 8 steps in flight, KV kept: paused {1000 * paused_s:.0f} ms")
         assert {len((await step).token_ids) for step in many} == {300}
         assert await owner.serves(2)
+        if trainer is not None:
+            await goes_over_by_broadcast(owner, trainer)
 
-    owning(kind, tmp_path, model_dir, scenario)
+    if kind == "emulated":
+        owning(kind, tmp_path, model_dir, scenario)
+        return
+    trained = model_with(tmp_path / "trained", model_dir, perturbed(model_dir, 7))
+    # It loads while the engine does.
+    with trainer_process(trained, tmp_path / "trainer", "trained") as trainer:
+        owning(kind, tmp_path, model_dir, partial(scenario, trainer=trainer))
+
+
+async def goes_over_by_broadcast(owner: Owner, trainer: TrainerProcess) -> None:
+    """A trainer's process broadcasts weights to the engine's, and the same weights from disk sample the same."""
+    client = owner.client
+    assert client is not None
+    new = PolicyVersion("trained", 0)
+    address = CollectiveUri(LOOPBACK, free_port(LOOPBACK), str(owner.directory / "manifests"))
+    uri = await trainer.publish(new, str(address))
+    assert not list((owner.directory / "manifests").rglob("*.safetensors"))
+    sampling = SamplingParams(1700, 0.0, ignore_eos=True)
+    step = asyncio.ensure_future(client.generate(GenerateRequest("across-2", PROMPT, sampling)))
+    assert await owner.fetch_version(new, uri) == ""
+    await generates(client)
+    report = await owner.install_version(new)
+    assert report.cause == ""
+    print(f"vllm, broadcast weights: paused {1000 * report.paused_s:.0f} ms")
+    await generates(client)
+    await client.abort(["across-2"])
+    assert [(span.lineage, span.policy_version) for span in (await step).version_spans] == [
+        ("run", 2),
+        ("trained", 0),
+    ]
+    received = await owner.greedy("received", PROMPT, 40)
+    disk = PolicyVersion("disk", 1)
+    tensors = perturbed(owner.spec.model, 7)
+    assert (
+        await owner.fetch_version(disk, owner.store.write(disk, tensors, model_facts(owner.spec.model))) == ""
+    )
+    assert (await owner.install_version(disk)).cause == ""
+    loaded = await owner.greedy("loaded", PROMPT, 40)
+    assert received.token_ids == loaded.token_ids and received.logprobs == loaded.logprobs
+    assert "any more" in await owner.fetch_version(PolicyVersion("trained", 1), uri)
+
+
+async def generates(client: EngineClient) -> None:
+    """Wait until the engine has sampled more tokens."""
+    before = await client.progress()
+    while await client.progress() == before:
+        await asyncio.sleep(0.01)
 
 
 def test_wrong_weights_are_refused_and_the_engine_keeps_its_own(tmp_path: Path, model_dir: str) -> None:

@@ -194,6 +194,12 @@ def test_an_adapter_is_trained_published_and_merged(tmp_path: Path) -> None:
     assert all("lora_" in tensor.name for tensor in manifest.tensors)
     assert Path(uri).exists()
     learner.export_merged(tmp_path / "merged")
+    # A broadcast sends whole weights.
+    broadcast = f"collective://127.0.0.1:29600{tmp_path}/broadcast"
+    publish(AGENT, checkpoint, PolicyVersion("a", 2), broadcast)
+    whole = WeightStore(broadcast).newest("a")
+    assert whole is not None and whole.kind == "full"
+    assert {tensor.name for tensor in whole.tensors} == set(weights(AGENT))
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     ids = torch.arange(40)[None]
     learner._policy.model.eval()

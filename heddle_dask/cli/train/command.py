@@ -100,7 +100,11 @@ def _rollout_options(function: F) -> F:
     help="KEY=VALUE: another option of the trainer, such as passes=2 (docs/trainer.md).",
 )
 @click.option("--trainer-ranks", type=COUNT, default=1, show_default=True, help="Processes of the trainer.")
-@click.option("--store", default=None, help="Weight store, directory or URL [default: OUT/weights].")
+@click.option(
+    "--store",
+    default=None,
+    help="Weight store: directory, URL, or collective://HOST:PORT to broadcast [default: OUT/weights].",
+)
 @click.option("--keep-kv", is_flag=True, help="Steps in flight keep the KV of older weights.")
 @click.option(
     "--update-order",

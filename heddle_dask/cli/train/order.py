@@ -23,6 +23,7 @@ from heddle_dask.training.run_directory import DirectoryMode, TrainingDirectory
 from heddle_dask.training.sample_buffer import BatchRule
 from heddle_dask.training.trainable_sampling import check_trainable_sampling
 from heddle_dask.training.trainer_spec import TrainerSpec
+from heddle_dask.weights.collective import CollectiveUri, is_collective
 
 ONE_EVALUATION_LESS = 10**9
 """``--eval-every`` when only the first and the last weights are evaluated: no training has as many steps."""
@@ -76,6 +77,7 @@ class TrainOrder:
         if options["resume"] or options["overwrite"]:
             mode = "resume" if options["resume"] else "overwrite"
         check_sampling(options)
+        check_store_uri(options["store"], options["engine"])
         for name in options["report_to"]:
             check_tracker(name)
         evaluation = EvaluationOrder(
@@ -140,6 +142,26 @@ def check_sampling(options: Mapping[str, Any]) -> None:
     )
 
 
+def check_store_uri(store: str | None, engine: str) -> None:
+    """Refuse a broadcast without an address, or to engines that receive none.
+
+    Raises
+    ------
+    BadInput
+    """
+    if store is None or not is_collective(store):
+        return
+    CollectiveUri.parse(store)
+    if not _is_vllm(engine):
+        raise BadInput(
+            f"--store {store}: {engine} engines receive no broadcast weights; use --engine vllm, or a directory or URL"
+        )
+
+
+def _is_vllm(engine: str) -> bool:
+    return issubclass(engine_kind(engine).options_type, VllmOptions)
+
+
 def _groups(options: Mapping[str, Any], plan: TrainingPlan) -> tuple[GroupPlan, BatchRule]:
     samples = options["samples"]
     trajectories = options["batch"] or options["groups"] * samples
@@ -179,7 +201,6 @@ def _rollout_order(
     """The rollout of a training, with what only other rollouts have left out."""
     parts = parse_mix(options["env"])
     env = ",".join(f"{training_name(part.spec)}={part.weight:g}" for part in parts)
-    is_vllm = issubclass(engine_kind(options["engine"]).options_type, VllmOptions)
     of_rollout = {
         **options,
         "env": env if len(parts) > 1 else training_name(parts[0].spec),
@@ -189,7 +210,7 @@ def _rollout_order(
         "tp_degrees": None,
         "token_scale": None,
         "tool_scale": None,
-        "logprobs": "processed" if is_vllm else None,
+        "logprobs": "processed" if _is_vllm(options["engine"]) else None,
     }
     store_mode = "resume" if options["resume"] and directory.rollout.exists() else "create"
     return RolloutOrder.of(of_rollout, store_mode, given, by_default)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from heddle_dask.cli.rollout.run import Outcome, RolloutRun, prepare_process
 from heddle_dask.cli.show.training_report import show_training
 from heddle_dask.cli.train.order import TrainOrder, check_out_parent
 from heddle_dask.engines.model_services.backend import ServiceFailed
+from heddle_dask.engines.vllm_command import VllmOptions, vllm_options
 from heddle_dask.environments.base import Environment, Task
 from heddle_dask.environments.held_out import held_out_name
 from heddle_dask.environments.loading import load_environment
@@ -46,6 +47,7 @@ from heddle_dask.training.stored_samples import BUFFER_LOG
 from heddle_dask.training.trainer import Trainer
 from heddle_dask.training.trainer_spec import TrainerSpec
 from heddle_dask.training.training_result import training_result
+from heddle_dask.weights.collective import store_uri
 from heddle_dask.weights.store import WeightStore
 
 _HELD_OUT_SEED = 1_000_003
@@ -92,7 +94,10 @@ class TrainRun(RolloutRun):
         super().__init__(order.rollout, progress)
         self.shape = replace(self.shape, trainers=max(1, self.shape.trainers))
         self.source = mixed_source(order.rollout.work.env, self._load, order.rollout.seed)
-        self.store = WeightStore(order.store or str(order.directory.weights))
+        self.store = WeightStore(store_uri(order.store, order.directory.weights))
+        if self.store.is_broadcast:
+            options = replace(vllm_options(self.engines.options or VllmOptions()), weight_transfer=True)
+            self.engines = replace(self.engines, options=options)
         check_store(self.store, self._own_lineages())
         self.held_out = self._held_out()
         self.unlogged = StepSeconds()

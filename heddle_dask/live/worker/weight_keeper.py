@@ -11,8 +11,10 @@ from typing import Protocol
 
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.collective_fetch import CollectiveFetch, EngineWeights
 from heddle_dask.engines.contract import WeightUpdateFailed
 from heddle_dask.engines.file_lock import LockStopped
+from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.node_weights import FetchStopped, NodeWeights, NodeWeightsDirectory
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.wire.codec import Message
@@ -24,6 +26,7 @@ from heddle_dask.live.wire.weight_messages import (
 )
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.engine_host import EngineHost
+from heddle_dask.weights.collective import is_collective
 
 
 class WeightsOwner(Protocol):
@@ -65,7 +68,7 @@ class WeightKeeper:
         self._background = background
         self._installed: NodeWeights | None = None
         self._model = ""  # the model that they replaced
-        self._fetched: NodeWeights | None = None
+        self._fetched: NodeWeights | EngineWeights | None = None
         self._wanted: FetchWeightsOrder | None = None
         self._stop = threading.Event()
         self._one = asyncio.Lock()
@@ -109,15 +112,12 @@ class WeightKeeper:
     async def _fetch(self, order: FetchWeightsOrder, stop: threading.Event) -> None:
         began_s = time.monotonic()
         cause, fetched = "", None
-        spec, client = self._owner.spec, self._owner.client
+        client = self._owner.client
         if client is None or order.engine_id != self._owner.engine_id:
             cause = "the engine is gone"
         else:
-            copies = NodeWeightsDirectory(self._directory, spec.model, spec.dtype)
             try:
-                fetched = await asyncio.to_thread(
-                    copies.fetch, order.uri, order.version, client.version, stop
-                )
+                fetched = await self._brought(order, client, stop)
             except (FetchStopped, LockStopped):
                 return
             except HeddleError as error:
@@ -133,6 +133,16 @@ class WeightKeeper:
             self._fetched = fetched
         seconds = time.monotonic() - began_s
         self._report(WeightsFetchedReport(order.engine_id, order.version, cause, seconds))
+
+    async def _brought(
+        self, order: FetchWeightsOrder, client: EngineClient, stop: threading.Event
+    ) -> NodeWeights | EngineWeights:
+        spec = self._owner.spec
+        copies = NodeWeightsDirectory(self._directory, spec.model, spec.dtype)
+        if is_collective(order.uri):
+            fetching = CollectiveFetch(client, engine_kind(spec.kind).dialect, copies)
+            return await fetching.fetch(order.uri, order.version, stop)
+        return await asyncio.to_thread(copies.fetch, order.uri, order.version, client.version, stop)
 
     async def _install(self, order: InstallWeightsOrder) -> None:
         paused_s, cause = 0.0, ""
@@ -150,24 +160,33 @@ class WeightKeeper:
             raise WeightUpdateFailed("the engine is gone", False)
         if fetched is None or fetched.version != order.version:
             raise WeightUpdateFailed(f"weights {order.version} are not at hand", False)
+        if isinstance(fetched, EngineWeights) and fetched.client is not client:
+            raise WeightUpdateFailed(f"the engine that received weights {order.version} is gone", False)
         if not fetched.version.is_newer_than(client.version):
             raise WeightUpdateFailed(f"weights {order.version} are not newer than {client.version}", False)
         self._fetched = None
+        directory = str(fetched.path) if isinstance(fetched, NodeWeights) else None
         try:
-            done = await client.install_weights(str(fetched.path), order.version, keep_kv=order.keep_kv)
+            done = await client.install_weights(directory, order.version, keep_kv=order.keep_kv)
         except BaseException:
             fetched.release()
             raise
-        before, self._installed, self._model = self._installed, fetched, self._owner.spec.model
+        self._keep(fetched)
+        return done.paused_s
+
+    def _keep(self, installed: NodeWeights | EngineWeights) -> None:
+        """From its next start on the engine begins with these weights, where they are files."""
+        files = installed if isinstance(installed, NodeWeights) else None
+        before, self._installed, self._model = self._installed, files, self._owner.spec.model
         if before is not None:
             before.release()
         if self._closed:
             self.close()
         elif self._owner.host is not None:
-            self._owner.host.installed = fetched
-            copies = NodeWeightsDirectory(self._directory, self._owner.spec.model)
-            self._background.start(asyncio.to_thread(copies.prune, fetched.version))
-        return done.paused_s
+            self._owner.host.installed = files
+            if files is not None:
+                copies = NodeWeightsDirectory(self._directory, self._owner.spec.model)
+                self._background.start(asyncio.to_thread(copies.prune, files.version))
 
     def _restart_if_needed(self, order: InstallWeightsOrder, error: HeddleError) -> None:
         same = order.engine_id == self._owner.engine_id
