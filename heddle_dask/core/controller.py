@@ -119,7 +119,7 @@ class Controller:
             ev.DegreesPlanned: self.deployments.planned,
             ev.OptimizerStepEnded: self._optimizer_step_ended,
             ev.WeightsPublished: self.updates.published,
-            ev.WeightsFetched: self.updates.fetched,
+            ev.WeightsFetched: self.engines.weights_fetched,
             ev.SwitchRequested: self.updates.switch_requested,
             ev.WeightsInstalled: self._weights_installed,
             ev.GroupEnded: self._group_ended,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from heddle_dask.core.policy_version import PolicyVersion
@@ -58,6 +59,9 @@ class PublishedWeights:
         Of the run that publishes.
     retired
         Lineages that another one has replaced: they do not come back.
+    earlier
+        The version published before `published`, and older ones that engines have: those that the weight store keeps,
+        of the same lineage, oldest first, with their manifests.
     """
 
     published: PolicyVersion | None = None
@@ -65,17 +69,29 @@ class PublishedWeights:
     wanted: PolicyVersion | None = None
     policy: WeightUpdatePolicy = field(default_factory=WeightUpdatePolicy)
     retired: dict[str, None] = field(default_factory=dict)
+    earlier: dict[PolicyVersion, str] = field(default_factory=dict)
 
-    def publish(self, version: PolicyVersion, uri: str, policy: WeightUpdatePolicy) -> bool:
+    def publish(
+        self, version: PolicyVersion, uri: str, policy: WeightUpdatePolicy, in_use: Container[PolicyVersion]
+    ) -> bool:
         """Take newer weights; False if these are not.
 
         Those of another lineage replace the others at once: what the old ones sample is of no use any more.
+
+        Parameters
+        ----------
+        in_use
+            Versions that engines have.
         """
         before = self.published
         if version.lineage in self.retired or not (before is None or version.is_newer_than(before)):
             return False
         if before is not None and before.lineage != version.lineage:
             self.retired[before.lineage] = None
+            self.earlier = {}
+        elif before is not None:
+            self.earlier = {each: at for each, at in self.earlier.items() if each in in_use}
+            self.earlier[before] = self.uri
         self.published, self.uri, self.policy = version, uri, policy
         foreign = self.wanted is not None and self.wanted.lineage != version.lineage
         if foreign or policy.install == "when-fetched":
@@ -91,12 +107,24 @@ class PublishedWeights:
         self.wanted = version
         return True
 
+    def uri_of(self, version: PolicyVersion) -> str:
+        """The manifest of the newest version or of an earlier one."""
+        return self.uri if version == self.published else self.earlier[version]
+
+    def instead_of(self, target: PolicyVersion, installed: PolicyVersion) -> PolicyVersion | None:
+        """The next older version than `target` that an engine with `installed` can load; None: there is none."""
+        for version in reversed(self.earlier):
+            if target.is_newer_than(version) and version.is_newer_than(installed):
+                return version
+        return None
+
     def is_behind(self, installed: PolicyVersion) -> bool:
         """Whether an engine with this version is to go over to a newer one."""
         return self.wanted is not None and self.wanted.is_newer_than(installed)
 
     def may_install(self, engine: WeightsOfEngine) -> bool:
-        """Whether the engine has fetched what it is to go over to, or something newer."""
+        """Whether the engine has fetched what it is to go over to, something newer, or the best that it could get."""
         if engine.state is not WeightsState.FETCHED or engine.target is None or self.wanted is None:
             return False
-        return self.is_behind(engine.installed) and not self.wanted.is_newer_than(engine.target)
+        new_enough = engine.target != self.published or not self.wanted.is_newer_than(engine.target)
+        return self.is_behind(engine.installed) and new_enough

@@ -61,6 +61,11 @@ class EngineMembership:
         self.placements.engine_joined()
         return [*self.placements.place_waiting(at), *self.drains.engine_joined()]
 
+    def weights_fetched(self, event: ev.WeightsFetched) -> list[Command]:
+        """An engine has weights at hand; one that can get no newer ones takes its first step with what it has."""
+        commands, begins = self.updates.fetched(event)
+        return commands if begins is None else [*commands, *self._takes_steps(event.at)]
+
     def weights_installed(self, event: ev.WeightsInstalled) -> list[Command]:
         """An engine has other weights: it takes its first step, or steps that have waited for weights."""
         commands, begins = self.updates.installed(event)

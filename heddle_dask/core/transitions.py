@@ -21,7 +21,7 @@ Coupling, in one place:
 7. An action that needs a model service is LOADING until the copy that it was granted is RESIDENT; a failed load puts it
    back to WAITING. A copy is evicted only while no action runs or waits on it.
 8. An engine is LOADING while it has joined and its weights are behind the version that is wanted. It is READY when it
-   has installed that one or a newer one.
+   has installed that one or a newer one, or, where those cannot be fetched, the newest one of the lineage that can.
 9. An engine installs only while no move of a context uses it, and no move begins there meanwhile. Its steps stay and go
    on.
 """

@@ -5,6 +5,7 @@ behind the version that is wanted takes no step before it has it. While an engin
 move that uses it, no other move begins there: a KV cache must not arrive under other weights than it was written with.
 
 A failed fetch or installation leaves an engine with what it has, and the fetch is repeated after a while, a few times.
+An engine that takes no step yet does not wait for that: it loads the newest version before that it can get.
 Where an engine is not usable after a failed installation its worker ends it and starts another, which joins.
 """
 
@@ -38,9 +39,11 @@ class WeightUpdates:
         run = self.state.runs.get(event.run_id)
         weights = self.state.weights
         policy = weights.policy if run is None else run.description.weights
-        if not weights.publish(event.version, event.uri, policy):
+        engines = self.state.engines.values()
+        in_use = {engine.version for engine in engines if engine.state is not EngineState.LOST}
+        if not weights.publish(event.version, event.uri, policy, in_use):
             return self.state.count_stale()
-        return [command for engine in self.state.engines.values() for command in self._fetch(engine)]
+        return [command for engine in engines for command in self._fetch(engine)]
 
     def switch_requested(self, event: ev.SwitchRequested) -> list[Command]:
         """Engines are to go over to a newer version."""
@@ -52,22 +55,23 @@ class WeightUpdates:
         """An engine has joined: it fetches what it lacks."""
         return self._fetch(engine)
 
-    def fetched(self, event: ev.WeightsFetched) -> list[Command]:
-        """An engine has weights at hand, or could not get them."""
+    def fetched(self, event: ev.WeightsFetched) -> tuple[list[Command], Engine | None]:
+        """An engine has weights at hand, or could not get them; returns what `installed` does."""
         engine = self._under_way(event.engine_id, event.version)
         if engine is None:
-            return self.state.count_stale()
+            return self.state.count_stale(), None
         weights = engine.weights
         if event.cause:
             if not weights.advance(WeightsEvent.FETCH_FAILED):
-                return self.state.count_stale()
-            return self._back_off(engine, event.cause)
+                return self.state.count_stale(), None
+            older = self._fetch_older(engine, event.cause)
+            return (older, None) if older else (self._back_off(engine, event.cause), self._begins(engine))
         if not weights.advance(WeightsEvent.FETCHED):
-            return self.state.count_stale()
+            return self.state.count_stale(), None
         weights.cause = ""
         if engine.state in _SERVING:
             self._fetched[engine.engine_id] = None
-        return self.install_next()
+        return self.install_next(), None
 
     def _under_way(self, engine_id: EngineId, version: PolicyVersion) -> Engine | None:
         """The engine, where that version is its target and it is not lost."""
@@ -76,9 +80,20 @@ class WeightUpdates:
             return None
         return engine
 
+    def _fetch_older(self, engine: Engine, cause: str) -> list[Command]:
+        """Have an engine that takes no step yet fetch the version before the one that it could not get."""
+        weights = engine.weights
+        if engine.state is not EngineState.LOADING or weights.target is None:
+            return []
+        older = self.state.weights.instead_of(weights.target, weights.installed)
+        if older is None:
+            return []
+        weights.target, weights.cause = older, cause
+        return self._order_fetch(engine)
+
     def _back_off(self, engine: Engine, cause: str) -> list[Command]:
         weights, policy = engine.weights, self.state.weights.policy
-        weights.cause = cause
+        weights.target, weights.cause = self.state.weights.published, cause
         weights.failures += 1
         if weights.failures >= policy.max_fetches or engine.state not in _SERVING:
             weights.advance(WeightsEvent.GIVEN_UP)
@@ -103,12 +118,12 @@ class WeightUpdates:
         return self._order_fetch(engine)
 
     def _order_fetch(self, engine: Engine) -> list[Command]:
-        published = self.state.weights.published
-        assert published is not None and engine.weights.target == published, engine.engine_id
+        target = engine.weights.target
+        assert target is not None, engine.engine_id
         self._forget(engine.engine_id)
         commands = self._stop_waiting_for_moves(engine)
         engine.weights.advance(WeightsEvent.FETCH_ORDERED)
-        return [*commands, FetchWeights(engine.engine_id, published, self.state.weights.uri)]
+        return [*commands, FetchWeights(engine.engine_id, target, self.state.weights.uri_of(target))]
 
     def _forget(self, engine_id: EngineId) -> None:
         self._fetched.pop(engine_id, None)
@@ -163,6 +178,7 @@ class WeightUpdates:
         weights = engine.weights
         self._installing.pop(engine.engine_id, None)
         commands: list[Command] = []
+        begins = None
         if event.cause:
             weights.advance(WeightsEvent.INSTALL_FAILED)
             commands += self._back_off(engine, event.cause)
@@ -170,12 +186,15 @@ class WeightUpdates:
             weights.advance(WeightsEvent.INSTALLED)
             weights.installed, weights.target, weights.cause = event.version, None, ""
             self.state.take_version(event.version)
+            begins = self._begins(engine)
         commands += [*self.moves.open(engine.engine_id), *self._fetch(engine), *self.install_next()]
-        return commands, self._begins(engine)
+        return commands, begins
 
     def _begins(self, engine: Engine) -> Engine | None:
-        behind = self.state.weights.is_behind(engine.version)
-        if behind or engine.state is not EngineState.LOADING:
+        """The engine, if it takes its first step now: with the newest weights of the lineage that it could get."""
+        known = self.state.weights
+        foreign = known.published is None or known.published.lineage != engine.version.lineage
+        if engine.state is not EngineState.LOADING or (foreign and known.is_behind(engine.version)):
             return None
         engine.advance(EngineEvent.LOADED)
         return engine

@@ -51,6 +51,8 @@ def test_random_worlds_of_training_keep_the_bound_and_come_to_their_end(
         "superseded",
         "two install",
         "installs before its first step",
+        "fetches an older one",
+        "begins behind",
         "fetch failed",
         "install failed",
     }, sorted(seen)

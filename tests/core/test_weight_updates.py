@@ -141,6 +141,66 @@ def test_an_engine_that_joins_behind_takes_no_step_before_it_has_caught_up() -> 
     assert stage.engine("E3").state is EngineState.READY
 
 
+def behind(newest: PolicyVersion, *, joins_with: PolicyVersion, gone: bool = False) -> TrainedStage:
+    """E1 has version 2, `newest` is wanted too, and E2 joins."""
+    stage = TrainedStage(WeightUpdatePolicy(install="when-fetched", max_fetches=2))
+    stage.join("E1")
+    for version in (ONE, TWO):
+        stage.publish(version)
+        stage.fetched("E1", version)
+        stage.installed("E1", version)
+    stage.publish(newest)
+    if gone:
+        stage.lose("E1")
+    joining = replace(engine_of("E2"), lineage=joins_with.lineage, policy_version=joins_with.number)
+    assert stage.feed(ev.EngineJoined, joining) == [fetch("E2", newest)]
+    assert stage.engine("E2").state is EngineState.LOADING
+    return stage
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_engine_that_joins_loads_an_older_version_when_the_newest_cannot_be_fetched(gone: bool) -> None:
+    stage = behind(THREE, joins_with=PolicyVersion(), gone=gone)
+    stage.submit("t")
+    if gone:
+        stage.request("t")
+    assert stage.fetched("E2", THREE, "corrupt") == [fetch("E2", TWO)], "at once: it does nothing meanwhile"
+    assert stage.fetched("E2", TWO) == [install("E2", TWO)]
+    begun = stage.installed("E2", TWO)
+    assert stage.engine("E2").state is EngineState.READY
+    assert [c.engine_id for c in begun if isinstance(c, StartStep)] == ["E2"] * gone
+    assert fetch("E2", THREE) in begun, "it goes over to the newest as soon as that can be had"
+    (wake,) = stage.fetched("E2", THREE, "corrupt")
+    assert isinstance(wake, WakeUp)
+    stage.fetched("E1", THREE, "corrupt")
+    assert {engine.version for engine in stage.state.engines.values()} == {TWO}
+
+
+def test_an_engine_that_joins_with_weights_of_the_lineage_takes_steps_when_it_can_get_no_newer_ones() -> None:
+    stage = behind(THREE, joins_with=TWO)
+    (wake,) = stage.fetched("E2", THREE, "corrupt")
+    assert isinstance(wake, WakeUp)
+    assert stage.engine("E2").state is EngineState.READY
+
+
+def test_an_engine_that_joins_never_takes_steps_with_weights_of_another_lineage() -> None:
+    newest = PolicyVersion("b", 1)
+    stage = behind(newest, joins_with=TWO)
+    waits = [stage.fetched("E2", newest, "corrupt")]
+    (wake,) = waits[0]
+    assert isinstance(wake, WakeUp)
+    stage.at = wake.at_s
+    assert stage.feed(ev.TimeReached) == [fetch("E2", newest)]
+    assert stage.fetched("E2", newest, "corrupt") == []
+    assert stage.engine("E2").state is EngineState.LOADING
+    following = PolicyVersion("b", 2)
+    assert fetch("E2", following) in stage.publish(following)
+    assert stage.fetched("E2", following, "corrupt") == [fetch("E2", newest)]
+    assert stage.fetched("E2", newest) == [install("E2", newest)]
+    stage.installed("E2", newest)
+    assert stage.engine("E2").state is EngineState.READY
+
+
 def test_a_failed_fetch_is_repeated_later_and_a_few_times() -> None:
     stage = TrainedStage(WeightUpdatePolicy(max_fetches=3, retry_s=2.0))
     stage.join("E1")

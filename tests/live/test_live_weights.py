@@ -45,7 +45,7 @@ def test_weights_are_fetched_and_installed_while_trajectories_run(model_dir: str
                 assert rollout.session_id is not None
                 notes: list[str] = []
                 control = WeightControl(client, rollout.session_id, notes.append)
-                control.stepped(PolicyVersion("run-a", 0))
+                control.begins(PolicyVersion("run-a", 0), 0)
                 first, uri = publish(1)
                 control.stepped(first)
                 control.published(first, uri, 0)

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from worlds.training_builders import finished_group, trained_record
 
+from heddle_dask.core.errors import WriteFailed
+from heddle_dask.core.ids import GroupId
 from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.core.staleness import StalenessBound
+from heddle_dask.environments.base import Task
+from heddle_dask.environments.functions import FunctionEnvironment
+from heddle_dask.environments.task_sources import EnvironmentSource
+from heddle_dask.live.driver.group_feed import GroupFeed
+from heddle_dask.live.driver.run_files import RunFiles
+from heddle_dask.live.training import weight_control
 from heddle_dask.live.training.evaluation import evaluation_row
 from heddle_dask.live.training.sample_intake import SampleIntake
 from heddle_dask.live.training.trackers import TRACKERS, tracked_numbers
+from heddle_dask.live.training.training import LiveTraining, TrainingParts
+from heddle_dask.live.training.weight_control import WeightControl
+from heddle_dask.live.wire.codec import Message
+from heddle_dask.live.wire.training_messages import GroupEndedReport, OptimizerStepReport
 from heddle_dask.training.batch_files import batch_path, load_batch
+from heddle_dask.training.group_plan import GroupPlan
+from heddle_dask.training.loop import LoopStart
+from heddle_dask.training.plan import plan_of_mode
+from heddle_dask.training.run_directory import TrainingDirectory
 from heddle_dask.training.sample_buffer import BatchRule
 from heddle_dask.training.step_row import WasteMeter, step_row
 from heddle_dask.training.step_seconds import StepSeconds
@@ -66,6 +84,70 @@ def test_what_became_too_old_is_replaced(tmp_path: Path) -> None:
     # Batch 3 takes versions 1 and newer: g4 was one too many for the batches before.
     assert [group.group_id for group in third.groups] == ["g5", "g6"]
     assert evicted == [1]
+
+
+@dataclass
+class RecordingPort:
+    """A scheduler that is told of groups; nothing runs."""
+
+    session: str = "s"
+    waiting: int = 0
+    slots: int = 0
+    quarantined: Mapping[str, str] = field(default_factory=dict)
+    told: list[Message] = field(default_factory=list)
+
+    def quarantine(self, task_id: str, message: str) -> None:
+        raise AssertionError(task_id)
+
+    def cancel(self, trajectory_id: str, cause: str) -> None:
+        raise AssertionError(trajectory_id)
+
+    def report(self, message: Message) -> None:
+        self.told.append(message)
+
+    def look_again(self) -> None:
+        pass
+
+
+def test_groups_that_become_too_old_before_the_scheduler_is_there_lose_their_credits() -> None:
+    """A resumed training forms its first batch while its engines start."""
+    environment = FunctionEnvironment(None, name="e", tasks=lambda count, seed: [Task("t", "task")])
+    feed = GroupFeed(EnvironmentSource(environment, 1), GroupPlan(members=3), 0, counted=2)
+    feed.evicted(1)
+    port = RecordingPort()
+    feed.connect(port, RunFiles(None, dict, lambda line: None), "", lambda: None)
+    assert port.told == [GroupEndedReport("s", GroupId("evicted"), -3)]
+    feed.evicted(1)
+    assert port.told == [GroupEndedReport("s", GroupId("evicted"), -3)] * 2
+    assert feed.ledger.counted == 0
+
+
+def test_groups_that_wait_when_a_training_goes_on_keep_their_credits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = BatchRule(2, StalenessBound(1, "cancel", 4))
+    with StoredSamples.create(tmp_path, rule, "a") as samples:
+        for number in range(6):
+            samples.offer(finished_group(f"g{number}", version=number // 3), "a")
+        samples.draw()
+        samples.trained(1)
+        samples.draw()
+        samples.offer(finished_group("g5+late", rewards=(0.0,), version=1, late_for="g5"), "a")
+        told: list[Message] = []
+        monkeypatch.setattr(weight_control, "send", lambda client, message: told.append(message))
+        parts = Mock(spec=TrainingParts, lineage="a", plan=plan_of_mode("async", steps=9, alpha=1))
+        parts.intake = SampleIntake(samples, "a")
+        parts.control = WeightControl(Mock(), "s", print)
+        parts.feed.follow.side_effect = WriteFailed("the rollout has failed")
+        parts.feed.wasted_tokens = {}
+        parts.directory = TrainingDirectory(tmp_path)
+        with pytest.raises(WriteFailed):
+            asyncio.run(LiveTraining(parts, LoopStart(1, frozenset())).run())
+    # Two groups are in a batch, and two wait; what is late is beyond a batch.
+    assert told[:2] == [
+        OptimizerStepReport("s", PolicyVersion("a", 1)),
+        GroupEndedReport("s", GroupId("resumed"), 8),
+    ]
 
 
 def test_a_row_says_what_a_step_was_trained_on(tmp_path: Path) -> None:

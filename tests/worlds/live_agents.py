@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -105,3 +106,19 @@ class RecordingWorker(RolloutWorker):
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         return result
+
+
+def hang(marker: str) -> None:
+    """A tool that never ends; writes the id of its process first."""
+    path = Path(marker)
+    path.with_suffix(".part").write_text(str(os.getpid()))
+    path.with_suffix(".part").rename(path)
+    while True:
+        time.sleep(60)
+
+
+async def load_without_end(name: str, dask_worker: Any) -> None:
+    """On all workers (`Client.run`): the engine of this one loads weights for ever, from the next installation on."""
+    hosted = dask_worker.plugins[RolloutWorker.name]
+    if hosted.client is not None and hosted.engine_id.startswith(name):
+        await hosted.client.ask("/faults", json.dumps({"load_delay_s": 1e6}).encode())

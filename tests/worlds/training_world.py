@@ -53,6 +53,8 @@ class TrainingWorld(World):
     cancelled: dict[str, str] = field(default_factory=dict)
     group_of: dict[str, str] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)  # members of groups that were not reported since
+    earlier: list[PolicyVersion] = field(default_factory=list)  # published before, of the newest lineage
+    instead: dict[str, PolicyVersion] = field(default_factory=dict)
     lineages: int = 1
 
     # -- orders ------------------------------------------------------------------------------------
@@ -61,7 +63,9 @@ class TrainingWorld(World):
         match command:
             case cmd.FetchWeights():
                 name = command.engine_id
-                assert command.version == self.published, "only the newest is fetched"
+                older = command.version == self.instead.pop(name, None) and name in self.loading
+                assert older or command.version == self.published, "only the newest is fetched"
+                self.seen["fetches an older one"] += older
                 assert name not in self.installing and name not in self.dying
                 assert self.fetching.get(name) != command.version, "it does so already"
                 assert command.version.is_newer_than(self.has[name])
@@ -86,7 +90,8 @@ class TrainingWorld(World):
         name, version = command.engine_id, command.version
         assert self.fetched.pop(name) == version and name not in self.fetching
         assert version.is_newer_than(self.has[name]), "versions never decrease"
-        assert self.wanted is not None and not self.wanted.is_newer_than(version)
+        assert self.wanted is not None
+        assert name in self.loading or not self.wanted.is_newer_than(version)
         assert name not in self.draining
         assert command.keep_kv == self.policy.keep_kv
         busy = {e for m in self.moves.values() for e in (m.source_engine_id, m.target_engine_id)}
@@ -127,7 +132,9 @@ class TrainingWorld(World):
         fresh = any(self.is_valid(self.has[engine_id]) for engine_id in able)
         record = self.stage.trajectory(name)
         begun = record.has_begun
-        young = begun or (fresh and self.bound.mode == "cancel")
+        # An engine with newer weights leaves to those that install them now what they will take.
+        soon = any(e in self.installing or e in self.fetched for e in able if not self.is_valid(self.has[e]))
+        young = begun or (fresh and not soon and self.bound.mode == "cancel")
         return bool(record.cancelled) or not young or super().may_wait(name)
 
     def check(self) -> None:
@@ -204,6 +211,9 @@ class TrainingWorld(World):
 
     def _do_publish(self, _: bool) -> None:
         before = self.published
+        if before is not None:
+            kept = [v for v in self.earlier if v in self.has.values()]
+            self.earlier = [*kept, before] if before.lineage == self.trained.lineage else []
         self.published = self.trained
         foreign = self.wanted is not None and self.wanted.lineage != self.trained.lineage
         if foreign or self.policy.install == "when-fetched":
@@ -225,6 +235,13 @@ class TrainingWorld(World):
         if ok and name not in self.draining:
             self.fetched[name] = version
         self.seen["fetch failed"] += not ok
+        if not ok and name in self.loading:
+            has = self.has[name]
+            left = [v for v in self.earlier if version.is_newer_than(v) and v.is_newer_than(has)]
+            if left:
+                self.instead[name] = left[-1]
+            else:
+                self._begins(name)
         self.stale.append((ev.WeightsFetched, name, PolicyVersion("L0", 9)))
         self.tell(ev.WeightsFetched, name, version, "" if ok else "no route")
 
@@ -233,14 +250,20 @@ class TrainingWorld(World):
         version = self.installing.pop(name)
         if ok:
             self.has[name] = version
-            if name in self.loading and self.wanted is not None and not self.wanted.is_newer_than(version):
-                del self.loading[name]
-                if name not in self.draining:
-                    self.ready[name] = None
+            self._begins(name)
         self.seen["install failed"] += not ok
         self.tell(ev.WeightsInstalled, name, version, 0.05, "" if ok else "out of memory")
         if not ok:
             self._do_engine_dies(name)
+
+    def _begins(self, name: str) -> None:
+        """An engine takes its first step with the newest weights of the lineage that it could get."""
+        assert self.published is not None
+        if name in self.loading and self.has[name].lineage == self.published.lineage:
+            del self.loading[name]
+            if name not in self.draining:
+                self.ready[name] = None
+                self.seen["begins behind"] += self.published.is_newer_than(self.has[name])
 
     def _do_group_ends(self, ending: tuple[str, float]) -> None:
         group, share = ending

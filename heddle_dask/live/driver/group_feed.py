@@ -110,6 +110,7 @@ class GroupFeed:
         self._has_ended = False
         self._resumed: list[Attempt] = []
         self._running = 0
+        self._evicted_before = 0  # groups, before there was a scheduler to tell
         self._quarantined: set[str] = set()
         self._delivered: FinishedGroup | None = None
         self._counting: dict[str, bool] = {}
@@ -178,6 +179,8 @@ class GroupFeed:
         self.ledger.repeats = [each for each in self.ledger.repeats if each.group_id not in ever_opened]
         if self._given_counted is None:
             self.ledger.evicted(-counted)
+        if self._evicted_before:
+            self._tell_evicted(self._evicted_before)
         for start in opened.values():
             self._resume(start)
 
@@ -342,10 +345,15 @@ class GroupFeed:
     def evicted(self, groups: int) -> None:
         """See `GroupStream.evicted`."""
         self.ledger.evicted(groups)
-        self._journal("groups-evicted", f"{self._prefix}g", groups=groups)
-        if self._port is not None:
-            self._report_ended(f"{self._prefix}evicted", -groups * self._plan.members)
+        if self._port is None:
+            self._evicted_before += groups
+        else:
+            self._tell_evicted(groups)
             self._port.look_again()
+
+    def _tell_evicted(self, groups: int) -> None:
+        self._journal("groups-evicted", f"{self._prefix}g", groups=groups)
+        self._report_ended(f"{self._prefix}evicted", -groups * self._plan.members)
 
     def _journal(self, kind: str, group_id: str, **body: Any) -> None:
         if self._files is not None:

@@ -59,6 +59,12 @@ class SampleIntake:
         return (buffer.next_step - 1) * buffer.rule.groups + self._waiting
 
     @property
+    def untrained_trajectories(self) -> int:
+        """Of the groups in `counted`, those that no finished step has taken, in places of a batch."""
+        rule, trained = self._samples.buffer.rule, self._samples.buffer.version.number
+        return (self.counted - trained * rule.groups) * rule.bound.batch_trajectories // rule.groups
+
+    @property
     def _waiting(self) -> int:
         """Whole groups in the buffer: late members come on top of a batch."""
         return sum(not group.late_for for group in self._samples.buffer.waiting)

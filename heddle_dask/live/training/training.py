@@ -134,7 +134,7 @@ class LiveTraining:
     async def run(self) -> EndTraining:
         """Train until all steps are done or `stop` was called."""
         version = self._version(self._start.trained)
-        self._parts.control.stepped(version)
+        self._parts.control.begins(version, self._parts.intake.untrained_trajectories)
         self._waste.skip(self._parts.intake.counts, self._parts.feed.wasted_tokens)
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -9,11 +9,13 @@ from typing import Final
 from distributed import Client
 
 from heddle_dask.core.errors import HeddleError
+from heddle_dask.core.ids import GroupId
 from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.core.transitions import WeightsState
 from heddle_dask.live.wire.training_messages import (
     EngineWeightState,
     GetWeightStatus,
+    GroupEndedReport,
     OptimizerStepReport,
     SwitchReport,
     TrainingFiguresReport,
@@ -23,6 +25,7 @@ from heddle_dask.live.wire.training_messages import (
 from heddle_dask.live.wire.transport import ask_scheduler, send
 
 POLL_S: Final = 0.05
+_RESUMED: Final = GroupId("resumed")  # stands for the groups of earlier processes
 
 
 class NoEngineUpdated(HeddleError):
@@ -46,8 +49,20 @@ class WeightControl:
         self._note = note
         self._noted: set[tuple[str, str]] = set()
 
+    def begins(self, version: PolicyVersion, accepted: int) -> None:
+        """The training begins, or goes on, with this version; to be called once, before `stepped`.
+
+        Parameters
+        ----------
+        accepted
+            Trajectories that wait for a later optimiser step: they have the credits of those that would start.
+        """
+        self.stepped(version)
+        if accepted:
+            send(self._client, GroupEndedReport(self._session, _RESUMED, accepted))
+
     def stepped(self, version: PolicyVersion) -> None:
-        """An optimiser step has ended; the first call names the version with which the training begins."""
+        """An optimiser step has ended."""
         send(self._client, OptimizerStepReport(self._session, version))
 
     def published(self, version: PolicyVersion, uri: str, nbytes: int) -> None:
