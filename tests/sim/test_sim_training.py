@@ -36,10 +36,14 @@ def small(rules: TrainingRules, seed: int = 1, **changes: object) -> TrainingJob
     switch=st.sampled_from(["before-batch", "after-batch"]),
     more_members=st.integers(0, 1),
     order=st.sampled_from(["one-by-one", "all-at-once"]),
+    gpu=st.sampled_from(["h20", "h800"]),
+    failing=st.booleans(),
 )
 def test_no_batch_has_a_sample_beyond_alpha_and_none_is_used_twice(
-    seed: int, alpha: int, staleness: str, switch: str, more_members: int, order: str
+    seed: int, alpha: int, staleness: str, switch: str, more_members: int, order: str, gpu: str, failing: bool
 ) -> None:
+    """Whatever the speed of engines and environments, and where resets hang or fail."""
+    resets = {"reset_tail_share": 0.05, "reset_limit_s": 300.0, "reset_failure_share": 0.1} if failing else {}
     rules = TrainingRules(
         groups=2,
         members=3,
@@ -49,7 +53,8 @@ def test_no_batch_has_a_sample_beyond_alpha_and_none_is_used_twice(
         more_members=more_members,
         order=order,  # type: ignore[arg-type]
     )
-    figures = run_training_job(small(rules, seed))
+    mix = replace(MIX, seed=seed, **resets)  # type: ignore[arg-type]
+    figures = run_training_job(small(rules, seed, mix=mix, gpu=gpu))
     assert set(figures.ages) <= set(range(alpha + 1))
     names = [name for batch in figures.batches for name in batch.names]
     assert max(Counter(names).values()) == 1
