@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from heddle_dask.core.errors import HeddleError
+from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import WeightUpdateFailed
 from heddle_dask.engines.file_lock import LockStopped
@@ -24,6 +25,10 @@ from heddle_dask.live.wire.weight_messages import (
 )
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.engine_host import EngineHost
+
+# A load may fail because the engine was killed or its files were damaged meanwhile: it is tried again once, with files
+# that are compared with their digests again. Each attempt costs a restart of the engine.
+_MOST_FAILED_LOADS = 2
 
 
 class WeightsOwner(Protocol):
@@ -67,6 +72,8 @@ class WeightKeeper:
         self._model = ""  # the model that they replaced
         self._fetched: NodeWeights | None = None
         self._wanted: FetchWeightsOrder | None = None
+        # The version that an engine of this worker could not load, how often, and why.
+        self._unloadable, self._failed_loads, self._load_failure = PolicyVersion(), 0, ""
         self._stop = threading.Event()
         self._one = asyncio.Lock()
         self._closed = False
@@ -112,11 +119,13 @@ class WeightKeeper:
         spec, client = self._owner.spec, self._owner.client
         if client is None or order.engine_id != self._owner.engine_id:
             cause = "the engine is gone"
+        elif (failed := self._failed_loads_of(order.version)) >= _MOST_FAILED_LOADS:
+            cause = f"{self._load_failure}; tried {failed} times"
         else:
             copies = NodeWeightsDirectory(self._directory, spec.model, spec.dtype)
             try:
                 fetched = await asyncio.to_thread(
-                    copies.fetch, order.uri, order.version, client.version, stop
+                    copies.fetch, order.uri, order.version, client.version, stop, recheck=failed > 0
                 )
             except (FetchStopped, LockStopped):
                 return
@@ -170,6 +179,12 @@ class WeightKeeper:
         return done.paused_s
 
     def _restart_if_needed(self, order: InstallWeightsOrder, error: HeddleError) -> None:
-        same = order.engine_id == self._owner.engine_id
-        if isinstance(error, WeightUpdateFailed) and error.must_restart and same and self._owner.host:
+        if not (isinstance(error, WeightUpdateFailed) and error.must_restart):
+            return
+        self._failed_loads = self._failed_loads_of(order.version) + 1
+        self._unloadable, self._load_failure = order.version, str(error)
+        if order.engine_id == self._owner.engine_id and self._owner.host:
             self._owner.host.end_incarnation(str(error))
+
+    def _failed_loads_of(self, version: PolicyVersion) -> int:
+        return self._failed_loads if version == self._unloadable else 0
