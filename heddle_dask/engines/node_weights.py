@@ -29,7 +29,7 @@ from heddle_dask.engines.file_lock import FileLock
 from heddle_dask.engines.private_directory import private_directory
 from heddle_dask.weights.adapters import merged
 from heddle_dask.weights.manifest import (
-    MANIFEST_NAME,
+    AdapterFacts,
     WeightBucket,
     WeightManifest,
     WeightsRefused,
@@ -46,6 +46,8 @@ _RETRY_PAUSES_S = (0.5, 2.0)
 _SPARE_BYTES = 1 << 28
 _PARTIAL = ".partial"
 _INDEX = "model.safetensors.index.json"
+# Size and digest of each weight file of a complete version, as they were verified or merged.
+_VERIFIED = "verified.json"
 
 
 class FetchStopped(HeddleError):
@@ -99,7 +101,13 @@ class NodeWeightsDirectory:
         return weights_digest(self._model)
 
     def fetch(
-        self, uri: str, version: PolicyVersion, current: PolicyVersion, stop: threading.Event
+        self,
+        uri: str,
+        version: PolicyVersion,
+        current: PolicyVersion,
+        stop: threading.Event,
+        *,
+        recheck: bool = False,
     ) -> NodeWeights:
         """Bring a version here and verify it; blocks.
 
@@ -111,6 +119,8 @@ class NodeWeightsDirectory:
             What is asked for, and what the engine has.
         stop
             Set from another thread to give up; what is here by then is kept for the next attempt.
+        recheck
+            Compare digests, and not only sizes, of what is here already: an engine could not load it.
 
         Raises
         ------
@@ -135,10 +145,10 @@ class NodeWeightsDirectory:
             lock = FileLock(self._directory / f"{name}.lock")
             try:
                 lock.acquire(shared=True, stop=stop)
-                if self._is_whole(path, manifest):
+                if _is_whole(path, recheck, stop):
                     return NodeWeights(version, path, manifest.nbytes, lock)
                 lock.acquire(shared=False, stop=stop)
-                if not self._is_whole(path, manifest):
+                if not _is_whole(path, recheck, stop):
                     self._bring(uri, manifest, path, stop)
                 lock.release()  # shared from now on: of several that wait, all get on
             except BaseException:
@@ -185,16 +195,6 @@ class NodeWeightsDirectory:
         if not self._model.is_dir():
             raise WeightsRefused(f"weights are compared with a model directory, and {self._model} is none")
 
-    def _is_whole(self, path: Path, manifest: WeightManifest) -> bool:
-        """Whether a directory that has its name still has what it had then."""
-        if not (path / MANIFEST_NAME).is_file() or manifest.kind == "adapter":
-            return path.is_dir() and (path / MANIFEST_NAME).is_file()
-        sizes = {bucket.file: bucket.nbytes for bucket in manifest.buckets}
-        try:
-            return all((path / file).stat().st_size == size for file, size in sizes.items())
-        except FileNotFoundError:
-            return False
-
     def _bring(self, uri: str, manifest: WeightManifest, path: Path, stop: threading.Event) -> None:
         partial = path.with_name(path.name + _PARTIAL)
         shutil.rmtree(path, ignore_errors=True)  # one from which somebody has removed files
@@ -227,8 +227,10 @@ class NodeWeightsDirectory:
 
     def _complete(self, manifest: WeightManifest, partial: Path, stop: threading.Event) -> None:
         """Make the fetched buckets a model directory."""
-        if manifest.adapter is not None:
-            self._merge(manifest, partial, stop)
+        if manifest.adapter is None:
+            digests = {bucket.file: bucket.digest for bucket in manifest.buckets}
+        else:
+            digests = self._merge(manifest, manifest.adapter, partial, stop)
         files = sorted(partial.glob("*.safetensors"))
         index = {one.facts.name: file.name for file in files for one in read_header(file)}
         size = sum(file.stat().st_size for file in files)
@@ -236,19 +238,42 @@ class NodeWeightsDirectory:
         for file in self._model.iterdir():
             if file.is_file() and not file.name.endswith((".safetensors", ".safetensors.index.json", ".bin")):
                 shutil.copyfile(file, partial / file.name)
-        (partial / MANIFEST_NAME).write_text(manifest.to_json())
+        sizes = {file.name: file.stat().st_size for file in files}
+        verified = {name: [nbytes, digests[name]] for name, nbytes in sizes.items()}
+        (partial / _VERIFIED).write_text(json.dumps(verified))
 
-    def _merge(self, manifest: WeightManifest, partial: Path, stop: threading.Event) -> None:
-        assert manifest.adapter is not None
+    def _merge(
+        self, manifest: WeightManifest, facts: AdapterFacts, partial: Path, stop: threading.Event
+    ) -> dict[str, str]:
+        """Replace the fetched matrices by whole weights; returns the digests of their files."""
         fetched = [partial / bucket.file for bucket in manifest.buckets]
         adapter = {tensor.name: tensor for file in fetched for tensor in read_tensors(file)}
         base = (tensor for file in weight_files(self._model) for tensor in read_tensors(file))
-        for number, group in enumerate(_grouped(merged(base, adapter, manifest.adapter), stop)):
-            with (partial / f"merged-{number:05d}.safetensors").open("wb") as writing:
+        digests = {}
+        for number, group in enumerate(_grouped(merged(base, adapter, facts), stop)):
+            hasher = hashlib.blake2b(digest_size=32)
+            name = f"merged-{number:05d}.safetensors"
+            with (partial / name).open("wb") as writing:
                 for part in file_parts(group):
+                    hasher.update(part)
                     writing.write(part)
+            digests[name] = hasher.hexdigest()
         for file in fetched:
             file.unlink()
+        return digests
+
+
+def _is_whole(path: Path, recheck: bool, stop: threading.Event) -> bool:
+    """Whether a directory that has its name still has what it had then, by sizes or by digests too."""
+    try:
+        verified = json.loads((path / _VERIFIED).read_text())
+        return all(
+            (path / name).stat().st_size == nbytes
+            and (not recheck or _digest_of(path / name, stop) == digest)
+            for name, (nbytes, digest) in verified.items()
+        )
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def _grouped(tensors: Iterable[RawTensor], stop: threading.Event) -> Iterable[list[RawTensor]]:

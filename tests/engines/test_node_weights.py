@@ -114,6 +114,27 @@ def test_what_changed_on_the_node_is_fetched_again(
     assert len(list(tensors_of(again.path))) == len(model_tensors(model_dir))
 
 
+@pytest.mark.parametrize("kind", ["full", "adapter"])
+def test_damage_that_leaves_the_size_is_found_when_digests_are_compared(
+    kind: str, tmp_path: Path, store: WeightStore, model_dir: str
+) -> None:
+    directory = NodeWeightsDirectory(tmp_path / "node", model_dir)
+    if kind == "full":
+        uri = publish(store, model_dir)
+    else:
+        facts = AdapterFacts(4, 0.25, weights_digest(model_dir))
+        uri = store.write(version(1), adapter_of(model_dir), model_facts(model_dir), adapter=facts)
+    weights = directory.fetch(uri, version(1), RUN, GO_ON)
+    weights.release()
+    file = next(weights.path.glob("*.safetensors"))
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    directory.fetch(uri, version(1), RUN, GO_ON).release()
+    assert file.read_bytes() != content, "only sizes are compared, as reading all weights takes long"
+    directory.fetch(uri, version(1), RUN, GO_ON, recheck=True)
+    assert file.read_bytes() == content
+
+
 def test_a_store_that_fails_is_asked_again(
     tmp_path: Path, store: WeightStore, model_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,304 +6,219 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
-from importlib import util
 from pathlib import Path
 
 import pytest
-from tornado.ioloop import IOLoop
 from worlds.trainer_process import TrainerProcess, trainer_process
 from worlds.weight_builders import model_with, perturbed
+from worlds.weight_owner import CEILING_S, OTHER, PROMPT, Owner, assert_same, owning, version
 
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.engines import wire
-from heddle_dask.engines.client import EngineClient
-from heddle_dask.engines.contract import (
-    EngineInfo,
-    EngineUnreachable,
-    GenerateRequest,
-    GenerateResult,
-    SamplingParams,
-    VersionSpan,
-)
-from heddle_dask.engines.emulated.options import EmulatedOptions
+from heddle_dask.engines.contract import EngineUnreachable, GenerateRequest, SamplingParams, VersionSpan
 from heddle_dask.engines.ports import LOOPBACK, free_port
-from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.engines.vllm_command import VllmOptions
-from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.weight_messages import (
     FetchWeightsOrder,
     InstallWeightsOrder,
     WeightsFetchedReport,
     WeightsInstalledReport,
 )
-from heddle_dask.live.worker.background_tasks import BackgroundTasks
-from heddle_dask.live.worker.engine_host import EngineHost, Watch
-from heddle_dask.live.worker.weight_keeper import WeightKeeper
+from heddle_dask.live.worker.engine_host import Watch
 from heddle_dask.weights.collective import CollectiveUri
 from heddle_dask.weights.model_directory import model_facts
 from heddle_dask.weights.store import WeightStore
 
-CEILING_S = 60.0
-WATCH = Watch(start_timeout_s=240, health_interval_s=0.1, backoff_s=0.05)
 REAL = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+BROADCAST_SEED = 7
 KINDS = ["emulated", pytest.param("vllm", marks=REAL)]
-PROMPT = [40 + (index * 7 + index * index) % 80 for index in range(300)]
+
+# -- scenarios; all of them on one vLLM engine, which takes long to start ----------------------------
 
 
-def version(number: int) -> PolicyVersion:
-    return PolicyVersion("run", number)
+async def goes_on_as_if_stopped_and_restarted(owner: Owner) -> None:
+    across = await owner.across(keep_kv=False)
+    assert (await owner.greedy("other", OTHER, 2)).cached_tokens == 0, "no prefix of the old weights is left"
+
+    # A run that is stopped at that token and started again, with nothing cached, samples the same.
+    await owner.drop_kv()
+    again = await owner.greedy("again", across.until_cut, across.tokens_after)
+    assert again.cached_tokens == 0
+    assert_same(again, across.after)
+
+    # Killed while it installs, the engine comes back with the version before, in a new process.
+    number = await owner.published_next()
+    assert owner.client is not None and owner.host._process is not None
+    client, process, incarnations = owner.client, owner.host._process, owner.incarnations
+    owner.weights.install("", InstallWeightsOrder(EngineId(owner.engine_id), version(number)))
+    while not client.is_updating:
+        await asyncio.sleep(0)
+    os.kill(process.engine_pid, signal.SIGKILL)
+    told = await owner.report()
+    assert isinstance(told, WeightsInstalledReport) and told.cause != ""
+    client = await owner.until_ready(incarnations + 1)
+    assert client.version == version(number - 1) and await owner.serves(number - 1)
+    # It was started from those files; the engine before had loaded them in place.
+    assert_same(await owner.greedy("restarted", across.until_cut, across.tokens_after), across.after)
 
 
-@dataclass
-class Owner:
-    """A rollout worker without Dask: it hosts an engine, and notes what it would report."""
+async def keeps_kv_where_that_is_asked_for(owner: Owner) -> None:
+    """Pausing vLLM in mode `keep` drops no KV by itself: that is what the reset of the prefix cache is for."""
+    across = await owner.across(keep_kv=True)
+    assert (await owner.greedy("other", OTHER, 2)).cached_tokens > 0
+    await owner.drop_kv()
+    again = await owner.greedy("again", across.until_cut, across.tokens_after)
+    if owner.spec.kind == "vllm":
+        # The first token after the switch has the same context, whatever follows.
+        assert abs(again.logprobs[0] - across.after.logprobs[0]) > 1e-3
 
-    spec: EngineSpec
-    directory: Path
-    engine_id: str = ""
-    client: EngineClient | None = None
-    incarnations: int = 0
-    reports: list[Message] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-    watch: Watch = WATCH
-
-    def __post_init__(self) -> None:
-        self.store = WeightStore(str(self.directory / "store"))
-        background = BackgroundTasks(IOLoop.current())
-        self.weights = WeightKeeper(self, self.directory / "node", self.reports.append, background)
-        self.host = EngineHost(
-            self.spec,
-            self.directory / "engine",
-            on_ready=self._ready,
-            on_lost=self._lost,
-            on_start_failed=self.lost.append,
-            records=self.directory,
-            watch=self.watch,
-        )
-
-    def _ready(self, client: EngineClient, info: EngineInfo) -> None:
-        self.client = client
-        self.incarnations += 1
-        self.engine_id = f"engine-{self.incarnations}"
-
-    def _lost(self, reason: str) -> None:
-        self.lost.append(reason)
-        self.client, self.engine_id = None, ""
-
-    async def until_ready(self, incarnations: int = 1) -> EngineClient:
-        while self.client is None or self.incarnations < incarnations:
-            await asyncio.sleep(0.02)
-        return self.client
-
-    def publish(self, number: int) -> str:
-        base = self.spec.model
-        return self.store.write(
-            version(number), perturbed(base, number), model_facts(base), bucket_bytes=1_000_000
-        )
-
-    async def report(self) -> Message:
-        while not self.reports:
-            await asyncio.sleep(0.005)
-        return self.reports.pop(0)
-
-    async def fetch(self, number: int, uri: str) -> str:
-        """Carry out an order; returns the cause of its failure."""
-        return await self.fetch_version(version(number), uri)
-
-    async def fetch_version(self, wanted: PolicyVersion, uri: str) -> str:
-        self.weights.fetch("", FetchWeightsOrder(EngineId(self.engine_id), wanted, uri))
-        report = await self.report()
-        assert isinstance(report, WeightsFetchedReport) and report.version == wanted
-        assert "\n" not in report.cause
-        return report.cause
-
-    async def install(self, number: int, keep_kv: bool = False) -> WeightsInstalledReport:
-        return await self.install_version(version(number), keep_kv)
-
-    async def install_version(self, wanted: PolicyVersion, keep_kv: bool = False) -> WeightsInstalledReport:
-        self.weights.install("", InstallWeightsOrder(EngineId(self.engine_id), wanted, keep_kv))
-        report = await self.report()
-        assert isinstance(report, WeightsInstalledReport) and report.version == wanted
-        return report
-
-    async def go_over(self, number: int, keep_kv: bool = False) -> float:
-        """Publish, fetch and install a version; returns the pause."""
-        assert await self.fetch(number, self.publish(number)) == ""
-        report = await self.install(number, keep_kv)
-        assert report.cause == ""
-        return report.paused_s
-
-    async def greedy(self, name: str, context: list[int], tokens: int) -> GenerateResult:
-        assert self.client is not None
-        sampling = SamplingParams(tokens, 0.0, ignore_eos=True)
-        return await self.client.generate(GenerateRequest(name, context, sampling))
-
-    async def serves(self, number: int) -> bool:
-        return (await self.greedy("asks", PROMPT, 2)).version_spans == (VersionSpan(number, 0, 2, "run"),)
+    many = [asyncio.ensure_future(owner.greedy(f"many-{each}", [*PROMPT, each], 300)) for each in range(8)]
+    await owner.until_generating()
+    number = await owner.published_next()
+    report = await owner.install(number, keep_kv=True)
+    print(f"{owner.spec.kind}, 8 steps, KV kept: paused {1000 * report.paused_s:.0f} ms")
+    assert report.cause == "" and {len((await step).token_ids) for step in many} == {300}
+    assert await owner.serves(number)
 
 
-def owning(
-    kind: str,
-    directory: Path,
-    model_dir: str,
-    scenario: Callable[[Owner], Awaitable[None]],
-    watch: Watch = WATCH,
-    **emulated: object,
-) -> None:
-    """Run a scenario on a started engine."""
-    if kind == "vllm" and util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed")
-    options = EmulatedOptions(cost={"seconds_per_token": 0.002}, **emulated)  # type: ignore[arg-type]
-    receiving = VllmOptions(weight_transfer=True)
-    spec = (
-        EngineSpec("emulated", model_dir, slots=8, max_model_len=2048, options=options)
-        if kind == "emulated"
-        else EngineSpec("vllm", model_dir, slots=8, max_model_len=2048, dtype="float32", options=receiving)
-    )
+async def refuses_wrong_weights(owner: Owner) -> None:
+    """Each time with a step in flight: it is not paused, nothing is lost, and the logprobs stay as they were."""
+    assert owner.client is not None
+    asked: list[str] = []
+    ask = owner.client.ask
 
-    async def main() -> None:
-        owner = Owner(spec, directory, watch=watch)
-        owner.host.start()
-        try:
-            await owner.until_ready()
-            await scenario(owner)
-        finally:
-            owner.weights.close()
-            await owner.host.stop()
+    async def noting(path: str, body: bytes | None = None, timeout_s: float | None = None) -> bytes:
+        asked.append(path)
+        return await ask(path, body, timeout_s)
 
-    asyncio.run(asyncio.wait_for(main(), CEILING_S if kind == "emulated" else 500.0))
+    owner.client.ask = noting  # type: ignore[method-assign]
+    number = owner.client.version.number
+    await owner.greedy("first", PROMPT, 40)  # the prompt is cached from now on, for all of them
+    before = await owner.greedy("before", PROMPT, 40)
+    lost, incarnations = list(owner.lost), owner.incarnations
+
+    async def refused(told: str, wrong: int, uri: str) -> None:
+        step = asyncio.ensure_future(owner.greedy("beside", PROMPT, 40))
+        await owner.until_generating()
+        assert told in await owner.fetch(wrong, uri)
+        assert (await owner.install(wrong)).cause == f"weights {version(wrong)} are not at hand"
+        for result in (await step, await owner.greedy("after", PROMPT, 40)):
+            assert_same(result, before)
+            assert result.version_spans == (VersionSpan(number, 0, 40, "run"),)
+
+    good, new = owner.publish(number + 1), number + 1
+    bucket = sorted(Path(good).parent.glob("*.safetensors"))[1]
+    content, manifest = bucket.read_bytes(), Path(good).read_text()
+    bucket.unlink()
+    await refused("is missing", new, good)
+    bucket.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    await refused("is corrupt", new, good)
+    bucket.write_bytes(content)
+    Path(good).write_text(manifest[:-20])
+    await refused("manifest", new, good)
+    Path(good).write_text(manifest)
+    model = owner.spec.model
+    tensors, facts = perturbed(model, 1), model_facts(model)
+    for told, which, of_model, name in (
+        ("were asked for", PolicyVersion("another-run", new), facts, "run"),
+        ("of another shape", version(new), replace(facts, config_digest="other"), "shape"),
+        ("another tokenizer", version(new), replace(facts, tokenizer_digest="other"), "tokenizer"),
+    ):
+        foreign = WeightStore(str(owner.directory / "foreign" / name)).write(which, tensors, of_model)
+        await refused(told, new, foreign)
+    part = WeightStore(str(owner.directory / "part")).write(version(new), tensors[1:], facts)
+    await refused("lack tensors", new, part)
+    await refused("not newer", number - 1, owner.publish(number - 1))
+    assert not asked, "nothing was asked of the engine, above all no pause"
+    assert (owner.lost, owner.incarnations) == (lost, incarnations)
+
+    # The same version as it was published is taken.
+    assert await owner.fetch(new, good) == "" and (await owner.install(new)).cause == ""
+    assert await owner.serves(new)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_steps_go_on_under_new_weights_as_if_stopped_and_restarted_at_that_token(
-    kind: str, tmp_path: Path, model_dir: str
-) -> None:
-    async def scenario(owner: Owner, trainer: TrainerProcess | None = None) -> None:
-        before = await owner.greedy("before", PROMPT, 300)
-        assert await owner.fetch(1, owner.publish(1)) == ""
-        step = asyncio.ensure_future(owner.greedy("across", PROMPT, 300))
-        await asyncio.sleep(0.3)
-        report = await owner.install(1)
-        across = await step
-        print(f"{kind}, 1 step in flight: paused {1000 * report.paused_s:.0f} ms")
-        old, new = across.version_spans
-        cut = old.stop
-        assert (old, new) == (VersionSpan(0, 0, cut), VersionSpan(1, cut, 300, "run")) and 0 < cut < 300
-        assert across.finish_reason == "length" and across.token_ids[:cut] == before.token_ids[:cut]
-        if kind == "vllm":
-            assert across.token_ids[cut:] != before.token_ids[cut:]
+async def restarts_after_a_failed_load(owner: Owner) -> None:
+    """A file is damaged between its verification and the load: the newest good version serves."""
+    assert owner.client is not None
+    number, incarnations = owner.client.version.number, owner.incarnations
+    before = await owner.greedy("before", PROMPT, 40)
+    new = await owner.published_next()
+    (copy,) = (owner.directory / "node").glob(f"run-{new:08d}-*/")
+    damaged = sorted(copy.glob("*.safetensors"))[1]
+    nbytes = damaged.stat().st_size
+    damaged.unlink()  # a link: the store's bucket stays as it is
+    damaged.write_bytes(b"\xff" * nbytes)
+    step = asyncio.ensure_future(owner.greedy("lost", PROMPT, 1500))
+    await owner.until_generating()
+    assert "were not loaded" in (await owner.install(new)).cause
+    with pytest.raises(EngineUnreachable):
+        await step
+    client = await owner.until_ready(incarnations + 1)
+    assert client.version == version(number) and await owner.serves(number)
+    assert_same(await owner.greedy("after", PROMPT, 40), before)
+    assert len(owner.lost) == owner.incarnations - 1 and "were not loaded" in owner.lost[-1]
 
-        # A run that is stopped at that token and started again, with nothing cached, samples the same.
-        assert owner.client is not None
-        await owner.client.ask(wire.DROP_KV_PATH)
-        again = await owner.greedy("again", [*PROMPT, *across.token_ids[:cut]], 300 - cut)
-        assert again.token_ids == across.token_ids[cut:] and again.cached_tokens == 0
-
-        # Killed while it installs, the engine comes back with the version before, in a new process.
-        assert await owner.fetch(2, owner.publish(2)) == ""
-        client, process = owner.client, owner.host._process
-        assert client is not None and process is not None
-        owner.weights.install("", InstallWeightsOrder(EngineId(owner.engine_id), version(2)))
-        while not client.is_updating:
-            await asyncio.sleep(0)
-        os.kill(process.engine_pid, signal.SIGKILL)
-        told = await owner.report()
-        assert isinstance(told, WeightsInstalledReport) and told.cause != ""
-        client = await owner.until_ready(2)
-        assert client.version == version(1) and await owner.serves(1)
-        # It was started from those files, the engine before had loaded them in place.
-        restarted = await owner.greedy("restarted", [*PROMPT, *across.token_ids[:cut]], 300 - cut)
-        assert restarted.token_ids == across.token_ids[cut:]
-
-        # With its KV kept, a step goes on, and may sample something else.
-        many = [
-            asyncio.ensure_future(owner.greedy(f"many-{each}", [*PROMPT, each], 300)) for each in range(8)
-        ]
-        await asyncio.sleep(0.3)
-        paused_s = await owner.go_over(2, keep_kv=True)
-        print(f"{kind}, 8 steps in flight, KV kept: paused {1000 * paused_s:.0f} ms")
-        assert {len((await step).token_ids) for step in many} == {300}
-        assert await owner.serves(2)
-        if trainer is not None:
-            await goes_over_by_broadcast(owner, trainer)
-
-    if kind == "emulated":
-        owning(kind, tmp_path, model_dir, scenario)
-        return
-    trained = model_with(tmp_path / "trained", model_dir, perturbed(model_dir, 7))
-    # It loads while the engine does.
-    with trainer_process(trained, tmp_path / "trainer", "trained") as trainer:
-        owning(kind, tmp_path, model_dir, partial(scenario, trainer=trainer))
+    # What is damaged is found now, and brought again.
+    assert await owner.fetch(new, owner.publish(new)) == "" and (await owner.install(new)).cause == ""
+    assert await owner.serves(new)
 
 
 async def goes_over_by_broadcast(owner: Owner, trainer: TrainerProcess) -> None:
     """A trainer's process broadcasts weights to the engine's, and the same weights from disk sample the same."""
     client = owner.client
     assert client is not None
-    new = PolicyVersion("trained", 0)
+    before, new = client.version, PolicyVersion("trained", 0)
     address = CollectiveUri(LOOPBACK, free_port(LOOPBACK), str(owner.directory / "manifests"))
     uri = await trainer.publish(new, str(address))
     assert not list((owner.directory / "manifests").rglob("*.safetensors"))
     sampling = SamplingParams(1700, 0.0, ignore_eos=True)
     step = asyncio.ensure_future(client.generate(GenerateRequest("across-2", PROMPT, sampling)))
     assert await owner.fetch_version(new, uri) == ""
-    await generates(client)
+    await owner.until_generating()
     report = await owner.install_version(new)
     assert report.cause == ""
     print(f"vllm, broadcast weights: paused {1000 * report.paused_s:.0f} ms")
-    await generates(client)
+    await owner.until_generating()
     await client.abort(["across-2"])
     assert [(span.lineage, span.policy_version) for span in (await step).version_spans] == [
-        ("run", 2),
+        (before.lineage, before.number),
         ("trained", 0),
     ]
     received = await owner.greedy("received", PROMPT, 40)
-    disk = PolicyVersion("disk", 1)
-    tensors = perturbed(owner.spec.model, 7)
-    assert (
-        await owner.fetch_version(disk, owner.store.write(disk, tensors, model_facts(owner.spec.model))) == ""
-    )
+    disk, model = PolicyVersion("disk", 1), owner.spec.model
+    stored = owner.store.write(disk, perturbed(model, BROADCAST_SEED), model_facts(model))
+    assert await owner.fetch_version(disk, stored) == ""
     assert (await owner.install_version(disk)).cause == ""
     loaded = await owner.greedy("loaded", PROMPT, 40)
     assert received.token_ids == loaded.token_ids and received.logprobs == loaded.logprobs
     assert "any more" in await owner.fetch_version(PolicyVersion("trained", 1), uri)
 
 
-async def generates(client: EngineClient) -> None:
-    """Wait until the engine has sampled more tokens."""
-    before = await client.progress()
-    while await client.progress() == before:
-        await asyncio.sleep(0.01)
+SCENARIOS = (
+    goes_on_as_if_stopped_and_restarted,
+    keeps_kv_where_that_is_asked_for,
+    refuses_wrong_weights,
+    restarts_after_a_failed_load,
+)
 
 
-def test_wrong_weights_are_refused_and_the_engine_keeps_its_own(tmp_path: Path, model_dir: str) -> None:
-    async def scenario(owner: Owner) -> None:
-        await owner.go_over(2)
-        uri = owner.publish(3)
-        bucket = sorted(Path(uri).parent.glob("*.safetensors"))[1]
-        content = bucket.read_bytes()
-        foreign = WeightStore(str(tmp_path / "foreign")).write(
-            PolicyVersion("another-run", 3), perturbed(model_dir, 3), model_facts(model_dir)
-        )
-        bucket.unlink()
-        assert "is missing" in await owner.fetch(3, uri)
-        bucket.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        assert "is corrupt" in await owner.fetch(3, uri)
-        assert "were asked for" in await owner.fetch(3, foreign)
-        assert "not newer" in await owner.fetch(1, owner.publish(1))
-        assert "cannot be read" in await owner.fetch(9, str(tmp_path / "nothing" / "manifest.json"))
-        assert (await owner.install(3)).cause == "weights run:3 are not at hand"
-        assert await owner.serves(2)
-        bucket.write_bytes(content)
-        assert await owner.fetch(3, uri) == "" and (await owner.install(3)).cause == ""
-        assert await owner.serves(3)
-        assert owner.lost == []
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_go_on_are_refused_and_restart_an_engine(kind: str, tmp_path: Path, model_dir: str) -> None:
+    async def all_of_them(owner: Owner, trainer: TrainerProcess | None = None) -> None:
+        await owner.go_over(1)
+        for scenario in SCENARIOS:
+            await scenario(owner)
+        if trainer is not None:
+            await goes_over_by_broadcast(owner, trainer)
 
-    owning("emulated", tmp_path, model_dir, scenario)
+    if kind == "emulated":
+        owning(kind, tmp_path, model_dir, all_of_them)
+        return
+    trained = model_with(tmp_path / "trained", model_dir, perturbed(model_dir, BROADCAST_SEED))
+    # It loads while the engine does.
+    with trainer_process(trained, tmp_path / "trainer", "trained") as trainer:
+        owning(kind, tmp_path, model_dir, partial(all_of_them, trainer=trainer))
 
 
 def test_only_the_newest_order_is_answered_and_old_weights_are_removed(
@@ -326,14 +241,13 @@ def test_only_the_newest_order_is_answered_and_old_weights_are_removed(
     owning("emulated", tmp_path, model_dir, scenario)
 
 
-@pytest.mark.parametrize("faults", [{"fail_load": "RuntimeError: no"}, {"crash_on_load": True}])
-def test_a_failed_load_restarts_the_engine_with_its_last_good_weights(
-    faults: dict[str, object], tmp_path: Path, model_dir: str
+def test_an_engine_that_a_load_kills_comes_back_with_its_last_good_weights(
+    tmp_path: Path, model_dir: str
 ) -> None:
     async def scenario(owner: Owner) -> None:
         await owner.go_over(1)
         assert owner.client is not None
-        await owner.client.ask("/faults", json.dumps(faults).encode())
+        await owner.client.ask("/faults", json.dumps({"crash_on_load": True}).encode())
         assert await owner.fetch(2, owner.publish(2)) == ""
         step = asyncio.ensure_future(owner.greedy("lost", PROMPT, 1000))
         await asyncio.sleep(0.05)
@@ -346,6 +260,22 @@ def test_a_failed_load_restarts_the_engine_with_its_last_good_weights(
         assert await owner.serves(3)
 
     owning("emulated", tmp_path, model_dir, scenario)
+
+
+def test_weights_that_no_engine_can_load_do_not_restart_it_for_ever(tmp_path: Path, model_dir: str) -> None:
+    async def scenario(owner: Owner) -> None:
+        uri = owner.publish(1)
+        for incarnation in (1, 2):
+            await owner.until_ready(incarnation)
+            assert await owner.fetch(1, uri) == ""
+            assert "were not loaded" in (await owner.install(1)).cause
+            client = await owner.until_ready(incarnation + 1)
+            assert client.version == PolicyVersion()
+        assert "RuntimeError: no; tried 2 times" in await owner.fetch(1, uri)
+        assert owner.incarnations == 3 and len((await owner.greedy("serves", PROMPT, 2)).token_ids) == 2
+        assert await owner.fetch(2, owner.publish(2)) == "", "others may be good"
+
+    owning("emulated", tmp_path, model_dir, scenario, faults={"fail_load": "RuntimeError: no"})
 
 
 def test_an_engine_that_loads_for_long_is_not_stuck(tmp_path: Path, model_dir: str) -> None:

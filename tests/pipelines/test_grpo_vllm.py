@@ -1,24 +1,30 @@
-"""Real vLLM on a checkpoint of the trainer: it loads as it is, and both give the same logprobs to the same tokens."""
+"""Real vLLM on weights of the trainer: it loads them as they are, and both give the same logprobs to tokens."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from worlds.training_batches import AGENT, stored_batch
 
 from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.engines.client import EngineClient
-from heddle_dask.engines.contract import GenerateRequest, GenerateResult, SamplingParams
+from heddle_dask.engines.contract import GenerateRequest, SamplingParams
+from heddle_dask.engines.node_weights import NodeWeightsDirectory
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import VllmOptions
 from heddle_dask.training.trainer_spec import TrainerSpec
 from pipelines.grpo.learner import Learner
+from pipelines.grpo.publishing import publish
 from pipelines.grpo.sequences import TrainedSequence
 from pipelines.grpo.token_logprobs import token_logprobs
 
@@ -26,14 +32,45 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 QUESTIONS = ("What is 37+485?", "What is 12*34?", "Compute 918-273 and then add 45.", "What is 2+3?")
 TEMPERATURES = (1.0, 0.7)
+STEP_TOKENS = 60
+ADAPTER = PolicyVersion("adapter", 1)
 
 
-def test_engine_and_trainer_agree_on_logprobs_at_both_temperatures(tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Served:
+    """A checkpoint of a trainer, and the engine that serves it."""
+
+    learner: Learner
+    checkpoint: Path
+    process: EngineProcess
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
     torch.set_num_threads(1)
-    learner = Learner(TrainerSpec(str(AGENT), str(tmp_path / "checkpoints"), "a", learning_rate=1e-5))
-    learner.train(stored_batch(tmp_path, 1), PolicyVersion("a", 1))
+    learner = Learner(TrainerSpec(str(AGENT), str(folder / "checkpoints"), "a", learning_rate=1e-5))
+    learner.train(stored_batch(folder, 1), PolicyVersion("a", 1))
     checkpoint = learner.state.checkpoint
     assert checkpoint is not None
+    spec = EngineSpec(
+        "vllm",
+        str(checkpoint),
+        slots=4,
+        max_model_len=512,
+        dtype="float32",
+        options=VllmOptions(logprobs="processed"),
+    )
+    process = EngineProcess(spec, folder / "engine")
+    try:
+        asyncio.run(process.start(400.0))
+        yield Served(learner, checkpoint, process)
+    finally:
+        asyncio.run(process.stop())
+
+
+async def sampled(client: EngineClient, checkpoint: Path) -> tuple[list[TrainedSequence], set[PolicyVersion]]:
+    """What the engine samples at both temperatures, and with which weights."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     prompts = [
         tokenizer.apply_chat_template(
@@ -42,7 +79,13 @@ def test_engine_and_trainer_agree_on_logprobs_at_both_temperatures(tmp_path: Pat
         for question in QUESTIONS
     ]
     asked = [(prompt, temperature) for prompt in prompts for temperature in TEMPERATURES]
-    results = asyncio.run(_generated(checkpoint, tmp_path, asked))
+    requests = [
+        GenerateRequest(
+            f"r{number}", prompt, SamplingParams(STEP_TOKENS, temperature=temperature, seed=number)
+        )
+        for number, (prompt, temperature) in enumerate(asked)
+    ]
+    results = await asyncio.gather(*map(client.generate, requests))
     sequences = [
         TrainedSequence(
             number,
@@ -56,34 +99,62 @@ def test_engine_and_trainer_agree_on_logprobs_at_both_temperatures(tmp_path: Pat
         )
         for number, ((prompt, temperature), result) in enumerate(zip(asked, results, strict=True))
     ]
+    spans = [span for result in results for span in result.version_spans]
+    return sequences, {PolicyVersion(span.lineage, span.policy_version) for span in spans}
+
+
+def differences(model: Any, sequences: list[TrainedSequence], *, packed: bool) -> np.ndarray:
+    """How far torch's logprobs of the tokens are from the engine's."""
     with torch.no_grad():
-        policy = learner._policy
-        found = token_logprobs(policy.model, sequences, policy.device, packed=True).logprobs.numpy()
-    sampled = np.concatenate([one.logprobs for one in sequences])
-    assert len(sampled) > 100 and sampled.min() < -0.3, "the agent is not certain of all its tokens"
-    print(f"{len(sampled)} tokens, largest difference {np.abs(found - sampled).max():.1e}")
-    assert np.abs(found - sampled).max() < 1e-4
+        found = token_logprobs(model, sequences, torch.device("cpu"), packed=packed).logprobs.numpy()
+    engine = np.concatenate([one.logprobs for one in sequences])
+    assert len(engine) > 100 and engine.min() < -0.3, "the agent is not certain of all its tokens"
+    return np.abs(found - engine)
 
 
-async def _generated(model: Path, folder: Path, asked: list[tuple[list[int], float]]) -> list[GenerateResult]:
-    spec = EngineSpec(
-        "vllm",
-        str(model),
-        slots=4,
-        max_model_len=512,
-        dtype="float32",
-        options=VllmOptions(logprobs="processed"),
+def test_engine_and_trainer_agree_on_logprobs_at_both_temperatures(served: Served) -> None:
+    async def scenario() -> list[TrainedSequence]:
+        async with EngineClient(served.process.address) as client:
+            return (await sampled(client, served.checkpoint))[0]
+
+    found = differences(served.learner._policy.model, asyncio.run(scenario()), packed=True)
+    print(f"{len(found)} tokens, largest difference {found.max():.1e}")
+    assert found.max() < 1e-4
+
+
+def test_an_engine_with_a_published_adapter_agrees_with_the_merged_model(
+    served: Served, tmp_path: Path
+) -> None:
+    """Last of the module: the engine goes over to the adapter."""
+    base = str(served.checkpoint)
+    spec = TrainerSpec(
+        base, str(tmp_path / "adapters"), ADAPTER.lineage, learning_rate=1e-3, lora_rank=4, lora_alpha=8.0
     )
-    engine = EngineProcess(spec, folder / "engine")
-    try:
-        address = await engine.start(400.0)
-        async with EngineClient(address) as client:
-            requests = [
-                GenerateRequest(
-                    f"r{number}", prompt, SamplingParams(60, temperature=temperature, seed=number)
-                )
-                for number, (prompt, temperature) in enumerate(asked)
-            ]
-            return list(await asyncio.gather(*map(client.generate, requests)))
-    finally:
-        await engine.stop()
+    learner = Learner(spec)
+    learner.train(stored_batch(tmp_path, 1, lineage=ADAPTER.lineage), ADAPTER)
+    assert learner.state.checkpoint is not None
+    uri = publish(served.checkpoint, learner.state.checkpoint, ADAPTER, str(tmp_path / "store"))
+    copies = NodeWeightsDirectory(tmp_path / "node", base, "float32")
+
+    async def scenario() -> tuple[list[TrainedSequence], set[PolicyVersion]]:
+        async with EngineClient(served.process.address) as client:
+            weights = copies.fetch(uri, ADAPTER, client.version, threading.Event())
+            assert (
+                weights.nbytes < sum(file.stat().st_size for file in weights.path.glob("*.safetensors")) / 4
+            )
+            await client.install_weights(str(weights.path), ADAPTER)
+            return await sampled(client, served.checkpoint)
+
+    sequences, versions = asyncio.run(scenario())
+    assert versions == {ADAPTER}
+    learner.export_merged(tmp_path / "merged")
+    merged, plain = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        for path in (tmp_path / "merged", served.checkpoint)
+    )
+    found, without = (differences(model, sequences, packed=False) for model in (merged, plain))
+    print(
+        f"{len(found)} tokens, largest difference {found.max():.1e}, without the adapter {without.max():.1e}"
+    )
+    assert found.max() < 1e-4
+    assert without.max() > 0.01, "the adapter changes what the engine says"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from heddle_dask.core.errors import HeddleError
+from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.collective_fetch import CollectiveFetch, EngineWeights
 from heddle_dask.engines.contract import WeightUpdateFailed
@@ -27,6 +28,10 @@ from heddle_dask.live.wire.weight_messages import (
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.engine_host import EngineHost
 from heddle_dask.weights.collective import is_collective
+
+# A load may fail because the engine was killed or its files were damaged meanwhile: it is tried again once, with files
+# that are compared with their digests again. Each attempt costs a restart of the engine.
+_MOST_FAILED_LOADS = 2
 
 
 class WeightsOwner(Protocol):
@@ -70,6 +75,8 @@ class WeightKeeper:
         self._model = ""  # the model that they replaced
         self._fetched: NodeWeights | EngineWeights | None = None
         self._wanted: FetchWeightsOrder | None = None
+        # The version that an engine of this worker could not load, how often, and why.
+        self._unloadable, self._failed_loads, self._load_failure = PolicyVersion(), 0, ""
         self._stop = threading.Event()
         self._one = asyncio.Lock()
         self._closed = False
@@ -115,9 +122,11 @@ class WeightKeeper:
         client = self._owner.client
         if client is None or order.engine_id != self._owner.engine_id:
             cause = "the engine is gone"
+        elif (failed := self._failed_loads_of(order.version)) >= _MOST_FAILED_LOADS:
+            cause = f"{self._load_failure}; tried {failed} times"
         else:
             try:
-                fetched = await self._brought(order, client, stop)
+                fetched = await self._brought(order, client, stop, recheck=failed > 0)
             except (FetchStopped, LockStopped):
                 return
             except HeddleError as error:
@@ -135,14 +144,16 @@ class WeightKeeper:
         self._report(WeightsFetchedReport(order.engine_id, order.version, cause, seconds))
 
     async def _brought(
-        self, order: FetchWeightsOrder, client: EngineClient, stop: threading.Event
+        self, order: FetchWeightsOrder, client: EngineClient, stop: threading.Event, *, recheck: bool
     ) -> NodeWeights | EngineWeights:
         spec = self._owner.spec
         copies = NodeWeightsDirectory(self._directory, spec.model, spec.dtype)
         if is_collective(order.uri):
             fetching = CollectiveFetch(client, engine_kind(spec.kind).dialect, copies)
             return await fetching.fetch(order.uri, order.version, stop)
-        return await asyncio.to_thread(copies.fetch, order.uri, order.version, client.version, stop)
+        return await asyncio.to_thread(
+            copies.fetch, order.uri, order.version, client.version, stop, recheck=recheck
+        )
 
     async def _install(self, order: InstallWeightsOrder) -> None:
         paused_s, cause = 0.0, ""
@@ -189,6 +200,12 @@ class WeightKeeper:
                 self._background.start(asyncio.to_thread(copies.prune, files.version))
 
     def _restart_if_needed(self, order: InstallWeightsOrder, error: HeddleError) -> None:
-        same = order.engine_id == self._owner.engine_id
-        if isinstance(error, WeightUpdateFailed) and error.must_restart and same and self._owner.host:
+        if not (isinstance(error, WeightUpdateFailed) and error.must_restart):
+            return
+        self._failed_loads = self._failed_loads_of(order.version) + 1
+        self._unloadable, self._load_failure = order.version, str(error)
+        if order.engine_id == self._owner.engine_id and self._owner.host:
             self._owner.host.end_incarnation(str(error))
+
+    def _failed_loads_of(self, version: PolicyVersion) -> int:
+        return self._failed_loads if version == self._unloadable else 0

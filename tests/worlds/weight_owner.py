@@ -1,0 +1,242 @@
+"""A rollout worker without Dask that hosts an engine and keeps its weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from importlib import util
+from pathlib import Path
+
+import pytest
+from tornado.ioloop import IOLoop
+from worlds.weight_builders import perturbed
+
+from heddle_dask.core.ids import EngineId
+from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.engines import wire
+from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.contract import (
+    EngineInfo,
+    GenerateRequest,
+    GenerateResult,
+    SamplingParams,
+    VersionSpan,
+)
+from heddle_dask.engines.emulated.options import EmulatedOptions
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.vllm_command import VllmOptions
+from heddle_dask.live.wire.codec import Message
+from heddle_dask.live.wire.weight_messages import (
+    FetchWeightsOrder,
+    InstallWeightsOrder,
+    WeightsFetchedReport,
+    WeightsInstalledReport,
+)
+from heddle_dask.live.worker.background_tasks import BackgroundTasks
+from heddle_dask.live.worker.engine_host import EngineHost, Watch
+from heddle_dask.live.worker.weight_keeper import WeightKeeper
+from heddle_dask.weights.model_directory import model_facts
+from heddle_dask.weights.store import WeightStore
+
+CEILING_S = 60.0
+WATCH = Watch(start_timeout_s=240, health_interval_s=0.1, backoff_s=0.05)
+PROMPT = [40 + (index * 7 + index * index) % 80 for index in range(300)]
+OTHER = [40 + (index * 11 + index * index * 3) % 80 for index in range(300)]
+STEP_TOKENS = 300
+
+
+def version(number: int) -> PolicyVersion:
+    return PolicyVersion("run", number)
+
+
+@dataclass(frozen=True)
+class Across:
+    """A step that other weights went on with, from its token `cut` on."""
+
+    result: GenerateResult
+    cut: int
+
+    @property
+    def until_cut(self) -> list[int]:
+        return [*PROMPT, *self.result.token_ids[: self.cut]]
+
+    @property
+    def tokens_after(self) -> int:
+        return STEP_TOKENS - self.cut
+
+    @property
+    def after(self) -> GenerateResult:
+        tokens, logprobs = self.result.token_ids[self.cut :], self.result.logprobs[self.cut :]
+        return replace(self.result, token_ids=tokens, logprobs=logprobs)
+
+
+def assert_same(one: GenerateResult, other: GenerateResult) -> None:
+    """Same tokens, and logprobs that differ by no more than float32 does between a prefill and a decode."""
+    assert one.token_ids == other.token_ids
+    assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+@dataclass
+class Owner:
+    """A rollout worker without Dask: it hosts an engine, and notes what it would report."""
+
+    spec: EngineSpec
+    directory: Path
+    engine_id: str = ""
+    client: EngineClient | None = None
+    incarnations: int = 0
+    reports: list[Message] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    watch: Watch = WATCH
+
+    def __post_init__(self) -> None:
+        self.store = WeightStore(str(self.directory / "store"))
+        background = BackgroundTasks(IOLoop.current())
+        self.weights = WeightKeeper(self, self.directory / "node", self.reports.append, background)
+        self.host = EngineHost(
+            self.spec,
+            self.directory / "engine",
+            on_ready=self._ready,
+            on_lost=self._lost,
+            on_start_failed=self.lost.append,
+            records=self.directory,
+            watch=self.watch,
+        )
+
+    def _ready(self, client: EngineClient, info: EngineInfo) -> None:
+        self.client = client
+        self.incarnations += 1
+        self.engine_id = f"engine-{self.incarnations}"
+
+    def _lost(self, reason: str) -> None:
+        self.lost.append(reason)
+        self.client, self.engine_id = None, ""
+
+    async def until_ready(self, incarnations: int = 1) -> EngineClient:
+        while self.client is None or self.incarnations < incarnations:
+            await asyncio.sleep(0.02)
+        return self.client
+
+    async def until_generating(self) -> None:
+        """Wait until the engine's counters move."""
+        assert self.client is not None
+        before = await self.client.progress()
+        while await self.client.progress() == before:
+            await asyncio.sleep(0.005)
+
+    async def drop_kv(self) -> None:
+        assert self.client is not None
+        await self.client.ask(wire.DROP_KV_PATH)
+
+    async def published_next(self) -> int:
+        """Publish and fetch the version that follows the engine's."""
+        assert self.client is not None
+        number = self.client.version.number + 1
+        assert await self.fetch(number, self.publish(number)) == ""
+        return number
+
+    async def across(self, *, keep_kv: bool) -> Across:
+        """Install the next weights under a greedy step; whether it is midway then is the machine's affair."""
+        for _ in range(10):
+            await self.drop_kv()
+            before = await self.greedy("before", PROMPT, STEP_TOKENS)
+            assert (await self.greedy("other", OTHER, 2)).cached_tokens == 0
+            number = await self.published_next()
+            step = asyncio.ensure_future(self.greedy("across", PROMPT, STEP_TOKENS))
+            await self.until_generating()
+            report = await self.install(number, keep_kv)
+            assert report.cause == ""
+            result = await step
+            assert result.finish_reason == "length" and len(result.token_ids) == STEP_TOKENS
+            if len(result.version_spans) < 2:
+                continue
+            print(f"{self.spec.kind}, 1 step, keep_kv={keep_kv}: paused {1000 * report.paused_s:.0f} ms")
+            cut = result.version_spans[0].stop
+            assert result.version_spans == (
+                VersionSpan(number - 1, 0, cut, "run"),
+                VersionSpan(number, cut, STEP_TOKENS, "run"),
+            )
+            assert result.token_ids[:cut] == before.token_ids[:cut]
+            if self.spec.kind == "vllm":
+                assert result.token_ids[cut:] != before.token_ids[cut:]
+            return Across(result, cut)
+        raise AssertionError("no step was caught midway")
+
+    def publish(self, number: int) -> str:
+        base = self.spec.model
+        return self.store.write(
+            version(number), perturbed(base, number), model_facts(base), bucket_bytes=1_000_000
+        )
+
+    async def report(self) -> Message:
+        while not self.reports:
+            await asyncio.sleep(0.005)
+        return self.reports.pop(0)
+
+    async def fetch(self, number: int, uri: str) -> str:
+        """Carry out an order; returns the cause of its failure."""
+        return await self.fetch_version(version(number), uri)
+
+    async def fetch_version(self, wanted: PolicyVersion, uri: str) -> str:
+        self.weights.fetch("", FetchWeightsOrder(EngineId(self.engine_id), wanted, uri))
+        report = await self.report()
+        assert isinstance(report, WeightsFetchedReport) and report.version == wanted
+        assert "\n" not in report.cause
+        return report.cause
+
+    async def install(self, number: int, keep_kv: bool = False) -> WeightsInstalledReport:
+        return await self.install_version(version(number), keep_kv)
+
+    async def install_version(self, wanted: PolicyVersion, keep_kv: bool = False) -> WeightsInstalledReport:
+        self.weights.install("", InstallWeightsOrder(EngineId(self.engine_id), wanted, keep_kv))
+        report = await self.report()
+        assert isinstance(report, WeightsInstalledReport) and report.version == wanted
+        return report
+
+    async def go_over(self, number: int, keep_kv: bool = False) -> float:
+        """Publish, fetch and install a version; returns the pause."""
+        assert await self.fetch(number, self.publish(number)) == ""
+        report = await self.install(number, keep_kv)
+        assert report.cause == ""
+        return report.paused_s
+
+    async def greedy(self, name: str, context: list[int], tokens: int) -> GenerateResult:
+        assert self.client is not None
+        sampling = SamplingParams(tokens, 0.0, ignore_eos=True)
+        return await self.client.generate(GenerateRequest(name, context, sampling))
+
+    async def serves(self, number: int) -> bool:
+        return (await self.greedy("asks", PROMPT, 2)).version_spans == (VersionSpan(number, 0, 2, "run"),)
+
+
+def owning(
+    kind: str,
+    directory: Path,
+    model_dir: str,
+    scenario: Callable[[Owner], Awaitable[None]],
+    watch: Watch = WATCH,
+    **emulated: object,
+) -> None:
+    """Run a scenario on a started engine."""
+    if kind == "vllm" and util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed")
+    options = EmulatedOptions(cost={"seconds_per_token": 0.002}, **emulated)  # type: ignore[arg-type]
+    receiving = VllmOptions(weight_transfer=True)
+    spec = (
+        EngineSpec("emulated", model_dir, slots=8, max_model_len=2048, options=options)
+        if kind == "emulated"
+        else EngineSpec("vllm", model_dir, slots=8, max_model_len=2048, dtype="float32", options=receiving)
+    )
+
+    async def main() -> None:
+        owner = Owner(spec, directory, watch=watch)
+        owner.host.start()
+        try:
+            await owner.until_ready()
+            await scenario(owner)
+        finally:
+            owner.weights.close()
+            await owner.host.stop()
+
+    asyncio.run(asyncio.wait_for(main(), CEILING_S if kind == "emulated" else 500.0))
