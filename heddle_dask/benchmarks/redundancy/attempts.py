@@ -82,6 +82,6 @@ def attempt_of(record: TrajectoryRecord | TrajectoryOutline) -> RecordedAttempt:
         record.group_id,
         record.finished_s - record.started_s,
         len(record.steps),
-        sum(step.generated_tokens for step in record.steps),
+        record.generated_tokens,
         record.reward,
     )

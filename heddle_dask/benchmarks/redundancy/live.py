@@ -157,5 +157,5 @@ def _generated_tokens(run: Path) -> Counter[str]:
     generated: Counter[str] = Counter()
     reader = RunReader(run)
     for each in map(reader.outline, range(len(reader))):
-        generated[each.group_id] += sum(step.generated_tokens for step in each.steps)
+        generated[each.group_id] += each.generated_tokens
     return generated
