@@ -11,7 +11,7 @@ import pytest
 from heddle_dask.benchmarks.redundancy.attempts import RecordedAttempt
 from heddle_dask.benchmarks.redundancy.live import LiveBatch, live_outcomes
 from heddle_dask.benchmarks.redundancy.replay import replay
-from heddle_dask.benchmarks.redundancy.rows import Amounts, measure_redundancy, row_of
+from heddle_dask.benchmarks.redundancy.rows import RedundancySweep, measure_redundancy, row_of
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.token_record import TokenRecord
 from heddle_dask.records.trajectory import TrajectoryRecord
@@ -44,13 +44,13 @@ def group(name: str, *seconds: float) -> list[RecordedAttempt]:
 
 def test_the_shortest_count(tmp_path: Path) -> None:
     path = trace(tmp_path / "t.jsonl")
-    (row,) = measure_redundancy(path, Amounts(3, [3], 2, [0]))
+    (row,) = measure_redundancy(path, RedundancySweep(3, [3], 2, [0]))
     assert (row.groups, row.tokens_counted, row.tokens_all) == (8, 20.0, 35.0)
     assert (row.reward_counted, row.reward_all) == (0.0, 0.5)
     assert (row.reward_ci, row.tokens_ci, row.steps_ci) == ((-0.5, -0.5), (-15.0, -15.0), (0.0, 0.0))
     # 10, 20 and 30 tokens are kept; three others had generated 30 each.
     assert row.wasted_share == pytest.approx(90 / 150) and row.group_s == pytest.approx(0.6)
-    none, kept = measure_redundancy(path, Amounts(3, [0, 3], 2, [0], ["keep"]))
+    none, kept = measure_redundancy(path, RedundancySweep(3, [0, 3], 2, [0], ["keep"]))
     assert (kept.tokens_counted, kept.reward_counted, kept.wasted_share) == (35.0, 0.5, 0.0)
     assert (kept.reward_ci, kept.late_share, kept.group_s) == ((0.0, 0.0), 0.5, pytest.approx(0.6))
     # The rows are of the same groups, of which this one starts the first attempts.
@@ -74,7 +74,7 @@ def test_a_group_that_comes_late_is_waste_or_counts_later() -> None:
 
 def test_too_few_attempts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="has 0 groups of 9 attempts"):
-        measure_redundancy(trace(tmp_path / "t.jsonl"), Amounts(9, [0], 1, [0]))
+        measure_redundancy(trace(tmp_path / "t.jsonl"), RedundancySweep(9, [0], 1, [0]))
 
 
 def test_a_cancelled_batch_is_set_against_the_run_in_full() -> None:

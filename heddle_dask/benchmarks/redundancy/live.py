@@ -12,7 +12,7 @@ from distributed import Client
 from heddle_dask.benchmarks.live_engines import running_engines
 from heddle_dask.benchmarks.redundancy.attempts import Groups, attempt_of, groups_of_run
 from heddle_dask.benchmarks.redundancy.replay import BatchOutcome, GroupOutcome
-from heddle_dask.benchmarks.redundancy.rows import Amounts, RedundancyRow, replayed_rows, row_of
+from heddle_dask.benchmarks.redundancy.rows import RedundancyRow, RedundancySweep, replayed_rows, row_of
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment
@@ -48,7 +48,7 @@ class LiveGroups:
     seed: int
 
 
-async def measure_environment(env: str, how: LiveGroups, amounts: Amounts) -> list[RedundancyRow]:
+async def measure_environment(env: str, how: LiveGroups, sweep: RedundancySweep) -> list[RedundancyRow]:
     """Rows that are derived from the run in full, and one for the run with cancellation.
 
     Raises
@@ -57,18 +57,18 @@ async def measure_environment(env: str, how: LiveGroups, amounts: Amounts) -> li
         Unknown environment, fewer tasks than one batch, or a run that is there already.
     """
     environment = load_environment(env)
-    largest = amounts.largest()
+    largest = sweep.largest()
     size = largest.groups_per_batch + largest.extra_groups
     if how.tasks < size:
         raise BadInput(
             f"{how.tasks} tasks are fewer than one batch with its extra groups: use at least {size}"
         )
-    in_full = GroupPlan(amounts.attempts, groups_per_batch=how.tasks, max_running=size * amounts.attempts)
+    in_full = GroupPlan(sweep.attempts, groups_per_batch=how.tasks, max_running=size * sweep.attempts)
     stored = how.out / f"{env.replace(':', '-')}.zarr"
     async with running_engines(how.engines, how.spec) as client:
         await _roll_out(client, environment, in_full, how, how.tasks, stored)
-        groups = groups_of_run(stored, amounts.attempts)
-        rows = replayed_rows(env, groups, amounts, how.seed)
+        groups = groups_of_run(stored, sweep.attempts)
+        rows = replayed_rows(env, groups, sweep, how.seed)
         if how.cancel_live:
             plan = replace(largest, max_running=in_full.max_running)
             again = stored.with_suffix(".cancelled.zarr")

@@ -28,7 +28,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Amounts:
+class RedundancySweep:
     """The amounts of redundancy to compare: every number of extra members with every number of extra groups."""
 
     members: int
@@ -39,7 +39,7 @@ class Amounts:
 
     @property
     def attempts(self) -> int:
-        """Attempts of a group that all amounts together need."""
+        """Attempts of a group that the largest amount needs."""
         return self.members + max(self.extra_members)
 
     def plans(self) -> list[GroupPlan]:
@@ -109,7 +109,7 @@ class RedundancyRow:
 
 
 def measure_redundancy(
-    workload: str | Path, amounts: Amounts, *, token_s: float = 0.02, seed: int = 0
+    workload: str | Path, sweep: RedundancySweep, *, token_s: float = 0.02, seed: int = 0
 ) -> list[RedundancyRow]:
     """One row for each amount, on the attempts of a trace or a stored run; all rows have the same groups.
 
@@ -125,13 +125,13 @@ def measure_redundancy(
     """
     path = Path(workload)
     if is_ours(path):
-        groups = groups_of_run(path, amounts.attempts)
+        groups = groups_of_run(path, sweep.attempts)
     else:
-        groups = groups_of_trace(workload, amounts.attempts, token_s, seed)
-    return replayed_rows(str(workload), groups, amounts, seed)
+        groups = groups_of_trace(workload, sweep.attempts, token_s, seed)
+    return replayed_rows(str(workload), groups, sweep, seed)
 
 
-def replayed_rows(workload: str, groups: Groups, amounts: Amounts, seed: int) -> list[RedundancyRow]:
+def replayed_rows(workload: str, groups: Groups, sweep: RedundancySweep, seed: int) -> list[RedundancyRow]:
     """One row for each amount.
 
     Raises
@@ -139,13 +139,13 @@ def replayed_rows(workload: str, groups: Groups, amounts: Amounts, seed: int) ->
     BadInput
         They are fewer than one batch.
     """
-    needed = amounts.groups_per_batch + max(amounts.extra_groups)
+    needed = sweep.groups_per_batch + max(sweep.extra_groups)
     if len(groups) < needed:
         raise BadInput(
-            f"{workload!r} has {len(groups)} groups of {amounts.attempts} attempts whose reward is known: fewer than "
+            f"{workload!r} has {len(groups)} groups of {sweep.attempts} attempts whose reward is known: fewer than "
             f"one batch of {needed}"
         )
-    return [row_of(workload, "replayed", plan, replay(plan, groups), seed) for plan in amounts.plans()]
+    return [row_of(workload, "replayed", plan, replay(plan, groups), seed) for plan in sweep.plans()]
 
 
 def row_of(

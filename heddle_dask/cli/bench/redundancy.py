@@ -17,7 +17,7 @@ from heddle_dask.cli.shared_options import print_measured, shared_options
 
 if TYPE_CHECKING:
     from heddle_dask.benchmarks.redundancy.live import LiveGroups
-    from heddle_dask.benchmarks.redundancy.rows import Amounts, RedundancyRow
+    from heddle_dask.benchmarks.redundancy.rows import RedundancyRow, RedundancySweep
 
 
 @click.command("redundancy")
@@ -88,37 +88,37 @@ def redundancy(
     seed: int,
 ) -> None:
     """Lengths and rewards of the trajectories that count, against all, by the amount of redundancy."""
-    from heddle_dask.benchmarks.redundancy.rows import Amounts, measure_redundancy
+    from heddle_dask.benchmarks.redundancy.rows import RedundancySweep, measure_redundancy
 
-    amounts = Amounts(members, extra_members, groups, extra_groups, late)
+    sweep = RedundancySweep(members, extra_members, groups, extra_groups, late)
     rows: list[RedundancyRow] = []
     for workload in workloads or (() if envs else ("tau_dialogues", "intercode")):
-        rows += measure_redundancy(workload, amounts, token_s=token_s, seed=seed)
+        rows += measure_redundancy(workload, sweep, token_s=token_s, seed=seed)
     if envs:
         from heddle_dask.benchmarks.redundancy.live import LiveGroups
         from heddle_dask.cli.model_choice import chosen_model
         from heddle_dask.engines.defaults import with_small_defaults
         from heddle_dask.engines.spec import EngineSpec
 
-        attempts = (groups + max(extra_groups)) * amounts.attempts
+        attempts = (groups + max(extra_groups)) * sweep.attempts
         spec = EngineSpec(
             engine, chosen_model(model, engine), slots=slots or -(-attempts // engines), seed=seed
         )
         with nullcontext(out) if out else tempfile.TemporaryDirectory(prefix="heddle-bench-") as directory:
             how = LiveGroups(with_small_defaults(spec), engines, tasks, Path(directory), cancel_live, seed)
-            rows += _rolled_out(envs, how, amounts)
+            rows += _rolled_out(envs, how, sweep)
     if as_json:
         print_measured({"rows": [asdict(row) for row in rows]})
     _print_table(rows, to_stderr=as_json)
 
 
-def _rolled_out(envs: tuple[str, ...], how: LiveGroups, amounts: Amounts) -> list[RedundancyRow]:
+def _rolled_out(envs: tuple[str, ...], how: LiveGroups, sweep: RedundancySweep) -> list[RedundancyRow]:
     from heddle_dask.benchmarks.redundancy.live import measure_environment
     from heddle_dask.engines.collector import collect_seldom
 
     collect_seldom()
     with asyncio.Runner() as runner:
-        return [row for env in envs for row in runner.run(measure_environment(env, how, amounts))]
+        return [row for env in envs for row in runner.run(measure_environment(env, how, sweep))]
 
 
 def _print_table(rows: list[RedundancyRow], *, to_stderr: bool) -> None:
