@@ -9,8 +9,7 @@ trajectories of other groups, as in a training run from its earlier steps; with 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
@@ -18,24 +17,22 @@ from typing import Any
 
 from distributed import Client
 
+from heddle_dask.benchmarks.live_engines import running_engines
 from heddle_dask.benchmarks.live_setup import ARM_PREFIX, Fleet, LiveRow, Workload, lower_bound_s
 from heddle_dask.benchmarks.router import route
 from heddle_dask.engines.kinds import engine_kind
-from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.batch import Batch
-from heddle_dask.live.driver.capacity import Patience, wait_for_capacity
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.rollout_inputs import Engines
 from heddle_dask.live.driver.services import Budget, Sampling
-from heddle_dask.live.scheduler.plugin import HeddleScheduler
 from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
-from heddle_dask.live.worker.rollout_worker import RolloutWorker
-from heddle_dask.live.worker.tool_worker import ToolWorker
 from heddle_dask.sim.rollout import Arm
 from heddle_dask.strategies.presets import Strategy, build_strategies
 from heddle_dask.workloads.planned import (
     PlannedTrajectory,
 )
+
+_TOOL_CPUS = 4096  # recorded tools only wait
 
 
 async def measure_live(
@@ -66,7 +63,7 @@ async def measure_live(
             learnt = _learn(others, Path(directory) / "predictor") if warm else None
             for repeat in range(repeats):
                 turn = repeat % len(arms)
-                async with _engines(fleet) as client:
+                async with running_engines(fleet.engines, fleet.spec, _TOOL_CPUS) as client:
                     for arm in (*arms[turn:], *arms[:turn]):
                         row = await _run(client, workload, fleet, arm, repeat, bound_s, learnt)
                         rows.append(row)
@@ -86,23 +83,6 @@ def _learn(others: Sequence[PlannedTrajectory], path: Path) -> Path | None:
     predictor.warm_start(finished_from_steps(past_of(plan)) for plan in others)
     save_predictor(predictor, path)
     return path
-
-
-@asynccontextmanager
-async def _engines(fleet: Fleet) -> AsyncIterator[Client]:
-    """A cluster with engines that outlive the sessions on it."""
-    async with (
-        LocalRolloutCluster(
-            engines=fleet.engines, tool_cpus=4096, dashboard=False, asynchronous=True
-        ) as cluster,
-        Client(cluster, asynchronous=True) as client,
-    ):
-        await client.register_plugin(HeddleScheduler())
-        await client.register_plugin(ToolWorker())
-        await client.register_plugin(RolloutWorker(fleet.spec))
-        # Wait for the engines: otherwise the first session would start the missing ones and own them.
-        await wait_for_capacity(client, fleet.engines, Patience())
-        yield client
 
 
 async def _run(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import math
+from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
 
@@ -62,6 +63,22 @@ def check_seconds(name: str, value: object) -> None:
     """
     if not is_finite(value) or not value > 0:
         raise BadInput(f"{name} is {value!r}: use a finite number of seconds above 0")
+
+
+def check_keys(where: str, given: Iterable[str], known: Sequence[str], required: int = 0) -> None:
+    """Refuse a mapping with an unknown key, or without one of the first `required` known ones.
+
+    Raises
+    ------
+    BadInput
+    """
+    names = set(given)
+    unknown = sorted(names.difference(known))
+    if unknown:
+        raise BadInput(f"{where} has unknown key {unknown[0]!r}: use {', '.join(known)}")
+    missing = [name for name in known[:required] if name not in names]
+    if missing:
+        raise BadInput(f"{where} lacks {', '.join(missing)}")
 
 
 def is_finite(value: object) -> TypeGuard[float]:

@@ -8,7 +8,7 @@ from dataclasses import fields
 from importlib import resources
 from typing import Any
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import BadInput, check_keys
 from heddle_dask.cost.hardware import Gpu, ModelShape, iteration_terms, kv_capacity_tokens
 from heddle_dask.cost.iteration import EngineCost, fixed_cost
 from heddle_dask.cost.measured import MeasuredTable
@@ -93,25 +93,25 @@ def cost_from_mapping(mapping: Mapping[str, Any], tp_degree: int = 1) -> EngineC
         A key is unknown or missing, or a value is impossible.
     """
     if "profile" in mapping:
-        _only(mapping, ("profile",))
+        check_keys("engine cost", mapping, ("profile",))
         return load_profile(str(mapping["profile"]), tp_degree)
     if "seconds_per_token" in mapping:
-        _only(mapping, ("seconds_per_token",))
+        check_keys("engine cost", mapping, ("seconds_per_token",))
         return fixed_cost(mapping["seconds_per_token"])
     if "table" in mapping:
-        _only(mapping, ("table",))
+        check_keys("engine cost", mapping, ("table",))
         table = MeasuredTable.load(str(mapping["table"]))
         table.check(table.shape, tp_degree)
         return table.fit().cost
     if "model" in mapping or "gpu" in mapping:
-        _only(mapping, ("model", "gpu"))
+        check_keys("engine cost", mapping, ("model", "gpu"))
         model, gpu = mapping.get("model", {}), mapping.get("gpu", {})
         return hardware_cost(
             model_of(model) if isinstance(model, str) else ModelShape.from_mapping(model),
             gpu_of(gpu) if isinstance(gpu, str) else Gpu.from_mapping(gpu),
             tp_degree,
         )
-    _only(mapping, tuple(field.name for field in fields(EngineCost)))
+    check_keys("engine cost", mapping, tuple(field.name for field in fields(EngineCost)))
     if "fixed_s" not in mapping:
         raise BadInput(
             "engine cost lacks fixed_s: give it, or profile, seconds_per_token, table, or model and gpu"
@@ -129,9 +129,3 @@ def hardware_cost(model: ModelShape, gpu: Gpu, tp_degree: int = 1) -> EngineCost
     """
     terms = iteration_terms(model, gpu, tp_degree)
     return EngineCost(capacity_tokens=kv_capacity_tokens(model, gpu, tp_degree), **terms)  # type: ignore[arg-type]
-
-
-def _only(mapping: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    unknown = sorted(set(mapping) - set(known))
-    if unknown:
-        raise BadInput(f"engine cost has unknown key {unknown[0]!r}: use {', '.join(known)}")

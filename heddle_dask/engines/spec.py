@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import BadInput, check_keys
 from heddle_dask.engines.engine_kind import EngineOptions
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.ports import LOOPBACK
@@ -167,13 +167,7 @@ class EngineSpec:
         BadInput
             A key is unknown or missing, or a value is impossible.
         """
-        known = [field.name for field in fields(cls)]
-        unknown = sorted(set(mapping) - set(known))
-        if unknown:
-            raise BadInput(f"engine spec has unknown key {unknown[0]!r}: use {', '.join(known)}")
-        missing = [name for name in known[:2] if name not in mapping]
-        if missing:
-            raise BadInput(f"engine spec lacks {', '.join(missing)}")
+        check_keys("engine spec", mapping, [field.name for field in fields(cls)], required=2)
         values = dict(mapping)
         values["devices"] = tuple(mapping.get("devices", ()))
         values["options"] = engine_kind(mapping["kind"]).options_type.from_mapping(mapping.get("options", {}))

@@ -119,8 +119,20 @@ class ActionRecord:
     load_s: float = math.nan
 
 
+class _WithSteps:
+    """What follows from the steps of a trajectory."""
+
+    __slots__ = ()
+    steps: tuple[StepRecord, ...]
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that its steps sampled, branches included."""
+        return sum(step.generated_tokens for step in self.steps)
+
+
 @dataclass(frozen=True, slots=True)
-class TrajectoryRecord:
+class TrajectoryRecord(_WithSteps):
     """One attempt of an agent at one prompt.
 
     Attributes
@@ -208,7 +220,7 @@ class TrajectoryRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class TrajectoryOutline:
+class TrajectoryOutline(_WithSteps):
     """A trajectory without its tokens, for figures over a whole run; the fields are those of `TrajectoryRecord`."""
 
     trajectory_id: str
@@ -239,7 +251,7 @@ def trajectory_html(record: TrajectoryRecord | TrajectoryOutline) -> str:
         "took": f"{record.finished_s - record.started_s:,.2f} s",
         "task": record.task_id,
         "steps, actions": f"{len(record.steps):,}, {len(record.actions):,}",
-        "tokens generated": sum(step.generated_tokens for step in record.steps),
+        "tokens generated": record.generated_tokens,
         "message": record.detail.partition("\n")[0],
     }
     head = ("step", "branch", "engine", "generated", "queue s", "prefill s", "decode s")

@@ -7,7 +7,6 @@ the mean of the group (GRPO without its division, as Dr. GRPO has it), optionall
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.training.groups import TrajectoryGroup
+from heddle_dask.training.user_function import user_function
 
 AdvantageFunction = Callable[[TrajectoryGroup], npt.NDArray[np.float64]]
 """One advantage for each member of a group, in their order."""
@@ -49,17 +49,8 @@ def advantage_function(name: str) -> AdvantageFunction:
     """
     if name in ADVANTAGES:
         return ADVANTAGES[name]
-    module, colon, attribute = name.partition(":")
     hint = f"use {', '.join(ADVANTAGES)} or package.module:function"
-    if not (module and colon and attribute):
-        raise BadInput(f"advantages {name!r}: no such function: {hint}")
-    try:
-        function: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise BadInput(f"advantages {name!r}: {error}: {hint}") from None
-    if not callable(function):
-        raise BadInput(f"advantages {name!r} is no function: {hint}")
-    return _checked(name, function)
+    return _checked(name, user_function("advantages", name, hint))
 
 
 def _checked(name: str, function: Callable[[TrajectoryGroup], Any]) -> AdvantageFunction:

@@ -103,7 +103,7 @@ class _Group:
     interrupted: bool = False
 
     def tokens(self) -> int:
-        return sum(map(_tokens, self.records))
+        return sum(record.generated_tokens for record in self.records)
 
 
 class GroupLedger:
@@ -197,7 +197,7 @@ class GroupLedger:
         if record.status in ("completed", "truncated"):
             self._take_complete(group, record, decisions)
         elif record.cause in (STALE, REDUNDANT, ENVIRONMENT) or record.status == "aborted":
-            self._waste(group, record.cause, _tokens(record))
+            self._waste(group, record.cause, record.generated_tokens)
             if record.status == "aborted" and record.cause == "user":
                 group.interrupted = True
             elif record.cause in (STALE, ENVIRONMENT) and group.phase == "open":
@@ -206,7 +206,7 @@ class GroupLedger:
         elif group.phase == "open":
             group.records.append(record)  # failed: delivered, but it does not count
         else:
-            self._waste(group, record.cause, _tokens(record))
+            self._waste(group, record.cause, record.generated_tokens)
         if not group.running:
             self._close(group, decisions)
         return decisions
@@ -223,7 +223,9 @@ class GroupLedger:
                 self._finish(group, decisions)
         else:
             # It came to its end although it was cancelled.
-            self._waste(group, group.cause if group.phase == "dropped" else REDUNDANT, _tokens(record))
+            self._waste(
+                group, group.cause if group.phase == "dropped" else REDUNDANT, record.generated_tokens
+            )
 
     def _finish(self, group: _Group, decisions: list[LedgerDecision]) -> None:
         """Enough members have ended."""
@@ -300,7 +302,3 @@ class GroupLedger:
     def _waste(self, group: _Group, cause: str, tokens: int) -> None:
         group.cancelled[cause] += tokens
         self.wasted_tokens[cause] += tokens
-
-
-def _tokens(record: TrajectoryRecord) -> int:
-    return sum(step.generated_tokens for step in record.steps)

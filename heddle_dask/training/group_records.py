@@ -79,7 +79,7 @@ def trajectory_group(
             finished.environment,
             TOO_FEW,
             len(finished.records),
-            sum(sampled_tokens(record) for record in finished.records),
+            sum(record.generated_tokens for record in finished.records),
         )
     return TrajectoryGroup(
         finished.group_id,
@@ -118,11 +118,6 @@ def training_trajectory(record: TrajectoryRecord) -> TrainingTrajectory | None:
     return TrainingTrajectory(
         record.trajectory_id, record.reward, tuple(sequences), first_version, was_truncated(record)
     )
-
-
-def sampled_tokens(record: TrajectoryRecord) -> int:
-    """Tokens that the engines sampled for a trajectory, over all branches."""
-    return sum(step.generated_tokens for step in record.steps)
 
 
 def was_truncated(record: TrajectoryRecord) -> bool:

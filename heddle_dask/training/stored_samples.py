@@ -36,7 +36,6 @@ from heddle_dask.training.buffer_events import (
 )
 from heddle_dask.training.group_records import (
     UntrainableGroup,
-    sampled_tokens,
     training_trajectory,
     trajectory_group,
 )
@@ -147,7 +146,7 @@ class StoredSamples:
         earlier = self._buffer.rewards_of(finished.late_for) if finished.late_for else ()
         group = trajectory_group(finished, lineage, earlier)
         if isinstance(group, UntrainableGroup):
-            tokens = [sampled_tokens(record) for record in finished.records]
+            tokens = [record.generated_tokens for record in finished.records]
             return self.drop(group.group_id, group.environment, group.cause, tokens)
         events = self._logged(self._buffer.offer(BufferedGroup.of(group)))
         if not any(isinstance(event, GroupDropped) for event in events):

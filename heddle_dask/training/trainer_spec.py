@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from heddle_dask.core.errors import BadInput, is_finite
+from heddle_dask.core.errors import BadInput, check_keys, is_finite
 from heddle_dask.core.policy_version import PolicyVersion
 
 LengthNormalisation = Literal["batch", "sequence", "constant"]
@@ -152,13 +152,7 @@ class TrainerSpec:
         BadInput
             A key is unknown or missing, or a value is impossible.
         """
-        known = [field.name for field in fields(cls)]
-        unknown = sorted(set(mapping) - set(known))
-        if unknown:
-            raise BadInput(f"trainer has unknown key {unknown[0]!r}: use {', '.join(known)}")
-        missing = [name for name in known[:3] if name not in mapping]
-        if missing:
-            raise BadInput(f"trainer lacks {', '.join(missing)}")
+        check_keys("trainer", mapping, [field.name for field in fields(cls)], required=3)
         return cls(**mapping)
 
 

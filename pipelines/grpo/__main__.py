@@ -30,26 +30,15 @@ from pipelines.grpo.learner import stored_report
 from pipelines.grpo.policy import device_of
 from pipelines.grpo.publishing import publish, whole_weights
 from pipelines.grpo.ranks import Ranks, prepare_process
+from pipelines.unix_server import errors_as_json, serve_on_socket
 
 _EXIT_BAD_INPUT = 2
 # Time for an error to reach the one who asked, before the process ends.
 _SAID_S = 0.5
 
 
-def _error(message: str, status: int) -> web.Response:
-    return web.json_response({"error": {"message": " ".join(message.split())}}, status=status)
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Any) -> Any:
-    try:
-        return await handler(request)
-    except BadInput as error:
-        return _error(str(error), 400)
-    except (KeyError, TypeError, ValueError) as error:
-        return _error(f"the request is not valid: {type(error).__name__} {error}", 400)
-    except HeddleError as error:
-        return _error(str(error), 507)
+# The first that fits.
+_STATUSES = {BadInput: 400, HeddleError: 507}
 
 
 class Server:
@@ -66,7 +55,7 @@ class Server:
 
     def application(self) -> web.Application:
         """The routes."""
-        application = web.Application(middlewares=[_errors])
+        application = web.Application(middlewares=[errors_as_json(_STATUSES)])
         application.router.add_get("/health", self.state)
         application.router.add_get("/state", self.state)
         application.router.add_post("/train", self.train)
@@ -164,11 +153,7 @@ async def serve(spec: TrainerSpec, socket: str) -> None:
     meeting = Path(f"{socket}.ranks")
     meeting.unlink(missing_ok=True)
     ranks = await asyncio.to_thread(Ranks, spec, meeting)
-    runner = web.AppRunner(Server(spec, ranks).application(), access_log=None)
-    await runner.setup()
-    os.umask(0o077)
-    await web.UnixSite(runner, socket).start()
-    await asyncio.Event().wait()
+    await serve_on_socket(Server(spec, ranks).application(), socket)
 
 
 def main() -> None:

@@ -6,15 +6,14 @@ and the policy at the start of the batch, around which the ratio is clipped, are
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.training.trainer_spec import TrainerSpec
+from heddle_dask.training.user_function import user_function
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +103,7 @@ def loss_function(name: str) -> LossFunction:
     """
     if not name:
         return decoupled_clipped_loss
-    module, _, attribute = name.partition(":")
-    try:
-        function: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise BadInput(f"trainer loss {name!r}: {error}: use package.module:function") from None
-    if not callable(function):
-        raise BadInput(f"trainer loss {name!r} is no function: use package.module:function")
+    function = user_function("trainer loss", name, "use package.module:function")
 
     def checked(inputs: LossInputs, spec: TrainerSpec) -> torch.Tensor:
         losses = function(inputs, spec)

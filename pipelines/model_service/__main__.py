@@ -11,7 +11,6 @@ import asyncio
 import functools
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 from aiohttp import web
@@ -19,26 +18,12 @@ from aiohttp import web
 from pipelines.model_service.batches import Batches
 from pipelines.model_service.device import DoesNotFit
 from pipelines.model_service.served_model import NotResident, Refused, ServedModel
+from pipelines.unix_server import errors_as_json, serve_on_socket
 
 _LARGEST_BODY_BYTES = 64 << 20
 
 
-def _error(message: str, status: int) -> web.Response:
-    return web.json_response({"error": {"message": " ".join(message.split())}}, status=status)
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Any) -> Any:
-    try:
-        return await handler(request)
-    except Refused as error:
-        return _error(str(error), 400)
-    except (KeyError, TypeError, ValueError) as error:
-        return _error(f"the request is not valid: {type(error).__name__} {error}", 400)
-    except NotResident as error:
-        return _error(str(error), 503)
-    except DoesNotFit as error:
-        return _error(str(error), 409)
+_STATUSES = {Refused: 400, NotResident: 503, DoesNotFit: 409}
 
 
 class Server:
@@ -51,7 +36,9 @@ class Server:
 
     def application(self) -> web.Application:
         """The routes."""
-        application = web.Application(middlewares=[_errors], client_max_size=_LARGEST_BODY_BYTES)
+        application = web.Application(
+            middlewares=[errors_as_json(_STATUSES)], client_max_size=_LARGEST_BODY_BYTES
+        )
         application.router.add_get("/health", self.health)
         application.router.add_post("/load", self.load)
         application.router.add_post("/evict", self.evict)
@@ -109,11 +96,7 @@ class Server:
 async def serve(options: argparse.Namespace) -> None:
     """Listen until the process is ended."""
     model = await asyncio.to_thread(ServedModel, options.model, options.dtype, options.max_tokens)
-    runner = web.AppRunner(Server(model, options.batch).application(), access_log=None)
-    await runner.setup()
-    os.umask(0o077)
-    await web.UnixSite(runner, options.socket).start()
-    await asyncio.Event().wait()
+    await serve_on_socket(Server(model, options.batch).application(), options.socket)
 
 
 def main() -> None:

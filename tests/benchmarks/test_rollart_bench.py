@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 
 from heddle_dask.benchmarks.rollart.arms import TUNING_SEED, TrainingBench, base_job, ladder, with_rules
-from heddle_dask.benchmarks.rollart.experiments import EXPERIMENTS, about, chosen_experiments
+from heddle_dask.benchmarks.rollart.experiments import EXPERIMENTS, about, chosen
 from heddle_dask.benchmarks.rollart.rows import RollartRow, rollart_tables
 from heddle_dask.benchmarks.rollart.workload import TaskMix
 from heddle_dask.core.errors import BadInput
 
 
 def test_experiments_are_chosen_by_name() -> None:
-    assert chosen_experiments("sigma, alpha") == ["alpha", "sigma"]
-    assert chosen_experiments("all") == list(EXPERIMENTS)
+    assert chosen("sigma, alpha") == ["alpha", "sigma"]
+    assert chosen("all") == list(EXPERIMENTS)
     for text in ("", "sigma,nonsense"):
         with pytest.raises(BadInput):
-            chosen_experiments(text)
+            chosen(text)
     assert all(about(name) for name in EXPERIMENTS)
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from pathlib import Path
 
 from distributed import Client
 
-import heddle_dask
 from heddle_dask.apis.http_calls import http_call
 from heddle_dask.benchmarks.actions.api_server import api_server
 from heddle_dask.benchmarks.actions.rows import ActionRow
@@ -24,10 +22,9 @@ from heddle_dask.live.driver.rollout import Rollout
 
 
 def live_api_rows(
-    model: str = "", trajectories: int = 8, calls_each: int = 25, seconds: float = 1.0
+    model: str, trajectories: int = 8, calls_each: int = 25, seconds: float = 1.0
 ) -> list[ActionRow]:
     """The pool at its quota, against a real HTTP server on this machine that enforces it and counts rejections."""
-    model = model or str(Path(heddle_dask.__file__).parents[1] / "pipelines" / "tiny_agent" / "checkpoint")
     rows = []
     for within_s in (None, 0.25):
         quota = ApiQuota("search", 8, (QuotaWindow(20, seconds),), begins_within_s=within_s)

@@ -11,7 +11,7 @@ from heddle_dask.benchmarks.actions.cpu import CPU_EXPERIMENTS, CpuBench
 from heddle_dask.benchmarks.actions.cpu_play import CpuPlay
 from heddle_dask.benchmarks.actions.gpu import GPU_EXPERIMENTS, MeasureGpus
 from heddle_dask.benchmarks.actions.rows import ActionRow, row_from
-from heddle_dask.core.errors import BadInput
+from heddle_dask.benchmarks.experiment_tables import chosen_experiments
 
 RunExperiment = Callable[[CpuPlay, Sequence[int], str], list[ActionRow]]
 
@@ -107,17 +107,7 @@ def chosen(text: str) -> list[str]:
     BadInput
         It names none, or an unknown one.
     """
-    wanted = [name.strip() for name in text.split(",") if name.strip()]
-    for name in wanted:
-        if name not in EXPERIMENTS and name not in ("simulated", "live", "all"):
-            listed = ", ".join(("simulated", "live", "all", *EXPERIMENTS))
-            raise BadInput(f"--experiment {text!r}: unknown '{name}'; choose from {listed}")
-    groups = {name for name in wanted if name not in EXPERIMENTS}
-    found = [
-        name
-        for name, one in EXPERIMENTS.items()
-        if name in wanted or "all" in groups or ("simulated" if one.simulated else "live") in groups
-    ]
-    if not found:
-        raise BadInput(f"--experiment {text!r} names nothing that is there: see --experiment list")
-    return found
+    simulated = [name for name, one in EXPERIMENTS.items() if one.simulated]
+    live = [name for name, one in EXPERIMENTS.items() if not one.simulated]
+    groups = {"simulated": simulated, "live": live, "all": list(EXPERIMENTS)}
+    return chosen_experiments(text, list(EXPERIMENTS), groups)

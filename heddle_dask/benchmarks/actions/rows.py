@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from heddle_dask.benchmarks.experiment_tables import experiment_tables, rounded
+
 
 @dataclass(frozen=True, slots=True)
 class ActionRow:
@@ -56,10 +58,7 @@ class ActionRow:
 
     def as_json(self) -> dict[str, Any]:
         """A JSON-able row, rounded."""
-        return {
-            name: round(value, 4) if isinstance(value, float) else value
-            for name, value in asdict(self).items()
-        }
+        return {name: rounded(value) for name, value in asdict(self).items()}
 
 
 _COLUMNS = (
@@ -92,14 +91,7 @@ def row_from(given: Mapping[str, Any] | ActionRow) -> ActionRow:
 
 def tables(rows: Iterable[ActionRow]) -> list[str]:
     """Markdown lines: a table for each experiment, in order of their first rows."""
-    by_experiment: dict[str, list[ActionRow]] = {}
-    for row in rows:
-        by_experiment.setdefault(row.experiment, []).append(row)
-    lines: list[str] = []
-    for experiment, listed in by_experiment.items():
-        lines += ["", f"### {experiment}", "", _line(_COLUMNS), _line(["---"] * len(_COLUMNS))]
-        lines += [_line(_cells(row)) for row in listed]
-    return lines
+    return experiment_tables(rows, _COLUMNS, _cells)
 
 
 def _cells(row: ActionRow) -> list[str]:
@@ -125,7 +117,3 @@ def _seconds(value: float) -> str:
     if not value:
         return ""
     return f"{value * 1e3:.3g} ms" if value < 0.1 else f"{value:,.1f} s" if value >= 100 else f"{value:.2f} s"
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
+from heddle_dask.benchmarks.experiment_tables import chosen_experiments
 from heddle_dask.benchmarks.rollart.affinity import equal_cost_duel, mixed_pools
 from heddle_dask.benchmarks.rollart.arms import (
     GROUPS,
@@ -22,7 +23,6 @@ from heddle_dask.benchmarks.rollart.prefill_decode import separated
 from heddle_dask.benchmarks.rollart.rows import RollartRow
 from heddle_dask.benchmarks.rollart.training_job import TP_DEGREES
 from heddle_dask.benchmarks.rollart.workload import TaskMix
-from heddle_dask.core.errors import BadInput
 from heddle_dask.sim.training.run import TrainingFigures
 
 MODELS = tuple(TP_DEGREES)
@@ -227,7 +227,7 @@ EXPERIMENTS: Mapping[str, RollartExperiment] = MappingProxyType(
 )
 
 
-def chosen_experiments(text: str) -> list[str]:
+def chosen(text: str) -> list[str]:
     """The experiments that a text names by commas, in the order of `EXPERIMENTS`; ``all``: all of them.
 
     Raises
@@ -235,13 +235,4 @@ def chosen_experiments(text: str) -> list[str]:
     BadInput
         It names none, or an unknown one.
     """
-    wanted = [name.strip() for name in text.split(",") if name.strip()]
-    for name in wanted:
-        if name != "all" and name not in EXPERIMENTS:
-            raise BadInput(
-                f"--experiment {text!r}: unknown '{name}'; choose from all, {', '.join(EXPERIMENTS)}"
-            )
-    found = [name for name in EXPERIMENTS if name in wanted or "all" in wanted]
-    if not found:
-        raise BadInput(f"--experiment {text!r} names nothing that is there: see --experiment list")
-    return found
+    return chosen_experiments(text, list(EXPERIMENTS), {"all": list(EXPERIMENTS)})

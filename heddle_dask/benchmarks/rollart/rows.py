@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from heddle_dask.benchmarks.experiment_tables import experiment_tables, rounded
+
 
 @dataclass(frozen=True, slots=True)
 class RollartRow:
@@ -56,13 +58,7 @@ class RollartRow:
 
     def as_json(self) -> dict[str, Any]:
         """A JSON-able row, rounded."""
-        return {name: _rounded(value) for name, value in asdict(self).items()}
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, 4)
-    return {key: _rounded(each) for key, each in value.items()} if isinstance(value, Mapping) else value
+        return {name: rounded(value) for name, value in asdict(self).items()}
 
 
 _COLUMNS = (
@@ -92,16 +88,7 @@ def row_of(given: Mapping[str, Any] | RollartRow) -> RollartRow:
 
 def rollart_tables(rows: Iterable[RollartRow]) -> list[str]:
     """Markdown lines: a table for each experiment, in order of their first rows."""
-    by_experiment: dict[str, list[RollartRow]] = {}
-    for row in rows:
-        by_experiment.setdefault(row.experiment, []).append(row)
-    lines: list[str] = []
-    for experiment, listed in by_experiment.items():
-        cells = [_cells(row) for row in listed]
-        used = [number for number in range(len(_COLUMNS)) if any(row[number] for row in cells)]
-        lines += ["", f"### {experiment}", "", _line([_COLUMNS[n] for n in used]), _line(["---"] * len(used))]
-        lines += [_line([row[number] for number in used]) for row in cells]
-    return lines
+    return experiment_tables(rows, _COLUMNS, _cells, drop_empty=True)
 
 
 def _cells(row: RollartRow) -> Sequence[str]:
@@ -122,7 +109,3 @@ def _cells(row: RollartRow) -> Sequence[str]:
         lengths,
         row.note,
     )
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

@@ -30,14 +30,14 @@ from heddle_dask.cli.shared_options import print_measured, shared_options
 def rollart(experiment: str, seeds: int, out: Path | None, as_json: bool, seed: int) -> None:
     """RollArt's experiments: training steps of synchronous and asynchronous arms, in virtual time."""
     from heddle_dask.benchmarks.rollart.arms import TrainingBench
-    from heddle_dask.benchmarks.rollart.experiments import EXPERIMENTS, about, chosen_experiments
+    from heddle_dask.benchmarks.rollart.experiments import EXPERIMENTS, about, chosen
     from heddle_dask.benchmarks.rollart.rows import RollartRow, rollart_tables
 
     if experiment == "list":
         for name in EXPERIMENTS:
             click.echo(f"{name:12}  {about(name)}")
         return
-    names = chosen_experiments(experiment)
+    names = chosen(experiment)
     if out is not None:
         check_writable("--out", out)
     bench = TrainingBench(range(seed, seed + seeds), lambda line: click.echo(line, err=True))

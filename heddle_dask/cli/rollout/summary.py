@@ -100,7 +100,7 @@ class Tally:
     def _add_times(self, record: TrajectoryRecord | TrajectoryOutline) -> None:
         self.first_start_s = min(self.first_start_s, record.started_s)
         self.last_end_s = max(self.last_end_s, record.finished_s)
-        self.timed_tokens += sum(step.generated_tokens for step in record.steps)
+        self.timed_tokens += record.generated_tokens
         self.durations.append((record.finished_s - record.started_s, record.trajectory_id))
         # Results that a resumed run took from the journal lie before its start: they took no time in it.
         engine = _clipped(((s.finished_s, self._service_s(s), 1) for s in record.steps), record)

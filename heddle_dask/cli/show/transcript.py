@@ -57,7 +57,7 @@ def trajectory_facts(record: TrajectoryRecord) -> dict[str, Any]:
         "branches": len(record.branches),
         "steps": len(record.steps),
         "actions": len(record.actions),
-        "tokens": sum(step.generated_tokens for step in record.steps),
+        "tokens": record.generated_tokens,
         "seconds": round(record.finished_s - record.started_s, 4),
     }
 

@@ -7,12 +7,10 @@ and restarts their counts.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from aiohttp import web
 
@@ -20,6 +18,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.contract import WARM_UP_REQUEST_ID
 from heddle_dask.engines.emulated.kv_transfer import READ_PATH, EmulatedKvTransfers, TransferFailed
+from heddle_dask.engines.emulated.request_body import json_object
 from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine
 from heddle_dask.engines.emulated.traits import EmulatedFaults, traits_of
 from heddle_dask.engines.emulated.weight_update import EmulatedWeightUpdates, LoadFailed
@@ -121,7 +120,7 @@ class EmulatedServer:
         return f"{GENERATED_TOKENS} {float(tokens)}\n{KV_USE} {use}\n"
 
     async def _generate(self, request: web.Request) -> web.Response:
-        body = _json_object(await request.read())
+        body = await json_object(request)
         if body.get("request_id") != WARM_UP_REQUEST_ID:
             self._received += 1
             if _over(self._received, self._faults.crash_after_requests):
@@ -143,7 +142,7 @@ class EmulatedServer:
         return web.Response(body=answer.encode(), content_type="application/json")
 
     async def _abort(self, request: web.Request) -> web.Response:
-        names = _json_object(await request.read()).get("request_ids")
+        names = (await json_object(request)).get("request_ids")
         if names and not (isinstance(names, list) and all(isinstance(n, str) for n in names)):
             raise BadRequest("request_ids must be a list of strings.")
         aborted = self._engine.abort(names) if names else self._engine.abort_all()
@@ -151,14 +150,14 @@ class EmulatedServer:
         return web.json_response({"status": "aborted", "aborted": aborted})
 
     async def _kv_read(self, request: web.Request) -> web.Response:
-        question = _json_object(await request.read())
+        question = await json_object(request)
         if self._faults.kv_source_lost and request.transport is not None:
             request.transport.close()
         await self._transfers.read(question)
         return web.json_response({"status": "read"})
 
     async def _set_faults(self, request: web.Request) -> web.Response:
-        self._faults = EmulatedFaults.from_mapping(_json_object(await request.read()))
+        self._faults = EmulatedFaults.from_mapping(await json_object(request))
         self._received = 0
         self._engine.set_slow_factor(self._faults.slow_factor)
         return web.json_response({"status": "set"})
@@ -166,16 +165,6 @@ class EmulatedServer:
 
 def _over(received: int, allowed: int | None) -> bool:
     return allowed is not None and received > allowed
-
-
-def _json_object(body: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(body)
-    except ValueError as error:
-        raise BadRequest(f"JSON decode error: {error}") from error
-    if not isinstance(value, dict):
-        raise BadRequest("The body must be a JSON object.")
-    return value
 
 
 def _error(status: int, message: str) -> web.Response:

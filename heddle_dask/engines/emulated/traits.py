@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import BadInput, check_keys
 from heddle_dask.cost.engine_cost import EngineCost, cost_from_mapping
 from heddle_dask.engines.emulated.options import DEFAULT_COST, emulated_options
 from heddle_dask.engines.spec import EngineSpec
@@ -22,10 +22,7 @@ class _Traits:
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any] | None) -> Self:
         """Read from parsed JSON or TOML; an unknown key or impossible value is BadInput."""
-        known = [field.name for field in fields(cls)]
-        unknown = sorted(set(mapping or ()) - set(known))
-        if unknown:
-            raise BadInput(f"engine {cls.option} has unknown key {unknown[0]!r}: use {', '.join(known)}")
+        check_keys(f"engine {cls.option}", mapping or (), [field.name for field in fields(cls)])
         return cls(**(mapping or {}))
 
     def _check_number(self, name: str, least: float) -> None:

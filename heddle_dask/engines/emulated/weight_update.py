@@ -6,16 +6,15 @@ The tokens of an emulated engine do not depend on its weights; their labels do.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 
 from heddle_dask.engines import wire
+from heddle_dask.engines.emulated.request_body import json_object
 from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine
 from heddle_dask.engines.emulated.traits import EmulatedFaults, Emulation
 from heddle_dask.weights.manifest import WeightsRefused
@@ -71,7 +70,7 @@ class EmulatedWeightUpdates:
         return web.json_response({"success": True})
 
     async def _load(self, request: web.Request) -> web.Response:
-        body = await _json(request)
+        body = await json_object(request)
         directory = (body.get("kwargs") or {}).get("weights_path")
         if body.get("method") != wire.LOAD_WEIGHTS_METHOD or not isinstance(directory, str):
             raise BadRequest(f"An emulated engine runs {wire.LOAD_WEIGHTS_METHOD} with a weights_path only.")
@@ -87,7 +86,7 @@ class EmulatedWeightUpdates:
         return web.json_response({"results": [None]})
 
     async def _relabel(self, request: web.Request) -> web.Response:
-        label = (await _json(request)).get("new_version")
+        label = (await json_object(request)).get("new_version")
         if not isinstance(label, str):
             raise BadRequest("new_version must be a string.")
         self._engine.relabel(label)
@@ -108,13 +107,3 @@ def _size(directory: str) -> int:
     except (OSError, WeightsRefused) as error:
         raise LoadFailed(str(error)) from error
     return sum(file.stat().st_size for file in files)
-
-
-async def _json(request: web.Request) -> dict[str, Any]:
-    try:
-        value = json.loads(await request.read())
-    except ValueError as error:
-        raise BadRequest(f"JSON decode error: {error}") from error
-    if not isinstance(value, dict):
-        raise BadRequest("The body must be a JSON object.")
-    return value

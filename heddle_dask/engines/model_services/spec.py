@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from heddle_dask.core.errors import BadInput, check_count
+from heddle_dask.core.errors import BadInput, check_count, check_keys
 from heddle_dask.core.pools import ModelService
 
 BackEnd = Literal["cpu", "vllm"]
@@ -137,13 +137,7 @@ class ServiceSpec:
         BadInput
             A key is unknown or missing, or a value is impossible.
         """
-        known = [each.name for each in fields(cls)]
-        unknown = sorted(set(mapping) - set(known))
-        if unknown:
-            raise BadInput(f"service has unknown key {unknown[0]!r}: use {', '.join(known)}")
-        missing = [name for name in known[:2] if name not in mapping]
-        if missing:
-            raise BadInput(f"service lacks {', '.join(missing)}")
+        check_keys("service", mapping, [each.name for each in fields(cls)], required=2)
         return cls(**mapping)
 
 

@@ -81,7 +81,7 @@ def _phrase(record: AnyRecord, account: Account, phase: Phase, typical: Typical,
     took = f"{shown_s(seconds)}, {share}"
     match phase:
         case Phase.DECODE | Phase.GENERATION:
-            tokens = sum(step.generated_tokens for step in record.steps)
+            tokens = record.generated_tokens
             longest = "longest decode" if 0 < tokens == typical.most_tokens else "decode"
             return f"{longest}: {tokens:,} tokens, {took}"
         case Phase.PREFILL:

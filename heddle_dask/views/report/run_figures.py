@@ -248,7 +248,7 @@ def _row(record: AnyRecord, account: Account, facts: ControlFacts | None, sessio
         end_s=record.finished_s,
         duration_ns=account.duration_ns,
         phases_ns=tuple(account.phases_ns.get(phase, 0) for phase in Phase),
-        tokens=sum(step.generated_tokens for step in record.steps),
+        tokens=record.generated_tokens,
         steps=len(record.steps),
         actions=len(record.actions),
         preemptions=sum(step.preemptions for step in record.steps),

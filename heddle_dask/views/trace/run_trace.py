@@ -199,7 +199,7 @@ def _trajectories(out: PerfettoTrace, placed: _Placed, axis: Axis) -> None:
         arguments: dict[str, Value] = {
             "status": record.status,
             "cause": record.cause,
-            "tokens": sum(step.generated_tokens for step in record.steps),
+            "tokens": record.generated_tokens,
             "steps": len(record.steps),
         }
         if record.reward is not None:

@@ -75,7 +75,7 @@ def _trajectory_span(record: TrajectoryRecord, with_message: bool) -> Span:
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": record.environment,
         "gen_ai.conversation.id": record.trajectory_id,
-        "gen_ai.usage.output_tokens": sum(step.generated_tokens for step in record.steps),
+        "gen_ai.usage.output_tokens": record.generated_tokens,
         "heddle.group": record.group_id,
         "heddle.task": record.task_id,
         "heddle.sample": record.sample_index,

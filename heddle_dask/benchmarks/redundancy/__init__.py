@@ -1,0 +1,1 @@
+"""The bias of redundancy towards short trajectories: ``heddle bench redundancy``."""
