@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from heddle_dask.apis.http_calls import http_call
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import BadInput, check_seconds
 from heddle_dask.core.needs import Needs
 from heddle_dask.environments.base import Context, Environment, Reward, Task
 from heddle_dask.environments.rewards import RewardContext, Transcript, group_reward_hook
 
 
 class GivenReward(Protocol):
-    """A way to compute the reward of one attempt."""
+    """A way to compute the reward of one attempt.
+
+    It may have an attribute `needs` (`Needs`): an API or a service there that the run does not declare is refused when
+    the run starts.
+    """
 
     async def of(self, task: Task, transcript: Transcript, ctx: RewardContext) -> float | Reward | None:
         """The reward; None: unknown."""
@@ -38,6 +43,13 @@ class FunctionReward:
     function: Callable[..., Any]
     needs: Needs | None = None
     timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise BadInput(f"reward: {self.function!r} is no function")
+        if self.needs is not None and not isinstance(self.needs, Needs):
+            raise BadInput(f"reward: needs is {self.needs!r}: use Needs(…)")
+        _check_limit(self.timeout_s)
 
     async def of(self, task: Task, transcript: Transcript, ctx: RewardContext) -> float | Reward | None:
         """See `GivenReward`."""
@@ -69,6 +81,20 @@ class HttpReward:
     headers: Mapping[str, str] = field(default_factory=dict)
     call_timeout_s: float = 60.0
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.url, str) or not self.url.startswith(("http://", "https://")):
+            raise BadInput(f"reward: url is {self.url!r}: use the URL of an endpoint, http://… or https://…")
+        if not isinstance(self.api, str):
+            raise BadInput(f"reward: api is {self.api!r}: use a text")
+        if not isinstance(self.headers, Mapping):
+            raise BadInput(f"reward: headers is {self.headers!r}: use a mapping")
+        check_seconds("reward: call_timeout_s", self.call_timeout_s)
+
+    @property
+    def needs(self) -> Needs:
+        """One call of its API; nothing where it has no quota."""
+        return Needs(api={self.api: 1}) if self.api else Needs(cpus=0)
+
     async def of(self, task: Task, transcript: Transcript, ctx: RewardContext) -> float | Reward | None:
         """See `GivenReward`."""
         sent = {"task_id": task.task_id, "prompt": task.prompt, "payload": dict(task.payload)}
@@ -79,7 +105,7 @@ class HttpReward:
             json_body={"task": sent, "transcript": transcript.as_json()},
             headers=dict(self.headers),
             answer_within_s=self.call_timeout_s,
-            needs=Needs(api={self.api: 1}) if self.api else Needs(cpus=0),
+            needs=self.needs,
             label="http-reward",
         )
         return _reward_of_json(answer.json())
@@ -103,11 +129,26 @@ class ServiceReward:
     as_text: bool = False
     timeout_s: float | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.service, str) or not self.service:
+            raise BadInput(f"reward: service is {self.service!r}: use the name of a model service")
+        _check_limit(self.timeout_s)
+
+    @property
+    def needs(self) -> Needs:
+        """Its service."""
+        return Needs(service=self.service)
+
     async def of(self, task: Task, transcript: Transcript, ctx: RewardContext) -> float | Reward | None:
         """See `GivenReward`."""
         given = transcript.text if self.as_text else transcript.token_ids
         (score,) = await ctx.score(self.service, [given], timeout_s=self.timeout_s)
         return score
+
+
+def _check_limit(timeout_s: object) -> None:
+    if timeout_s is not None and timeout_s != math.inf:
+        check_seconds("reward: timeout_s", timeout_s)
 
 
 def _reward_of_json(value: Any) -> Reward:
@@ -125,6 +166,7 @@ class RewardedEnvironment:
         self._environment = environment
         self._reward = reward
         self.uses_sandbox = bool(getattr(environment, "uses_sandbox", False))
+        self.reward_needs: Needs | None = getattr(reward, "needs", None)
 
     @property
     def name(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
@@ -105,13 +106,15 @@ def amounts_of(name: str, given: Any) -> Amounts:
     Raises
     ------
     BadInput
-        No whole number, range or set of whole numbers from 0 on.
+        No whole number, range or set of whole numbers from 0 to 2**63 - 1: larger ones do not fit into a message.
     """
-    wanted = f"needs: {name} is {given!r}: use a number, (least, most) or a set of numbers, from 0 on"
+    wanted = (
+        f"needs: {name} is {given!r}: use a number, (least, most) or a set of numbers, from 0 to 2**63 - 1"
+    )
     if isinstance(given, Set):
-        only = tuple(sorted(given))
-        if not only or not all(_is_amount(each) for each in only):
+        if not given or not all(_is_amount(each) for each in given):
             raise BadInput(wanted)
+        only = tuple(sorted(given))
         return Amounts(only[0], only[-1], only if len(only) > 1 else ())
     least, most = given if isinstance(given, tuple | list) and len(given) == 2 else (given, given)
     if not (_is_amount(least) and _is_amount(most) and least <= most):
@@ -120,11 +123,12 @@ def amounts_of(name: str, given: Any) -> Amounts:
 
 
 def _is_amount(value: object) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value < 2**63
 
 
 def _bytes(text: str) -> int:
     found = _SIZE.fullmatch(text.strip())
-    if found is None or found[2] not in _UNITS:
+    amount = float(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else math.inf
+    if amount >= 2**63:
         raise BadInput(f"needs: memory is '{text}': use bytes or a text such as '2 GiB' or '512 MiB'")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(amount)

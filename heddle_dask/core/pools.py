@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from heddle_dask.core.errors import BadInput, check_count, check_seconds, is_finite
@@ -59,7 +60,12 @@ class ApiQuota:
         at = f"quota of {self.name}:"
         check_count(f"{at} concurrency", self.concurrency, least=0)
         check_count(f"{at} failures_to_open", self.failures_to_open)
+        if isinstance(self.windows, str) or not isinstance(self.windows, Sequence):
+            raise BadInput(f"{at} windows is {self.windows!r}: use a list of QuotaWindow(calls, seconds)")
+        object.__setattr__(self, "windows", tuple(self.windows))
         for window in self.windows:
+            if not isinstance(window, QuotaWindow):
+                raise BadInput(f"{at} windows has {window!r}: use QuotaWindow(calls, seconds)")
             check_count(f"{at} calls of a window", window.calls)
             check_seconds(f"{at} seconds of a window", window.seconds)
         for name in ("backoff_s", "max_backoff_s", "open_s"):

@@ -89,6 +89,12 @@ class Amounts:
     def __contains__(self, amount: int) -> bool:
         return amount in self.only if self.only else self.least <= amount <= self.most
 
+    def nearest(self, wanted: int) -> int:
+        """The largest possible amount of at most `wanted`; the least one where there is none."""
+        if self.only:
+            return max((amount for amount in self.only if amount <= wanted), default=self.least)
+        return max(self.least, min(self.most, wanted))
+
     def up_to(self, limit: int) -> tuple[int, ...]:
         """The possible amounts of at most `limit`, in ascending order."""
         if self.only:

@@ -22,7 +22,7 @@ def on_chunks(request: ActionRequest, services: Mapping[str, ModelService]) -> t
     The request, and one line that says why it can never run; empty: it may.
     """
     asked = request.demand[GPUS]
-    wanted = {chunk_size(gpus) for gpus in asked.up_to(asked.most)} if asked.most else set()
+    wanted = _sizes(asked) if asked.most else set()
     pool = request.pool
     if request.service:
         service = services.get(request.service)
@@ -43,3 +43,13 @@ def on_chunks(request: ActionRequest, services: Mapping[str, ModelService]) -> t
     amounts: dict[str, Amounts | int] = {name: each for name, each in request.demand if name != GPUS}
     amounts[GPUS] = Amounts(sizes[0], sizes[-1], tuple(sizes) if len(sizes) > 1 else ())
     return replace(request, pool=pool, demand=ResourceDemand.of(amounts)), ""
+
+
+def _sizes(asked: Amounts) -> set[int]:
+    """The chunks of these amounts; of a range, however wide, without counting through it."""
+    if asked.only:
+        return {chunk_size(gpus) for gpus in asked.only}
+    sizes = {chunk_size(asked.least)}
+    while (largest := max(sizes)) < asked.most:
+        sizes.add(2 * largest)
+    return sizes

@@ -340,7 +340,7 @@ class Context(Protocol):
         self,
         function: Callable[..., Any],
         *args: Any,
-        cpus: tuple[int, int] | None = None,
+        cpus: Given | None = None,
         needs: Needs | None = None,
         kind: ActionKind = "tool",
         label: str | None = None,
@@ -356,7 +356,7 @@ class Context(Protocol):
             async one runs on the event loop of the tool worker and must not block it. A function with a parameter named
             ``cpus`` gets the number of granted CPUs.
         cpus
-            Minimum and maximum number of CPUs, short for ``needs=Needs(cpus=…)``; (0, 0) if it only waits.
+            Number of CPUs, ``(least, most)`` or a set, short for ``needs=Needs(cpus=…)``; 0 if it only waits.
         needs
             All its resources; None: one CPU.
         timeout_s

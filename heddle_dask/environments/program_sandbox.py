@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Protocol
 
-from heddle_dask.core.needs import Needs
+from heddle_dask.core.needs import Given, Needs
 from heddle_dask.environments.base import ActionKind
 from heddle_dask.sandbox.stateful.contract import ExecResult
 from heddle_dask.sandbox.stateful.orders import Compared
@@ -25,7 +25,7 @@ class ProgramSandbox(Protocol):
         command: str,
         *,
         needs: Needs | None = None,
-        cpus: tuple[int, int] | None = None,
+        cpus: Given | None = None,
         timeout_s: float | None = None,
         kind: ActionKind = "tool",
         label: str = "shell",

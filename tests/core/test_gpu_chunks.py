@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds.core_builders import action_of
 
 from heddle_dask.core.gpu_chunks import FreeChunks, GpuBuddies, GpuChunk, chunk_size
+from heddle_dask.core.resources import Amounts, ResourceDemand
+from heddle_dask.core.service_demand import on_chunks
 
 
 def aligned(gpus: int) -> list[GpuChunk]:
@@ -81,3 +86,13 @@ def test_only_free_chunks_of_the_host_are_taken(chunk: GpuChunk) -> None:
     buddies.take(GpuChunk(2, 2))
     with pytest.raises(ValueError, match="is not free on a host of 6 GPUs"):
         buddies.take(chunk)
+
+
+def test_a_range_of_gpus_however_wide_is_a_few_sizes_of_chunks() -> None:
+    def sizes(asked: Amounts) -> Amounts:
+        request = replace(action_of("a", "t", pool="gpu"), demand=ResourceDemand.of(gpus=asked))
+        return on_chunks(request, {})[0].demand["gpus"]
+
+    assert sizes(Amounts(3, 5)) == Amounts(4, 4)
+    assert sizes(Amounts(0, 3)) == Amounts(1, 2, (1, 2))
+    assert sizes(Amounts(1, 2**62)).only == tuple(2**n for n in range(63))

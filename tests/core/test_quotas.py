@@ -458,6 +458,8 @@ def test_a_strategy_that_exceeds_a_quota_is_refused() -> None:
         ({"name": SEARCH, "concurrency": -1}, "concurrency is -1"),
         ({"name": SEARCH, "windows": (QuotaWindow(0, 1.0),)}, "calls of a window is 0"),
         ({"name": SEARCH, "windows": (QuotaWindow(1, 0.0),)}, "seconds of a window is 0.0"),
+        ({"name": SEARCH, "windows": ((20, 1.0),)}, "windows has"),
+        ({"name": SEARCH, "windows": QuotaWindow(20, 1.0)}, "windows is"),
         ({"name": SEARCH, "begins_within_s": -1.0}, "begins_within_s is -1.0"),
         ({"name": SEARCH, "failures_to_open": 0}, "failures_to_open is 0"),
         ({"name": SEARCH, "open_s": float("nan")}, "open_s is nan"),
@@ -466,6 +468,9 @@ def test_a_strategy_that_exceeds_a_quota_is_refused() -> None:
 def test_a_quota_that_makes_no_sense_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         ApiQuota(**given)
+    assert ApiQuota(SEARCH, windows=[QuotaWindow(20, 1.0)]) == ApiQuota(
+        SEARCH, windows=(QuotaWindow(20, 1.0),)
+    )  # type: ignore[arg-type]
 
 
 def test_quotas_are_journalled() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from heddle_dask.apis.http_calls import HttpRefused, http_call, retry_after_s
-from heddle_dask.apis.rewarded import FunctionReward, HttpReward, rewarded
+from heddle_dask.apis.rewarded import FunctionReward, HttpReward, ServiceReward, rewarded
 from heddle_dask.benchmarks.actions.api_server import api_server
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.pools import ApiQuota, QuotaWindow
@@ -22,6 +22,7 @@ from heddle_dask.environments.base import Context, Reward, Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.rewards import Transcript
 from heddle_dask.live.clusters.quota_table import quotas_of_file
+from heddle_dask.live.driver.pools import Pools
 
 TRANSCRIPT = Transcript("t/0", "t", 0, "completed", ("hi",), "hello hi")
 
@@ -141,6 +142,35 @@ def test_a_reward_may_be_a_function_or_an_endpoint() -> None:
 def test_what_is_no_reward_is_refused(reward: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         rewarded(FunctionEnvironment(solve, name="e"), reward)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda: FunctionReward(3), "3 is no function"),  # type: ignore[arg-type]
+        (lambda: FunctionReward(len, needs=2), "needs is 2"),  # type: ignore[arg-type]
+        (lambda: FunctionReward(len, timeout_s=-1.0), "timeout_s is -1.0"),
+        (lambda: HttpReward("ftp://x"), "url is 'ftp://x'"),
+        (lambda: HttpReward("http://x", api=3), "api is 3"),  # type: ignore[arg-type]
+        (lambda: HttpReward("http://x", headers="a"), "headers is 'a'"),  # type: ignore[arg-type]
+        (lambda: HttpReward("http://x", call_timeout_s=0.0), "call_timeout_s is 0.0"),
+        (lambda: ServiceReward(""), "service is ''"),
+    ],
+)
+def test_a_reward_that_cannot_be_computed_is_refused_where_it_is_made(given: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=f"reward: {message}"):
+        given()
+
+
+def test_a_reward_that_needs_what_is_not_declared_is_refused_before_the_run() -> None:
+    environment = FunctionEnvironment(solve, name="e")
+    by_service = rewarded(environment, ServiceReward("judge"))
+    by_endpoint = rewarded(environment, HttpReward("http://x", api="judge"))
+    with pytest.raises(BadInput, match="service 'judge' is not declared"):
+        Pools().check_rewards([environment, by_service])
+    with pytest.raises(BadInput, match="api 'judge' is not declared"):
+        Pools().check_rewards([by_endpoint])
+    Pools(quotas=[ApiQuota("judge")]).check_rewards([by_endpoint, rewarded(environment, len)])
 
 
 def test_an_environment_with_group_rewards_keeps_them() -> None:

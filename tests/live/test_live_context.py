@@ -197,7 +197,7 @@ def test_actions_return_values_and_raise_what_failed(model_dir: str) -> None:
         with pytest.raises(ActionFailed, match="action max raised: ValueError: no") as failed:
             await ctx.call(max, 3, 9)
         assert (failed.value.cause, failed.value.detail) == ("raised", "Traceback…")
-        with pytest.raises(BadInput, match=r"call: cpus is \(3, 2\)"):
+        with pytest.raises(BadInput, match=r"needs: cpus is \(3, 2\)"):
             await ctx.call(max, 1, 2, cpus=(3, 2))
 
     asyncio.run(body())

@@ -65,7 +65,6 @@ def test_what_is_no_token_is_refused_at_the_call(tokens: Any, model_dir: str) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        *(({"cpus": v}, "cpus is ") for v in [1, (1,), ("1", 2), (2, 1), (-1, 1), (True, 1)]),
         *(({"timeout_s": v}, "timeout_s is ") for v in [0, -1, math.nan, "5", True]),
         ({"kind": "other"}, "kind is 'other': use tool or reward"),
         ({"label": 5}, "label is 5"),
@@ -77,6 +76,9 @@ def test_what_no_action_can_have_is_refused_at_the_call(
     ctx = context_on(ScriptedPlane(), model_dir)
     with pytest.raises(BadInput, match=f"call: {message}"):
         asyncio.run(ctx.call(max, 1, 2, **options))
+    for cpus in (-1, (1,), ("1", 2), (2, 1), (-1, 1), (True, 1), set(), "2"):
+        with pytest.raises(BadInput, match="needs: cpus is "):
+            asyncio.run(ctx.call(max, 1, 2, cpus=cpus))  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="'max' is no function"):
         asyncio.run(ctx.call("max"))  # type: ignore[arg-type]
     assert ctx.actions == []

@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 
 from heddle_dask.core.ids import ActionId
-from heddle_dask.core.needs import Needs
+from heddle_dask.core.needs import Given, Needs
 from heddle_dask.core.nouns import ActionRequest
 from heddle_dask.environments.base import ActionFailed, ActionKind
 from heddle_dask.live.driver.action_attempts import outcome_of
@@ -44,7 +44,7 @@ class ActionCalls:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         *,
-        cpus: tuple[int, int] | None,
+        cpus: Given | None,
         needs: Needs | None,
         kind: ActionKind,
         label: str | None,

@@ -7,12 +7,12 @@ import math
 from typing import get_args
 
 from heddle_dask.core.errors import BadInput, is_finite
-from heddle_dask.core.needs import Needs
+from heddle_dask.core.needs import Given, Needs
 from heddle_dask.environments.base import ActionKind
 
 
 def check_call(
-    function: object, cpus: object, needs: object, kind: object, label: object, timeout_s: object
+    function: object, cpus: Given | None, needs: object, kind: object, label: object, timeout_s: object
 ) -> Needs:
     """Refuse what no action can have; returns its needs.
 
@@ -38,12 +38,4 @@ def check_call(
                 "call: only an async function can use a model service: use async def f(…, service)"
             )
         return needs
-    return Needs() if cpus is None else Needs(cpus=_cpus(cpus))
-
-
-def _cpus(cpus: object) -> tuple[int, int]:
-    if isinstance(cpus, tuple | list) and len(cpus) == 2 and all(type(each) is int for each in cpus):
-        least, most = cpus
-        if 0 <= least <= most:
-            return least, most
-    raise BadInput(f"call: cpus is {cpus!r}: use (least, most) with 0 <= least <= most")
+    return Needs(cpus=cpus)

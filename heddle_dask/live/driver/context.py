@@ -212,7 +212,7 @@ class LiveContext:
         self,
         function: Callable[..., Any],
         *args: Any,
-        cpus: tuple[int, int] | None = None,
+        cpus: Given | None = None,
         needs: Needs | None = None,
         kind: ActionKind = "tool",
         label: str | None = None,

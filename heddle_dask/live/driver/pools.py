@@ -83,6 +83,18 @@ class Pools:
             sizes = ", ".join(map(str, service.gpus))
             raise BadInput(f"needs: service {service.name} runs on {sizes} GPUs, not on {needs.gpus}")
 
+    def check_rewards(self, environments: Sequence[object]) -> None:
+        """Refuse rewards that need what was not declared: otherwise the first would fail after its whole trajectory.
+
+        Raises
+        ------
+        BadInput
+        """
+        for environment in environments:
+            needs = getattr(environment, "reward_needs", None)
+            if isinstance(needs, Needs):
+                self.check(needs)
+
     def _check_apis(self, needs: Needs) -> None:
         quotas = {each.name: each for each in self.quotas}
         for name, calls in calls_of(needs.demand().least):

@@ -417,6 +417,7 @@ class Rollout:
         """Sandbox and files first (they fail fastest), then session, engines; an older run is overwritten last."""
         if self._session is not None and self._files is not None:
             return self._session, self._files
+        self.pools.check_rewards(environments)
         if self.client.scheduler is not None:
             warn_if_unencrypted(self.client.scheduler.address or "")
         policy, patience_s = self.budget.sandbox, self._patience.workers_s

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from heddle_dask.core.errors import BadInput, is_finite
-from heddle_dask.core.needs import Needs
+from heddle_dask.core.needs import Given, Needs
 from heddle_dask.environments.base import ActionKind
 from heddle_dask.live.driver.action_calls import ActionCalls
 from heddle_dask.live.driver.branch_port import BranchPort
@@ -74,7 +74,7 @@ class LiveSandbox:
         command: str,
         *,
         needs: Needs | None = None,
-        cpus: tuple[int, int] | None = None,
+        cpus: Given | None = None,
         timeout_s: float | None = None,
         kind: ActionKind = "tool",
         label: str = "shell",
@@ -123,7 +123,7 @@ class LiveSandbox:
         label: str,
         kind: ActionKind = "tool",
         needs: Needs | None = None,
-        cpus: tuple[int, int] | None = None,
+        cpus: Given | None = None,
     ) -> Any:
         async with self._one_at_a_time:
             if self._closed:

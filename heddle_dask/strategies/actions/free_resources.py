@@ -167,8 +167,7 @@ def fixed_amounts(free: FreeResources, pool: str, demand: ResourceDemand, units:
         units = min(
             units, max((h.spec.resources[elastic] for h in free.hosts.get(pool, {}).values()), default=units)
         )
-    possible = demand[elastic].up_to(units)
-    return granted(demand, possible[-1] if possible else demand[elastic].least)
+    return granted(demand, demand[elastic].nearest(units))
 
 
 def main_resource(names: Iterable[str]) -> str:

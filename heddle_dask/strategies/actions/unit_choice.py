@@ -77,7 +77,7 @@ class UnitChoice:
         chosen: dict[int, tuple[HostId, int | None]] = {}
         shares: dict[tuple[str, str, str], dict[int, _Share]] = {}
         for number, candidate in enumerate(candidates):
-            chosen[number] = (candidate.host_id, None)
+            chosen[number] = (candidate.host_id, self._without_limit(free, candidate))
             share = self._share(free, candidate)
             if share is not None:
                 shares.setdefault(_scope(candidate), {})[number] = share
@@ -106,7 +106,7 @@ class UnitChoice:
         """What an action takes at least when it starts."""
         spec = turn.action.spec
         elastic = elastic_of(spec.demand)
-        if self.start_efficiency >= 1 or turn.overdue or elastic is None or elastic == GPUS:
+        if self.start_efficiency >= 1 or turn.overdue or elastic is None or _is_of_cluster(elastic):
             return least_of(spec.demand)
         profile = self.durations.profile(spec)
         if profile is None:
@@ -123,10 +123,31 @@ class UnitChoice:
         if elastic is None or profile is None:
             return None
         amounts, least = spec.demand[elastic], candidate.need[elastic]
-        useful = [
-            n for n in _amounts(amounts) if n == least or (n > least and self._is_used_well(profile, n))
-        ]
+        most = self._most(free, spec.pool, elastic)
+        if most is None:
+            return None
+        # A range may be wider than any host: what nobody can have is not counted through.
+        possible = _up_to(amounts, least + most)
+        useful = [n for n in possible if n == least or (n > least and self._is_used_well(profile, n))]
         return _Share(candidate, profile, tuple(useful))
+
+    def _most(self, free: FreeResources, pool: str, elastic: str) -> int | None:
+        """The most units that one action can have beside its least; None: there is no limit."""
+        api = api_of(elastic)
+        if api is not None:
+            return free.api(api)
+        return max((host.spec.resources[elastic] for host in free.hosts[pool].values()), default=0)
+
+    def _without_limit(self, free: FreeResources, candidate: ActionCandidate) -> int | None:
+        """The units of a resource of which there is enough for all; None where units are shared."""
+        spec = candidate.action.spec
+        elastic = elastic_of(spec.demand)
+        profile = None if elastic is None else self.durations.profile(spec)
+        if elastic is None or profile is None or self._most(free, spec.pool, elastic) is not None:
+            return None
+        most = spec.demand[elastic].most
+        used_well = most if self.efficiency <= 0 else _units_used_well(profile, self.efficiency)
+        return spec.demand[elastic].nearest(min(most, used_well))
 
     def _is_used_well(self, profile: DurationProfile, units: int) -> bool:
         return profile.one_unit_s >= self.efficiency * units * profile.seconds(units)
@@ -144,9 +165,7 @@ class UnitChoice:
         pool, host, resource = scope
         api = api_of(resource)
         if api is not None:
-            idle = free.api(api)
-            spare = sum(each.amounts[-1] for each in sharing.values()) if idle is None else idle
-            hosts = list(free.hosts[pool])
+            spare, hosts = free.api(api) or 0, list(free.hosts[pool])
         else:
             spare, hosts = free.of(HostId(host), pool).get(resource, 0), [HostId(host)]
         units = spare + sum(each.amounts[0] for each in sharing.values())
@@ -285,7 +304,7 @@ class UnitChoice:
         for number, (host_id, units) in chosen.items():
             spec = candidates[number].action.spec
             elastic = elastic_of(spec.demand)
-            if units is not None or elastic is None or elastic == GPUS or api_of(elastic) is not None:
+            if units is not None or elastic is None or _is_of_cluster(elastic):
                 continue
             idle = free.of(host_id, spec.pool).get(elastic, 0)
             if not idle or self._someone_waits(spec.pool, host_id, left):
@@ -305,8 +324,13 @@ class UnitChoice:
 
 
 @lru_cache(maxsize=4096)
-def _amounts(amounts: Amounts) -> tuple[int, ...]:
-    return amounts.up_to(amounts.most)
+def _up_to(amounts: Amounts, limit: int) -> tuple[int, ...]:
+    return amounts.up_to(limit)
+
+
+def _is_of_cluster(resource: str) -> bool:
+    """Whether the units are not those of one host."""
+    return resource == GPUS or api_of(resource) is not None
 
 
 @lru_cache(maxsize=4096)
@@ -329,8 +353,7 @@ def _scope(candidate: ActionCandidate) -> tuple[str, str, str]:
     """Pool, host and resource of the units that a candidate shares; the host is empty for GPUs and APIs."""
     spec = candidate.action.spec
     elastic = elastic_of(spec.demand) or ""
-    shared = elastic == GPUS or api_of(elastic) is not None
-    return (spec.pool, "" if shared else candidate.host_id, elastic)
+    return (spec.pool, "" if _is_of_cluster(elastic) else candidate.host_id, elastic)
 
 
 def _options(share: _Share, units: int) -> UnitOptions:

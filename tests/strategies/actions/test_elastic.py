@@ -13,7 +13,8 @@ from heddle_dask.core.duration_profile import DurationProfile
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import ActionId, HostId
 from heddle_dask.core.nouns import HostDescription
-from heddle_dask.core.resources import Amounts, ResourceDemand, Resources
+from heddle_dask.core.pools import ApiQuota
+from heddle_dask.core.resources import Amounts, ResourceDemand, Resources, api_resource
 from heddle_dask.strategies.presets import Strategy, build_strategies
 
 SCALES = DurationProfile(8.0, 0.02)
@@ -71,6 +72,22 @@ def test_units_go_where_they_shorten_most() -> None:
     ask(stage, "a1", profile=DurationProfile(100.0))
     ask(stage, "b1", profile=DurationProfile(1.0))
     assert units(stage.feed(ev.TimeReached)) == {"a1": 7, "b1": 1}
+
+
+def test_a_range_may_be_wider_than_any_host() -> None:
+    stage = stage_of()
+    ask(stage, "a1", cpus=Amounts(1, 2**62))
+    assert units(stage.feed(ev.TimeReached)) == {"a1": 8}
+
+
+def test_calls_of_an_api_are_shared_within_its_quota_and_without_one_as_many_as_are_useful() -> None:
+    stage = stage_of()
+    stage.feed(ev.PoolsDeclared, (ApiQuota("small", 4), ApiQuota("free")))
+    wide, perfect = Amounts(1, 2**62), DurationProfile(8.0)
+    ask(stage, "a1", profile=perfect, **{api_resource("small"): wide})
+    assert units(stage.feed(ev.TimeReached), api_resource("small")) == {"a1": 4}
+    ask(stage, "b1", profile=perfect, **{api_resource("free"): Amounts(1, 1000)})
+    assert units(stage.feed(ev.TimeReached), api_resource("free")) == {"b1": 1000}
 
 
 def test_an_action_waits_for_as_many_units_as_it_uses_well() -> None:
