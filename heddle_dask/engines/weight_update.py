@@ -24,6 +24,8 @@ from heddle_dask.engines.engine_kind import Dialect, WeightDialect, WeightTransf
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 30.0
 _PATIENCE_S = 90.0
 _FIRST_GAP_S, _LONGEST_GAP_S = 0.1, 2.0
+# An engine that is not heard of when it is to resume is started again: where all cores are busy, waiting costs less.
+_ANSWER_S = 60.0
 
 
 class UpdatedEngine(Protocol):
@@ -51,7 +53,8 @@ class WeightUpdateClient:
 
     async def label(self, version: PolicyVersion) -> None:
         """Label the tokens that the engine samples from now on."""
-        await self._engine.ask(self._known().LABEL_PATH, self._known().label_body(str(version)))
+        body = self._known().label_body(str(version))
+        await self._engine.ask(self._known().LABEL_PATH, body, _ANSWER_S)
         self.version = version
 
     async def install(
@@ -68,7 +71,7 @@ class WeightUpdateClient:
                     await self._engine.ask(path, body, load_timeout_s)
                 load_s = time.monotonic() - load_began_s
                 await self.label(version)
-                await self._engine.ask(dialect.RESUME_PATH)
+                await self._engine.ask(dialect.RESUME_PATH, timeout_s=_ANSWER_S)
             except (EngineUnreachable, EngineRefused) as error:
                 raise WeightUpdateFailed(f"weights {version} were not loaded: {error}", True) from error
             self.keeps_kv = keep_kv
@@ -109,7 +112,7 @@ class WeightUpdateClient:
             # vLLM answers with an error where requests wait for KV of another engine.
             cause = str(error)
         try:
-            await self._engine.ask(dialect.RESUME_PATH)
+            await self._engine.ask(dialect.RESUME_PATH, timeout_s=_ANSWER_S)
         except (EngineUnreachable, EngineRefused) as error:
             raise WeightUpdateFailed(f"the engine was not resumed: {error}", True) from error
         return cause
