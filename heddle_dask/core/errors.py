@@ -84,3 +84,12 @@ def check_keys(where: str, given: Iterable[str], known: Sequence[str], required:
 def is_finite(value: object) -> TypeGuard[float]:
     """Whether `value` is an int or a float, and neither nan nor infinite."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
+
+
+def is_encodable(text: str) -> bool:
+    """Whether messages and files can hold the text: a lone surrogate has no form in UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

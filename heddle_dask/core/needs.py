@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from heddle_dask.core.duration_profile import DurationProfile
-from heddle_dask.core.errors import BadInput, is_finite
+from heddle_dask.core.errors import BadInput, is_encodable, is_finite
+from heddle_dask.core.pools import CPU_POOL, GPU_POOL
 from heddle_dask.core.resources import CPUS, GPUS, MEMORY, Amounts, ResourceDemand, api_resource
 
 Given = int | tuple[int, int] | Set[int]
@@ -61,7 +62,7 @@ class Needs:
         if self.profile is not None:
             check_profile(self.profile)
         for name, text in (("pool", self.pool), ("service", self.service)):
-            if not isinstance(text, str):
+            if not isinstance(text, str) or not is_encodable(text):
                 raise BadInput(f"needs: {name} is {text!r}: use a text")
 
     def demand(self) -> ResourceDemand:
@@ -83,7 +84,7 @@ class Needs:
     @property
     def of_pool(self) -> str:
         """The pool, by default according to what is needed."""
-        return self.pool or ("gpu" if self.service or self.gpus != 0 else "cpu")
+        return self.pool or (GPU_POOL if self.service or self.gpus != 0 else CPU_POOL)
 
 
 def check_profile(profile: object) -> None:

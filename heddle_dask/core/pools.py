@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from heddle_dask.core.errors import BadInput, check_count, check_seconds, is_finite
 from heddle_dask.core.resources import Resources
 
+CPU_POOL = "cpu"
+"""The pool of tool workers that name no other."""
+GPU_POOL = "gpu"
+"""The pool of workers that host model services."""
+
 
 @dataclass(frozen=True, slots=True)
 class QuotaWindow:

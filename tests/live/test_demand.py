@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from worlds.core_builders import Stage, engine_of, host_of
+from worlds.core_builders import Stage, action_of, engine_of, host_of
 
+from heddle_dask.core import events as ev
 from heddle_dask.core.ids import EngineId, HostId
+from heddle_dask.core.resources import ResourceDemand
 from heddle_dask.live.scheduler.demand import AnnouncedQueue, demand_of, token_work
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.live.wire.cluster_messages import QueuedCapacity, WorkerLoad
@@ -48,6 +51,8 @@ def test_work_waits_in_tokens_and_cpu_seconds_and_loads_are_those_of_the_workers
         stage.finish(stage.generating(name))
         stage.act(f"tool of {name}", name)
         stage.predict(name, tokens)
+    scored = replace(action_of("score", "a", pool="gpu"), demand=ResourceDemand.of(gpus=1))
+    stage.feed(ev.ActionRequested, scored)  # tool workers cannot run it
     registry = registry_of("gpu-0", "gpu-1")
     registry.add_host("tcp://cpu-0", host_of("cpu-0", cpus=1))
     workers = [worker("gpu-0", "ENGINE"), worker("gpu-1", "ENGINE"), worker("cpu-0", "TOOL", processing=1)]

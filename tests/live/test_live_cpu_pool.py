@@ -104,6 +104,9 @@ class Pool:
     async def asks_for_too_much(self, ctx: Context) -> None:
         await ctx.call(allocates, 1, needs=Needs(memory="100 TiB"))
 
+    async def asks_for_an_unknown_pool(self, ctx: Context) -> None:
+        await ctx.call(allocates, 1, needs=Needs(pool="cpus"))
+
     async def is_undisturbed(self, ctx: Context) -> None:
         self.values["undisturbed"] = await ctx.call(waits_for, str(self.folder / "go"))
 
@@ -139,9 +142,10 @@ def test_two_tool_workers_share_a_machine(
                 on_progress=told.append,
             )
             async with rollout:
-                faults = ("runs_past_its_limit", "exhausts_its_memory", "asks_for_too_much")
-                batch = await rollout.run(tasks("measures", *faults, "measures"))
-                assert batch.counts == {"completed": 5}, [record.detail for record in batch]
+                faults = ("runs_past_its_limit", "exhausts_its_memory")
+                refused = ("asks_for_too_much", "asks_for_an_unknown_pool")
+                batch = await rollout.run(tasks("measures", *faults, *refused, "measures"))
+                assert batch.counts == {"completed": 6}, [record.detail for record in batch]
                 batch = await rollout.run(tasks("loses_its_worker", "is_undisturbed"))
                 assert batch.counts == {"completed": 2}, [record.detail for record in batch]
 
@@ -153,7 +157,11 @@ def test_two_tool_workers_share_a_machine(
         "runs_past_its_limit": "timeout",
         "exhausts_its_memory": "memory",
         "asks_for_too_much": "lost",
+        "asks_for_an_unknown_pool": "lost",
     }
+    assert "no worker of pool cpus has joined or is declared; pools: cpu" in str(
+        pool.failed["asks_for_an_unknown_pool"]
+    )
     assert pool.failed["runs_past_its_limit"].output == "so far\n"
     assert "200 MiB of memory" in str(pool.failed["exhausts_its_memory"])
     assert "102400.0 GiB of memory; the largest worker" in str(pool.failed["asks_for_too_much"])

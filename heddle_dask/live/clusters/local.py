@@ -23,12 +23,15 @@ from distributed.deploy.spec import ProcessInterface, SpecCluster
 
 from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.core.notebook import facts_html
+from heddle_dask.core.pools import CPU_POOL, GPU_POOL, PoolMaximum
+from heddle_dask.core.resources import GPUS, Resources
 from heddle_dask.engines.spec import check_hardware
 from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.isolation.cgroups import find_cgroups
 from heddle_dask.isolation.machine import memory_bytes as machine_memory_bytes
 from heddle_dask.live.clusters.credentials import Credentials
 from heddle_dask.live.clusters.worker_command import QUICK_LOOP, preload_file, worker_arguments
+from heddle_dask.live.wire.cluster_messages import ExchangeDemand, QueuedCapacity
 from heddle_dask.live.wire.messages import (
     ENGINE_LOGS_VARIABLE,
     ENGINE_RESOURCE,
@@ -40,6 +43,7 @@ from heddle_dask.live.wire.messages import (
     TRAINER_RESOURCE,
     TRAINER_THREADS_VARIABLE,
 )
+from heddle_dask.live.wire.transport import ask_over
 
 START_TIMEOUT_S = 60.0
 
@@ -330,7 +334,10 @@ class LocalRolloutCluster(SupervisedCluster):
                 for i in range(tool_workers)
             },
         }
+        tools = Resources.of(cpus=share, memory_bytes=int(tool_env[MEMORY_VARIABLE]))
+        self._maxima: tuple[PoolMaximum, ...] = (PoolMaximum(CPU_POOL, tools),) if tool_workers else ()
         if model_gpus:
+            self._maxima += (PoolMaximum(GPU_POOL, Resources.of({GPUS: model_gpus})),)
             tags = {MODEL_RESOURCE: model_gpus, SLOT_BYTES_RESOURCE: model_slot_bytes}
             workers["model-0"] = self._spec("model-0", tags)
         trainer_env = {TRAINER_THREADS_VARIABLE: str(trainer_threads)}
@@ -353,6 +360,11 @@ class LocalRolloutCluster(SupervisedCluster):
             name="heddle-local",
             **kwargs,
         )
+
+    async def _start(self) -> None:
+        await super()._start()
+        # What no worker here can ever run is then refused at once; without this it would wait for one to join.
+        await ask_over(self.scheduler_comm, ExchangeDemand(QueuedCapacity(), 0.0, self._maxima))
 
     def _repr_html_(self, cluster_status: str | None = None) -> str:
         """What a notebook shows: Dask's view of the cluster, and what it has for rollouts."""

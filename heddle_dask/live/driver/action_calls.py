@@ -22,6 +22,7 @@ from heddle_dask.live.driver.program_errors import ReplayDiverged, SandboxDiffer
 from heddle_dask.live.driver.sandbox_use import SandboxUse
 from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, too_large
 from heddle_dask.live.wire.result_codec import action_body, action_from_body
+from heddle_dask.records.rows import stored_text
 from heddle_dask.records.trajectory import ActionRecord
 
 
@@ -66,7 +67,9 @@ class ActionCalls:
         """
         wanted = check_call(function, cpus, needs, kind, label, timeout_s)
         self._port.services.pools.check(wanted)
-        name = str(label or getattr(function, "__name__", type(function).__name__))
+        given = str(label or getattr(function, "__name__", type(function).__name__))
+        # It may be a text of the model: a lone surrogate has no form in messages and files.
+        name = stored_text(given)
         self._port.check_goes_on("call()")
         index = len(self.records)
         submitted_s = self._port.services.clock()

@@ -9,7 +9,7 @@ from typing import Any
 from distributed import Scheduler
 
 from heddle_dask.core.entities import Trajectory
-from heddle_dask.core.resources import CPUS
+from heddle_dask.core.resources import CPUS, GPUS
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import OVER, EngineState, TrajectoryState
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
@@ -55,8 +55,9 @@ def demand_of(
         return Demand(False, tool_cpus=registry.tool_cpus, workers=loads)
     open_tokens, waiting_tokens = token_work(state)
     waiting = [state.actions[name] for name in (*state.waiting_actions, *state.unplaced_actions)]
-    # More workers do not help what waits for the quota of an API.
-    waiting = [action for action in waiting if state.apis.admits(action.spec.demand.least, state.at)]
+    # More tool workers help neither what waits for GPUs nor what waits for the quota of an API.
+    demands = [(action, action.spec.demand.least) for action in waiting]
+    waiting = [a for a, least in demands if not least[GPUS] and state.apis.admits(least, state.at)]
     cpus = [max(1, action.spec.demand[CPUS].least) for action in waiting]
     seconds = [state.tool_seconds.mean_s([action.spec.label]) or _UNKNOWN_TOOL_S for action in waiting]
     ready = state.ready_engines
