@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from heddle_dask.core.errors import BadInput, check_count, check_seconds, is_finite
 from heddle_dask.core.resources import Resources
 
+_POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
 CPU_POOL = "cpu"
 """The pool of tool workers that name no other."""
 GPU_POOL = "gpu"
 """The pool of workers that host model services."""
+
+
+def checked_pool(name: str) -> str:
+    """The name of a pool of tool workers, as given.
+
+    Raises
+    ------
+    BadInput
+        It is no short word, or the name of another pool.
+    """
+    if not _POOL_NAME.fullmatch(name) or name in (CPU_POOL, GPU_POOL):
+        raise BadInput(
+            f"pool {name!r}: use a name of at most 64 letters, digits, '-', '_' or '.', "
+            f"and not {CPU_POOL} or {GPU_POOL}"
+        )
+    return name
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from distributed import Client
 from worlds.live_world import control_lines, emulated, run
 
 from heddle_dask.core.controller import Controller
+from heddle_dask.core.errors import BadInput
 from heddle_dask.core.journal_codec import replay
 from heddle_dask.core.needs import Needs
 from heddle_dask.environments.base import ActionFailed, Context, Task
@@ -180,3 +181,41 @@ def check_cores(seen: list[tuple[float, float, list[int], str]]) -> None:
     for core in CORES:
         spans = sorted((began_s, ended_s) for began_s, ended_s, cores, _ in seen if cores == [core])
         assert all(ended_s <= began_s for (_, ended_s), (began_s, _) in itertools.pairwise(spans))
+
+
+class Judged:
+    """A call in the pool of all tools, one in a pool of its own, and one in a pool that is not there."""
+
+    name = "judged"
+
+    def tasks(self, count: int, seed: int) -> Sequence[Task]:
+        return [Task(f"t{number}", "judge") for number in range(count)]
+
+    async def solve(self, task: Task, ctx: Context) -> float:
+        await ctx.call(allocates, 1, label="plain")
+        await ctx.call(allocates, 1, needs=Needs(pool="judge"), label="judged")
+        with pytest.raises(ActionFailed, match=r"no worker of pool jugde .* pools: cpu, judge"):
+            await ctx.call(allocates, 1, needs=Needs(pool="jugde"), label="misspelt")
+        return 1.0
+
+
+def test_tool_workers_may_be_a_pool_with_a_name(model_dir: str, tmp_path: Path) -> None:
+    async def body() -> None:
+        async with (
+            LocalRolloutCluster(1, tool_pools={"judge": 1}, dashboard=False, asynchronous=True) as made,
+            Client(made, asynchronous=True) as client,
+        ):
+            out = tmp_path / "run.zarr"
+            rollout = Rollout(client, env=Judged(), model=model_dir, engines=emulated(model_dir), out=out)
+            assert (await rollout.run(4)).counts == {"completed": 4}
+
+    run(body(), 240)
+    events = [event for event, _ in control_lines(tmp_path / "run.zarr")]
+    hosts = sorted(event[3].partition("/")[0] for event in events if event[0] == "ActionFinished")
+    assert hosts == ["tool-0"] * 4 + ["tool-judge"] * 4
+
+
+@pytest.mark.parametrize("name", ["", "cpu", "gpu", "a b", "x" * 65])
+def test_names_that_no_pool_can_have_are_refused(name: str) -> None:
+    with pytest.raises(BadInput, match=r"^pool .*: use a name of at most 64 letters"):
+        LocalRolloutCluster(1, tool_pools={name: 1})

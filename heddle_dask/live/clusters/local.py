@@ -21,10 +21,10 @@ from distributed.core import rpc
 from distributed.deploy.cluster import Cluster
 from distributed.deploy.spec import ProcessInterface, SpecCluster
 
-from heddle_dask.core.errors import BadInput, HeddleError
+from heddle_dask.core.errors import BadInput, HeddleError, check_count
 from heddle_dask.core.notebook import facts_html
-from heddle_dask.core.pools import CPU_POOL, GPU_POOL, PoolMaximum
-from heddle_dask.core.resources import GPUS, Resources
+from heddle_dask.core.pools import CPU_POOL, GPU_POOL, PoolMaximum, checked_pool
+from heddle_dask.core.resources import GPUS, MEMORY, Resources
 from heddle_dask.engines.spec import check_hardware
 from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.isolation.cgroups import find_cgroups
@@ -38,6 +38,7 @@ from heddle_dask.live.wire.messages import (
     HARDWARE_VARIABLE,
     MEMORY_VARIABLE,
     MODEL_RESOURCE,
+    POOL_VARIABLE,
     SLOT_BYTES_RESOURCE,
     TOOL_RESOURCE,
     TRAINER_RESOURCE,
@@ -260,6 +261,8 @@ class LocalRolloutCluster(SupervisedCluster):
         share of the cores for itself. With more CPUs than cores actions share cores.
     tool_memory_bytes
         Memory that actions may demand, all tool workers together; None: that of the machine.
+    tool_pools
+        More tool workers, each a pool of its own with so many CPUs (``{"judge": 2}``), for ``Needs(pool="judge")``.
     model_gpus
         GPUs of a worker for model services; on a machine without GPUs, its memory slots. 0: no such worker.
     model_slot_bytes
@@ -299,6 +302,7 @@ class LocalRolloutCluster(SupervisedCluster):
         *,
         tool_workers: int = 1,
         tool_cpus: int | None = None,
+        tool_pools: Mapping[str, int] | None = None,
         model_gpus: int = 0,
         model_slot_bytes: int = 1 << 30,
         trainers: int = 0,
@@ -336,6 +340,12 @@ class LocalRolloutCluster(SupervisedCluster):
         }
         tools = Resources.of(cpus=share, memory_bytes=int(tool_env[MEMORY_VARIABLE]))
         self._maxima: tuple[PoolMaximum, ...] = (PoolMaximum(CPU_POOL, tools),) if tool_workers else ()
+        for pool, cpus in (tool_pools or {}).items():
+            check_count(f"CPUs of pool {pool!r}", cpus, 1)
+            workers[f"tool-{pool}"] = self._spec(
+                f"tool-{pool}", {TOOL_RESOURCE: cpus}, {**tool_env, POOL_VARIABLE: checked_pool(pool)}
+            )
+            self._maxima += (PoolMaximum(pool, Resources.of(cpus=cpus, memory_bytes=tools[MEMORY])),)
         if model_gpus:
             self._maxima += (PoolMaximum(GPU_POOL, Resources.of({GPUS: model_gpus})),)
             tags = {MODEL_RESOURCE: model_gpus, SLOT_BYTES_RESOURCE: model_slot_bytes}

@@ -45,7 +45,8 @@ NODE_VARIABLE = "HEDDLE_NODE"
 HARDWARE_VARIABLE = "HEDDLE_HARDWARE"
 # Environment variable of a tool worker: bytes of memory that its actions may demand together.
 MEMORY_VARIABLE = "HEDDLE_TOOL_MEMORY"
-
+# Environment variable of a tool worker: its pool, in place of "cpu".
+POOL_VARIABLE = "HEDDLE_TOOL_POOL"
 # Environment variable of a worker for a trainer: CPU threads of each of its processes.
 TRAINER_THREADS_VARIABLE = "HEDDLE_TRAINER_THREADS"
 

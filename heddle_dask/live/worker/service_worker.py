@@ -18,6 +18,7 @@ from distributed import Worker
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.gpu_chunks import GpuChunk
+from heddle_dask.core.pools import GPU_POOL
 from heddle_dask.core.resources import COPY_BYTES, GPUS, MODELS_PER_GPU, Resources
 from heddle_dask.engines.gpus import named_gpus
 from heddle_dask.engines.model_services.backend import ServiceFailed
@@ -53,7 +54,6 @@ class ServiceWorker(ToolWorker):
     """Hosts model services on every worker tagged ``MODEL``."""
 
     name = PLUGIN_NAME
-    pool = "gpu"
 
     def setup(self, worker: Worker) -> None:
         """Announce the host; no service is started before one is needed."""
@@ -71,6 +71,11 @@ class ServiceWorker(ToolWorker):
         await super().teardown(worker)
         if self.worker is not None:
             await self._host.close()
+
+    @property
+    def pool(self) -> str:
+        """Model services name no other."""
+        return GPU_POOL
 
     def resources_of(self, tags: Mapping[str, float]) -> Resources | None:
         """The GPUs of the worker, and what the controller must know of their memory."""

@@ -19,12 +19,14 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from heddle_dask.core.events import SERVICE_LOST
 from heddle_dask.core.ids import ActionId, HostId
 from heddle_dask.core.nouns import HostDescription
+from heddle_dask.core.pools import CPU_POOL
 from heddle_dask.core.resources import CPUS, Resources
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.model_services.backend import ServiceFailed
 from heddle_dask.environments.api_errors import Retry
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.messages import (
+    POOL_VARIABLE,
     STREAM_INTERVAL_S,
     TOOL_RESOURCE,
     ActionCall,
@@ -77,7 +79,6 @@ class ToolWorker(WorkerPlugin):
     """Runs actions on every worker tagged ``TOOL``."""
 
     name = PLUGIN_NAME
-    pool = "cpu"
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
@@ -111,6 +112,11 @@ class ToolWorker(WorkerPlugin):
         host = HostDescription(self.host_id, self.cores.resources if cpus else resources, self.pool)
         mechanism = self.cores.mechanism
         send(worker, HostReadyReport(host, mechanism.text, mechanism.weaker if cpus else ""))
+
+    @property
+    def pool(self) -> str:
+        """The kind of worker, as in ``Needs(pool=…)``."""
+        return os.environ.get(POOL_VARIABLE) or CPU_POOL
 
     def resources_of(self, tags: Mapping[str, float]) -> Resources | None:
         """What a worker with these resource tags has for actions; None: it is a worker for other work."""

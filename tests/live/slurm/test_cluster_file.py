@@ -18,6 +18,9 @@ from heddle_dask.live.clusters.slurm.cluster_file import (
 )
 from heddle_dask.live.clusters.slurm.job_script import job_script, srun_arguments
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, Container, WorkerGroup
+from heddle_dask.live.wire.messages import POOL_VARIABLE
+from heddle_dask.live.worker.service_worker import ServiceWorker
+from heddle_dask.live.worker.tool_worker import ToolWorker
 
 FULL = """
 backend = "slurm"
@@ -336,3 +339,15 @@ def test_whatever_a_file_says_is_a_plan_with_scripts_or_one_line(top, group):
     script = job_script(plan, plan.groups["gpu"], "gpu-0", "tcp://10.0.0.1:8786", None)
     assert script.splitlines()[-1].startswith("exec ")
     assert all(word for word in srun_arguments(plan, plan.groups["gpu"], "gpu-0"))
+
+
+def test_a_group_of_tool_workers_may_be_a_pool_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(POOL_VARIABLE, raising=False)
+    judges = WorkerGroup("judges", "tool", cpus=8, tool_cpus=8, env={POOL_VARIABLE: "judge"})
+    plain = WorkerGroup("cpu", "tool", cpus=8, tool_cpus=8)
+    maxima = [group.maximum_of_pool for group in (judges, plain)]
+    assert [each.pool for each in maxima if each is not None] == ["judge", "cpu"]
+    assert WorkerGroup("gpu", "rollout").maximum_of_pool is None
+    assert (ToolWorker().pool, ServiceWorker().pool) == ("cpu", "gpu")
+    monkeypatch.setenv(POOL_VARIABLE, "judge")
+    assert (ToolWorker().pool, ServiceWorker().pool) == ("judge", "gpu")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from heddle_dask.core.errors import BadInput, check_count, check_seconds
-from heddle_dask.core.pools import PoolMaximum
+from heddle_dask.core.pools import CPU_POOL, PoolMaximum
 from heddle_dask.core.resources import Resources
 from heddle_dask.engines.spec import check_hardware
 from heddle_dask.live.clusters.slurm.amounts import slurm_time
@@ -25,6 +25,7 @@ from heddle_dask.live.clusters.slurm.directives import (
     check_node_path,
     gpus_asked_for,
 )
+from heddle_dask.live.wire.messages import POOL_VARIABLE
 
 Role = Literal["rollout", "tool", "trainer"]
 _UNKNOWN_BYTES = 1 << 60
@@ -147,7 +148,8 @@ class WorkerGroup:
         if self.role != "tool":
             return None
         memory_bytes = self.memory_bytes or _UNKNOWN_BYTES
-        return PoolMaximum("cpu", Resources.of(cpus=self.tool_cpus, memory_bytes=memory_bytes))
+        pool = self.env.get(POOL_VARIABLE) or CPU_POOL
+        return PoolMaximum(pool, Resources.of(cpus=self.tool_cpus, memory_bytes=memory_bytes))
 
     def __post_init__(self) -> None:
         check_group_name(self.name)
