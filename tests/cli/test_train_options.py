@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from heddle_dask.cli.main import heddle
 from heddle_dask.cli.rollout.command import rollout
 from heddle_dask.cli.train.command import NOT_OF_ROLLOUT, train
+from heddle_dask.cli.train.order import engine_dtype
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.held_out import held_out_name, training_name
 from heddle_dask.live.training.store_check import check_store
@@ -103,6 +104,26 @@ def test_every_option_of_a_rollout_is_one_of_a_training_or_left_out_by_name() ->
 def test_training_and_held_out_tasks_differ(given: str, trained: str, judged: str) -> None:
     assert training_name(given) == trained
     assert held_out_name(trained) == judged
+
+
+@pytest.mark.parametrize(
+    ("asked", "engine", "stored", "runs"),
+    [
+        ("auto", "vllm", "float32", "float32"),
+        ("auto", "vllm", "bfloat16", "auto"),
+        ("bfloat16", "vllm", "float32", "bfloat16"),
+        ("auto", "emulated", "float32", "auto"),
+    ],
+)
+def test_engines_of_a_training_run_a_model_in_the_type_in_which_it_is_stored(
+    asked: str, engine: str, stored: str, runs: str, model_dir: str, tmp_path: Path
+) -> None:
+    for file in Path(model_dir).iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"dtype": stored}
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert engine_dtype(asked, engine, str(tmp_path)) == runs
 
 
 def test_show_knows_a_training(tmp_path: Path) -> None:

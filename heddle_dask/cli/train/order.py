@@ -8,10 +8,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from heddle_dask.cli.model_choice import chosen_model
 from heddle_dask.cli.rollout.order import RolloutOrder
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.staleness import StalenessBound
 from heddle_dask.core.weight_policy import WeightUpdatePolicy
+from heddle_dask.cost.model_config import read_config
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.vllm_command import VllmOptions
 from heddle_dask.environments.held_out import training_name
@@ -211,9 +213,26 @@ def _rollout_order(
         "token_scale": None,
         "tool_scale": None,
         "logprobs": "processed" if _is_vllm(options["engine"]) else None,
+        "dtype": engine_dtype(options["dtype"], options["engine"], options["model"]),
     }
     store_mode = "resume" if options["resume"] and directory.rollout.exists() else "create"
     return RolloutOrder.of(of_rollout, store_mode, given, by_default)  # type: ignore[arg-type]
+
+
+def engine_dtype(asked: str, engine: str, model: str | None) -> str:
+    """The type in which engines run: float32 for a model stored so, which vLLM's ``auto`` casts to a half type.
+
+    The trainer computes in float32, and its logprobs are compared with the engines'.
+
+    Raises
+    ------
+    BadInput
+        See `chosen_model`.
+    """
+    if asked != "auto" or not _is_vllm(engine):
+        return asked
+    config = read_config(chosen_model(model, engine))
+    return "float32" if "float32" in (config.get("dtype"), config.get("torch_dtype")) else asked
 
 
 def trainer_options(options: Mapping[str, Any]) -> dict[str, Any]:
