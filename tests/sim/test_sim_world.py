@@ -24,8 +24,8 @@ from heddle_dask.predictors.known import KnownWork
 from heddle_dask.sim.fleet import ControlDelays, SimulatedFaults, SimulatedFleet, SimulatedLink, equal_engines
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import PRESETS, build_strategies, tell_costs
-from heddle_dask.workloads.planned import PlannedStep, PlannedTrajectory
-from heddle_dask.workloads.synthetic import fit_into_context, synthesize
+from heddle_dask.workloads.planned import PlannedStep, PlannedTrajectory, fit_into_context
+from heddle_dask.workloads.synthetic import synthesize
 
 CONTEXT = 4096
 DELAYS = ControlDelays.measured(6e-3, 4e-3)
