@@ -35,9 +35,13 @@ class Life:
 class WatchedReplay(ReplayEnvironment):
     """A replay that records the `Life` of each trajectory, in the order of their ends."""
 
-    def __init__(self, workload: Workload, salt: str) -> None:
+    def __init__(self, workload: Workload, salt: str, max_context_tokens: int | None) -> None:
         super().__init__(
-            workload.trace, token_scale=workload.token_scale, tool_scale=workload.tool_scale, salt=salt
+            workload.trace,
+            token_scale=workload.token_scale,
+            tool_scale=workload.tool_scale,
+            salt=salt,
+            max_context_tokens=max_context_tokens,
         )
         self.lives: list[Life] = []
         self.cpu_before: CpuSeconds | None = None
@@ -59,9 +63,9 @@ class WatchedWorkload(Workload):
 
     replays: list[WatchedReplay] = field(default_factory=list, compare=False)
 
-    def environment(self, salt: str = "") -> WatchedReplay:
+    def environment(self, salt: str = "", max_context_tokens: int | None = None) -> WatchedReplay:
         """A new environment over the file; another salt gives other tokens."""
-        replay = WatchedReplay(self, salt)
+        replay = WatchedReplay(self, salt, max_context_tokens)
         self.replays.append(replay)
         return replay
 

@@ -100,7 +100,9 @@ async def _run(
         return await route(workload, fleet, urls, policy, repeat, bound_s, arm.overrides)
     rollout = Rollout(
         client,
-        env=workload.environment(salt=f"{arm.name} {repeat} "),
+        env=workload.environment(
+            salt=f"{arm.name} {repeat} ", max_context_tokens=fleet.spec.named_context_tokens
+        ),
         model=fleet.spec.model,
         engines=Engines(
             spec=fleet.spec,

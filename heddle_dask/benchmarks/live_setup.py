@@ -22,7 +22,7 @@ from heddle_dask.sim.bound import makespan_bound
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.workloads.planned import (
     PlannedTrajectory,
-    TraceDoesNotFit,
+    PromptDoesNotFit,
     is_replayable,
     planned_trace,
 )
@@ -47,10 +47,14 @@ class Workload:
         """Name in tables."""
         return self.trace.name.removesuffix(".gz").removesuffix(".jsonl")
 
-    def environment(self, salt: str = "") -> ReplayEnvironment:
+    def environment(self, salt: str = "", max_context_tokens: int | None = None) -> ReplayEnvironment:
         """A new environment over the file; another salt gives other tokens."""
         return ReplayEnvironment(
-            self.trace, token_scale=self.token_scale, tool_scale=self.tool_scale, salt=salt
+            self.trace,
+            token_scale=self.token_scale,
+            tool_scale=self.tool_scale,
+            salt=salt,
+            max_context_tokens=max_context_tokens,
         )
 
     def planned(self, max_context_tokens: int) -> tuple[list[PlannedTrajectory], list[PlannedTrajectory]]:
@@ -59,7 +63,7 @@ class Workload:
         Raises
         ------
         BadInput
-            The file is no trace, or a trajectory that is to be replayed generates more than a context holds.
+            The file is no trace, or the prompt of a trajectory that is to be replayed fills a context.
         """
         environment = self.environment()
         chosen = {task.task_id for task in environment.tasks(self.tasks, self.seed)}
@@ -78,11 +82,11 @@ class Workload:
             if trace.trajectory_id in chosen:
                 try:
                     drawn.append(plan(trace))
-                except TraceDoesNotFit as error:
+                except PromptDoesNotFit as error:
                     # Skipping it would silently shorten the tail.
                     raise BadInput(f"trace {str(self.trace)!r}: {error}") from error
             elif trace.group_id not in groups:
-                with contextlib.suppress(TraceDoesNotFit):
+                with contextlib.suppress(PromptDoesNotFit):
                     others.append(plan(trace))
         return drawn, others
 

@@ -120,7 +120,9 @@ async def route(
 ) -> LiveRow:
     """Like `run_router`, on running engines at `urls`; the router ends with the run."""
     arm = ":".join((ARM_PREFIX + policy, *options))
-    environment = workload.environment(salt=f"{arm} {repeat} ")
+    environment = workload.environment(
+        salt=f"{arm} {repeat} ", max_context_tokens=fleet.spec.named_context_tokens
+    )
     tasks = environment.tasks(workload.tasks, workload.seed)
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heddle-router-")))

@@ -60,7 +60,7 @@ def measured_live(*, token_scale: float, engine: str) -> Callable[[F], F]:
                 type=TOKENS,
                 default=4096,
                 show_default=True,
-                help="Longest context; traces are clipped to it.",
+                help="Longest context; recorded trajectories end where it is full.",
             ),
             click.option("--model", default=None, help="Model directory [default: the shipped tiny-agent]."),
         ]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Context, Task
-from heddle_dask.workloads.planned import is_replayable, plan_replay, scaled_tokens, tool_waits_s
+from heddle_dask.workloads.planned import PlannedTrajectory, is_replayable, planned_trace
 from heddle_dask.workloads.recorded import trace_file
 from heddle_dask.workloads.traces import TracedTrajectory, read_traces
 
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 # In a byte-level vocabulary these ids are the printable ASCII characters; other vocabularies have ordinary tokens
 # there. No known model has a special token with an id below 127.
 _FIRST_ID, _LAST_ID = 33, 126
+_NO_LIMIT = 1 << 62
 
 
 async def wait_like_tool(seconds: float) -> None:
@@ -45,6 +46,9 @@ class ReplayEnvironment:
         (`workloads.recorded`).
     token_scale, tool_scale
         Factors on all token counts and on all tool seconds.
+    max_context_tokens
+        Context of the engines, for which tasks know what their replay will generate [default: it holds every
+        trajectory].
     salt
         Part of the seed of all synthetic tokens: a replay with another salt finds nothing in a prefix cache.
 
@@ -52,8 +56,9 @@ class ReplayEnvironment:
     ----------
     skipped
         Number of trajectories of the file that are left out because a token count is not known.
-    clipped_trajectories, clipped_tokens
-        Numbers of trajectories clipped to fit the context so far, and of the removed tokens.
+    cut_trajectories, cut_tokens
+        Numbers of trajectories that have reached the end of the context so far, and of the tokens that were recorded
+        behind it.
 
     Raises
     ------
@@ -62,7 +67,13 @@ class ReplayEnvironment:
     """
 
     def __init__(
-        self, path: Path | str, *, token_scale: float = 1.0, tool_scale: float = 1.0, salt: str = ""
+        self,
+        path: Path | str,
+        *,
+        token_scale: float = 1.0,
+        tool_scale: float = 1.0,
+        salt: str = "",
+        max_context_tokens: int | None = None,
     ) -> None:
         if not (math.isfinite(token_scale) and token_scale > 0):
             raise BadInput(f"token scale {token_scale!r}: must be greater than 0")
@@ -72,10 +83,11 @@ class ReplayEnvironment:
         self._token_scale = token_scale
         self._tool_scale = tool_scale
         self._salt = salt
+        self._max_context_tokens = max_context_tokens or _NO_LIMIT
         self._traces: dict[str, TracedTrajectory] = {}
         self.skipped = 0
-        self.clipped_trajectories = 0
-        self.clipped_tokens = 0
+        self.cut_trajectories = 0
+        self.cut_tokens = 0
         for trace in read_traces(path):
             if trace.trajectory_id in self._traces:
                 raise BadInput(f"trace file {str(path)!r}: id {trace.trajectory_id!r} comes twice")
@@ -110,39 +122,41 @@ class ReplayEnvironment:
         return [self._task(name, self._traces[name]) for name in chosen]
 
     def _task(self, name: str, trace: TracedTrajectory) -> Task:
-        known = sum(scaled_tokens(step.generated_tokens, self._token_scale, 1) for step in trace.steps)
-        prompt = scaled_tokens(trace.prompt_tokens, self._token_scale, 1)
+        plan = self._plan(trace, self._max_context_tokens)
         return Task(
             name,
             "",
             {"group": trace.group_id},
             group=trace.group_id,
-            known_tokens=known,
-            known_tools_s=sum(tool_waits_s(trace, self._tool_scale)),
-            known_observed_tokens=sum(
-                scaled_tokens(step.observation_tokens, self._token_scale, 0) for step in trace.steps[:-1]
-            ),
-            prompt_tokens=prompt,
+            known_tokens=plan.generated_tokens,
+            known_tools_s=plan.tools_s,
+            known_observed_tokens=sum(step.observation_tokens for step in plan.steps),
+            prompt_tokens=plan.prompt_tokens,
             domain=trace.kind,
-            message_tokens=scaled_tokens(trace.message_tokens, self._token_scale, 0),
+            message_tokens=plan.message_tokens,
             max_steps=trace.max_steps,
+        )
+
+    def _plan(self, trace: TracedTrajectory, max_context_tokens: int) -> PlannedTrajectory:
+        return planned_trace(
+            trace,
+            domain=self.name,
+            token_scale=self._token_scale,
+            tool_scale=self._tool_scale,
+            max_context_tokens=max_context_tokens,
         )
 
     async def solve(self, task: Task, ctx: Context) -> float | None:
         """Replay one trajectory. Returns None: sampled tokens of a replay have no meaning."""
         trace = self._traces[task.task_id]
-        plan = plan_replay(
-            trace,
-            token_scale=self._token_scale,
-            tool_scale=self._tool_scale,
-            max_context_tokens=ctx.max_context_tokens,
-        )
-        if plan.clipped_tokens:
-            self.clipped_trajectories += 1
-            self.clipped_tokens += plan.clipped_tokens
+        plan = self._plan(trace, ctx.max_context_tokens)
+        cut_tokens = self._plan(trace, _NO_LIMIT).context_tokens - plan.context_tokens
+        if cut_tokens:
+            self.cut_trajectories += 1
+            self.cut_tokens += cut_tokens
             logger.info(
-                "trajectory %s: clipped %d prompt and observation tokens to fit %d",
-                *(trace.trajectory_id, plan.clipped_tokens, ctx.max_context_tokens),
+                "trajectory %s: ends %d tokens early, at the end of a context of %d",
+                *(trace.trajectory_id, cut_tokens, ctx.max_context_tokens),
             )
         ctx.append_tokens(_tokens(f"{self._salt}prompt of {trace.group_id}", plan.prompt_tokens))
         for index, step in enumerate(plan.steps):

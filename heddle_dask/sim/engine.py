@@ -121,6 +121,20 @@ class SimulatedEngine:
             self.kv_cache.forget_idle()
         self._settle(ended)
 
+    def unpin(self, job: SimulatedJob, *, keep: bool = True) -> None:
+        """Release the KV that an export has pinned; without `keep` it is not found again."""
+        if self.lost:
+            return
+        self._settle(self._batch.advance(self._time.now_s))
+        self.kv_cache.unpin(job, job.prompt_tokens if keep else 0)
+        # Waiting steps may fit now.
+        self._settle(self._batch.advance(self._time.now_s))
+
+    def insert(self, job: SimulatedJob) -> bool:
+        """Put transferred KV of the job's context into the cache; False if there is no room beside the running jobs."""
+        self._settle(self._batch.advance(self._time.now_s))
+        return self.kv_cache.insert(job, self._batch.running)
+
     def sampled_tokens(self, job: SimulatedJob) -> int:
         """Tokens of a job sampled by the latest change of the batch."""
         return self._batch.sampled_tokens(job)

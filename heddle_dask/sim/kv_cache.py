@@ -25,6 +25,10 @@ class SimulatedJob(Job):
         Length of the prompt that the trajectory shares with its group.
     bypass_queue
         The step does not wait at the worker for a slot (`core.commands.StartStep`).
+    pins_kv
+        Its KV stays in use after its end, until `CountedKvCache.unpin`: it is an export.
+    pinned
+        What it keeps in use since then.
     """
 
     trajectory_id: str
@@ -32,6 +36,8 @@ class SimulatedJob(Job):
     shared_tokens: int
     step_id: StepId | None = None
     bypass_queue: bool = False
+    pins_kv: bool = False
+    pinned: CountedAllocation | None = None
 
     @property
     def is_step(self) -> bool:
@@ -116,7 +122,24 @@ class CountedKvCache:
         self._evict()
 
     def give_back(self, job: SimulatedJob, held: CountedAllocation, computed_tokens: int) -> None:
-        """Release the allocation of a job; its tokens with KV stay cached until they are evicted."""
+        """Release the allocation of a job; its tokens with KV stay cached until they are evicted.
+
+        An export that has ended keeps it.
+        """
+        if job.pins_kv and job.generated >= job.length:
+            job.pinned = held
+            prompt = self._prompts[job.group_id]
+            prompt.computed_tokens = max(prompt.computed_tokens, held.shared_tokens)
+            return
+        self._release(job, held, computed_tokens)
+
+    def unpin(self, job: SimulatedJob, computed_tokens: int) -> None:
+        """Release what an export has kept in use."""
+        held, job.pinned = job.pinned, None
+        assert held is not None, "only an export that has ended is unpinned, once"
+        self._release(job, held, computed_tokens)
+
+    def _release(self, job: SimulatedJob, held: CountedAllocation, computed_tokens: int) -> None:
         self._used_tokens -= held.loose_tokens
         computed_tokens = self._whole(computed_tokens)
         self._leave_idle((job.trajectory_id, False), computed_tokens - held.shared_tokens)
@@ -130,9 +153,9 @@ class CountedKvCache:
             self._leave_prompt(job.group_id, prompt.tokens)
         self._evict()
 
-    def insert(self, job: SimulatedJob) -> bool:
-        """Put transferred KV of the job's context into the cache; False if there is no room."""
-        held = self.take(job, 0)
+    def insert(self, job: SimulatedJob, spare_tokens: int) -> bool:
+        """Put transferred KV of the job's context into the cache; False if less than `spare_tokens` would stay free."""
+        held = self.take(job, spare_tokens)
         if held is None:
             return False
         self.give_back(job, held, job.context_tokens)

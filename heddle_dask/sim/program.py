@@ -16,8 +16,8 @@ class Program:
     ----------
     step_index, attempt
         The step to be requested next or waited for; attempts count the parts of a preempted step.
-    context_tokens
-        Tokens of the context now.
+    context_tokens, delivered_tokens
+        Tokens of the context now, and up to the latest sampled token: what an engine has had.
     left_tokens
         Tokens still to be generated in this step; at least 1.
     queue_s
@@ -34,6 +34,7 @@ class Program:
         "asked_s",
         "attempt",
         "context_tokens",
+        "delivered_tokens",
         "engine_changes",
         "engine_id",
         "finished_s",
@@ -55,6 +56,7 @@ class Program:
         self.step_index = 0
         self.attempt = 0
         self.context_tokens = plan.prompt_tokens
+        self.delivered_tokens = 0
         self.left_tokens = plan.steps[0].generated_tokens
         self.status = ""
         self.started_s = math.nan
@@ -96,6 +98,7 @@ class Program:
         """Record `tokens` sampled tokens."""
         self.context_tokens += tokens
         self.left_tokens -= tokens
+        self.delivered_tokens = self.context_tokens
 
     def preempted(self) -> None:
         """The step was preempted; its remaining tokens are requested as another attempt."""

@@ -31,6 +31,7 @@ from heddle_dask.sim.fault_draws import FaultDraws
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.kv_cache import SimulatedJob
 from heddle_dask.sim.loop import VirtualTime
+from heddle_dask.sim.moves import SimulatedMoves
 from heddle_dask.sim.predictions import SimulatedPredictions
 from heddle_dask.sim.program import Program
 from heddle_dask.sim.runs import (
@@ -43,9 +44,6 @@ from heddle_dask.sim.runs import (
 )
 from heddle_dask.sim.shared_cores import SharedCores
 from heddle_dask.workloads.planned import PlannedTrajectory
-
-# A cache warm-up precedes all queued steps, as live.
-_FIRST = float("-inf")
 
 
 class SimulatedWorld:
@@ -71,6 +69,8 @@ class SimulatedWorld:
         Number of events sent to the controller.
     calls
         The calls of tools and rewards.
+    moves
+        The moves of contexts.
     """
 
     def __init__(
@@ -109,7 +109,9 @@ class SimulatedWorld:
         self._fault_draws = FaultDraws(fleet.faults, seed)
         # Steps that were sent to an engine and have not reported, with their engine.
         self._jobs: dict[StepId, tuple[EngineId, SimulatedJob]] = {}
-        self._warming: dict[SimulatedJob, cmd.MoveContext] = {}
+        self.moves = SimulatedMoves(
+            fleet, self.time, self.engines, self._versions, self._keeps_kv, self._tell
+        )
         self.calls = SimulatedCalls(
             fleet, self.time, self._fault_draws.tool_fails, self._tell, self._returned, self._tool_given_up
         )
@@ -208,7 +210,7 @@ class SimulatedWorld:
             case cmd.AdmitTrajectory():
                 self._admit(command)
             case cmd.MoveContext():
-                self._move(command)
+                self.moves.begin(command, self.programs[command.trajectory_id])
             case cmd.ReleaseHost():
                 self.calls.release(command)
             case cmd.DropContext() | cmd.ReleaseEngine() | cmd.ReportApi() | cmd.CloseSandbox():
@@ -243,6 +245,9 @@ class SimulatedWorld:
 
     def _fetched(self, command: cmd.FetchWeights) -> None:
         self._tell(ev.WeightsFetched(self.time.now_s, command.engine_id, command.version))
+
+    def _keeps_kv(self) -> bool:
+        return self.controller.state.weights.policy.keep_kv
 
     def _version_of(self, engine_id: EngineId, job: SimulatedJob) -> int:
         """Number of the version that sampled the first token of a job."""
@@ -350,7 +355,7 @@ class SimulatedWorld:
 
     def _ended(self, engine: SimulatedEngine, job: SimulatedJob) -> None:
         if not job.is_step:
-            self._move_done(self._warming.pop(job), self.time.now_s - job.submitted_s, True)
+            self.moves.step_ended(job)
         else:
             self.time.after(self.fleet.delays.report_s, self._report, engine.description.engine_id, job)
 
@@ -385,48 +390,6 @@ class SimulatedWorld:
             self._ask(program)
         else:
             self._go_on(program)
-
-    # -- moves -------------------------------------------------------------------------------------------------
-
-    def _move(self, command: cmd.MoveContext) -> None:
-        program = self.programs[command.trajectory_id]
-        job = SimulatedJob(
-            prompt_tokens=program.context_tokens,
-            length=1,
-            priority=_FIRST,
-            trajectory_id=command.trajectory_id,
-            group_id=program.plan.group_id,
-            shared_tokens=program.plan.prompt_tokens,
-        )
-        target = self.engines[command.target_engine_id]
-        if command.kind == "recompute":
-            self._warming[job] = command
-            self.time.after(self.fleet.delays.start_s, target.submit, job)
-            return
-        link = self.fleet.link
-        there = 0 if link.whole else target.kv_cache.hit_tokens(job)
-        seconds = link.setup_s + link.token_s * (job.prompt_tokens - there)
-        self.time.after(self.fleet.delays.start_s + seconds, self._transferred, command, job, seconds)
-
-    def _transferred(self, command: cmd.MoveContext, job: SimulatedJob, seconds: float) -> None:
-        source, target = self.engines[command.source_engine_id], self.engines[command.target_engine_id]
-        ok = not source.lost and not target.lost and target.kv_cache.insert(job)
-        self._move_done(command, seconds, ok)
-
-    def _move_done(self, command: cmd.MoveContext, seconds: float, ok: bool) -> None:
-        program = self.programs[command.trajectory_id]
-        event = ev.MoveEnded(
-            at=self.time.now_s,
-            trajectory_id=command.trajectory_id,
-            target_engine_id=command.target_engine_id,
-            ok=ok,
-            kind=command.kind,
-            seconds=seconds,
-            tokens=program.context_tokens if ok else 0,
-            cause="" if ok else "no room, or an end is gone",
-            source_engine_id=command.source_engine_id,
-        )
-        self._tell(event)
 
     # -- calls -------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import random
 from pathlib import Path
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.workloads.planned import PlannedTrajectory, TraceDoesNotFit, is_replayable, planned_trace
+from heddle_dask.workloads.planned import PlannedTrajectory, PromptDoesNotFit, is_replayable, planned_trace
 from heddle_dask.workloads.traces import read_traces
 
 
@@ -27,15 +27,15 @@ def bootstrap(
 ) -> list[PlannedTrajectory]:
     """Draw `trajectories` trajectories of a trace, by name or file, in whole groups; the last group may be cut short.
 
-    Draw number k, from 0, appends ``~k`` to the ids of the group and its trajectories. Scales and the fit into the
-    context are those of `planned.plan_replay`. The domain is the file's name without its extensions. A larger number of
+    Draw number k, from 0, appends ``~k`` to the ids of the group and its trajectories. Scales and the end of a context
+    are those of `planned.planned_trace`. The domain is the file's name without its extensions. A larger number of
     trajectories does not change the first ones.
 
     Raises
     ------
     BadInput
-        The file cannot be read or has no replayable trajectory, an id occurs twice, a trajectory generates more tokens
-        than the context holds, or `trajectories` is below 1.
+        The file cannot be read or has no replayable trajectory, an id occurs twice, a prompt fills the
+        context, or `trajectories` is below 1.
     """
     if trajectories < 1:
         raise BadInput(f"trace file {str(path)!r}: {trajectories} trajectories asked, give 1 or more")
@@ -80,7 +80,7 @@ def _planned_groups(
                 max_context_tokens=max_context_tokens,
                 sample_index=len(group),
             )
-        except TraceDoesNotFit as error:
+        except PromptDoesNotFit as error:
             # Skipping it would silently shorten the tail.
             raise BadInput(f"{where}: {error}") from error
         group.append(one)

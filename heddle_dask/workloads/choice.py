@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.workloads.bootstrap import bootstrap
-from heddle_dask.workloads.planned import PlannedTrajectory
+from heddle_dask.workloads.planned import PlannedTrajectory, fit_into_context
 from heddle_dask.workloads.recorded import RECORDED
-from heddle_dask.workloads.synthetic import WORKLOADS, fit_into_context, synthesize
+from heddle_dask.workloads.synthetic import WORKLOADS, synthesize
 
 
 def load_workload(

@@ -15,8 +15,8 @@ from heddle_dask.core.resources import ONE_CPU, ResourceDemand
 from heddle_dask.workloads.traces import TracedTrajectory
 
 
-class TraceDoesNotFit(BadInput):
-    """The generated tokens alone exceed the engine's context; the message says by how many, and what to do."""
+class PromptDoesNotFit(BadInput):
+    """The prompt alone fills the engine's context; the message says by how many tokens, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,71 +122,12 @@ class PlannedTrajectory:
         return sum(step.tool_s for step in self.steps if step.tool is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayPlan:
-    """A trajectory to replay, fitted into a context.
-
-    Attributes
-    ----------
-    clipped_tokens
-        Prompt and observation tokens that were removed to fit.
-    """
-
-    prompt_tokens: int
-    steps: tuple[PlannedStep, ...]
-    clipped_tokens: int
-
-    @property
-    def context_tokens(self) -> int:
-        """Length of the context at the end, the last step's tokens included."""
-        return self.prompt_tokens + sum(
-            step.generated_tokens + step.observation_tokens for step in self.steps
-        )
-
-
 def is_replayable(trace: TracedTrajectory) -> bool:
     """True if all token counts that a replay needs are known. A replay does not need the last observation."""
     return (
         trace.prompt_tokens is not None
         and all(step.generated_tokens is not None for step in trace.steps)
         and all(step.observation_tokens is not None for step in trace.steps[:-1])
-    )
-
-
-def plan_replay(
-    trace: TracedTrajectory, *, token_scale: float, tool_scale: float, max_context_tokens: int
-) -> ReplayPlan:
-    """Scale a replayable trajectory and clip prompt and observations, evenly, to fit the context.
-
-    Generated tokens are scaled, to at least 1 a step, but never clipped.
-
-    Raises
-    ------
-    TraceDoesNotFit
-        The generated tokens leave no room for a prompt of one token.
-    """
-    generated = [scaled_tokens(step.generated_tokens, token_scale, 1) for step in trace.steps]
-    # A replay neither reads the last observation nor waits for the tool after the last step.
-    observed = [scaled_tokens(step.observation_tokens, token_scale, 0) for step in trace.steps[:-1]] + [0]
-    prompt = scaled_tokens(trace.prompt_tokens, token_scale, 1)
-    room = max_context_tokens - sum(generated)
-    if room < 1:
-        raise TraceDoesNotFit(
-            f"trajectory {trace.trajectory_id}: {sum(generated)} tokens to generate do not fit into "
-            f"a context of {max_context_tokens}; use a smaller token_scale or a longer context"
-        )
-    wanted = prompt + sum(observed)
-    if wanted > room:
-        observed = [tokens * room // wanted for tokens in observed]
-        prompt = max(1, prompt * room // wanted)
-        if prompt + sum(observed) > room:  # only if the prompt was raised to 1
-            observed[observed.index(max(observed))] -= 1
-    tools = [step.tool for step in trace.steps[:-1]] + [None]
-    waits = tool_waits_s(trace, tool_scale)
-    return ReplayPlan(
-        prompt_tokens=prompt,
-        steps=tuple(PlannedStep(*each) for each in zip(generated, observed, tools, waits, strict=True)),
-        clipped_tokens=wanted - prompt - sum(observed),
     )
 
 
@@ -208,25 +149,74 @@ def planned_trace(
     max_context_tokens: int,
     sample_index: int = 0,
 ) -> PlannedTrajectory:
-    """A recorded trajectory as a planned one, under its own ids; see `plan_replay`.
+    """A replayable recorded trajectory as a planned one, under its own ids, fitted by `fit_into_context`.
 
     Raises
     ------
-    TraceDoesNotFit
-        The generated tokens leave no room for a prompt of one token.
+    PromptDoesNotFit
+        The prompt leaves no room for a generated token.
     """
-    plan = plan_replay(
-        trace, token_scale=token_scale, tool_scale=tool_scale, max_context_tokens=max_context_tokens
-    )
-    return PlannedTrajectory(
+    generated = [step.generated_tokens or 0 for step in trace.steps]
+    # A replay neither reads the last observation nor waits for the tool after the last step.
+    observed = [step.observation_tokens or 0 for step in trace.steps[:-1]] + [0]
+    tools = [step.tool for step in trace.steps[:-1]] + [None]
+    waits = tool_waits_s(trace, 1.0)
+    whole = PlannedTrajectory(
         trace.trajectory_id,
         trace.group_id,
         sample_index,
         joined_domain(domain, trace.kind),
-        plan.prompt_tokens,
-        plan.steps,
-        message_tokens=scaled_tokens(trace.message_tokens, token_scale, 0),
+        trace.prompt_tokens or 0,
+        tuple(PlannedStep(*each) for each in zip(generated, observed, tools, waits, strict=True)),
+        message_tokens=trace.message_tokens or 0,
         max_steps=trace.max_steps,
+    )
+    return fit_into_context(
+        whole, token_scale=token_scale, tool_scale=tool_scale, max_context_tokens=max_context_tokens
+    )
+
+
+def fit_into_context(
+    planned: PlannedTrajectory, *, token_scale: float, tool_scale: float, max_context_tokens: int
+) -> PlannedTrajectory:
+    """Scale a trajectory, and end it where its context is full.
+
+    All that comes before is as without a limit: nothing of a trajectory depends on what it would still have generated.
+    A step is cut to the room that is left. An observation is cut so that one token can follow it, the last one.
+
+    Raises
+    ------
+    PromptDoesNotFit
+        The prompt leaves no room for a generated token.
+    """
+    prompt = scaled_tokens(planned.prompt_tokens, token_scale, 1)
+    room = max_context_tokens - prompt
+    if room < 1:
+        raise PromptDoesNotFit(
+            f"trajectory {planned.trajectory_id}: a prompt of {prompt} tokens fills a context of "
+            f"{max_context_tokens}; use a smaller token_scale or a longer context"
+        )
+    if token_scale == tool_scale == 1.0 and planned.context_tokens <= max_context_tokens:
+        return planned  # the common case, not copied: there may be a hundred thousand
+    steps: list[PlannedStep] = []
+    for step in planned.steps:
+        generated = min(room, scaled_tokens(step.generated_tokens, token_scale, 1))
+        room -= generated
+        observed = min(max(0, room - 1), scaled_tokens(step.observation_tokens, token_scale, 0))
+        room -= observed
+        steps.append(PlannedStep(generated, observed, step.tool, step.tool_s * tool_scale))
+        if room < 1:
+            break
+    steps[-1] = PlannedStep(steps[-1].generated_tokens, 0, None, 0.0)
+    return PlannedTrajectory(
+        trajectory_id=planned.trajectory_id,
+        group_id=planned.group_id,
+        sample_index=planned.sample_index,
+        domain=planned.domain,
+        prompt_tokens=prompt,
+        steps=tuple(steps),
+        message_tokens=scaled_tokens(planned.message_tokens, token_scale, 0),
+        max_steps=planned.max_steps,
     )
 
 

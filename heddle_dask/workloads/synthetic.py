@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.workloads.planned import PlannedStep, PlannedTrajectory, scaled_tokens
+from heddle_dask.workloads.planned import PlannedStep, PlannedTrajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,48 +224,6 @@ def synthesize(
     for prompt in range(prompts):
         planned += _group(parameters, prompt, samples, seed, max_output_tokens)
     return planned
-
-
-def fit_into_context(
-    planned: PlannedTrajectory, *, token_scale: float, tool_scale: float, max_context_tokens: int
-) -> PlannedTrajectory:
-    """Scale a trajectory and end it when its context is full, as a rollout does.
-
-    Recorded trajectories are clipped differently (`planned.plan_replay`): their generated tokens are kept.
-
-    Raises
-    ------
-    BadInput
-        The prompt leaves no room for a generated token.
-    """
-    if token_scale == tool_scale == 1.0 and planned.context_tokens <= max_context_tokens:
-        return planned  # the common case, not copied: there may be a hundred thousand
-    prompt = scaled_tokens(planned.prompt_tokens, token_scale, 1)
-    room = max_context_tokens - prompt
-    if room < 1:
-        raise BadInput(
-            f"trajectory {planned.trajectory_id}: a prompt of {prompt} tokens fills a context of "
-            f"{max_context_tokens}; use a smaller token_scale or a longer context"
-        )
-    steps: list[PlannedStep] = []
-    for step in planned.steps:
-        generated = min(room, scaled_tokens(step.generated_tokens, token_scale, 1))
-        observed = scaled_tokens(step.observation_tokens, token_scale, 0)
-        room -= generated + observed
-        steps.append(PlannedStep(generated, observed, step.tool, step.tool_s * tool_scale))
-        if room < 1:
-            break
-    steps[-1] = PlannedStep(steps[-1].generated_tokens, 0, None, 0.0)
-    return PlannedTrajectory(
-        trajectory_id=planned.trajectory_id,
-        group_id=planned.group_id,
-        sample_index=planned.sample_index,
-        domain=planned.domain,
-        prompt_tokens=prompt,
-        steps=tuple(steps),
-        message_tokens=scaled_tokens(planned.message_tokens, token_scale, 0),
-        max_steps=planned.max_steps,
-    )
 
 
 def _parameters(workload: str | WorkloadParameters) -> WorkloadParameters:

@@ -51,7 +51,7 @@ needs_router = pytest.mark.skipif(
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Eight trajectories in three groups; one of them has to be clipped to fit."""
+    """Eight trajectories in three groups; one of them fills its context."""
     lines = []
     for index in range(8):
         steps = [
@@ -70,6 +70,10 @@ def trace(tmp_path: Path) -> Path:
     path = tmp_path / "eight.jsonl"
     path.write_text("".join(lines))
     return path
+
+
+def environment_of(trace: Path) -> ReplayEnvironment:
+    return ReplayEnvironment(trace, max_context_tokens=MAX_CONTEXT_TOKENS)
 
 
 def planned_tokens(environment: ReplayEnvironment) -> int:
@@ -128,7 +132,7 @@ class RecordingClient(RouterClient):
 
 
 def test_the_client_sends_the_bytes_that_our_own_replay_sends(trace: Path, model_dir: str) -> None:
-    environment = ReplayEnvironment(trace)
+    environment = environment_of(trace)
     tasks = environment.tasks(8, 2)
     template = ChatTemplate.load(model_dir)
     for task in tasks:
@@ -162,7 +166,7 @@ def test_a_step_of_another_length_than_asked_is_an_error(trace: Path) -> None:
 
 
 async def replay_on(client: RouterClient, trace: Path) -> Replayed:
-    environment = ReplayEnvironment(trace)
+    environment = environment_of(trace)
     return await replay(
         client, environment, environment.tasks(8, 2), seed=2, max_context_tokens=MAX_CONTEXT_TOKENS
     )
@@ -237,7 +241,7 @@ def test_a_replay_over_http_generates_what_was_planned(trace: Path, tmp_path: Pa
             return forwarder, await replay_on(client, trace)
 
     forwarder, replayed = run(scenario())
-    assert replayed.generated_tokens == planned_tokens(ReplayEnvironment(trace))
+    assert replayed.generated_tokens == planned_tokens(environment_of(trace))
     assert replayed.makespan_s > 0.02, "it waited for its tools"
     names = sorted(f"a%2Fb%20{index}" for index in range(8))
     assert sorted(forwarder.sessions) == sorted(3 * names), "a session is a trajectory"

@@ -19,7 +19,7 @@ from heddle_dask.environments.replay import (
     ReplayEnvironment,
     wait_like_tool,
 )
-from heddle_dask.workloads.planned import TraceDoesNotFit, is_replayable, plan_replay, planned_trace
+from heddle_dask.workloads.planned import PromptDoesNotFit, is_replayable, planned_trace
 from heddle_dask.workloads.traces import TracedStep, TracedTrajectory, read_traces
 
 
@@ -134,19 +134,23 @@ def test_a_group_shares_its_prompt_and_nothing_else(path: Path) -> None:
     assert all(33 <= token <= 126 for token in first.context[:10])
 
 
-def test_long_contexts_are_clipped_and_counted(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_replay_ends_where_its_context_is_full_and_is_counted(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     environment = ReplayEnvironment(path)
     context = RecordingContext(max_context_tokens=40)
     log = replayed(environment, "a", context)
-    assert [entry[1] for entry in log if entry[0] == "generate"] == [5, 6, 7]
-    assert (environment.clipped_trajectories, environment.clipped_tokens) == (1, 60 - 22 + 1)
-    assert "clipped 39 prompt and observation tokens to fit 40" in caplog.text
+    assert log[:4] == replayed(ReplayEnvironment(path), "a", RecordingContext())[:4]
+    assert log[4:] == [("generate", 5)]
+    assert len(context.context) == 40
+    assert (environment.cut_trajectories, environment.cut_tokens) == (1, 78 - 40)
+    assert "ends 38 tokens early, at the end of a context of 40" in caplog.text
 
 
-def test_generated_tokens_alone_too_many_is_an_error(path: Path) -> None:
-    with pytest.raises(TraceDoesNotFit, match="18 tokens to generate do not fit into a context of 18"):
-        replayed(ReplayEnvironment(path), "a", RecordingContext(max_context_tokens=18))
+def test_a_prompt_that_fills_the_context_is_an_error(path: Path) -> None:
+    with pytest.raises(PromptDoesNotFit, match="a prompt of 10 tokens fills a context of 10"):
+        replayed(ReplayEnvironment(path), "a", RecordingContext(max_context_tokens=10))
 
 
 def test_unknown_token_counts_leave_a_trajectory_out(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -198,23 +202,28 @@ counts = st.integers(0, 3000)
 
 
 @given(
-    st.integers(0, 5000),
+    st.integers(0, 2000),
     st.lists(st.tuples(counts, counts), min_size=1, max_size=8),
     st.sampled_from([0.01, 0.5, 1.0, 3.0]),
-    st.integers(1, 4000),
+    st.integers(1, 20_000),
 )
-def test_plans_fit_and_never_clip_what_is_generated(
+def test_what_comes_before_the_end_of_the_context_does_not_depend_on_it(
     prompt: int, pairs: list[tuple[int, int]], scale: float, room: int
 ) -> None:
     steps = tuple(TracedStep(g, o, None, "t", 1.0, None, False) for g, o in pairs)
     trace = TracedTrajectory("t", "g", prompt, True, None, steps)
-    generated = [max(1, round(g * scale)) for g, _ in pairs]
-    longest = sum(generated) + room
-    plan = plan_replay(trace, token_scale=scale, tool_scale=1, max_context_tokens=longest)
-    assert [step.generated_tokens for step in plan.steps] == generated
-    assert plan.context_tokens <= longest
-    assert plan.prompt_tokens >= 1
-    assert min(step.observation_tokens for step in plan.steps) >= 0
-    wanted = max(1, round(prompt * scale)) + sum(round(o * scale) for _, o in pairs[:-1])
-    assert plan.context_tokens + plan.clipped_tokens == sum(generated) + wanted
-    assert (plan.clipped_tokens == 0) == (wanted <= room)
+    scaled = {"domain": "d", "token_scale": scale, "tool_scale": 1.0}
+    whole = planned_trace(trace, max_context_tokens=1 << 62, **scaled)
+    longest = max(1, round(prompt * scale)) + room
+    cut = planned_trace(trace, max_context_tokens=longest, **scaled)
+    assert cut.prompt_tokens == whole.prompt_tokens
+    if whole.context_tokens <= longest:
+        assert cut == whole
+        return
+    assert cut.context_tokens == longest
+    # The last step, or the observation before it, is cut; all before is as recorded.
+    same = max(0, len(cut.steps) - 2)
+    assert cut.steps[:same] == whole.steps[:same]
+    for ours, theirs in zip(cut.steps, whole.steps, strict=False):
+        assert 0 < ours.generated_tokens <= theirs.generated_tokens
+        assert ours.observation_tokens <= theirs.observation_tokens

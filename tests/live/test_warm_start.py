@@ -27,7 +27,8 @@ from heddle_dask.records.store import RunStore
 from heddle_dask.sim.fleet import SimulatedFleet, equal_engines
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import build_strategies
-from heddle_dask.workloads.synthetic import fit_into_context, synthesize
+from heddle_dask.workloads.planned import fit_into_context
+from heddle_dask.workloads.synthetic import synthesize
 
 
 async def solve(task: Task, ctx: Context) -> float:

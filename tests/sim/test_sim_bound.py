@@ -11,17 +11,20 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds.core_builders import Restless
 
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.nouns import StepRequest
 from heddle_dask.cost.engine_cost import EngineCost, engine_cost_for
+from heddle_dask.predictors.chosen import build_predictor
+from heddle_dask.predictors.known import KnownWork
 from heddle_dask.sim.bound import makespan_bound
 from heddle_dask.sim.bound_work import measure_work
-from heddle_dask.sim.fleet import ControlDelays, SimulatedFaults, SimulatedFleet, equal_engines
+from heddle_dask.sim.fleet import ControlDelays, SimulatedFaults, SimulatedFleet, SimulatedLink, equal_engines
 from heddle_dask.sim.rollout import simulate
 from heddle_dask.sim.world import SimulatedWorld
-from heddle_dask.strategies.presets import PRESETS, build_strategies
+from heddle_dask.strategies.presets import PRESETS, build_strategies, tell_costs
 from heddle_dask.workloads.choice import load_workload
 from heddle_dask.workloads.planned import PlannedStep, PlannedTrajectory
 
@@ -100,6 +103,45 @@ def test_no_run_on_unlike_engines_with_delays_and_few_tool_cpus_beats_the_bound(
     mixed = SimulatedFleet((*slow, *fast), delays=ControlDelays(1e-3, 1e-3, 2e-3, 3e-3, 1e-3), tool_cpus=2)
     run = simulate(preset, ORACLE[preset], mixed, work, seed=0)
     assert run.makespan_s >= run.bound.seconds - 1e-5, (run.bound, run.makespan_s)
+
+
+MOVING = st.lists(
+    st.tuples(st.integers(1, 8), st.integers(0, 90), st.sampled_from([None, None, 0.0, 0.05, 0.6])),
+    min_size=2,
+    max_size=5,
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    plans=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 90), MOVING), min_size=2, max_size=10),
+    engines=st.integers(2, 3),
+    slots=st.integers(1, 4),
+    capacity=st.sampled_from([430, 600, 1800]),
+    setup_s=st.sampled_from([0.0, 0.02]),
+    whole=st.booleans(),
+)
+def test_free_links_dear_prefill_and_restless_moves_do_not_beat_the_bound(
+    plans: list[tuple[int, int, list[tuple[int, int, float | None]]]],
+    engines: int,
+    slots: int,
+    capacity: int,
+    setup_s: float,
+    whole: bool,
+) -> None:
+    """A transfer carries what the source has computed, and its steps take time on both engines."""
+    work = [planned(i, group, prompt, *steps) for i, (group, prompt, steps) in enumerate(plans)]
+    dear = replace(COST, token_s=5e-3, prefill_token_s=2e-2, capacity_tokens=capacity)
+    moving = fleet(engines, dear, slots, link=SimulatedLink(setup_s, 0.0, whole))
+    overrides = ["predictor=oracle", "admission=unlimited"]
+    strategies = replace(build_strategies("heddle", overrides=overrides), migration=Restless(("transfer",)))
+    tell_costs(strategies, moving.beliefs)
+    known = KnownWork({plan.trajectory_id: float(plan.generated_tokens) for plan in work})
+    assert strategies.predictor is not None
+    world = SimulatedWorld(strategies, moving, work, predictor=build_predictor(strategies.predictor, known))
+    world.run()
+    end_s = max(program.finished_s for program in world.programs.values())
+    assert end_s >= makespan_bound(work, moving).seconds - 1e-5
 
 
 def test_a_trajectory_alone_takes_hardly_more_than_the_path_bound() -> None:

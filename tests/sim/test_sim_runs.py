@@ -23,8 +23,8 @@ from heddle_dask.sim.fleet import ControlDelays, SimulatedFleet, equal_engines
 from heddle_dask.sim.runs import SimulatedRun, strategies_builder
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import build_strategies, tell_costs
-from heddle_dask.workloads.planned import PlannedTrajectory
-from heddle_dask.workloads.synthetic import fit_into_context, synthesize
+from heddle_dask.workloads.planned import PlannedTrajectory, fit_into_context
+from heddle_dask.workloads.synthetic import synthesize
 
 CONTEXT = 4096
 SATURATED = 6

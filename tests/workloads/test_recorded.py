@@ -79,7 +79,5 @@ def test_name_and_file_are_the_same_trace() -> None:
 
 
 def test_a_trace_that_does_not_fit_is_refused_in_one_line_before_anything_is_measured() -> None:
-    with pytest.raises(
-        BadInput, match=r"^trace 'tau_dialogues': trajectory .* do not fit into a context of 4096"
-    ):
+    with pytest.raises(BadInput, match=r"^trace 'tau_dialogues': trajectory .* fills a context of 4096"):
         Workload(Path("tau_dialogues"), 2, 50.0, 1.0, 0).planned(4096)

@@ -14,7 +14,7 @@ import pytest
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.workloads.bootstrap import bootstrap, file_domain
-from heddle_dask.workloads.planned import PlannedStep, is_replayable, plan_replay
+from heddle_dask.workloads.planned import PlannedStep, is_replayable, planned_trace
 from heddle_dask.workloads.recorded import RECORDED
 from heddle_dask.workloads.traces import read_traces
 
@@ -112,10 +112,15 @@ def test_the_same_under_every_hash_seed(small: Path) -> None:
     assert outputs[0] == outputs[1]
 
 
-def test_a_context_clips_what_was_not_generated(small: Path) -> None:
-    for one in bootstrap(small, trajectories=20, seed=0, max_context_tokens=40):
-        assert one.context_tokens <= 40
-        assert one.generated_tokens in {13, 14, 15, 23, 33, 34}
+def test_a_trajectory_ends_where_its_context_is_full(small: Path) -> None:
+    fitted = bootstrap(small, trajectories=20, seed=0, max_context_tokens=40)
+    scales = {"token_scale": 1.0, "tool_scale": 1.0}
+    whole = bootstrap(small, trajectories=20, seed=0, max_context_tokens=10**6, **scales)
+    cut = [one.context_tokens < other.context_tokens for one, other in zip(fitted, whole, strict=True)]
+    assert any(cut) and not all(cut)
+    for one, other in zip(fitted, whole, strict=True):
+        assert one.context_tokens == min(40, other.context_tokens)
+        assert one.prompt_tokens == other.prompt_tokens
 
 
 def test_unknown_token_counts_are_left_out(tmp_path: Path) -> None:
@@ -132,7 +137,9 @@ def test_bad_files_and_counts(tmp_path: Path, small: Path) -> None:
         return str(error.value)
 
     assert "0 trajectories asked, give 1 or more" in message(small, trajectories=0)
-    assert "do not fit into a context of 20; use a smaller token_scale" in message(small, context=20)
+    assert "a prompt of 11 tokens fills a context of 11; use a smaller token_scale" in message(
+        small, context=11
+    )
     assert "id 'a0' comes twice" in message(written(tmp_path, trace("a0", "a"), trace("a0", "b")))
     assert "no trajectory with known token counts" in message(
         written(tmp_path, trace("a0", "a", observed=None))
@@ -150,7 +157,11 @@ def test_the_domain_is_the_file_name_without_endings(name: str, domain: str) -> 
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_real_traces_give_any_number(name: str) -> None:
-    plans = {one.trajectory_id: plan_replay(one, **FIT) for one in read_traces(name) if is_replayable(one)}
+    plans = {
+        one.trajectory_id: planned_trace(one, domain="d", **FIT)
+        for one in read_traces(name)
+        if is_replayable(one)
+    }
     planned = bootstrap(name, trajectories=20_000, seed=0, **FIT)
     assert len(planned) == 20_000 == len({one.trajectory_id for one in planned})
     for one in planned:

@@ -19,7 +19,8 @@ from heddle_dask.sim.pod_settings import PodSettings
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import build_strategies, tell_costs
 from heddle_dask.workloads.actions import SoftwareWorkload, action_trajectories
-from heddle_dask.workloads.synthetic import fit_into_context, synthesize
+from heddle_dask.workloads.planned import fit_into_context
+from heddle_dask.workloads.synthetic import synthesize
 
 CONTEXT = 4096
 

@@ -14,8 +14,8 @@ from types import MappingProxyType
 from heddle_dask.core.duration_profile import DurationProfile
 from heddle_dask.core.resources import ResourceDemand
 from heddle_dask.sim.training.environments import ResetTimes
-from heddle_dask.workloads.planned import PlannedAction, PlannedTrajectory
-from heddle_dask.workloads.synthetic import WorkloadParameters, fit_into_context, synthesize
+from heddle_dask.workloads.planned import PlannedAction, PlannedTrajectory, fit_into_context
+from heddle_dask.workloads.synthetic import WorkloadParameters, synthesize
 
 CONTEXT_TOKENS = 32_768
 
