@@ -112,7 +112,7 @@ def test_counts_and_hits_are_those_of_the_cache_that_knows_the_tokens(plan, capa
 def test_a_context_inserted_from_elsewhere_is_found_by_its_next_step():
     both = Both(1000)
     job = both.job(11)
-    assert both.counted.insert(job)
+    assert both.counted.insert(job, 0)
     assert both.counted.hit_tokens(job) == 6 * BLOCK_TOKENS
     assert both.counted.free_tokens == 1000
 
@@ -121,7 +121,7 @@ def test_a_context_that_does_not_fit_is_not_inserted_and_nothing_is_taken():
     both = Both(150)
     both.take(9, 0)
     assert both.counted.free_tokens == 50
-    assert not both.counted.insert(both.job(8))
+    assert not both.counted.insert(both.job(8), 1)
     assert both.counted.free_tokens == 50
     assert both.counted.hit_tokens(both.job(8)) == 0
 
@@ -131,3 +131,17 @@ def test_of_a_broken_off_prefill_only_what_was_computed_is_found():
     both.take(9, 0)
     both.give_back(9, 0.4)
     assert both.counted.hit_tokens(both.job(10)) == 32
+
+
+def test_an_export_stays_in_use_until_it_is_read():
+    both = Both(1000)
+    job = both.job(11)
+    job.pins_kv = True
+    held = both.counted.take(job, 0)
+    assert held is not None
+    job.generated = job.length
+    both.counted.give_back(job, held, job.prompt_tokens)
+    assert both.counted.free_tokens < 1000 and job.pinned is held
+    both.counted.unpin(job, job.prompt_tokens)
+    assert both.counted.free_tokens == 1000
+    assert both.counted.hit_tokens(both.job(11)) == 6 * BLOCK_TOKENS
