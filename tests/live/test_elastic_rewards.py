@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 from distributed import Client
 from worlds.live_world import emulated, kill, run, until
@@ -19,22 +22,28 @@ from heddle_dask.live.clusters.slurm.scaling import ScalingRule
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, WorkerGroup
 
 pytestmark = pytest.mark.cluster
+# Workers cannot import this module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-REWARD_S = 1.0
+
+def _until_there(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.02)
 
 
-class SlowRewards(FunctionEnvironment):
-    """One short step, and a reward that holds a CPU for a while."""
+class HeldRewards(FunctionEnvironment):
+    """One short step, and a reward that holds a CPU until a file is there."""
 
-    def __init__(self) -> None:
-        super().__init__(self.attempt, name="slow rewards")
+    def __init__(self, go: Path) -> None:
+        super().__init__(self.attempt, name="held rewards")
+        self.go = go
 
     async def attempt(self, task: Task, ctx: Context) -> None:
         ctx.append("user", "hello")
         await ctx.generate(max_tokens=2, ignore_eos=True)
 
     async def reward(self, task: Task, transcript: Transcript, ctx: RewardContext) -> float:
-        await ctx.call(time.sleep, REWARD_S, label="slow")
+        await ctx.call(_until_there, str(self.go), label="held")
         return 1.0
 
 
@@ -62,10 +71,13 @@ def test_no_reward_is_lost_while_its_workers_come_and_go(model_dir: str, tmp_pat
                 return [job for job in jobs if job.joined_s is not None and not job.leaving]
 
             engine = emulated(model_dir, slots=16)
-            async with Rollout(client, env=SlowRewards(), model=model_dir, engines=engine) as rollout:
+            async with Rollout(
+                client, env=HeldRewards(tmp_path / "go"), model=model_dir, engines=engine
+            ) as rollout:
                 running = asyncio.ensure_future(rollout.run(12))
                 await until(lambda: len(tool_jobs()) >= 2)
                 kill(int(tool_jobs()[-1].job_id))
+                (tmp_path / "go").touch()
                 batch = await running
                 assert [record.reward for record in batch] == [1.0] * 12
                 assert {record.reward_cause for record in batch} == {""}
