@@ -343,6 +343,6 @@ def test_a_run_behind_the_router_on_vllm(trace: Path, model_dir: str) -> None:
     spec = EngineSpec("vllm", model_dir, slots=6, max_model_len=MAX_CONTEXT_TOKENS)
     workload = Workload(trace, 8, 1.0, 1.0, 2)
     row = run(run_router(workload, small_fleet(spec), "sticky_least_loaded", 0, 0.01), hang_s=500)
-    tokens = planned_tokens(workload.environment())
+    tokens = planned_tokens(environment_of(trace))
     assert row.tokens_per_s == pytest.approx(tokens / row.makespan_s, rel=0.02)
     assert not descendants("vllm_router") and not descendants("vllm.entrypoints")

@@ -307,7 +307,8 @@ def test_what_is_too_old_is_cancelled_and_its_task_comes_again(
             assert trainer.feed.wasted_tokens == {"stale": 6}, "those of steps that had ended"
             await until(lambda: not psutil.pid_exists(process))
             step = 2
-            while not trainer.samples.buffer.knows("g000000.1"):
+            # On a slow machine the second attempt becomes too old as well, and another one follows it.
+            while not any(trainer.samples.buffer.knows(f"g000000.{repeat}") for repeat in range(1, 4)):
                 await trainer.switch(step)
                 step += 1
                 used.extend(names(await trainer.train(step)))
