@@ -146,6 +146,7 @@ class GroupLedger:
         self.dropped: Counter[str] = Counter()
         self.given_up = 0
         self.repeats: list[GroupStart] = []
+        self._cancelled: dict[str, str] = {}
 
     def open_batches(self, through: int) -> None:
         """Groups may start until the batches 1 to `through` are full; before the first call, without a bound."""
@@ -181,13 +182,17 @@ class GroupLedger:
         self._groups[start.group_id] = group
         self._group_of.update(dict.fromkeys(members, group))
 
-    def ended(self, record: TrajectoryRecord, lost_tokens: int = 0) -> list[LedgerDecision]:
+    def ended(
+        self, record: TrajectoryRecord, lost_tokens: int = 0, dropped_tokens: int = 0
+    ) -> list[LedgerDecision]:
         """A member has ended.
 
         Parameters
         ----------
         lost_tokens
             What earlier attempts of it, whose environment failed, had sampled.
+        dropped_tokens
+            What it had sampled in steps that did not end.
         """
         group = self._group_of.pop(record.trajectory_id)
         del group.running[record.trajectory_id]
@@ -197,7 +202,8 @@ class GroupLedger:
         if record.status in ("completed", "truncated"):
             self._take_complete(group, record, decisions)
         elif record.cause in (STALE, REDUNDANT, ENVIRONMENT) or record.status == "aborted":
-            self._waste(group, record.cause, record.generated_tokens)
+            self._waste(group, record.cause, record.generated_tokens + dropped_tokens)
+            self._cancelled[record.trajectory_id] = record.cause
             if record.status == "aborted" and record.cause == "user":
                 group.interrupted = True
             elif record.cause in (STALE, ENVIRONMENT) and group.phase == "open":
@@ -210,6 +216,12 @@ class GroupLedger:
         if not group.running:
             self._close(group, decisions)
         return decisions
+
+    def discarded(self, trajectory_id: str, tokens: int) -> None:
+        """The step in which a member was cancelled had sampled these tokens; its engine says so after the end."""
+        cause = self._cancelled.pop(trajectory_id, None)
+        if cause is not None:
+            self.wasted_tokens[cause] += tokens
 
     def _take_complete(
         self, group: _Group, record: TrajectoryRecord, decisions: list[LedgerDecision]

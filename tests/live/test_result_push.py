@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from distributed import Client, Scheduler, Worker
@@ -11,7 +12,7 @@ from worlds.dask_cluster import with_cluster
 from heddle_dask.core.ids import ActionId
 from heddle_dask.live.wire import result_push
 from heddle_dask.live.wire.messages import ActionOutcome, action_key
-from heddle_dask.live.wire.result_push import Inbox, Outbox
+from heddle_dask.live.wire.result_push import KEPT_SESSIONS, Inbox, Outbox
 from heddle_dask.live.wire.transport import Handlers
 from heddle_dask.live.wire.worker_messages import (
     ActionResults,
@@ -58,14 +59,18 @@ def test_a_driver_that_never_polls_costs_a_bounded_number_of_results() -> None:
     asyncio.run(asyncio.wait_for(body(), 60))
 
 
-def test_results_of_a_session_before_are_dropped() -> None:
+def test_sessions_side_by_side_keep_their_results_and_silent_ones_are_dropped() -> None:
     async def body() -> None:
         outbox: Outbox[PushedAction] = Outbox()
-        outbox.put("old", pushed("a"))
-        outbox.put("s", pushed("b"))
-        assert await outbox.take("s") == (pushed("b"),)
-        outbox.put("old", pushed("c"))
-        assert await outbox.take("old") == (pushed("c"),)
+        outbox.put("gone", pushed("a"))
+        for number in range(KEPT_SESSIONS - 1):
+            outbox.put(f"s{number}", pushed("b"))
+        outbox.put("gone", pushed("c"))
+        outbox.put("new", pushed("d"))
+        assert await outbox.take("gone") == (pushed("a"), pushed("c")), "s0 was silent for longer"
+        assert await outbox.take("s1") == (pushed("b"),)
+        outbox.put("s0", pushed("e"))
+        assert await outbox.take("s0") == (pushed("e"),)
 
     asyncio.run(asyncio.wait_for(body(), 60))
 
@@ -82,15 +87,17 @@ def test_an_inbox_keeps_what_is_expected_and_survives_its_worker() -> None:
         handlers = Handlers()
         handlers.answer(FetchActionResults, results)
         handlers.add_to(worker)
-        inbox = Inbox(client, "s")
+        unexpected: list[Any] = []
+        inbox = Inbox(client, "s", lambda key, result: unexpected.append((key, result)))
         inbox.listen(worker.address, FetchActionResults)
         inbox.listen(worker.address, FetchActionResults)
         assert inbox.listens(FetchActionResults) and not inbox.listens(FetchStepResults)
         inbox.expect(action_key("s", "a"))
         arrival = inbox.arrival(action_key("s", "a"))
-        outbox.put("s", pushed("unknown"))
+        outbox.put("s", pushed("unknown", 2))
         outbox.put("s", pushed("a", 1))
         assert await asyncio.wait_for(arrival, 60) == pushed("a", 1).result
+        assert unexpected == [(action_key("s", "unknown"), pushed("unknown", 2).result)]
         inbox.forget(action_key("s", "a"))
 
         inbox.listen("tcp://127.0.0.1:1", FetchActionResults)

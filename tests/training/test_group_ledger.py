@@ -59,6 +59,19 @@ def test_the_first_members_to_end_count() -> None:
     assert ledger.is_idle and ledger.counted == 1
 
 
+def test_what_a_cancelled_step_had_sampled_is_waste_too() -> None:
+    plan = GroupPlan(members=1, extra_members=2)
+    ledger = GroupLedger(plan)
+    a, b, c = started(ledger, plan, 0)
+    ledger.ended(record(a), dropped_tokens=9)  # its program gave a step up, and came to its end
+    ledger.ended(record(b, "aborted", "redundant"), dropped_tokens=3)
+    ledger.ended(record(c, "aborted", "redundant"))
+    assert ledger.wasted_tokens == {"redundant": 2 * TOKENS + 3}
+    for name, tokens in ((b, 5), (b, 50), (a, 50)):
+        ledger.discarded(name, tokens)
+    assert ledger.wasted_tokens == {"redundant": 2 * TOKENS + 8}, "one step of each, and none of a"
+
+
 def test_late_members_are_kept() -> None:
     plan = GroupPlan(members=2, extra_members=2, late_members="keep")
     ledger = GroupLedger(plan)

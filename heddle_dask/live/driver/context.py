@@ -70,6 +70,7 @@ class LiveContext:
         self.record = TokenRecord()
         self.steps: list[StepRecord] = []
         self._generated = 0
+        self._dropped = 0
 
     # -- what the program may ask ------------------------------------------------------------------
 
@@ -361,6 +362,7 @@ class LiveContext:
         self._given_up = step.attempt + (not step.finished)
         self.record = self.record.fork(step.start)
         self._generated -= step.generated
+        self._dropped += step.generated
 
     def _take(self, step: OpenStep, result: StepResult) -> OpenStep:
         """Fold one answer into the record and the open step."""
@@ -459,6 +461,11 @@ class LiveContext:
     def generated_tokens(self) -> int:
         """Tokens that all branches have sampled."""
         return self._generated + sum(fork.generated_tokens for fork in self._forks)
+
+    @property
+    def dropped_tokens(self) -> int:
+        """Tokens that answered parts of steps had sampled which then ended without a reply, in all branches."""
+        return self._dropped + sum(fork.dropped_tokens for fork in self._forks)
 
     def interrupt(self) -> None:
         """The run is ending: steps that are cancelled from now on are not the program's doing."""

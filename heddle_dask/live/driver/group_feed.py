@@ -19,7 +19,7 @@ from heddle_dask.live.driver.attempts import Attempt, group_attempts
 from heddle_dask.live.driver.program_runs import EndedAttempt
 from heddle_dask.live.driver.run_files import RunFiles
 from heddle_dask.live.wire.training_messages import GroupEndedReport, TrajectoryRedundantReport
-from heddle_dask.records.trajectory import Cause, TrajectoryRecord
+from heddle_dask.records.trajectory import Cause
 from heddle_dask.training.group_ledger import (
     CancelMember,
     DeliverGroup,
@@ -269,9 +269,14 @@ class GroupFeed:
     def ended(self, ended: EndedAttempt) -> None:
         """See `AttemptFeed.ended`."""
         self._running -= 1
-        self.generated_tokens += ended.lost_tokens + _sampled(ended.record)
+        self.generated_tokens += ended.lost_tokens + ended.dropped_tokens + ended.record.generated_tokens
         self._journal_quarantined()
-        self._carry_out(self.ledger.ended(ended.record, ended.lost_tokens))
+        self._carry_out(self.ledger.ended(ended.record, ended.lost_tokens, ended.dropped_tokens))
+
+    def discarded(self, name: str, tokens: int) -> None:
+        """See `AttemptFeed.discarded`."""
+        self.generated_tokens += tokens
+        self.ledger.discarded(name, tokens)
 
     def _journal_quarantined(self) -> None:
         assert self._port is not None and self._files is not None
@@ -362,7 +367,3 @@ class GroupFeed:
 
 # A dropped group's cause is that of its members' records.
 _CAUSES: Mapping[str, Cause] = {"stale": "stale", "redundant": "redundant", "environment": "environment"}
-
-
-def _sampled(record: TrajectoryRecord) -> int:
-    return sum(step.generated_tokens for step in record.steps)

@@ -35,11 +35,20 @@ from heddle_dask.records.trajectory import ActionRecord, Cause, TrajectoryRecord
 
 @dataclass(frozen=True, slots=True)
 class EndedAttempt:
-    """What came of an attempt; `lost_tokens`: sampled before its environment failed, in attempts that do not count."""
+    """What came of an attempt.
+
+    Attributes
+    ----------
+    lost_tokens
+        Sampled before its environment failed, in attempts that do not count.
+    dropped_tokens
+        Sampled in the attempt that counts, in steps that were cancelled after a part of them was answered.
+    """
 
     attempt: Attempt
     record: TrajectoryRecord
     lost_tokens: int = 0
+    dropped_tokens: int = 0
 
 
 class ProgramRuns:
@@ -121,7 +130,7 @@ class ProgramRuns:
         if not is_scored:
             self._rewards_of(attempt).missing(_group_of(attempt))
         self._cancelled.pop(attempt.name, None)
-        return EndedAttempt(attempt, record, lost_tokens)
+        return EndedAttempt(attempt, record, lost_tokens, sampled - record.generated_tokens)
 
     async def _back_off(self, attempt: Attempt) -> None:
         """Wait, then announce the attempt again. One that is cancelled meanwhile ends when it is run."""
@@ -133,24 +142,25 @@ class ProgramRuns:
             self._cancelled.setdefault(attempt.name, "user")
 
     async def _run_once(self, attempt: Attempt) -> tuple[TrajectoryRecord, int, bool]:
-        """The record, the tokens that all branches have sampled, and whether a reward was asked for."""
+        """The record, the tokens sampled in all branches and steps, and whether a reward was asked for."""
         context = LiveContext(self._services, attempt.spec, attempt.seed, attempt.replayed, attempt.branch())
         ending, started_s = await self._run_program(attempt, context)
         context.end()
         self._contexts.pop(attempt.name, None)
         self._admission.forget(attempt.spec.trajectory_id)
         self.generated_tokens += context.generated_tokens
+        sampled = context.generated_tokens + context.dropped_tokens
         scored = self._scored(attempt, context, ending)
         main = attempt.spec.trajectory_id
         for branch in context.branches():
             if branch.announced is not None and (scored is None or branch.announced != main):
                 self._tell_ended(branch.announced, ending)
         if scored is None:
-            return self._record(attempt, context, ending, started_s), context.generated_tokens, False
+            return self._record(attempt, context, ending, started_s), sampled, False
         ending = await self._score(attempt, scored, ending)
         self._tell_ended(main, ending)
         record = self._record(attempt, context, ending, started_s, scored.context.actions)
-        return record, context.generated_tokens, True
+        return record, sampled, True
 
     async def _run_program(self, attempt: Attempt, context: LiveContext) -> tuple[Ending, float]:
         """How the program of an attempt ended, and when it began."""

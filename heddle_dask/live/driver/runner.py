@@ -56,6 +56,9 @@ class AttemptFeed(Protocol):
     def ended(self, ended: EndedAttempt) -> None:
         """An attempt has ended, and is stored."""
 
+    def discarded(self, name: str, tokens: int) -> None:
+        """The step of an attempt that was cancelled had sampled these tokens; known after the attempt has ended."""
+
 
 class ListFeed:
     """Attempts that are all known and all start at once."""
@@ -75,6 +78,9 @@ class ListFeed:
 
     def ended(self, ended: EndedAttempt) -> None:
         """See `AttemptFeed.ended`."""
+
+    def discarded(self, name: str, tokens: int) -> None:
+        """See `AttemptFeed.discarded`."""
 
 
 class Driver:
@@ -182,7 +188,7 @@ class Driver:
     def cancel(self, trajectory_id: str, cause: Cause) -> None:
         """End this trajectory now: its step, its tools and its sandboxes; its record says why."""
         # In a fresh environment, and in a branch, it is another one for the scheduler.
-        name = trajectory_id if trajectory_id in self._tasks else _SUFFIX.sub("", trajectory_id)
+        name = trajectory_id if trajectory_id in self._tasks else _attempt_of(trajectory_id)
         task = self._tasks.get(name)
         if task is not None and not task.done():
             self._runs.cancel(name, cause)
@@ -209,6 +215,9 @@ class Driver:
         """
         failed = self._channel.failed
         failed.add_done_callback(self._inbox.put_nowait)
+        self._services.submitter.on_discarded = lambda trajectory_id, tokens: feed.discarded(
+            _attempt_of(trajectory_id), tokens
+        )
         try:
             await self._start(feed.pull())
             while self._tasks or not (feed.is_exhausted or self.is_interrupted):
@@ -282,6 +291,11 @@ class Driver:
     def is_left_to_resume(self, record: TrajectoryRecord) -> bool:
         """Whether a resumed run will go on with this trajectory."""
         return self._to_resume and record.status == "aborted" and record.cause == "user"
+
+
+def _attempt_of(trajectory_id: str) -> str:
+    """The name of the attempt of which this is a branch, or an attempt in a fresh environment."""
+    return _SUFFIX.sub("", trajectory_id)
 
 
 def progress_of(driver: Driver | None) -> dict[str, int]:

@@ -27,6 +27,7 @@ from heddle_dask.live.wire.driver_messages import (
     TrajectoryForkedReport,
 )
 from heddle_dask.live.wire.messages import (
+    TOKEN_BYTES,
     ActionCall,
     ActionOutcome,
     Key,
@@ -61,6 +62,8 @@ class _Row:
 
 InterruptKind = Literal["given-up", "result-lost", "cancelled"]
 RESULT_LOST = "its worker died with the result"
+# Cancelled steps whose partial answers may still come; a step that never came to a worker has none.
+_KEPT_CANCELLED = 4096
 CANCELLED = "a client of the cluster cancelled its task"
 
 
@@ -83,12 +86,21 @@ class Interrupted(Exception):
 
 
 class Submitter:
-    """One per driver; belongs to the client's event loop."""
+    """One per driver; belongs to the client's event loop.
+
+    Attributes
+    ----------
+    on_discarded
+        Takes the trajectory of a step that was cancelled and the tokens that it had sampled, when they are known: its
+        engine answers after the trajectory has ended.
+    """
 
     def __init__(self, client: Client, session: str) -> None:
         self._client = client
         self._session = session
-        self._inbox = Inbox(client, session)
+        self._inbox = Inbox(client, session, self._arrived_late)
+        self.on_discarded: Callable[[TrajectoryId, int], None] = lambda trajectory_id, tokens: None
+        self._cancelled: dict[Key, None] = {}
         self._pending: dict[StepTask | ActionTask, list[_Row]] = {}
         self._submitted: dict[Key, asyncio.Future[Future]] = {}
         self._fetching: dict[Key, asyncio.Future[Any]] = {}
@@ -191,8 +203,30 @@ class Submitter:
         self._inbox.expect(key)
         try:
             return await self._result(key, await submitted, kind)
+        except asyncio.CancelledError:
+            if isinstance(call, StepCall):
+                self._discard(key)
+            raise
         finally:
             self._inbox.forget(key)
+
+    def _discard(self, key: Key) -> None:
+        """A step was cancelled: its answer, which may have come in this turn of the loop, is counted and dropped."""
+        self._cancelled[key] = None
+        if len(self._cancelled) > _KEPT_CANCELLED:
+            del self._cancelled[next(iter(self._cancelled))]
+        arrival = self._inbox.arrival(key)
+        if arrival.done():
+            self._arrived_late(key, arrival.result())
+
+    def _arrived_late(self, key: Key, result: StepResult | ActionOutcome) -> None:
+        if key not in self._cancelled or not isinstance(result, StepResult):
+            return
+        del self._cancelled[key]
+        named = named_by(key)
+        tokens = len(result.token_ids) // TOKEN_BYTES
+        if tokens and isinstance(named, StepId):
+            self.on_discarded(named.trajectory_id, tokens)
 
     async def _result(self, key: Key, future: Future, kind: FetchResults) -> Any:
         settling = asyncio.ensure_future(settled(future))

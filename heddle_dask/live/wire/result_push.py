@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from distributed import Client
@@ -29,6 +30,8 @@ from heddle_dask.live.wire.worker_messages import (
 POLL_S = 30.0
 # Results kept for a driver that has not polled yet; it fetches older ones Dask's way.
 KEPT_RESULTS = 256
+# Sessions whose results are kept; those of the session that has been silent for longest are dropped first.
+KEPT_SESSIONS = 16
 # A result that exists and has not been pushed by then is fetched. Far more than a push takes under load.
 PUSH_TIMEOUT_S = 0.05
 
@@ -45,11 +48,13 @@ class Outbox(Generic[Pushed]):
 
     def put(self, session: str, pushed: Pushed) -> None:
         """Offer a result; it is sent at once when the driver's poll is open."""
-        if session not in self._results:
-            # One session runs at a time: results of an earlier one are not wanted any more.
-            self._results.clear()
-            self._results[session] = deque(maxlen=KEPT_RESULTS)
-        self._results[session].append(pushed)
+        results = self._results.pop(session, None)
+        if results is None:
+            results = deque(maxlen=KEPT_RESULTS)
+            while len(self._results) >= KEPT_SESSIONS:
+                del self._results[next(iter(self._results))]
+        results.append(pushed)
+        self._results[session] = results
         if session in self._arrived:
             self._arrived[session].set()
 
@@ -64,11 +69,23 @@ class Outbox(Generic[Pushed]):
 
 
 class Inbox:
-    """The driver's end: one open poll for each worker and kind of results."""
+    """The driver's end: one open poll for each worker and kind of results.
 
-    def __init__(self, client: Client, session: str) -> None:
+    Parameters
+    ----------
+    on_unexpected
+        Takes the key and the result of what arrives without being expected.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        session: str,
+        on_unexpected: Callable[[Key, Any], None] = lambda key, result: None,
+    ) -> None:
         self._client = client
         self._session = session
+        self._on_unexpected = on_unexpected
         self._polls: dict[tuple[str, FetchResults], asyncio.Task[None]] = {}
         self._expected: dict[Key, asyncio.Future[Any]] = {}
 
@@ -99,8 +116,11 @@ class Inbox:
             while True:
                 answer = await ask_worker(self._client, address, request)
                 for pushed in answer.results:
-                    arrival = self._expected.get(pushed.key(self._session))
-                    if arrival is not None and not arrival.done():
+                    key = pushed.key(self._session)
+                    arrival = self._expected.get(key)
+                    if arrival is None:
+                        self._on_unexpected(key, pushed.result)
+                    elif not arrival.done():
                         arrival.set_result(pushed.result)
         except OSError:
             return  # the worker has left; if it comes back, its next result opens another poll
