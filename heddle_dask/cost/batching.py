@@ -4,8 +4,8 @@ The batch is constant during a run of iterations: until a prompt is prefilled, a
 cache is full. `EngineCost` sums such a run in constant time, so the work of this module is per step, not per token.
 
 The rules are vLLM's. Waiting requests are admitted in order of priority (smaller first), then of arrival, between
-iterations, while there are slots and free KV. Prompts are prefilled in chunks beside the decoding sequences, or whole
-if the cost says so. The iteration that ends a prefill samples the first token. When KV runs out, the least urgent
+iterations, while there are slots and free KV. Prompts are prefilled in chunks beside the decoding sequences, which take
+a token each of the iteration's `chunk_tokens`, or whole if the cost says so. The iteration that ends a prefill samples the first token. When KV runs out, the least urgent
 request goes back to the queue and is prefilled again later.
 """
 
@@ -262,8 +262,9 @@ class ContinuousBatch(Generic[J]):
     def _run_length(self) -> tuple[int, int]:
         """Iterations until the batch changes, and prompt tokens in each; 0 iterations: KV must be freed first."""
         count, chunk = 1 << 40, 0
-        if self._prefilling:
-            most = self.cost.chunk_tokens
+        # Running sequences come first: each takes one token of the iteration's budget.
+        most = self.cost.chunk_tokens - len(self._decoding)
+        if self._prefilling and most > 0:
             count = max(1, (self._prefilling[0].prefill_tokens - 1) // most)
             chunk = min(most, sum(job.prefill_tokens for job in self._prefilling))
         while self._ends and not self._is_due(self._ends[0]):
