@@ -29,6 +29,7 @@ from heddle_dask.engines.weight_staging import StagedWeights, stage_weights
 _LOG = logging.getLogger(__name__)
 # The end of a process is noticed this late at most, after its connections have broken.
 EXIT_NOTICED_S = 1.0
+_LEAST_ANSWER_S = 10.0  # an engine that became ready in the last moment has this long to describe itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +214,13 @@ class EngineHost:
         began_s = time.monotonic()
         address = await process.start(self.watch.start_timeout_s)
         self.start_s = time.monotonic() - began_s
-        client = EngineClient(address, engine_kind(self.spec.kind).dialect)
+        dialect = engine_kind(self.spec.kind).dialect
+        # The limit of a start holds for its first answer too: on a busy machine that takes longer than later ones may.
+        left_s = max(_LEAST_ANSWER_S, self.watch.start_timeout_s - self.start_s)
+        async with EngineClient(address, dialect, question_timeout_s=left_s) as asking:
+            info = await asking.describe()
+        client = EngineClient(address, dialect)
         try:
-            info = await client.describe()
             if installed is not None:
                 await client.label_weights(installed.version)
             self._condemned = asyncio.get_running_loop().create_future()
