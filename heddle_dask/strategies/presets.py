@@ -38,6 +38,7 @@ from heddle_dask.strategies.placement.least_work import LeastWork
 from heddle_dask.strategies.placement.presorted import PresortedPlan
 from heddle_dask.strategies.placement.round_robin import RoundRobin
 from heddle_dask.strategies.placement.sticky import Sticky
+from heddle_dask.strategies.placement.sticky_by_count import StickyByCount
 from heddle_dask.strategies.placement.sticky_least_loaded import StickyLeastLoaded
 from heddle_dask.strategies.predictor.choice import LearnedPredictorOptions, OracleOptions
 from heddle_dask.strategies.preemption.hysteresis import Hysteresis
@@ -57,6 +58,7 @@ PARTS: Mapping[str, Mapping[str, type]] = {
         "round-robin": RoundRobin,
         "least-load": LeastLoad,
         "sticky": Sticky,
+        "sticky-by-count": StickyByCount,
         "sticky-least-loaded": StickyLeastLoaded,
         "cache-aware": CacheAware,
         "presorted": PresortedPlan,
@@ -106,12 +108,11 @@ _PLAIN = {
     "predictor": "none",
     "actions": "fcfs-minimum",
 }
-# Placements of other frameworks and routers, each with the scheduling of the original. `slime` lacks slime's limit of
-# live trajectories (`admission=at-most`); `verl` is hash-sticky, while veRL itself assigns by count.
+# Placements of other frameworks and routers, each with the scheduling of the original.
 _BASELINES = {
     **{name: name for name in ("round-robin", "least-load", "sticky", "sticky-least-loaded", "cache-aware")},
     "slime": "least-load",
-    "verl": "sticky",
+    "verl": "sticky-by-count",
     "verl-hybrid": "cache-aware,skew_steps=32,skew_ratio=1.0",
 }
 PRESETS: Mapping[str, Mapping[str, str]] = {

@@ -21,6 +21,7 @@ from heddle_dask.strategies.placement.least_work import LeastWork
 from heddle_dask.strategies.placement.presorted import PresortedPlan
 from heddle_dask.strategies.placement.round_robin import RoundRobin
 from heddle_dask.strategies.placement.sticky import Sticky
+from heddle_dask.strategies.placement.sticky_by_count import StickyByCount
 from heddle_dask.strategies.placement.sticky_least_loaded import StickyLeastLoaded
 from heddle_dask.strategies.preemption.hysteresis import Hysteresis
 from heddle_dask.strategies.presets import (
@@ -41,7 +42,7 @@ BASELINES: dict[str, type] = {
     "sticky-least-loaded": StickyLeastLoaded,
     "cache-aware": CacheAware,
     "slime": LeastLoad,
-    "verl": Sticky,
+    "verl": StickyByCount,
     "verl-hybrid": CacheAware,
     "autellix": StickyLeastLoaded,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -21,8 +22,11 @@ from heddle_dask.strategies.placement.cache_aware import CacheAware
 from heddle_dask.strategies.placement.least_load import LeastLoad, inflight_load, resident_load
 from heddle_dask.strategies.placement.round_robin import RoundRobin
 from heddle_dask.strategies.placement.sticky import Sticky, hash_weight
+from heddle_dask.strategies.placement.sticky_by_count import StickyByCount
 from heddle_dask.strategies.placement.sticky_least_loaded import StickyLeastLoaded
 from heddle_dask.strategies.scheduling.first_come import FirstComeFirstServed
+
+Drawing = LeastLoad | StickyByCount | StickyLeastLoaded
 
 
 def engines(*names: str, slots: int = 4) -> list[Engine]:
@@ -35,7 +39,7 @@ def trajectory(name: str, home: str | None = None) -> Trajectory:
     return made
 
 
-def choose(strategy: RoundRobin | LeastLoad | Sticky | StickyLeastLoaded, t: str, among: list[Engine]) -> str:
+def choose(strategy: RoundRobin | Drawing | Sticky, t: str, among: list[Engine]) -> str:
     return strategy.choose_engine(trajectory(t), step_of(t), among).engine_id
 
 
@@ -130,18 +134,18 @@ def test_random_ties_spread_a_burst(preset: str) -> None:
     assert sorted(counts.values()) == [8] * 5
 
 
-@pytest.mark.parametrize("kind", [LeastLoad, StickyLeastLoaded])
-def test_ties_are_drawn_and_not_always_the_first(kind: type[LeastLoad] | type[StickyLeastLoaded]) -> None:
+@pytest.mark.parametrize("kind", [LeastLoad, StickyByCount, StickyLeastLoaded])
+def test_ties_are_drawn_and_not_always_the_first(kind: Callable[[int], Drawing]) -> None:
     four = engines("E1", "E2", "E3", "E4")
     drawn = Counter(choose(kind(seed), "a", four) for seed in range(200))
     assert set(drawn) == {"E1", "E2", "E3", "E4"}
     assert min(drawn.values()) > 20, "about 50 each"
-    one = kind(seed=7)
+    one = kind(7)
     assert len({choose(one, "a", four) for _ in range(50)}) == 4
 
 
-@pytest.mark.parametrize("kind", [LeastLoad, StickyLeastLoaded])
-def test_the_same_seed_draws_the_same(kind: type[LeastLoad] | type[StickyLeastLoaded]) -> None:
+@pytest.mark.parametrize("kind", [LeastLoad, StickyByCount, StickyLeastLoaded])
+def test_the_same_seed_draws_the_same(kind: Callable[[int], Drawing]) -> None:
     four = engines("E1", "E2", "E3", "E4")
     one, two, other = kind(3), kind(3), kind(4)
     first = [choose(one, "a", four) for _ in range(50)]
@@ -152,7 +156,7 @@ def test_the_same_seed_draws_the_same(kind: type[LeastLoad] | type[StickyLeastLo
 # -- sticky ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preset", ["sticky", "sticky-least-loaded"])
+@pytest.mark.parametrize("preset", ["sticky", "verl", "sticky-least-loaded"])
 def test_sticky_stays_when_engines_join(preset: str) -> None:
     stage = Stage(preset)
     stage.join("E1")
