@@ -117,7 +117,12 @@ _BASELINES = {
 }
 PRESETS: Mapping[str, Mapping[str, str]] = {
     **{name: {"placement": placement, **_PLAIN} for name, placement in _BASELINES.items()},
-    "autellix": {"placement": "sticky-least-loaded", **_PLAIN, "scheduling": "least-attained"},
+    "autellix": {
+        **_PLAIN,
+        "placement": "sticky-least-loaded",
+        "scheduling": "least-attained",
+        "preemption": "hysteresis,least_wait_tokens=0",  # a higher queue always goes before a lower one
+    },
     "heddle": {
         **_PLAIN,
         "placement": "least-work",

@@ -60,7 +60,8 @@ def test_a_baseline_is_its_placement_with_the_order_of_its_original_and_nothing_
     assert built.scheduling == order
     assert built.admission == Unlimited()
     assert built.actions == FirstComeMinimum()
-    assert (built.preemption, built.migration, built.predictor) == (None,) * 3
+    assert built.preemption == (Hysteresis(least_wait_tokens=0) if name == "autellix" else None)
+    assert (built.migration, built.predictor) == (None, None)
 
 
 def test_heddle_has_every_mechanism() -> None:
