@@ -111,12 +111,13 @@ _PLAIN = {
 # Placements of other frameworks and routers, each with the scheduling of the original.
 _BASELINES = {
     **{name: name for name in ("round-robin", "least-load", "sticky", "sticky-least-loaded", "cache-aware")},
-    "slime": "least-load",
     "verl": "sticky-by-count",
     "verl-hybrid": "cache-aware,skew_steps=32,skew_ratio=1.0",
 }
 PRESETS: Mapping[str, Mapping[str, str]] = {
     **{name: {"placement": placement, **_PLAIN} for name, placement in _BASELINES.items()},
+    # 512 is the default of slime's --sglang-server-concurrency.
+    "slime": {**_PLAIN, "placement": "least-load,of=steps", "admission": "at-most,per_engine=512"},
     "autellix": {
         **_PLAIN,
         "placement": "sticky-least-loaded",

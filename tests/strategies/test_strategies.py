@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from worlds.core_builders import Stage, engine_of, step_of, trajectory_spec
 
 from heddle_dask.core import events as ev
-from heddle_dask.core.commands import MoveContext
+from heddle_dask.core.commands import AdmitTrajectory, Command, MoveContext
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.state import State
@@ -264,7 +264,33 @@ def test_first_come_gives_every_step_its_own_priority() -> None:
     assert all(one > two for one, two in pairwise(priorities))
 
 
-@pytest.mark.parametrize("alive", [0, -1, "many", 1.5, None])
-def test_at_most_needs_a_positive_number(alive: object) -> None:
-    with pytest.raises(ValueError, match="whole number from 1"):
-        AtMost(alive)  # type: ignore[arg-type]
+@pytest.mark.parametrize("limit", [0, -1, "many", 1.5])
+@pytest.mark.parametrize("option", ["alive", "per_engine"])
+def test_at_most_needs_a_positive_number(option: str, limit: object) -> None:
+    with pytest.raises(ValueError, match=f"{option} is .*whole number from 1"):
+        AtMost(**{option: limit})  # type: ignore[arg-type]
+
+
+def admitted(commands: list[Command]) -> list[str]:
+    return [c.trajectory_id for c in commands if isinstance(c, AdmitTrajectory)]
+
+
+def test_at_most_per_engine_follows_the_engines() -> None:
+    stage = Stage(overrides=["admission=at-most,per_engine=2"])
+    assert admitted(stage.submit(*(f"t{number}" for number in range(12)))) == [], "there is no engine yet"
+    assert admitted(stage.join("E1")) == ["t0", "t1"]
+    assert admitted(stage.join("E2", "E3")) == ["t2", "t3", "t4", "t5"]
+    stage.finish(stage.placed("t0"))
+    assert stage.state.alive == 6, "its tool does not make room: the whole trajectory counts"
+    assert admitted(stage.end("t0")) == ["t6"]
+    assert admitted(stage.lose("E3")) == [], "nobody is stopped"
+    assert [admitted(stage.end(f"t{number}")) for number in (1, 2, 3)] == [[], [], ["t7"]]
+    assert admitted(stage.join("E4")) == ["t8", "t9"]
+
+
+def test_slime_counts_requests_and_not_tokens() -> None:
+    stage = Stage("slime")
+    stage.join("E1", "E2")
+    stage.submit(*"abcd")
+    long = stage.placed("a", context=1000).engine_id
+    assert [stage.placed(name, context=10).engine_id for name in "bcd"].count(long) == 1
