@@ -21,6 +21,7 @@ from heddle_dask.strategies.actions.first_come import FirstComeMinimum
 from heddle_dask.strategies.actions.fixed_units import FixedUnits
 from heddle_dask.strategies.actions.per_trajectory import PerTrajectory
 from heddle_dask.strategies.actions.worker_pools import WorkerPools
+from heddle_dask.strategies.admission.additive_increase import AdditiveIncrease
 from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
 from heddle_dask.strategies.admission.deadline import Deadline
 from heddle_dask.strategies.admission.kv_fit import KvFit
@@ -75,6 +76,7 @@ PARTS: Mapping[str, Mapping[str, type]] = {
     "admission": {
         "unlimited": Unlimited,
         "at-most": AtMost,
+        "additive-increase": AdditiveIncrease,
         "kv-watermark": KvWatermark,
         "kv-fit": KvFit,
         "deadline": Deadline,
