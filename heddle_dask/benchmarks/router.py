@@ -40,6 +40,9 @@ ROUTER_POLICIES = (
 ROUTER_OPTIONS = ("cache-threshold", "balance-abs-threshold", "balance-rel-threshold")
 """Options of the router that an arm may set, all for its policy `cache_aware`."""
 
+ALIVE = "alive"
+"""Option of an arm that the client carries out: at most so many trajectories are under way."""
+
 ENGINES_START_S = 300.0
 _ROUTER_START_S = 30.0
 _POLL_S = 0.05
@@ -56,7 +59,7 @@ def check_router(policy: str, options: Sequence[str] = ()) -> None:
     policy
         One of `ROUTER_POLICIES`.
     options
-        Written ``name=value``; the names are `ROUTER_OPTIONS`, the values numbers.
+        Written ``name=value``; the names are `ROUTER_OPTIONS` and `ALIVE`, the values numbers.
 
     Raises
     ------
@@ -67,14 +70,25 @@ def check_router(policy: str, options: Sequence[str] = ()) -> None:
         raise BadInput(f"vllm-router policy {policy!r} is unknown: use {', '.join(ROUTER_POLICIES)}")
     for option in options:
         name, _, value = option.partition("=")
+        if name == ALIVE:
+            if not value.isdecimal() or int(value) < 1:
+                raise BadInput(f"vllm-router option {option!r}: give a whole number from 1, as in {name}=64")
+            continue
         if name not in ROUTER_OPTIONS:
-            raise BadInput(f"vllm-router option {name!r} is unknown: use {', '.join(ROUTER_OPTIONS)}")
+            known = ", ".join((*ROUTER_OPTIONS, ALIVE))
+            raise BadInput(f"vllm-router option {name!r} is unknown: use {known}")
         if not value.replace(".", "", 1).isdigit():
             raise BadInput(f"vllm-router option {option!r}: give a number, as in {name}=1")
     if util.find_spec("vllm_router") is None:
         raise BadInput(
             f"vllm-router is not installed in {sys.prefix}: run `pip install '.[bench]'` in a checkout of heddle_dask"
         )
+
+
+def most_alive(options: Sequence[str]) -> int | None:
+    """The limit of trajectories under way of an arm with these (checked) options; the last one counts."""
+    given = [value for name, _, value in (option.partition("=") for option in options) if name == ALIVE]
+    return int(given[-1]) if given else None
 
 
 async def run_router(
@@ -129,7 +143,12 @@ async def route(
         router_url = await stack.enter_async_context(running_router(policy, options, urls, directory))
         client = await stack.enter_async_context(RouterClient(router_url))
         replayed = await replay(
-            client, environment, tasks, seed=workload.seed, max_context_tokens=fleet.spec.named_context_tokens
+            client,
+            environment,
+            tasks,
+            seed=workload.seed,
+            max_context_tokens=fleet.spec.named_context_tokens,
+            alive=most_alive(options),
         )
     return LiveRow(
         workload=workload.name,
@@ -176,7 +195,8 @@ def _command(policy: str, options: Sequence[str], worker_urls: Sequence[str], po
     argv += ["--prometheus-port", str(free_port())]
     for option in options:
         name, _, value = option.partition("=")
-        argv += [f"--{name}", value]
+        if name in ROUTER_OPTIONS:
+            argv += [f"--{name}", value]
     return argv
 
 

@@ -1,9 +1,10 @@
 """A replay with a plain asyncio client of a router: no scheduler, no order, no Dask.
 
-One coroutine per trajectory, all started at once. Each runs the environment's agent program with a context that sends
-its steps to the router and sleeps for its tool times. The requests are those of this package's rollout workers
-(`engines.wire`: token ids in and out, no detokenisation, the same sampling and seeds) with priority 0 and an
-additional header, ``X-Session-ID``, which identifies a trajectory for the router's sticky policies.
+One coroutine per trajectory, all started at once; a limit may keep most of them waiting, in order. Each runs the
+environment's agent program with a context that sends its steps to the router and sleeps for its tool times. The
+requests are those of this package's rollout workers (`engines.wire`: token ids in and out, no detokenisation, the same
+sampling and seeds) with priority 0 and an additional header, ``X-Session-ID``, which identifies a trajectory for the
+router's sticky policies.
 """
 
 from __future__ import annotations
@@ -208,17 +209,25 @@ async def replay(
     *,
     seed: int,
     max_context_tokens: int,
+    alive: int | None = None,
 ) -> Replayed:
-    """Replay all tasks at once.
+    """Replay all tasks at once, or at most `alive` of them at a time, in their order.
+
+    A trajectory is under way from its first step until the router knows that it has ended, its tools included, as in
+    slime's semaphore.
 
     Raises
     ------
     HeddleError
         A step failed, or a trajectory did not generate the tokens of its task.
     """
-    spans = await together(
-        [_replay_one(client, environment, task, seed, max_context_tokens) for task in tasks]
-    )
+    room = asyncio.Semaphore(len(tasks) if alive is None else alive)
+
+    async def replayed(task: Task) -> tuple[float, float, int]:
+        async with room:
+            return await _replay_one(client, environment, task, seed, max_context_tokens)
+
+    spans = await together([replayed(task) for task in tasks])
     makespan_s = max(end_s for _, end_s, _ in spans) - min(start_s for start_s, _, _ in spans)
     return Replayed(makespan_s, sum(tokens for _, _, tokens in spans))
 

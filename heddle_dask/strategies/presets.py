@@ -21,6 +21,7 @@ from heddle_dask.strategies.actions.first_come import FirstComeMinimum
 from heddle_dask.strategies.actions.fixed_units import FixedUnits
 from heddle_dask.strategies.actions.per_trajectory import PerTrajectory
 from heddle_dask.strategies.actions.worker_pools import WorkerPools
+from heddle_dask.strategies.admission.additive_increase import AdditiveIncrease
 from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
 from heddle_dask.strategies.admission.deadline import Deadline
 from heddle_dask.strategies.admission.kv_fit import KvFit
@@ -38,6 +39,7 @@ from heddle_dask.strategies.placement.least_work import LeastWork
 from heddle_dask.strategies.placement.presorted import PresortedPlan
 from heddle_dask.strategies.placement.round_robin import RoundRobin
 from heddle_dask.strategies.placement.sticky import Sticky
+from heddle_dask.strategies.placement.sticky_by_count import StickyByCount
 from heddle_dask.strategies.placement.sticky_least_loaded import StickyLeastLoaded
 from heddle_dask.strategies.predictor.choice import LearnedPredictorOptions, OracleOptions
 from heddle_dask.strategies.preemption.hysteresis import Hysteresis
@@ -57,6 +59,7 @@ PARTS: Mapping[str, Mapping[str, type]] = {
         "round-robin": RoundRobin,
         "least-load": LeastLoad,
         "sticky": Sticky,
+        "sticky-by-count": StickyByCount,
         "sticky-least-loaded": StickyLeastLoaded,
         "cache-aware": CacheAware,
         "presorted": PresortedPlan,
@@ -73,6 +76,7 @@ PARTS: Mapping[str, Mapping[str, type]] = {
     "admission": {
         "unlimited": Unlimited,
         "at-most": AtMost,
+        "additive-increase": AdditiveIncrease,
         "kv-watermark": KvWatermark,
         "kv-fit": KvFit,
         "deadline": Deadline,
@@ -106,17 +110,22 @@ _PLAIN = {
     "predictor": "none",
     "actions": "fcfs-minimum",
 }
-# Placements of other frameworks and routers, each with the scheduling of the original. `slime` lacks slime's limit of
-# live trajectories (`admission=at-most`); `verl` is hash-sticky, while veRL itself assigns by count.
+# Placements of other frameworks and routers, each with the scheduling of the original.
 _BASELINES = {
     **{name: name for name in ("round-robin", "least-load", "sticky", "sticky-least-loaded", "cache-aware")},
-    "slime": "least-load",
-    "verl": "sticky",
+    "verl": "sticky-by-count",
     "verl-hybrid": "cache-aware,skew_steps=32,skew_ratio=1.0",
 }
 PRESETS: Mapping[str, Mapping[str, str]] = {
     **{name: {"placement": placement, **_PLAIN} for name, placement in _BASELINES.items()},
-    "autellix": {"placement": "sticky-least-loaded", **_PLAIN, "scheduling": "least-attained"},
+    # 512 is the default of slime's --sglang-server-concurrency.
+    "slime": {**_PLAIN, "placement": "least-load,of=steps", "admission": "at-most,per_engine=512"},
+    "autellix": {
+        **_PLAIN,
+        "placement": "sticky-least-loaded",
+        "scheduling": "least-attained",
+        "preemption": "hysteresis,least_wait_tokens=0",  # a higher queue always goes before a lower one
+    },
     "heddle": {
         **_PLAIN,
         "placement": "least-work",

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import util
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import cloudpickle
@@ -24,7 +25,7 @@ from worlds.live_world import descendants, emulated, run
 
 from heddle_dask.benchmarks import router
 from heddle_dask.benchmarks.live_setup import Fleet, Workload
-from heddle_dask.benchmarks.router import check_router, run_router, running_router
+from heddle_dask.benchmarks.router import check_router, most_alive, run_router, running_router
 from heddle_dask.benchmarks.router_client import Replayed, RoutedContext, RouterClient, replay
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput, HeddleError
@@ -165,10 +166,15 @@ def test_a_step_of_another_length_than_asked_is_an_error(trace: Path) -> None:
         asyncio.run(replay_on(client, trace))
 
 
-async def replay_on(client: RouterClient, trace: Path) -> Replayed:
+async def replay_on(client: RouterClient, trace: Path, alive: int | None = None) -> Replayed:
     environment = environment_of(trace)
     return await replay(
-        client, environment, environment.tasks(8, 2), seed=2, max_context_tokens=MAX_CONTEXT_TOKENS
+        client,
+        environment,
+        environment.tasks(8, 2),
+        seed=2,
+        max_context_tokens=MAX_CONTEXT_TOKENS,
+        alive=alive,
     )
 
 
@@ -184,10 +190,12 @@ class Forwarder:
         self.finished: list[str] = []
         self.refuse_after = 1_000_000
         self.in_flight = 0
+        self.most_under_way = 0
 
     async def generate(self, request: web.Request) -> web.Response:
         body = await request.read()
         self.sessions.append(request.headers["X-Session-ID"])
+        self.most_under_way = max(self.most_under_way, len({*self.sessions} - {*self.finished}))
         turn = len(self.sessions)
         if turn > self.refuse_after:
             return web.json_response({"error": {"message": "no more"}}, status=503)
@@ -248,6 +256,24 @@ def test_a_replay_over_http_generates_what_was_planned(trace: Path, tmp_path: Pa
     assert sorted(forwarder.finished) == names
 
 
+@pytest.mark.parametrize("alive", [1, 3, None])
+def test_no_more_trajectories_are_under_way_than_the_limit(
+    alive: int | None, trace: Path, tmp_path: Path
+) -> None:
+    async def scenario() -> tuple[Forwarder, Replayed]:
+        async with forwarding_client(tmp_path) as (forwarder, client):
+            return forwarder, await replay_on(client, trace, alive)
+
+    forwarder, replayed = run(scenario())
+    assert forwarder.most_under_way == (alive or 8), "tools count: whole trajectories are limited"
+    begun = list(dict.fromkeys(forwarder.sessions))
+    if alive == 1:
+        tasks = environment_of(trace).tasks(8, 2)
+        assert begun == [quote(task.task_id, safe="") for task in tasks], "in their order"
+    assert sorted(forwarder.finished) == sorted(begun)
+    assert replayed.generated_tokens == planned_tokens(environment_of(trace))
+
+
 def test_a_failed_step_ends_the_replay_and_names_the_cause(trace: Path, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with forwarding_client(tmp_path) as (forwarder, client):
@@ -277,6 +303,9 @@ def test_bad_arms_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyP
         check_router("stickiest")
     with pytest.raises(BadInput, match=r"option 'host' is unknown: use cache-threshold"):
         check_router("cache_aware", ["host=0.0.0.0"])
+    for wrong in ("alive=0", "alive=many", "alive=1.5", "alive"):
+        with pytest.raises(BadInput, match=f"option '{wrong}': give a whole number from 1, as in alive=64"):
+            check_router("sticky_least_loaded", [wrong])
     with pytest.raises(BadInput, match=r"option 'cache-threshold=much': give a number"):
         check_router("cache_aware", ["cache-threshold=much"])
     monkeypatch.setattr(util, "find_spec", lambda name: None)
@@ -284,6 +313,13 @@ def test_bad_arms_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyP
         BadInput, match=r"vllm-router is not installed in .+: run .+\[bench\].+ in a checkout"
     ):
         check_router("cache_aware", ["cache-threshold=0.5"])
+
+
+def test_the_limit_is_the_clients_and_never_reaches_the_router() -> None:
+    options = ("balance-abs-threshold=2", "alive=7")
+    assert (most_alive(options), most_alive(options[:1])) == (7, None)
+    command = router._command("cache_aware", options, ["http://127.0.0.1:9"], 1)
+    assert command[-2:] == ["--balance-abs-threshold", "2"]
 
 
 def test_a_router_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +345,10 @@ def small_fleet(spec: EngineSpec) -> Fleet:
 @needs_router
 @pytest.mark.parametrize(
     ("policy", "options"),
-    [*((policy, ()) for policy in ISSUE_POLICIES), ("cache_aware", ("balance-abs-threshold=2",))],
+    [
+        *((policy, ()) for policy in ISSUE_POLICIES),
+        ("cache_aware", ("balance-abs-threshold=2", "alive=3")),
+    ],
 )
 def test_a_run_behind_the_router_on_emulated_engines(
     policy: str, options: tuple[str, ...], trace: Path

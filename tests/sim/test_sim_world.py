@@ -67,7 +67,7 @@ class Run:
     ) -> None:
         self.lines: list[tuple[ev.Event, list[cmd.Command]]] = []
         self.check = check
-        self.preset, self.fleet, self.overrides = preset, fleet, overrides
+        self.preset, self.fleet, self.overrides, self.retries = preset, fleet, overrides, retries
         strategies = strategies_of(preset, fleet, *overrides)
         if migration is not None:
             strategies = replace(strategies, migration=migration)
@@ -122,7 +122,7 @@ class Run:
             assert program.context_tokens == program.plan.context_tokens
 
     def check_replay(self) -> None:
-        again = Controller(strategies_of(self.preset, self.fleet, *self.overrides))
+        again = Controller(strategies_of(self.preset, self.fleet, *self.overrides), self.retries)
         rows = [[encode(event), [encode(command) for command in commands]] for event, commands in self.lines]
         assert list(replay(again, rows)) == []
 

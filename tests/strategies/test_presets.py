@@ -21,6 +21,7 @@ from heddle_dask.strategies.placement.least_work import LeastWork
 from heddle_dask.strategies.placement.presorted import PresortedPlan
 from heddle_dask.strategies.placement.round_robin import RoundRobin
 from heddle_dask.strategies.placement.sticky import Sticky
+from heddle_dask.strategies.placement.sticky_by_count import StickyByCount
 from heddle_dask.strategies.placement.sticky_least_loaded import StickyLeastLoaded
 from heddle_dask.strategies.preemption.hysteresis import Hysteresis
 from heddle_dask.strategies.presets import (
@@ -41,7 +42,7 @@ BASELINES: dict[str, type] = {
     "sticky-least-loaded": StickyLeastLoaded,
     "cache-aware": CacheAware,
     "slime": LeastLoad,
-    "verl": Sticky,
+    "verl": StickyByCount,
     "verl-hybrid": CacheAware,
     "autellix": StickyLeastLoaded,
 }
@@ -57,9 +58,10 @@ def test_a_baseline_is_its_placement_with_the_order_of_its_original_and_nothing_
     assert type(built.placement) is BASELINES[name]
     order = LeastAttained() if name == "autellix" else FirstComeFirstServed()
     assert built.scheduling == order
-    assert built.admission == Unlimited()
+    assert built.admission == (AtMost(per_engine=512) if name == "slime" else Unlimited())
     assert built.actions == FirstComeMinimum()
-    assert (built.preemption, built.migration, built.predictor) == (None,) * 3
+    assert built.preemption == (Hysteresis(least_wait_tokens=0) if name == "autellix" else None)
+    assert (built.migration, built.predictor) == (None, None)
 
 
 def test_heddle_has_every_mechanism() -> None:
@@ -183,10 +185,17 @@ def test_overrides_replace_parts_and_the_last_of_one_part_wins() -> None:
         (
             "sticky",
             "admission=at-most",
-            "admission 'at-most' needs the option 'alive': admission=at-most,alive=",
+            "admission 'at-most': it needs one of the options alive and per_engine, as in admission=at-most,",
         ),
+        ("sticky", "admission=at-most,alive=3,per_engine=3", "needs one of the options alive and per_engine"),
+        ("sticky", "admission=at-most,per_engine=0", "per_engine is 0; it must be a whole number from 1"),
+        ("sticky", "placement=least-load,of=kv", "placement 'least-load': of=kv: use tokens or steps"),
         ("sticky", "admission=at-most,alive", "'alive' is not of the form option=value"),
-        ("sticky", "admission=at-most,alife=3", "'at-most' has no option 'alife'; its options: alive"),
+        (
+            "sticky",
+            "admission=at-most,alife=3",
+            "'at-most' has no option 'alife'; its options: alive, per_engine",
+        ),
         ("sticky", "admission=unlimited,alive=3", "has no option 'alive'; its options: none"),
         ("sticky", "admission=at-most,alive=0", "alive is 0; it must be a whole number from 1"),
         ("sticky", "admission=at-most,alive=many", "alive is 'many'; it must be a whole number from 1"),

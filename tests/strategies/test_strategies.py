@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from worlds.core_builders import Stage, engine_of, step_of, trajectory_spec
 
 from heddle_dask.core import events as ev
-from heddle_dask.core.commands import MoveContext
+from heddle_dask.core.commands import AdmitTrajectory, Command, MoveContext
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.state import State
@@ -21,8 +22,11 @@ from heddle_dask.strategies.placement.cache_aware import CacheAware
 from heddle_dask.strategies.placement.least_load import LeastLoad, inflight_load, resident_load
 from heddle_dask.strategies.placement.round_robin import RoundRobin
 from heddle_dask.strategies.placement.sticky import Sticky, hash_weight
+from heddle_dask.strategies.placement.sticky_by_count import StickyByCount
 from heddle_dask.strategies.placement.sticky_least_loaded import StickyLeastLoaded
 from heddle_dask.strategies.scheduling.first_come import FirstComeFirstServed
+
+Drawing = LeastLoad | StickyByCount | StickyLeastLoaded
 
 
 def engines(*names: str, slots: int = 4) -> list[Engine]:
@@ -35,7 +39,7 @@ def trajectory(name: str, home: str | None = None) -> Trajectory:
     return made
 
 
-def choose(strategy: RoundRobin | LeastLoad | Sticky | StickyLeastLoaded, t: str, among: list[Engine]) -> str:
+def choose(strategy: RoundRobin | Drawing | Sticky, t: str, among: list[Engine]) -> str:
     return strategy.choose_engine(trajectory(t), step_of(t), among).engine_id
 
 
@@ -130,18 +134,18 @@ def test_random_ties_spread_a_burst(preset: str) -> None:
     assert sorted(counts.values()) == [8] * 5
 
 
-@pytest.mark.parametrize("kind", [LeastLoad, StickyLeastLoaded])
-def test_ties_are_drawn_and_not_always_the_first(kind: type[LeastLoad] | type[StickyLeastLoaded]) -> None:
+@pytest.mark.parametrize("kind", [LeastLoad, StickyByCount, StickyLeastLoaded])
+def test_ties_are_drawn_and_not_always_the_first(kind: Callable[[int], Drawing]) -> None:
     four = engines("E1", "E2", "E3", "E4")
     drawn = Counter(choose(kind(seed), "a", four) for seed in range(200))
     assert set(drawn) == {"E1", "E2", "E3", "E4"}
     assert min(drawn.values()) > 20, "about 50 each"
-    one = kind(seed=7)
+    one = kind(7)
     assert len({choose(one, "a", four) for _ in range(50)}) == 4
 
 
-@pytest.mark.parametrize("kind", [LeastLoad, StickyLeastLoaded])
-def test_the_same_seed_draws_the_same(kind: type[LeastLoad] | type[StickyLeastLoaded]) -> None:
+@pytest.mark.parametrize("kind", [LeastLoad, StickyByCount, StickyLeastLoaded])
+def test_the_same_seed_draws_the_same(kind: Callable[[int], Drawing]) -> None:
     four = engines("E1", "E2", "E3", "E4")
     one, two, other = kind(3), kind(3), kind(4)
     first = [choose(one, "a", four) for _ in range(50)]
@@ -152,7 +156,7 @@ def test_the_same_seed_draws_the_same(kind: type[LeastLoad] | type[StickyLeastLo
 # -- sticky ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preset", ["sticky", "sticky-least-loaded"])
+@pytest.mark.parametrize("preset", ["sticky", "verl", "sticky-least-loaded"])
 def test_sticky_stays_when_engines_join(preset: str) -> None:
     stage = Stage(preset)
     stage.join("E1")
@@ -260,7 +264,33 @@ def test_first_come_gives_every_step_its_own_priority() -> None:
     assert all(one > two for one, two in pairwise(priorities))
 
 
-@pytest.mark.parametrize("alive", [0, -1, "many", 1.5, None])
-def test_at_most_needs_a_positive_number(alive: object) -> None:
-    with pytest.raises(ValueError, match="whole number from 1"):
-        AtMost(alive)  # type: ignore[arg-type]
+@pytest.mark.parametrize("limit", [0, -1, "many", 1.5])
+@pytest.mark.parametrize("option", ["alive", "per_engine"])
+def test_at_most_needs_a_positive_number(option: str, limit: object) -> None:
+    with pytest.raises(ValueError, match=f"{option} is .*whole number from 1"):
+        AtMost(**{option: limit})  # type: ignore[arg-type]
+
+
+def admitted(commands: list[Command]) -> list[str]:
+    return [c.trajectory_id for c in commands if isinstance(c, AdmitTrajectory)]
+
+
+def test_at_most_per_engine_follows_the_engines() -> None:
+    stage = Stage(overrides=["admission=at-most,per_engine=2"])
+    assert admitted(stage.submit(*(f"t{number}" for number in range(12)))) == [], "there is no engine yet"
+    assert admitted(stage.join("E1")) == ["t0", "t1"]
+    assert admitted(stage.join("E2", "E3")) == ["t2", "t3", "t4", "t5"]
+    stage.finish(stage.placed("t0"))
+    assert stage.state.alive == 6, "its tool does not make room: the whole trajectory counts"
+    assert admitted(stage.end("t0")) == ["t6"]
+    assert admitted(stage.lose("E3")) == [], "nobody is stopped"
+    assert [admitted(stage.end(f"t{number}")) for number in (1, 2, 3)] == [[], [], ["t7"]]
+    assert admitted(stage.join("E4")) == ["t8", "t9"]
+
+
+def test_slime_counts_requests_and_not_tokens() -> None:
+    stage = Stage("slime")
+    stage.join("E1", "E2")
+    stage.submit(*"abcd")
+    long = stage.placed("a", context=1000).engine_id
+    assert [stage.placed(name, context=10).engine_id for name in "bcd"].count(long) == 1

@@ -184,7 +184,7 @@ class PaperConditions:
         }
 
 
-class _Drawn:
+class DrawnCell:
     """The trajectories of one seed of a cell: made on demand, shared by its arms."""
 
     def __init__(self, conditions: PaperConditions, cell: PaperCell, seed: int) -> None:
@@ -195,13 +195,16 @@ class _Drawn:
 
     @cached_property
     def plans(self) -> list[PlannedTrajectory]:
+        """The trajectories."""
         return self._work.drawn(self.seed)
 
     @cached_property
     def earlier(self) -> list[PlannedTrajectory]:
+        """Trajectories of other groups, for warm predictors."""
         return self._work.others(self.seed)
 
     def simulated(self, arm: PaperArm, degrees: tuple[int, ...]) -> SimulatedRollout:
+        """Run an arm on engines of these TP degrees."""
         cluster = replace(self.conditions.cluster, tp=degrees)
         fleet = cluster.fleet(self.cell.model, max_context_tokens=self.conditions.max_context_tokens)
         engines = engines_text(degrees)
@@ -302,7 +305,7 @@ class PaperSweep:
         """Yield every run when it is done."""
         for cell in self._cells:
             for seed in self._seeds:
-                drawn = _Drawn(self._conditions, cell, seed)
+                drawn = DrawnCell(self._conditions, cell, seed)
                 for arm in self._arms:
                     for degrees in self._places(drawn, arm):
                         yield self._run(drawn, arm, degrees)
@@ -323,7 +326,7 @@ class PaperSweep:
     def _uniform(self, degree: int) -> tuple[int, ...]:
         return replace(self._conditions.cluster, tp=degree).tp_degrees
 
-    def _places(self, drawn: _Drawn, arm: PaperArm) -> Iterator[tuple[int, ...]]:
+    def _places(self, drawn: DrawnCell, arm: PaperArm) -> Iterator[tuple[int, ...]]:
         """The fleets on which an arm runs, without duplicates."""
         places: list[tuple[int, ...]] = []
         if self._goes_uniform(arm):
@@ -337,13 +340,13 @@ class PaperSweep:
 
     def _best_degree(self, cell: PaperCell, arm: PaperArm) -> int:
         """Best uniform degree of the first seed, whose runs at all degrees are done."""
-        drawn = _Drawn(self._conditions, cell, self._seeds[0])
+        drawn = DrawnCell(self._conditions, cell, self._seeds[0])
         return min(
             self._degrees[cell.model],
             key=lambda d: self._run(drawn, arm, self._uniform(d)).row["makespan_s"],
         )
 
-    def _chosen(self, drawn: _Drawn, arm: PaperArm) -> tuple[int, ...]:
+    def _chosen(self, drawn: DrawnCell, arm: PaperArm) -> tuple[int, ...]:
         row: dict[str, Any] = {"kind": "degrees", **drawn.key, "predictor": arm.predictor}
         found = self._store.find(row)
         if found is None:
@@ -351,15 +354,22 @@ class PaperSweep:
             self._store.add(found)
         return tuple(found["degrees"])
 
-    def _run(self, drawn: _Drawn, arm: PaperArm, degrees: tuple[int, ...]) -> PaperRun:
-        row: dict[str, Any] = {"kind": "run", **drawn.key, "arm": arm.name, "engines": engines_text(degrees)}
-        kept = self._store.find(row)
-        if kept is not None:
-            return PaperRun(kept, None)
-        rollout = drawn.simulated(arm, degrees)
-        made = {**row, **_figures(rollout), "code": self._code}
-        self._store.add(made)
-        return PaperRun(made, rollout.cpu_s)
+    def _run(self, drawn: DrawnCell, arm: PaperArm, degrees: tuple[int, ...]) -> PaperRun:
+        return run_once(self._store, drawn, arm, degrees, code=self._code)
+
+
+def run_once(
+    store: PaperStore, drawn: DrawnCell, arm: PaperArm, degrees: tuple[int, ...], *, code: str
+) -> PaperRun:
+    """The row of a run: from the store, or made and stored."""
+    row: dict[str, Any] = {"kind": "run", **drawn.key, "arm": arm.name, "engines": engines_text(degrees)}
+    kept = store.find(row)
+    if kept is not None:
+        return PaperRun(kept, None)
+    rollout = drawn.simulated(arm, degrees)
+    made = {**row, **_figures(rollout), "code": code}
+    store.add(made)
+    return PaperRun(made, rollout.cpu_s)
 
 
 def _figures(rollout: SimulatedRollout) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from heddle_dask.cli.number_types import COUNT
+from heddle_dask.cli.number_types import COUNT, SEED
 from heddle_dask.cli.option_groups import MAX_CONTEXT_TOKENS, SAMPLES, SEEDS
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
@@ -17,7 +17,7 @@ from heddle_dask.core.errors import BadInput
 if TYPE_CHECKING:
     from heddle_dask.benchmarks.paper.parts import PaperPart
     from heddle_dask.benchmarks.paper.store import PaperStore, Row
-    from heddle_dask.benchmarks.paper.sweep import PaperSweep
+    from heddle_dask.benchmarks.paper.sweep import PaperArm, PaperCell, PaperConditions, PaperRun, PaperSweep
 
 
 @click.command("paper")
@@ -52,6 +52,15 @@ if TYPE_CHECKING:
     help="Run on the workers of this Dask scheduler, an arm of a cell each [default: here].",
 )
 @click.option(
+    "--best-rule",
+    is_flag=True,
+    help="Search the best router, uniform degree and limit of live trajectories on other seeds, and run it on --seeds "
+    "beside the forms of heddle among --arms.",
+)
+@click.option("--search-seed", type=SEED, default=100, show_default=True, help="First seed of that search.")
+@click.option("--search-seeds", type=COUNT, default=2, show_default=True, help="How many, from it on.")
+@click.option("--degrees", default="", help="TP degrees of that search, by commas [default: all that fit].")
+@click.option(
     "--markdown", is_flag=True, help="Print all tables of --out in Markdown, without running anything."
 )
 @shared_options
@@ -66,6 +75,10 @@ def paper(
     out: Path | None,
     only_chosen: bool,
     scheduler: str | None,
+    best_rule: bool,
+    search_seed: int,
+    search_seeds: int,
+    degrees: str,
     markdown: bool,
     as_json: bool,
     seed: int,
@@ -79,6 +92,8 @@ def paper(
     from heddle_dask.benchmarks.paper.tables import all_tables, as_json_object, main_tables
     from heddle_dask.sim.clusters import cluster_of
 
+    if best_rule and (markdown or scheduler is not None):
+        raise BadInput("--best-rule runs here and prints its own table: leave out --markdown and --scheduler")
     if markdown and (out is None or not out.exists()):
         raise BadInput("--markdown prints stored runs: give --out FILE of an earlier sweep")
     store = PaperStore(out)
@@ -89,6 +104,10 @@ def paper(
         sweep = PaperSweep(*asked, code=code, only_chosen=only_chosen)
         store.check_writable()
         _warn_of_other_code(store, code)
+        if best_rule:
+            searched = range(search_seed, search_seed + search_seeds)
+            _best_rules(asked, searched, _degrees(degrees), code=code, as_json=as_json)
+            return
         if scheduler is None:
             _play(sweep)
         else:
@@ -98,6 +117,53 @@ def paper(
         click.echo(line, err=as_json)
     if as_json:
         print_json(as_json_object(results))
+
+
+def _degrees(text: str) -> list[int]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not all(name.isdecimal() and int(name) for name in names):
+        raise BadInput(f"--degrees {text}: give TP degrees, separated by commas")
+    return [int(name) for name in names]
+
+
+def _best_rules(
+    asked: tuple[PaperConditions, list[PaperCell], list[PaperArm], range, PaperStore],
+    search_seeds: Sequence[int],
+    degrees: Sequence[int],
+    *,
+    code: str,
+    as_json: bool,
+) -> None:
+    """Search the best simple rule of each cell, and print it beside the forms of heddle."""
+    from heddle_dask.benchmarks.paper.best_rule import BestRules, as_json_object, best_rule_tables
+
+    conditions, cells, arms, seeds, store = asked
+
+    def told(run: PaperRun) -> None:
+        row = run.row
+        click.echo(
+            f"{row['model']}/{row['workload']}, {row['arm']} on {row['engines']}, seed {row['seed']}: "
+            f"{row['makespan_s']:,.1f} s ({run.cpu_s:.1f} s of CPU)",
+            err=True,
+        )
+
+    ours = [arm for arm in arms if arm.role == "ours"]
+    search = BestRules(
+        conditions,
+        cells,
+        ours,
+        store,
+        search_seeds=search_seeds,
+        seeds=seeds,
+        code=code,
+        degrees=degrees,
+        on_run=told,
+    )
+    found = list(search.results())
+    for line in best_rule_tables(found):
+        click.echo(line, err=as_json)
+    if as_json:
+        print_json(as_json_object(found, store))
 
 
 def _warn_of_other_code(store: PaperStore, code: str) -> None:

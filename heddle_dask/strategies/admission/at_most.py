@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from heddle_dask.core.view import Admit, ClusterView
 
@@ -19,18 +20,38 @@ class Unlimited:
 
 @dataclass(frozen=True, slots=True)
 class AtMost:
-    """Keep at most `alive` trajectories alive, in order of submission.
+    """Keep at most so many trajectories alive, in order of submission.
 
-    slime has such a limit: a semaphore of concurrency times engines around the whole multi-turn generation.
+    Parameters
+    ----------
+    alive
+        Limit for the whole cluster.
+    per_engine
+        Limit for each ready engine, in place of `alive`: it follows engines that join or leave. slime has such a limit,
+        a semaphore of `sglang_server_concurrency` (512) times engines around the whole multi-turn generation.
     """
 
-    alive: int
+    alive: int | None = None
+    per_engine: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.alive, int) or self.alive < 1:
-            raise ValueError(f"alive is {self.alive!r}; it must be a whole number from 1")
+        given = {"alive": self.alive, "per_engine": self.per_engine}
+        limits = {name: limit for name, limit in given.items() if limit is not None}
+        if len(limits) != 1:
+            raise ValueError(
+                "it needs one of the options alive and per_engine, as in admission=at-most,alive=64"
+            )
+        for name, limit in limits.items():
+            if not isinstance(limit, int) or limit < 1:
+                raise ValueError(f"{name} is {limit!r}; it must be a whole number from 1")
 
     def admit(self, view: ClusterView) -> Sequence[Admit]:
         """Admit the oldest waiting trajectories up to the limit."""
-        room = max(0, self.alive - view.alive)
-        return [Admit(t) for t, _ in zip(view.unadmitted, range(room), strict=False)]
+        room = max(0, self._limit(view) - view.alive)
+        return [Admit(trajectory) for trajectory in islice(view.unadmitted, room)]
+
+    def _limit(self, view: ClusterView) -> int:
+        if self.alive is not None:
+            return self.alive
+        assert self.per_engine is not None
+        return self.per_engine * len(view.ready_engines)

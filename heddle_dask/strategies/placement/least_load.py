@@ -1,10 +1,11 @@
-"""Placement of each step on the engine with the least load in tokens; ties at random."""
+"""Placement of each step on the engine with the least load, in tokens or in steps; ties at random."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.nouns import StepRequest
@@ -18,6 +19,11 @@ def inflight_load(engine: Engine) -> tuple[float, ...]:
     return engine.inflight_tokens / slots, len(engine.inflight) / slots
 
 
+def inflight_steps(engine: Engine) -> tuple[float, ...]:
+    """Number of queued and generating steps."""
+    return (len(engine.inflight),)
+
+
 def resident_load(engine: Engine) -> tuple[float, ...]:
     """Context tokens of the residents per slot, including those in tool calls."""
     slots = engine.spec.slots
@@ -25,16 +31,16 @@ def resident_load(engine: Engine) -> tuple[float, ...]:
 
 
 def pick_least(
-    candidates: Sequence[Engine], tokens: Sequence[float], load: Load, rng: random.Random
+    candidates: Sequence[Engine], amounts: Sequence[float], load: Load, rng: random.Random
 ) -> Engine:
     """The candidate of least load; ties at random.
 
-    `tokens` is the first part of each load, computed by the caller for speed: a function call for each of a thousand
+    `amounts` are the first parts of the loads, computed by the caller for speed: a function call for each of a thousand
     engines would dominate. A fixed rule for ties would send a burst of first steps to one engine, because loads
     change only after the choice.
     """
-    fewest = min(tokens)
-    ties = [engine for engine, own in zip(candidates, tokens, strict=True) if own == fewest]
+    fewest = min(amounts)
+    ties = [engine for engine, own in zip(candidates, amounts, strict=True) if own == fewest]
     if len(ties) > 1:
         loads = [load(engine) for engine in ties]
         least = min(loads)
@@ -44,21 +50,31 @@ def pick_least(
 
 @dataclass(slots=True)
 class LeastLoad:
-    """For each step the engine with the fewest context tokens in flight per slot.
+    """For each step the engine with the least in flight.
 
-    slime's router does this with numbers of requests. It balances well but ignores the prefix cache: a trajectory's
-    context is prefilled on each engine.
+    It balances well but ignores the prefix cache: a trajectory's context is prefilled on each engine.
+
+    Parameters
+    ----------
+    of
+        ``"tokens"``: context tokens in flight per slot; ``"steps"``: steps in flight, as slime's router counts.
     """
 
     seed: int = 0
+    of: Literal["tokens", "steps"] = "tokens"
     _rng: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.of not in ("tokens", "steps"):
+            raise ValueError(f"of={self.of}: use tokens or steps")
         self._rng = random.Random(self.seed)
 
     def choose_engine(
         self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
     ) -> Engine:
         """The candidate with the least load in flight."""
+        if self.of == "steps":
+            steps = [len(engine.inflight) for engine in candidates]
+            return pick_least(candidates, steps, inflight_steps, self._rng)
         tokens = [engine.inflight_tokens / engine.spec.slots for engine in candidates]
         return pick_least(candidates, tokens, inflight_load, self._rng)

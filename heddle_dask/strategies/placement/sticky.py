@@ -26,9 +26,6 @@ def hash_weight(trajectory_id: str, engine_id: str) -> int:
 class Sticky:
     """The home; without one, rendezvous hashing (routers offer it as consistent hashing by session).
 
-    The preset `verl` uses this rule; veRL itself assigns by count (fewest assigned or in flight) and then keeps the
-    home.
-
     With rendezvous hashing the loss of an engine moves only the trajectories on it.
     """
 

@@ -15,6 +15,9 @@ from heddle_dask.core.view import ClusterView
 class LeastAttained:
     """Multi-level queues by the tokens that a trajectory has generated, parts of a preempted step included.
 
+    The queue of a step is chosen when it is placed, as Autellix counts the finished calls of a program. Autellix also
+    lifts programs that have waited long for little service to the first queue; this does not.
+
     Parameters
     ----------
     quantum_tokens

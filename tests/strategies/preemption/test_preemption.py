@@ -144,6 +144,47 @@ def test_a_step_of_a_group_that_lacks_fewer_stops_one_of_a_group_that_lacks_more
     assert stopped(stage.request("d")) == ["a"]
 
 
+def served(stage: Stage, name: str, tokens: int) -> StartStep:
+    """A trajectory that has generated so much, with its next step running."""
+    stage.submit(name)
+    stage.finish(stage.generating(name), new_tokens=tokens)
+    return stage.generating(name, 1)
+
+
+def test_autellix_stops_a_step_of_a_lower_queue_for_one_of_a_higher() -> None:
+    stage = Stage("autellix")
+    stage.join("E1", slots=1)
+    running = served(stage, "old", 600)  # the first queue ends at 512 tokens
+    assert running.priority == Priority(-1)
+    stage.submit("new")
+    start, order = stage.request("new")
+    assert isinstance(start, StartStep) and start.priority == Priority(0)
+    assert order == AbortStep(*identity(running), reason="preempted for new")
+
+
+def test_autellix_stops_nobody_within_a_queue_nor_for_a_lower_one() -> None:
+    stage = Stage("autellix")
+    stage.join("E1", slots=1)
+    stage.submit("a", "b", "c")
+    stage.finish(stage.generating("c"), new_tokens=600)
+    stage.finish(stage.generating("a"), new_tokens=500)
+    stage.generating("a", 1)
+    assert stopped(stage.request("b")) == [], "500 and 0 tokens share the first queue"
+    assert stopped(stage.request("c", 1)) == [], "it is in the second queue"
+
+
+def test_autellix_stops_the_one_with_most_service_even_where_a_slot_is_soon_free() -> None:
+    stage = Stage("autellix")
+    stage.join("E1", slots=2)
+    stage.submit("short")
+    for index in range(60):  # its steps have 10 tokens: a slot is free at once
+        stage.finish(stage.generating("short", index))
+    stage.generating("short", 60)
+    served(stage, "long", 5000)
+    stage.submit("new")
+    assert stopped(stage.request("new")) == ["long"]
+
+
 def test_the_shortest_of_those_that_run_is_stopped() -> None:
     stage = crowded(3, a=800, b=300, c=500, d=4000)
     for name in "abc":
