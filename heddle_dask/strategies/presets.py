@@ -24,6 +24,7 @@ from heddle_dask.strategies.actions.worker_pools import WorkerPools
 from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
 from heddle_dask.strategies.admission.deadline import Deadline
 from heddle_dask.strategies.admission.kv_fit import KvFit
+from heddle_dask.strategies.admission.kv_forecast import KvForecast
 from heddle_dask.strategies.admission.kv_watermark import KvWatermark
 from heddle_dask.strategies.affinity.hardware_map import HardwareMap
 from heddle_dask.strategies.affinity.prefill_decode import PrefillDecode
@@ -75,6 +76,7 @@ PARTS: Mapping[str, Mapping[str, type]] = {
         "at-most": AtMost,
         "kv-watermark": KvWatermark,
         "kv-fit": KvFit,
+        "kv-forecast": KvForecast,
         "deadline": Deadline,
     },
     "affinity": {
@@ -117,6 +119,7 @@ _BASELINES = {
 PRESETS: Mapping[str, Mapping[str, str]] = {
     **{name: {"placement": placement, **_PLAIN} for name, placement in _BASELINES.items()},
     "autellix": {"placement": "sticky-least-loaded", **_PLAIN, "scheduling": "least-attained"},
+    "sticky-forecast": {"placement": "sticky-least-loaded", **_PLAIN, "admission": "kv-forecast"},
     "heddle": {
         **_PLAIN,
         "placement": "least-work",
