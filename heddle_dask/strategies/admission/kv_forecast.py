@@ -4,6 +4,9 @@ If the contexts of the live trajectories do not fit into the engines, each is ev
 prefilled again at nearly every step. Present contexts say little about that: trajectories that start together grow
 together. So the KV use of all live trajectories is forecast over their growth still to come (`cost.context_growth`),
 and the next trajectory starts when the forecast with it never exceeds the memory.
+
+`doubt` and `spread` were set on seed 400 (docs/experiments, admission without parameters); the prior and the other
+constants were not tuned.
 """
 
 from __future__ import annotations
@@ -86,13 +89,15 @@ class KvForecast:
             self._forecast = self._forecast_now(view, engines)
             self._left = self._events = 0
             self._rejected = None
-        while (first := next(iter(view.unadmitted), None)) is not None and first is not self._rejected:
+        asked = self._rejected
+        while (first := next(iter(view.unadmitted), None)) is not None and first is not asked:
             prompt = self._prompt_tokens(first, engines)
             number, fits = self._forecast.best_engine(first.spec.domain, prompt)
             if not fits and view.alive >= len(engines):
                 self._rejected = first
                 return
             self._forecast.add(first.spec.domain, prompt, number)
+            asked = first
             yield Admit(first, engines[number].engine_id, prompt)
 
     def _forecast_now(self, view: ClusterView, engines: Sequence[Engine]) -> ContextForecast:
