@@ -151,6 +151,10 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
 }
 
 
+DEFAULT_PRESET = "sticky-forecast"
+"""The best measured that needs no training data (docs/experiments, admission without parameters)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """A preset, with parts of it replaced.
@@ -158,7 +162,7 @@ class Strategy:
     Attributes
     ----------
     preset
-        Name of a preset [default: ``"sticky-least-loaded"``].
+        Name of a preset [default: ``"sticky-forecast"``].
     overrides
         ``part=name[,option=value]…``, for example ``admission=at-most,alive=64`` [default: none]. A name may be
         ``package.module:Class``: a dataclass of yours, which driver and scheduler can import.
@@ -171,7 +175,7 @@ class Strategy:
         As `build_strategies`, overrides that are no sequence of texts, and a weight that is no number above 0.
     """
 
-    preset: str = "sticky-least-loaded"
+    preset: str = DEFAULT_PRESET
     overrides: Sequence[str] = ()
     weight: float = 1.0
 

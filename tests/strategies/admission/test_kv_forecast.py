@@ -80,6 +80,17 @@ def test_an_engine_that_joins_adds_its_memory() -> None:
     assert len(admitted(stage.join("E1", kv_tokens=24_000))) > first
 
 
+def test_the_sticky_router_sends_it_to_the_engine_with_its_reservation() -> None:
+    """The last one goes to the engine with more tokens now, and more memory for what will be."""
+    stage = forecasting(12_000)
+    stage.join("E1", slots=64, kv_tokens=120_000)
+    stage.submit(*names(3), prompt_tokens=100)
+    chosen = {t.trajectory_id: t.reserved_on for t in live(stage)}
+    assert list(chosen.values()) == ["E1", "E1", "E1"]
+    for name, engine in chosen.items():
+        assert stage.placed(name, context=100).engine_id == engine
+
+
 @pytest.mark.parametrize("known", [[0], [0, 10_000]])
 def test_engines_that_do_not_report_their_memory_bound_nothing(known: list[int]) -> None:
     stage = Stage(overrides=["admission=kv-forecast"])
