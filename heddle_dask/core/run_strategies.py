@@ -45,7 +45,7 @@ class RunStrategies:
         """Drop what strategies keep of an ended trajectory."""
         self.unplanned.pop(trajectory.trajectory_id, None)
         self.unplaced.pop(trajectory.trajectory_id, None)
-        for part in (self.strategies.migration, self.strategies.affinity):
+        for part in (self.strategies.migration, self.strategies.affinity, self.strategies.admission):
             if isinstance(part, ForgetsTrajectories):
                 part.forget(trajectory)
 

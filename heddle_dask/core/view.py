@@ -345,10 +345,10 @@ class Migration(Protocol):
 
 @runtime_checkable
 class ForgetsTrajectories(Protocol):
-    """A strategy with data per trajectory, to be dropped at the trajectory's end."""
+    """A strategy with data per trajectory, to be dropped at its end, or one that learns from the end."""
 
     def forget(self, trajectory: Trajectory) -> None:
-        """Drop the data of an ended trajectory, which may be unknown to the strategy."""
+        """The trajectory, which may be unknown to the strategy, has ended. Keep nothing of it but what was learned."""
 
 
 @dataclass(frozen=True, slots=True)

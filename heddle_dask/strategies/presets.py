@@ -25,6 +25,7 @@ from heddle_dask.strategies.admission.additive_increase import AdditiveIncrease
 from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
 from heddle_dask.strategies.admission.deadline import Deadline
 from heddle_dask.strategies.admission.kv_fit import KvFit
+from heddle_dask.strategies.admission.kv_forecast import KvForecast
 from heddle_dask.strategies.admission.kv_watermark import KvWatermark
 from heddle_dask.strategies.affinity.hardware_map import HardwareMap
 from heddle_dask.strategies.affinity.prefill_decode import PrefillDecode
@@ -79,6 +80,7 @@ PARTS: Mapping[str, Mapping[str, type]] = {
         "additive-increase": AdditiveIncrease,
         "kv-watermark": KvWatermark,
         "kv-fit": KvFit,
+        "kv-forecast": KvForecast,
         "deadline": Deadline,
     },
     "affinity": {
@@ -126,6 +128,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
         "scheduling": "least-attained",
         "preemption": "hysteresis,least_wait_tokens=0",  # a higher queue always goes before a lower one
     },
+    "sticky-forecast": {"placement": "sticky-least-loaded", **_PLAIN, "admission": "kv-forecast"},
     "heddle": {
         **_PLAIN,
         "placement": "least-work",
@@ -157,6 +160,10 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
 }
 
 
+DEFAULT_PRESET = "sticky-forecast"
+"""The best measured that needs no training data (docs/experiments, admission without parameters)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """A preset, with parts of it replaced.
@@ -164,7 +171,7 @@ class Strategy:
     Attributes
     ----------
     preset
-        Name of a preset [default: ``"sticky-least-loaded"``].
+        Name of a preset [default: ``"sticky-forecast"``].
     overrides
         ``part=name[,option=value]…``, for example ``admission=at-most,alive=64`` [default: none]. A name may be
         ``package.module:Class``: a dataclass of yours, which driver and scheduler can import.
@@ -177,7 +184,7 @@ class Strategy:
         As `build_strategies`, overrides that are no sequence of texts, and a weight that is no number above 0.
     """
 
-    preset: str = "sticky-least-loaded"
+    preset: str = DEFAULT_PRESET
     overrides: Sequence[str] = ()
     weight: float = 1.0
 

@@ -30,7 +30,7 @@ from heddle_dask.live.driver.control_channel import ControlPlaneFailed
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.records.store import RunReader
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.strategies.presets import build_strategies
+from heddle_dask.strategies.presets import DEFAULT_PRESET, build_strategies
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -94,7 +94,7 @@ def test_a_killed_rollout_worker_takes_its_engine_and_loses_nothing(model_dir: s
     run(body())
     lines = control_lines(tmp_path / "run.zarr")
     assert any(line[0][0] == "EngineLost" and line[0][-1] is True for line in lines)
-    assert list(replay(Controller(build_strategies("sticky-least-loaded")), lines)) == []
+    assert list(replay(Controller(build_strategies(DEFAULT_PRESET)), lines)) == []
 
 
 def test_a_killed_engine_is_restarted_and_its_steps_go_on_elsewhere(model_dir: str) -> None:

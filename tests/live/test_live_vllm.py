@@ -21,7 +21,7 @@ from heddle_dask.live.driver.batch import Batch
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.services import Budget
 from heddle_dask.records.store import RunReader
-from heddle_dask.strategies.presets import build_strategies
+from heddle_dask.strategies.presets import DEFAULT_PRESET, build_strategies
 
 pytestmark = [pytest.mark.cluster, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -70,7 +70,7 @@ def test_records_equal_what_vllm_saw_and_a_killed_worker_leaves_no_engine(
     assert len(records) == 12
     check_against_engine(records, seen_path)
     lines = control_lines(tmp_path / "run.zarr")
-    assert list(replay(Controller(build_strategies("sticky-least-loaded")), lines)) == []
+    assert list(replay(Controller(build_strategies(DEFAULT_PRESET)), lines)) == []
 
 
 @pytest.mark.parametrize("env", ["math", "code", "search"])

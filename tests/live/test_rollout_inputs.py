@@ -71,7 +71,7 @@ def test_the_values_are_public_frozen_and_documented(value: type) -> None:
 def test_the_default_engine_is_vllm_on_every_tagged_worker(model_dir: str) -> None:
     assert Engines() == Engines("vllm", count=None, slots=None, kv_transfer=False, tp_degrees=None, cost=None)
     assert rollout(model_dir).spec == EngineSpec("vllm", model_dir)
-    assert Strategy() == Strategy("sticky-least-loaded", ())
+    assert Strategy() == Strategy("sticky-forecast", ())
     assert Output("x.zarr").mode == "create"
 
 

@@ -12,6 +12,7 @@ from heddle_dask.core.view import PredictorChoice, StrategySet
 from heddle_dask.strategies.actions.first_come import FirstComeMinimum
 from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
 from heddle_dask.strategies.admission.kv_fit import KvFit
+from heddle_dask.strategies.admission.kv_forecast import KvForecast
 from heddle_dask.strategies.admission.kv_watermark import KvWatermark
 from heddle_dask.strategies.migration.priced import Priced
 from heddle_dask.strategies.migration.rank_rule import RankRule
@@ -49,7 +50,7 @@ BASELINES: dict[str, type] = {
 
 
 def test_the_presets_are_the_baselines_and_heddle_as_we_and_as_the_paper_have_it() -> None:
-    assert set(PRESETS) == {*BASELINES, "heddle", "heddle-deadline", "heddle-paper"}
+    assert set(PRESETS) == {*BASELINES, "sticky-forecast", "heddle", "heddle-deadline", "heddle-paper"}
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -62,6 +63,14 @@ def test_a_baseline_is_its_placement_with_the_order_of_its_original_and_nothing_
     assert built.actions == FirstComeMinimum()
     assert built.preemption == (Hysteresis(least_wait_tokens=0) if name == "autellix" else None)
     assert (built.migration, built.predictor) == (None, None)
+
+
+def test_sticky_forecast_is_the_router_behind_an_admission_and_needs_no_training_data() -> None:
+    built = build_strategies("sticky-forecast", seed=3)
+    assert isinstance(built.placement, StickyLeastLoaded)
+    assert built.admission == KvForecast()
+    assert built.scheduling == FirstComeFirstServed()
+    assert (built.preemption, built.migration, built.predictor) == (None,) * 3
 
 
 def test_heddle_has_every_mechanism() -> None:
@@ -108,6 +117,7 @@ TYPES: dict[str, type] = {
     "at-most": AtMost,
     "kv-watermark": KvWatermark,
     "kv-fit": KvFit,
+    "kv-forecast": KvForecast,
     "least-work": LeastWork,
 }
 

@@ -68,7 +68,7 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
     help="Cost of an engine: a profile, a table of `heddle profile`, or a TOML file (docs/cost.md).",
 )
 @vllm_engine_options
-@click.option("--strategy", default="sticky-least-loaded", show_default=True, help="Preset.")
+@click.option("--strategy", default="sticky-forecast", show_default=True, help="Preset.")
 @click.option(
     "--set",
     "overrides",

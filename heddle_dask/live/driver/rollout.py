@@ -75,7 +75,7 @@ class Rollout:
         The kind of the engines, an `EngineSpec`, or `Engines` with count, slots, TP degrees, cost. None: `Engines()`.
     strategy
         Name of a preset, or a `Strategy` with parts of it replaced. None: the setting ``heddle.strategy``, else
-        ``"sticky-least-loaded"``.
+        ``"sticky-forecast"``.
     samples
         Attempts per task.
     seed

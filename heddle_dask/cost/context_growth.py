@@ -1,0 +1,214 @@
+"""How far contexts will grow: a distribution of the total growth, and the KV use that residents will reach.
+
+A trajectory's context grows from its first prompt until the trajectory ends. The total growth is random; it is learned
+from trajectories that have ended and from running ones, whose growth so far is a lower bound (right-censored). Growth
+is divided into bins of a quarter octave, with a hazard of ending in each (a life table: Kaplan-Meier in bins). A prior
+makes the hazard defined where nobody has been yet.
+
+Hazards are uncertain, and an error is common to all trajectories: it does not average out. So forecasts lower the
+cumulative hazard by its standard deviation (Nelson-Aalen): careful with few observations, nothing with many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+GROWTH_TOKENS: Floats = np.concatenate([[0.0], 64.0 * 2.0 ** (np.arange(61) / 4)])
+"""Edges of the bins, from 0 to two million tokens; they are also the horizons of a forecast."""
+_WIDTHS = np.diff(GROWTH_TOKENS)
+_BINS = len(_WIDTHS)
+# Prior: hazard per growth of a context by the factor e (one doubles with probability 0.71), and its weight. Set before
+# any measurement, and not tuned.
+_PRIOR_PER_E_FOLD = 0.5
+_PRIOR_TRAJECTORIES = 1.0
+
+
+def bin_of(growth_tokens: Floats) -> NDArray[np.int64]:
+    """The bin in which each growth lies."""
+    found = np.searchsorted(GROWTH_TOKENS, growth_tokens, side="right") - 1
+    return np.clip(found, 0, _BINS - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthCounts:
+    """Observed growth: by bin, the ends in it, and the trajectories that reached it; who is there now counts half."""
+
+    ends: Floats
+    reached: Floats
+
+    @classmethod
+    def of(cls, ended: Sequence[float], running: Sequence[float]) -> GrowthCounts:
+        """Count the total growth of ended trajectories and the growth so far of running ones."""
+        ends = np.bincount(bin_of(np.array(ended, dtype=np.float64)), minlength=_BINS)
+        here = np.bincount(bin_of(np.array(running, dtype=np.float64)), minlength=_BINS)
+        both = ends + here
+        beyond = both.sum() - np.cumsum(both)
+        return cls(ends.astype(np.float64), beyond + ends + here / 2)
+
+    def __add__(self, other: GrowthCounts) -> GrowthCounts:
+        return GrowthCounts(self.ends + other.ends, self.reached + other.reached)
+
+
+def prior_hazard(first_tokens: float) -> Floats:
+    """Hazards before any observation: a context is as likely to double again whatever its length."""
+    return _PRIOR_PER_E_FOLD * np.diff(np.log(GROWTH_TOKENS + max(1.0, first_tokens)))
+
+
+class GrowthLaw:
+    """Distribution of the growth still to come, by the growth so far.
+
+    Parameters
+    ----------
+    counts
+        What was observed.
+    prior
+        Hazard of each bin before that: `prior_hazard`, or `hazard` of a wider class of trajectories.
+    doubt
+        Standard deviations by which the cumulative hazard is lowered.
+
+    Attributes
+    ----------
+    hazard
+        Cumulative hazard of each bin.
+    survival
+        Row: bin of the growth so far; column: horizon of `GROWTH_TOKENS`. The probability that a trajectory grows by
+        more than the horizon from there.
+    """
+
+    def __init__(self, counts: GrowthCounts, prior: Floats, doubt: float) -> None:
+        reached = counts.reached + _PRIOR_TRAJECTORIES
+        ends = counts.ends + _PRIOR_TRAJECTORIES * -np.expm1(-prior)
+        self.hazard: Floats = -np.log1p(-ends / reached)
+        mean = np.concatenate([[0.0], np.cumsum(self.hazard)])
+        variance = np.concatenate([[0.0], np.cumsum(ends / reached**2)])
+        start = GROWTH_TOKENS[:-1]
+        until = start[:, None] + GROWTH_TOKENS[None, :]
+        ahead = np.interp(until, GROWTH_TOKENS, mean) - mean[:-1, None]
+        unsure = np.interp(until, GROWTH_TOKENS, variance) - variance[:-1, None]
+        low = np.maximum.accumulate(np.maximum(0.0, ahead - doubt * np.sqrt(np.maximum(0.0, unsure))), axis=1)
+        self.survival: Floats = np.exp(-low)
+
+
+@dataclass(slots=True)
+class DomainGrowth:
+    """What is known of the trajectories of one domain.
+
+    Attributes
+    ----------
+    ended
+        Total growth of those that have ended.
+    cut
+        Growth of those that were stopped before they ended by themselves.
+    growth, contexts, engines
+        Growth so far, present context, and number of the engine, of each that is alive.
+    """
+
+    ended: Sequence[float] = ()
+    cut: Sequence[float] = ()
+    growth: list[float] = field(default_factory=list)
+    contexts: list[float] = field(default_factory=list)
+    engines: list[int] = field(default_factory=list)
+
+
+class ContextForecast:
+    """Mean and variance of the KV use of every engine after every horizon; all contexts grow at one pace.
+
+    Parameters
+    ----------
+    domains
+        What is known of each domain. The hazards of all together are the prior of each.
+    capacity_tokens
+        KV tokens of each engine that may be used.
+    most_tokens
+        Longest context that engines take: a trajectory ends there.
+    first_tokens
+        Length of a first prompt, while no trajectory has begun.
+    doubt
+        Standard deviations by which cumulative hazards are lowered.
+    spread
+        Standard deviations of the use that are kept free.
+    """
+
+    def __init__(
+        self,
+        domains: Mapping[str, DomainGrowth],
+        capacity_tokens: Sequence[float],
+        most_tokens: float,
+        first_tokens: float,
+        *,
+        doubt: float,
+        spread: float,
+    ) -> None:
+        self._capacity = np.array(capacity_tokens, dtype=np.float64)
+        self._most_tokens, self._spread = most_tokens, spread
+        self._mean: Floats = np.zeros((len(capacity_tokens), len(GROWTH_TOKENS)))
+        self._variance: Floats = np.zeros_like(self._mean)
+        counts = {name: GrowthCounts.of(list(d.ended), [*d.cut, *d.growth]) for name, d in domains.items()}
+        prior = prior_hazard(_first_tokens(domains, first_tokens))
+        self._every = GrowthLaw(sum(counts.values(), GrowthCounts.of((), ())), prior, doubt)
+        self._laws = {name: self._every for name in domains}
+        if len(domains) > 1:
+            self._laws = {name: GrowthLaw(c, self._every.hazard, doubt) for name, c in counts.items()}
+        for name, domain in domains.items():
+            self._add_all(self._laws[name], domain)
+
+    def shares(self) -> Floats:
+        """The largest use of each engine over all horizons, with the margin, as a share of its capacity."""
+        return self._shares(self._mean, self._variance)
+
+    def best_engine(self, domain: str, context_tokens: float) -> tuple[int, bool]:
+        """The engine that is least full at its fullest with one more new trajectory, and whether that fits there."""
+        mean, variance = self._use_of_one(domain, context_tokens)
+        shares = self._shares(self._mean + mean, self._variance + variance)
+        engine = int(shares.argmin())
+        return engine, bool(shares[engine] <= 1.0)
+
+    def add(self, domain: str, context_tokens: float, engine: int) -> None:
+        """Add a trajectory that has not begun to an engine."""
+        mean, variance = self._use_of_one(domain, context_tokens)
+        self._mean[engine] += mean
+        self._variance[engine] += variance
+
+    def _shares(self, mean: Floats, variance: Floats) -> Floats:
+        most: Floats = (mean + self._spread * np.sqrt(variance)).max(axis=1)
+        return most / self._capacity
+
+    def _use_of_one(self, domain: str, context_tokens: float) -> tuple[Floats, Floats]:
+        alive = np.where(
+            context_tokens + GROWTH_TOKENS <= self._most_tokens,
+            self._laws.get(domain, self._every).survival[0],
+            0.0,
+        )
+        alive[0] = 1.0
+        context = context_tokens + GROWTH_TOKENS
+        return alive * context, alive * (1 - alive) * context**2
+
+    def _add_all(self, law: GrowthLaw, domain: DomainGrowth) -> None:
+        """Add the live trajectories of a domain, by engine and by the bin of their growth so far."""
+        context = np.array(domain.contexts, dtype=np.float64)
+        growth_bin = bin_of(np.array(domain.growth, dtype=np.float64))
+        index = np.array(domain.engines, dtype=np.int64) * _BINS + growth_bin
+        every = np.bincount(index)
+        used = np.flatnonzero(every)
+        count = every[used, None]
+        held = np.bincount(index, weights=context)[used, None]
+        square = np.bincount(index, weights=context**2)[used, None]
+        engine, growth_bin = np.divmod(used, _BINS)
+        alive = np.where(held / count + GROWTH_TOKENS <= self._most_tokens, law.survival[growth_bin], 0.0)
+        alive[:, 0] = 1.0
+        whole = square + 2 * held * GROWTH_TOKENS + count * GROWTH_TOKENS**2
+        np.add.at(self._mean, engine, alive * (held + count * GROWTH_TOKENS))
+        np.add.at(self._variance, engine, alive * (1 - alive) * whole)
+
+
+def _first_tokens(domains: Mapping[str, DomainGrowth], unknown: float) -> float:
+    """Mean first prompt of the live trajectories."""
+    count = sum(len(domain.growth) for domain in domains.values())
+    first = sum(sum(domain.contexts) - sum(domain.growth) for domain in domains.values())
+    return max(1.0, first / count) if count and first > 0 else unknown
