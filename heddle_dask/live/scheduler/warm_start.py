@@ -90,9 +90,9 @@ def past_of_trace(path: Path, token_scale: float, tool_scale: float) -> Iterator
             max_context_tokens=_ANY_CONTEXT_TOKENS,
         )
         past = past_of(plan, censored=not trace.complete)
-        # The task of a replay, as far as its identity goes.
-        key = prompt_key(domain, Task(trace.trajectory_id, "", replay_payload(trace)))
-        yield replace(past, prompt_key=key)
+        # As much of the task of a replay as its identity needs.
+        task = Task(trace.trajectory_id, "", replay_payload(trace))
+        yield replace(past, prompt_key=prompt_key(domain, task))
 
 
 def _of_store(path: Path) -> Iterator[PastTrajectory]:
