@@ -98,9 +98,7 @@ def measure_makespans(
             on_progress(f"{workload.name}, seed {seed}: {arm}")
             warm, predictor = _arm(arm, earlier, seed)
             made.append(
-                simulate(
-                    preset, (predictor,), fleet, later, seed=seed, warm=warm, name=arm, bound=bound
-                )
+                simulate(preset, (predictor,), fleet, later, seed=seed, warm=warm, name=arm, bound=bound)
             )
     return made
 

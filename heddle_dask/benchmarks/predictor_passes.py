@@ -160,7 +160,8 @@ def _within_domains(domains: Sequence[str], predicted: Floats, truth: Floats) ->
     counts = np.bincount(index, minlength=len(names))
     several = counts[index] > 1
     left = [
-        (values - (np.bincount(index, weights=values) / counts)[index])[several] for values in (predicted, truth)
+        (values - (np.bincount(index, weights=values) / counts)[index])[several]
+        for values in (predicted, truth)
     ]
     spread = float(left[0].std() * left[1].std())
     return float((left[0] * left[1]).mean()) / spread if spread > 0 else math.nan

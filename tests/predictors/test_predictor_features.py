@@ -25,7 +25,6 @@ from heddle_dask.predictors.groups import GroupBook, facts_then
 from heddle_dask.predictors.prompt_history import Expectation
 from heddle_dask.workloads.traces import TracedStep, TracedTrajectory
 
-
 # The log of the length itself is the excess, and nothing fades.
 BARE = Expectation(lambda one: 0.0, lambda one: 0.0)
 
