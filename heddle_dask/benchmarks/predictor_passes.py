@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -97,6 +97,29 @@ def measure_passes(
         rows += _score_rows(name, predictor, tested, recognises)
     prompts = len({one.prompt_key for one in later})
     return PassReport(path.name, prompts, len(earlier), len(later), tuple(rows))
+
+
+def as_json(report: PassReport) -> dict[str, object]:
+    """The JSON object of one trace; nan becomes null."""
+    rows = []
+    for row in report.rows:
+        figures = {**asdict(row.score), "within": row.within}
+        rounded = {name: None if math.isnan(value) else round(value, 3) for name, value in figures.items()}
+        rows.append(
+            {
+                "steps_finished": row.steps_finished,
+                "history": row.history,
+                "trajectories": row.trajectories,
+                **rounded,
+            }
+        )
+    return {
+        "trace": report.trace,
+        "prompts": report.prompts,
+        "earlier": report.earlier,
+        "later": report.later,
+        "rows": rows,
+    }
 
 
 def deal_passes(attempts: Iterable[A], seed: int) -> tuple[list[A], list[A]]:

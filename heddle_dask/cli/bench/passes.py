@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,16 +68,17 @@ def passes(
         raise BadInput("nothing to measure: give --trace or --makespan")
     # XGBoost takes a second to import.
     from heddle_dask.benchmarks.predictor_makespans import PassWorkload, measure_makespans
+    from heddle_dask.benchmarks.predictor_passes import as_json as passes_json
     from heddle_dask.benchmarks.predictor_passes import measure_passes
     from heddle_dask.sim.clusters import cluster_of
 
     def progress(message: str) -> None:
         click.echo(message, err=True)
 
-    files: list[dict[str, Any]] = []
+    files: list[dict[str, object]] = []
     for trace in traces:
         report = measure_passes(trace, seed=seed, on_progress=progress)
-        files.append(asdict(report))
+        files.append(passes_json(report))
         for line in accuracy_table(report):
             click.echo(line, err=as_json)
     rows: list[dict[str, Any]] = []
