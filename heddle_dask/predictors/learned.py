@@ -95,9 +95,12 @@ class LearnedPredictor:
             tokens = max(1, self._generated_tokens)
             observed_per_token, tools_s_per_token = self._observed_tokens / tokens, self._tools_s / tokens
             typical_tokens = tokens / max(1, len(self._finished))
+        # Not `dataclasses.replace`: it takes as long as the features.
         return [
-            replace(
-                one,
+            Prediction(
+                one.tokens,
+                one.tokens_q90,
+                one.source,
                 tools_s=_tools_left_s(row, told, one.tokens, tools_s_per_token, typical_tokens),
                 observation_per_token=_per_token(
                     told.past_observed_tokens, told, observed_per_token, typical_tokens
