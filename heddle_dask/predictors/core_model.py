@@ -20,9 +20,9 @@ from heddle_dask.predictors.length_distributions import (
 )
 from heddle_dask.predictors.prompt_history import (
     ATTEMPTS_KEPT,
-    Attempt,
     Expectation,
     Moment,
+    PastAttempt,
     Variances,
     ended_facts,
     prompt_of,
@@ -103,11 +103,11 @@ class CoreModel:
         """What is expected without other attempts, and how these fade."""
         return Expectation(self.locate, self._locate_s, self.distributions.history_variances.drift)
 
-    def locate(self, one: Progress | Finished | Attempt) -> float:
+    def locate(self, one: Progress | Finished | PastAttempt) -> float:
         """Expected log of total tokens without other attempts."""
         return self.distributions.location.of(one)
 
-    def _locate_s(self, one: Progress | Finished | Attempt) -> float:
+    def _locate_s(self, one: Progress | Finished | PastAttempt) -> float:
         return self.location_s.of(one) if self.location_s else 0.0
 
     def see(self, rows: Sequence[Progress], facts: Sequence[GroupFacts]) -> Seen:

@@ -128,8 +128,8 @@ class GroupFacts(NamedTuple):
         Of attempts by the present policy only.
     excess_s
         Of seconds.
-    past_tokens, past_observed_tokens, past_tools_s
-        Sums over the ended attempts: generated tokens, tokens that tools added, seconds of tools.
+    past_tokens, past_tools_s
+        Sums over the ended attempts: generated tokens, seconds of tools.
     """
 
     finished: float = 0.0
@@ -142,7 +142,6 @@ class GroupFacts(NamedTuple):
     running_mean: float = NAN
     running_largest: float = NAN
     past_tokens: float = 0.0
-    past_observed_tokens: float = 0.0
     past_tools_s: float = 0.0
 
 

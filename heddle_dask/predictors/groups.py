@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from heddle_dask.predictors.features import Finished, GroupFacts, Progress
 from heddle_dask.predictors.prompt_history import (
     ATTEMPTS_KEPT,
-    Attempt,
     Expectation,
     Moment,
+    PastAttempt,
     PromptHistory,
     ended_facts,
     prompt_of,
@@ -75,7 +75,7 @@ class GroupBook:
     def finish(self, one: Finished) -> None:
         """Record the end of a trajectory."""
         self._end_running(one.group_id, one.trajectory_id)
-        self.history.add(prompt_of(one), Attempt.of(one))
+        self.history.add(prompt_of(one), PastAttempt.of(one))
 
     def running(self, progress: Progress) -> None:
         """Record the tokens of a running trajectory."""

@@ -11,7 +11,7 @@ from heddle_dask.predictors.contract import Fitted
 from heddle_dask.predictors.features import NAN, Finished, GroupFacts, Progress
 from heddle_dask.predictors.groups import GroupBook
 from heddle_dask.predictors.model import Model, fit_model
-from heddle_dask.predictors.prompt_history import Attempt
+from heddle_dask.predictors.prompt_history import PastAttempt
 from heddle_dask.predictors.trees import TreeSettings
 
 # Prediction before any data; equal for all trajectories, so that it orders none.
@@ -59,7 +59,7 @@ class Learnt:
     told: int
     fitted_at: int
     run: int
-    history: Mapping[str, Sequence[Attempt]]
+    history: Mapping[str, Sequence[PastAttempt]]
 
 
 class LearnedPredictor:
@@ -102,9 +102,8 @@ class LearnedPredictor:
                 one.tokens_q90,
                 one.source,
                 tools_s=_tools_left_s(row, told, one.tokens, tools_s_per_token, typical_tokens),
-                observation_per_token=_per_token(
-                    told.past_observed_tokens, told, observed_per_token, typical_tokens
-                ),
+                # Of all trajectories: the controller takes it as the ratio of the run, whoever was asked about.
+                observation_per_token=observed_per_token,
             )
             for row, told, one in zip(rows, facts, model.predict(rows, facts), strict=True)
         ]
@@ -232,16 +231,11 @@ def _so_far(points: Sequence[Progress], run: int) -> Finished:
     )
 
 
-def _per_token(past: float, told: GroupFacts, of_all: float, typical_tokens: float) -> float:
-    """A sum over earlier attempts at the prompt for each of their tokens, shrunk to the mean of all trajectories."""
-    weight = max(1.0, typical_tokens)
-    return (past + of_all * weight) / (told.past_tokens + weight)
-
-
 def _tools_left_s(
     row: Progress, told: GroupFacts, left_tokens: float, of_all: float, typical_tokens: float
 ) -> float:
     """Predicted tool seconds: the trajectory's seconds per token so far, shrunk to those of its prompt."""
     weight = max(1.0, typical_tokens)
-    tools_s = row.tools_s + _per_token(told.past_tools_s, told, of_all, typical_tokens) * weight
+    of_prompt = (told.past_tools_s + of_all * weight) / (told.past_tokens + weight)
+    tools_s = row.tools_s + of_prompt * weight
     return left_tokens * tools_s / (row.generated_tokens + weight)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from heddle_dask.predictors.features import Finished, Floats, Progress
-from heddle_dask.predictors.prompt_history import Attempt
+from heddle_dask.predictors.prompt_history import PastAttempt
 
 # The effect of a cell with n trajectories is multiplied by n / (n + CELL_TRUST).
 CELL_TRUST = 8.0
@@ -107,7 +107,7 @@ class Location:
             left = left - np.array([cells[name] for name in names])
         return cls(overall, cells)
 
-    def of(self, one: Progress | Finished | Attempt) -> float:
+    def of(self, one: Progress | Finished | PastAttempt) -> float:
         """Expected log total; an unknown cell adds nothing."""
         key = (one.domain, one.policy_version, one.max_steps, one.prompt_tokens, one.message_tokens)
         value = self._known.get(key)
@@ -119,7 +119,7 @@ class Location:
         return value
 
 
-def _cells(one: Progress | Finished | Attempt) -> tuple[str, ...]:
+def _cells(one: Progress | Finished | PastAttempt) -> tuple[str, ...]:
     domain = one.domain
     size, message = round(2.0 * math.log2(1 + one.prompt_tokens)), round(math.log2(1 + one.message_tokens))
     return (

@@ -18,10 +18,10 @@ PROMPTS_KEPT = 16_384
 # A run apart counts like this many versions: what ran in between is not known.
 RUN_VERSIONS = 4
 
-Locate = Callable[["Progress | Finished | Attempt"], float]
+Locate = Callable[["Progress | Finished | PastAttempt"], float]
 
 
-class Attempt(NamedTuple):
+class PastAttempt(NamedTuple):
     """What the history keeps of a trajectory that has ended; the fields are those of `Finished`."""
 
     trajectory_id: str
@@ -40,7 +40,7 @@ class Attempt(NamedTuple):
     run: int
 
     @classmethod
-    def of(cls, one: Finished) -> Attempt:
+    def of(cls, one: Finished) -> PastAttempt:
         """The attempt that a trajectory was."""
         return cls(*[getattr(one, name) for name in cls._fields])
 
@@ -58,7 +58,7 @@ class Moment(NamedTuple):
     run: int = 0
 
 
-def versions_apart(one: Moment | Attempt | Finished, other: Moment | Attempt | Finished) -> int:
+def versions_apart(one: Moment | PastAttempt | Finished, other: Moment | PastAttempt | Finished) -> int:
     """Number of versions between two policies.
 
     Versions are comparable within one line of training, or one run. Else only the order of the runs is known.
@@ -86,7 +86,7 @@ class Expectation:
     drift: float = 0.0
 
 
-def ended_facts(attempts: Iterable[Attempt | Finished], now: Moment, expected: Expectation) -> GroupFacts:
+def ended_facts(attempts: Iterable[PastAttempt | Finished], now: Moment, expected: Expectation) -> GroupFacts:
     """Facts from attempts that have ended, oldest first.
 
     An attempt that was cut off counts only if it was longer than the others already: it says that the prompt can be
@@ -97,7 +97,7 @@ def ended_facts(attempts: Iterable[Attempt | Finished], now: Moment, expected: E
     The mean of n attempts d versions ago has the variance (1 / n + drift d) times that within a version. Means of
     different versions are weighted by the inverse.
     """
-    whole, cut = list[tuple[Attempt | Finished, float]](), list[tuple[Attempt | Finished, float]]()
+    whole, cut = list[tuple[PastAttempt | Finished, float]](), list[tuple[PastAttempt | Finished, float]]()
     for each in attempts:
         pair = (each, math.log1p(each.generated_tokens) - expected.tokens(each))
         (cut if each.censored else whole).append(pair)
@@ -121,13 +121,12 @@ def ended_facts(attempts: Iterable[Attempt | Finished], now: Moment, expected: E
         latest_excess=whole[-1][1],
         excess_s=sum(seconds) / len(seconds) if seconds else NAN,
         past_tokens=float(sum(each.generated_tokens for each, _ in whole)),
-        past_observed_tokens=float(sum(each.observed_tokens for each, _ in whole)),
         past_tools_s=float(sum(each.tools_s for each, _ in whole)),
     )
 
 
 def _faded_mean(
-    pairs: Sequence[tuple[Attempt | Finished, float]], now: Moment, drift: float
+    pairs: Sequence[tuple[PastAttempt | Finished, float]], now: Moment, drift: float
 ) -> tuple[float, float]:
     """Attempts by the present policy that would tell as much, and the weighted mean; 0 and 0 without attempts."""
     by_distance: dict[int, list[float]] = {}
@@ -145,11 +144,11 @@ class PromptHistory:
     """The latest attempts at each prompt: `ATTEMPTS_KEPT` at most, of the `PROMPTS_KEPT` prompts tried last."""
 
     def __init__(self) -> None:
-        self._attempts: dict[str, list[Attempt]] = {}
+        self._attempts: dict[str, list[PastAttempt]] = {}
         self._facts: dict[str, dict[Moment, GroupFacts]] = {}
         self._expected: Expectation | None = None
 
-    def add(self, key: str, attempt: Attempt) -> None:
+    def add(self, key: str, attempt: PastAttempt) -> None:
         """Record the end of an attempt, once."""
         earlier = [each for each in self._attempts.pop(key, []) if not _is_same(each, attempt)]
         # The dictionary is in order of last use: re-insert the prompt at the end; eviction takes the head.
@@ -174,12 +173,12 @@ class PromptHistory:
             facts = known[now] = ended_facts(attempts, now, expected)
         return facts
 
-    def attempts(self) -> Mapping[str, Sequence[Attempt]]:
+    def attempts(self) -> Mapping[str, Sequence[PastAttempt]]:
         """All attempts by prompt, in order of last use."""
         return self._attempts
 
 
-def _is_same(one: Attempt, other: Attempt) -> bool:
+def _is_same(one: PastAttempt, other: PastAttempt) -> bool:
     return (one.trajectory_id, one.run) == (other.trajectory_id, other.run)
 
 

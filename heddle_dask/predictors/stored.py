@@ -23,7 +23,7 @@ from heddle_dask.predictors.features import FEATURES, Finished, Floats, Progress
 from heddle_dask.predictors.learned import LearnedPredictor, LearningSettings, Learnt
 from heddle_dask.predictors.length_distributions import Location, ResidualDistribution
 from heddle_dask.predictors.model import Calibration, Model
-from heddle_dask.predictors.prompt_history import DEFAULT_DRIFT, Attempt, Variances, prompt_of
+from heddle_dask.predictors.prompt_history import DEFAULT_DRIFT, PastAttempt, Variances, prompt_of
 from heddle_dask.predictors.trees import Trees, TreeSettings
 
 FORMAT = "heddle predictor"
@@ -91,12 +91,14 @@ def _predictor_in(data: Mapping[str, Any]) -> LearnedPredictor:
     model = _model_in(data["model"], predictor.trees)
     before = data["version"] == _BEFORE_HISTORY
     finished = tuple(_finished_in(one, before) for one in data["finished"])
-    history: dict[str, list[Attempt]] = {}
+    history: dict[str, list[PastAttempt]] = {}
     if before:
         for one in finished:
-            history.setdefault(prompt_of(one), []).append(Attempt.of(one))
+            history.setdefault(prompt_of(one), []).append(PastAttempt.of(one))
     else:
-        history = {key: [Attempt(*each) for each in attempts] for key, attempts in data["history"].items()}
+        history = {
+            key: [PastAttempt(*each) for each in attempts] for key, attempts in data["history"].items()
+        }
     run = 0 if before else int(data["run"])
     predictor.restore(Learnt(finished, int(data["told"]), int(data["fitted_at"]), run, history), model)
     return predictor
