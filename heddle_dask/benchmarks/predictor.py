@@ -164,8 +164,7 @@ def _held_fold(
     # Decision points after the last generated token need no prediction.
     points = [tuple(p for p in one.points if p.generated_tokens < one.generated_tokens) for one in tested]
     rows = [point for mine in points for point in mine]
-    locate, locate_s = model.core.locate, model.core.locate_s
-    warm = [facts_then(row, groups[row.group_id], locate, locate_s) for row in rows]
+    warm = [facts_then(row, groups[row.group_id], model.core.expected) for row in rows]
     predicted = _all_methods(model, inside, rows, warm)
     result, begin = [], 0
     for one, mine in zip(tested, points, strict=True):

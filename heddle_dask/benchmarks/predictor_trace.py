@@ -75,6 +75,7 @@ def finished(one: TracedTrajectory, origin: Mapping[str, Any], policy_version: i
         started_at_s=points[0].at_s,
         ended_at_s=walker.clock_s,
         points=tuple(points),
+        steps_finished=last.steps_finished,
     )
 
 

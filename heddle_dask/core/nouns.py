@@ -34,6 +34,8 @@ class TrajectorySpec:
         Tokens generated before this session, from a journal. Above 0, this session sees only part of the trajectory.
     run_id
         The run that it belongs to.
+    prompt_key
+        Identity of the prompt, the same in every run and epoch; empty: the group stands for it.
     """
 
     trajectory_id: TrajectoryId
@@ -45,6 +47,7 @@ class TrajectorySpec:
     max_steps: int = 0
     resumed_tokens: int = 0
     run_id: RunId = FIRST_RUN
+    prompt_key: str = ""
 
 
 def joined_domain(*parts: str) -> str:

@@ -5,8 +5,8 @@ cache is full. `EngineCost` sums such a run in constant time, so the work of thi
 
 The rules are vLLM's. Waiting requests are admitted in order of priority (smaller first), then of arrival, between
 iterations, while there are slots and free KV. Prompts are prefilled in chunks beside the decoding sequences, which take
-a token each of the iteration's `chunk_tokens`, or whole if the cost says so. The iteration that ends a prefill samples the first token. When KV runs out, the least urgent
-request goes back to the queue and is prefilled again later.
+a token each of the iteration's `chunk_tokens`, or whole if the cost says so. The iteration that ends a prefill samples
+the first token. When KV runs out, the least urgent request goes back to the queue and is prefilled again later.
 """
 
 from __future__ import annotations

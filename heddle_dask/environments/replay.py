@@ -126,7 +126,7 @@ class ReplayEnvironment:
         return Task(
             name,
             "",
-            {"group": trace.group_id},
+            replay_payload(trace),
             group=trace.group_id,
             known_tokens=plan.generated_tokens,
             known_tools_s=plan.tools_s,
@@ -169,6 +169,11 @@ class ReplayEnvironment:
                 seed = f"{self._salt}observation {index} of {trace.trajectory_id}"
                 ctx.append_tokens(_tokens(seed, step.observation_tokens))
         return None
+
+
+def replay_payload(trace: TracedTrajectory) -> dict[str, str]:
+    """The payload of a replay's task, equal for all attempts at one prompt."""
+    return {"group": trace.group_id}
 
 
 def _tokens(seed: str, count: int) -> list[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,17 @@ from heddle_dask.predictors.features import Finished, Floats, GroupFacts, Progre
 from heddle_dask.predictors.length_distributions import (
     Location,
     ResidualDistribution,
-    history_trust,
     label_effects,
+)
+from heddle_dask.predictors.prompt_history import (
+    ATTEMPTS_KEPT,
+    Expectation,
+    Moment,
+    PastAttempt,
+    Variances,
+    ended_facts,
+    prompt_of,
+    variances,
 )
 from heddle_dask.predictors.samples import Samples, has_seconds
 from heddle_dask.predictors.trees import QUANTILES, TreeRows, Trees, TreeSettings, grow_trees
@@ -30,22 +40,22 @@ class LengthDistributions:
 
     Attributes
     ----------
-    trust
-        Number of siblings at which a group's mean gets weight one half.
+    history_variances
+        How much a history tells, and how fast it fades.
     constant, prompt, history
-        Residual distributions: around the overall mean, around `location`, and around `location` moved by the group's
-        mean.
+        Residual distributions: around the overall mean, around `location`, and around `location` moved by the
+        history's mean.
     """
 
     location: Location
-    trust: float
+    history_variances: Variances
     constant: ResidualDistribution
     prompt: ResidualDistribution
     history: ResidualDistribution
 
     def expected(self, location: Floats, count: Floats, excess: Floats) -> Floats:
-        """Location plus the siblings' mean excess, shrunk by their number."""
-        weight = count / (count + self.trust)
+        """Location plus the mean excess of other attempts, shrunk by their number."""
+        weight = count / (count + self.history_variances.trust)
         return np.asarray(location + np.where(count > 0, weight * np.nan_to_num(excess), 0.0))
 
     def log_remaining(self, location: Floats, history: Floats, known: np.ndarray, done: Floats) -> Floats:
@@ -88,12 +98,16 @@ class CoreModel:
     labels: dict[str, float]
     trees: Trees | None
 
-    def locate(self, one: Progress | Finished) -> float:
-        """Expected log of total tokens without siblings."""
+    @cached_property
+    def expected(self) -> Expectation:
+        """What is expected without other attempts, and how these fade."""
+        return Expectation(self.locate, self._locate_s, self.distributions.history_variances.drift)
+
+    def locate(self, one: Progress | Finished | PastAttempt) -> float:
+        """Expected log of total tokens without other attempts."""
         return self.distributions.location.of(one)
 
-    def locate_s(self, one: Progress | Finished) -> float:
-        """Expected log of total seconds without siblings; 0 when seconds are not known."""
+    def _locate_s(self, one: Progress | Finished | PastAttempt) -> float:
         return self.location_s.of(one) if self.location_s else 0.0
 
     def see(self, rows: Sequence[Progress], facts: Sequence[GroupFacts]) -> Seen:
@@ -134,7 +148,7 @@ def fit_core(
     if not use.any():
         return core
     picked = samples.take(use)
-    facts = picked.facts(core.locate, core.locate_s)
+    facts = picked.facts(core.expected)
     plain = core.see(picked.rows, facts)
     target = _targets(distributions, plain, picked, settings.seed)
     labels = label_effects(picked.rows, target)
@@ -151,37 +165,35 @@ def fit_distributions(finished: Sequence[Finished]) -> LengthDistributions:
     location = Location.fit(finished, logs)
     expected = np.array([location.of(one) for one in finished])
     above = logs - expected
-    whole = [
-        (one.group_id, value) for one, value in zip(finished, above.tolist(), strict=True) if not one.censored
-    ]
-    trust = history_trust(whole)
-    others, counts = _others_mean(finished, above)
-    moved = expected + np.where(counts > 0, counts / (counts + trust) * others, 0.0)
+    pairs = zip(finished, above.tolist(), strict=True)
+    differences = variances((one, value) for one, value in pairs if not one.censored)
+    others, counts = _others_mean(finished, location, differences)
+    moved = expected + counts / (counts + differences.trust) * others
     told = counts > 0 if counts.any() else np.ones(len(logs), dtype=bool)
     return LengthDistributions(
         location=location,
-        trust=trust,
+        history_variances=differences,
         constant=ResidualDistribution.fit(logs - location.overall, censored),
         prompt=ResidualDistribution.fit(above, censored),
         history=ResidualDistribution.fit((logs - moved)[told], censored[told]),
     )
 
 
-def _others_mean(finished: Sequence[Finished], above: Floats) -> tuple[Floats, Floats]:
-    """Per trajectory: mean excess of the other complete members of its group, and their number."""
-    sums: dict[str, float] = {}
-    counts: dict[str, int] = {}
-    for one, value in zip(finished, above.tolist(), strict=True):
-        if not one.censored:
-            sums[one.group_id] = sums.get(one.group_id, 0.0) + value
-            counts[one.group_id] = counts.get(one.group_id, 0) + 1
-    means, others = np.zeros(len(finished)), np.zeros(len(finished))
+def _others_mean(
+    finished: Sequence[Finished], location: Location, differences: Variances
+) -> tuple[Floats, Floats]:
+    """Per trajectory: mean excess of the other attempts at its prompt, and their number; 0 and 0 without any."""
+    prompts: dict[str, list[Finished]] = {}
+    for one in finished:
+        prompts.setdefault(prompt_of(one), []).append(one)
+    expected = Expectation(location.of, lambda one: 0.0, differences.drift)
+    means, counts = np.zeros(len(finished)), np.zeros(len(finished))
     for index, one in enumerate(finished):
-        count = counts.get(one.group_id, 0) - (not one.censored)
-        if count > 0:
-            own = 0.0 if one.censored else float(above[index])
-            means[index], others[index] = (sums[one.group_id] - own) / count, count
-    return means, others
+        others = [each for each in prompts[prompt_of(one)][-ATTEMPTS_KEPT - 1 :] if each is not one]
+        facts = ended_facts(others, Moment(one.policy_version, one.lineage, one.run), expected)
+        if facts.finished:
+            means[index], counts[index] = facts.mean_excess, facts.finished
+    return means, counts
 
 
 def _targets(distributions: LengthDistributions, seen: Seen, samples: Samples, seed: int) -> Floats:

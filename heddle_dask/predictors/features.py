@@ -43,6 +43,10 @@ class Progress:
         Seconds since the trajectory began; nan when not measured.
     at_s
         Time of the decision point, on the clock of `Finished.ended_at_s`; nan without a clock.
+    prompt_key
+        Identity of the prompt over epochs and runs; empty: the group stands for it.
+    lineage
+        The line of training that `policy_version` counts in; empty: not known.
     """
 
     trajectory_id: str
@@ -64,6 +68,8 @@ class Progress:
     last_tool_failed: bool = False
     elapsed_s: float = NAN
     at_s: float = NAN
+    prompt_key: str = ""
+    lineage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +84,14 @@ class Finished:
     censored
         True: it did not end by itself (cut off, aborted, still running), so the totals are lower bounds.
     started_at_s, ended_at_s
-        On one clock for all siblings; nan without a clock: then every other member of the group counts as an earlier
-        run of the prompt.
+        On one clock for all attempts of one run; nan without a clock: then every other attempt at the prompt counts
+        as an earlier one.
+    steps_finished
+        Its LLM steps; 0: not known.
+    prompt_key, lineage
+        As in `Progress`.
+    run
+        Number of the run of the predictor in which it ended; later runs have larger numbers.
     """
 
     trajectory_id: str
@@ -97,15 +109,30 @@ class Finished:
     started_at_s: float = NAN
     ended_at_s: float = NAN
     points: tuple[Progress, ...] = ()
+    steps_finished: int = 0
+    prompt_key: str = ""
+    lineage: str = ""
+    run: int = 0
 
 
 class GroupFacts(NamedTuple):
-    """Facts about the siblings. Logarithms of total tokens; *excess*: above the expectation from prompt and policy.
+    """Facts about other attempts at the prompt: those that have ended, and siblings of the group that still run.
 
-    `same_excess` counts siblings of the same policy version only; `excess_s` is of seconds. nan: no sibling.
+    Logarithms of total tokens; *excess*: above the expectation from prompt and policy. nan: no attempt.
+
+    Attributes
+    ----------
+    finished
+        Ended attempts, as a number of attempts by the present policy that would tell as much.
+    same_excess
+        Of attempts by the present policy only.
+    excess_s
+        Of seconds.
+    past_tokens, past_tools_s
+        Sums over the ended attempts: generated tokens, seconds of tools.
     """
 
-    finished: int = 0
+    finished: float = 0.0
     mean_excess: float = NAN
     same_excess: float = NAN
     largest: float = NAN
@@ -114,6 +141,8 @@ class GroupFacts(NamedTuple):
     running: int = 0
     running_mean: float = NAN
     running_largest: float = NAN
+    past_tokens: float = 0.0
+    past_tools_s: float = 0.0
 
 
 NO_SIBLINGS = GroupFacts()

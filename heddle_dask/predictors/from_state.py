@@ -32,6 +32,8 @@ def progress_of(trajectory: Trajectory, at: float) -> Progress:
         last_tool_failed=bool(done) and not done[-1][2],
         elapsed_s=_elapsed_s(trajectory, at),
         at_s=at,
+        prompt_key=trajectory.spec.prompt_key,
+        lineage=_lineage(trajectory),
     )
 
 
@@ -53,7 +55,15 @@ def finished_of(trajectory: Trajectory, status: str, at: float) -> Finished:
         censored=status != "completed" or trajectory.spec.resumed_tokens > 0,
         started_at_s=at - _elapsed_s(trajectory, at),
         ended_at_s=at,
+        steps_finished=trajectory.steps_finished,
+        prompt_key=trajectory.spec.prompt_key,
+        lineage=_lineage(trajectory),
     )
+
+
+def _lineage(trajectory: Trajectory) -> str:
+    """The line of training of the version that samples it; empty before the first result."""
+    return trajectory.kv_version.lineage if trajectory.kv_version is not None else ""
 
 
 def _elapsed_s(trajectory: Trajectory, at: float) -> float:

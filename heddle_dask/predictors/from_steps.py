@@ -37,7 +37,7 @@ class PastStep:
 
 @dataclass(frozen=True, slots=True)
 class PastTrajectory:
-    """A trajectory that has ended; `message_tokens` and `max_steps` are 0 when not known."""
+    """A trajectory that has ended; `message_tokens` and `max_steps` are 0, `prompt_key` is empty when not known."""
 
     trajectory_id: str
     group_id: str
@@ -48,6 +48,7 @@ class PastTrajectory:
     steps: Sequence[PastStep]
     message_tokens: int = 0
     max_steps: int = 0
+    prompt_key: str = ""
 
 
 class PlannedStepLike(Protocol):
@@ -98,11 +99,17 @@ class PlannedTrajectoryLike(Protocol):
         """Limit of the number of steps; 0: not known."""
 
     @property
+    def prompt_key(self) -> str:
+        """Identity of the prompt over epochs and runs; empty: the group stands for it."""
+
+    @property
     def steps(self) -> Sequence[PlannedStepLike]:
         """The steps in order."""
 
 
-def past_of(plan: PlannedTrajectoryLike, *, censored: bool = False) -> PastTrajectory:
+def past_of(
+    plan: PlannedTrajectoryLike, *, censored: bool = False, policy_version: int = 0
+) -> PastTrajectory:
     """A planned trajectory as one that has ended; the durations of its steps are not known."""
     steps = [
         PastStep(
@@ -116,12 +123,13 @@ def past_of(plan: PlannedTrajectoryLike, *, censored: bool = False) -> PastTraje
         plan.trajectory_id,
         plan.group_id,
         plan.domain,
-        0,
+        policy_version,
         plan.prompt_tokens,
         censored,
         steps,
         message_tokens=plan.message_tokens,
         max_steps=plan.max_steps,
+        prompt_key=plan.prompt_key,
     )
 
 
@@ -161,6 +169,8 @@ def finished_from_steps(past: PastTrajectory) -> Finished:
         started_at_s=NAN,
         ended_at_s=NAN,
         points=tuple(points),
+        steps_finished=len(past.steps),
+        prompt_key=past.prompt_key,
     )
 
 
@@ -191,6 +201,7 @@ def _point(past: PastTrajectory, done: int) -> Progress:
         tool_errors=sum(not ok for _, _, ok in tools),
         last_tool_failed=bool(tools) and not tools[-1][2],
         elapsed_s=_elapsed_s(steps),
+        prompt_key=past.prompt_key,
     )
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from heddle_dask.core.prediction import Prediction
 from heddle_dask.predictors.contract import Fitted
-from heddle_dask.predictors.features import NAN, Finished, Progress
+from heddle_dask.predictors.features import NAN, Finished, GroupFacts, Progress
 from heddle_dask.predictors.groups import GroupBook
 from heddle_dask.predictors.model import Model, fit_model
+from heddle_dask.predictors.prompt_history import PastAttempt
 from heddle_dask.predictors.trees import TreeSettings
 
 # Prediction before any data; equal for all trajectories, so that it orders none.
@@ -36,6 +37,29 @@ class LearningSettings:
     first_fit: int = 3
     growth: float = 0.25
     kept: int = 6000
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What a learned predictor knows, besides its model.
+
+    Attributes
+    ----------
+    finished
+        Kept trajectories, which later fits learn from.
+    told, fitted_at
+        Trajectories observed so far, and at the last fit.
+    run
+        Number of the run of the latest trajectory; -1: there is none.
+    history
+        Kept attempts by prompt.
+    """
+
+    finished: tuple[Finished, ...]
+    told: int
+    fitted_at: int
+    run: int
+    history: Mapping[str, Sequence[PastAttempt]]
 
 
 class LearnedPredictor:
@@ -65,25 +89,29 @@ class LearnedPredictor:
         model = self.model
         if model is None:
             return [Prediction(UNKNOWN_TOKENS, UNKNOWN_TOKENS_Q90, "constant") for _ in rows]
-        locate, locate_s = model.core.locate, model.core.locate_s
+        expected = model.core.expected
         with self._lock:
-            facts = [self._book.facts(row, locate, locate_s) for row in rows]
+            facts = [self._book.facts(row, expected) for row in rows]
             tokens = max(1, self._generated_tokens)
             observed_per_token, tools_s_per_token = self._observed_tokens / tokens, self._tools_s / tokens
             typical_tokens = tokens / max(1, len(self._finished))
+        # Not `dataclasses.replace`: it takes as long as the features.
         return [
-            replace(
-                one,
-                tools_s=_tools_left_s(row, one.tokens, tools_s_per_token, typical_tokens),
+            Prediction(
+                one.tokens,
+                one.tokens_q90,
+                one.source,
+                tools_s=_tools_left_s(row, told, one.tokens, tools_s_per_token, typical_tokens),
+                # Of all trajectories: the controller takes it as the ratio of the run, whoever was asked about.
                 observation_per_token=observed_per_token,
             )
-            for row, one in zip(rows, model.predict(rows, facts), strict=True)
+            for row, told, one in zip(rows, facts, model.predict(rows, facts), strict=True)
         ]
 
     def observe_running(self, progress: Progress) -> None:
         """Record a decision point of a running trajectory."""
         with self._lock:
-            self._book.run(progress)
+            self._book.running(progress)
             points = self._running.setdefault(progress.trajectory_id, [])
             known = bool(points) and points[-1].steps_finished == progress.steps_finished
             if known or len(points) == POINTS_KEPT:
@@ -98,27 +126,33 @@ class LearnedPredictor:
             self._learn(finished if finished.points else replace(finished, points=tuple(points)))
 
     def warm_start(self, finished: Iterable[Finished]) -> None:
-        """Learn from earlier trajectories, oldest first, and fit."""
+        """Learn from the trajectories of an earlier run, oldest first, and fit."""
         with self._lock:
             for one in finished:
                 self._learn(one)
+            self._book.run += 1
         self._fit_and_adopt()
 
     def _learn(self, one: Finished) -> None:
         kept = tuple(one.points[:POINTS_KEPT])
-        one = replace(one, points=kept)
+        one = replace(one, points=kept, run=self._book.run)
         self._book.finish(one)
-        self._forget(one.trajectory_id)
-        self._finished[one.trajectory_id] = one
+        self._keep(one)
+        self._told += 1
+
+    def _keep(self, one: Finished) -> None:
+        # Later runs use the names of trajectories again.
+        name = f"{one.run}/{one.trajectory_id}"
+        self._forget(name)
+        self._finished[name] = one
         self._generated_tokens += one.generated_tokens
         self._observed_tokens += one.observed_tokens
         self._tools_s += one.tools_s
         while len(self._finished) > self.learning.kept:
             self._forget(next(iter(self._finished)))
-        self._told += 1
 
-    def _forget(self, trajectory_id: str) -> None:
-        known = self._finished.pop(trajectory_id, None)
+    def _forget(self, name: str) -> None:
+        known = self._finished.pop(name, None)
         if known is not None:
             self._generated_tokens -= known.generated_tokens
             self._observed_tokens -= known.observed_tokens
@@ -144,7 +178,8 @@ class LearnedPredictor:
         """Fit on all observations, running trajectories as censored ones; None if no trajectory is complete."""
         with self._lock:
             told = self._told
-            data = [*self._finished.values(), *(_so_far(points) for points in self._running.values())]
+            run = self._book.run
+            data = [*self._finished.values(), *(_so_far(points, run) for points in self._running.values())]
         model = fit_model(data, self.trees)
         rows = min(sum(len(one.points) for one in data), self.trees.max_rows)
         return None if model is None else Fitted(model, rows, told)
@@ -153,20 +188,26 @@ class LearnedPredictor:
         """Answer with this model from now on."""
         self.model, self._fitted_at = fitted.model, fitted.told
 
-    def learnt(self) -> tuple[list[Finished], int, int]:
-        """State for a copy: kept trajectories, number observed so far, and number observed at the last fit."""
+    def learnt(self) -> Learnt:
+        """State for a copy."""
         with self._lock:
-            return list(self._finished.values()), self._told, self._fitted_at
+            history = {key: tuple(each) for key, each in self._book.history.attempts().items()}
+            run = max((one.run for one in self._finished.values()), default=-1)
+            return Learnt(tuple(self._finished.values()), self._told, self._fitted_at, run, history)
 
-    def restore(self, finished: Iterable[Finished], told: int, fitted_at: int, model: Model | None) -> None:
-        """Take over the state that `learnt` and `model` of another predictor returned."""
+    def restore(self, learnt: Learnt, model: Model | None) -> None:
+        """Take over the state of another predictor, as that of earlier runs."""
         with self._lock:
-            for one in finished:
-                self._learn(one)
-            self._told, self._fitted_at, self.model = told, fitted_at, model
+            for one in learnt.finished:
+                self._keep(one)
+            for key, attempts in learnt.history.items():
+                for attempt in attempts:
+                    self._book.history.add(key, attempt)
+            self._book.run = learnt.run + 1
+            self._told, self._fitted_at, self.model = learnt.told, learnt.fitted_at, model
 
 
-def _so_far(points: Sequence[Progress]) -> Finished:
+def _so_far(points: Sequence[Progress], run: int) -> Finished:
     """A running trajectory as a censored one."""
     first, last = points[0], points[-1]
     return Finished(
@@ -183,13 +224,18 @@ def _so_far(points: Sequence[Progress]) -> Finished:
         started_at_s=first.at_s,
         ended_at_s=float("inf") if first.at_s == first.at_s else NAN,
         points=tuple(points),
+        steps_finished=last.steps_finished,
+        prompt_key=last.prompt_key,
+        lineage=last.lineage,
+        run=run,
     )
 
 
 def _tools_left_s(
-    row: Progress, left_tokens: float, tools_s_per_token: float, typical_tokens: float
+    row: Progress, told: GroupFacts, left_tokens: float, of_all: float, typical_tokens: float
 ) -> float:
-    """Predicted tool seconds: the trajectory's seconds per token so far, shrunk to the mean of all trajectories."""
+    """Predicted tool seconds: the trajectory's seconds per token so far, shrunk to those of its prompt."""
     weight = max(1.0, typical_tokens)
-    tools_s = row.tools_s + tools_s_per_token * weight
+    of_prompt = (told.past_tools_s + of_all * weight) / (told.past_tokens + weight)
+    tools_s = row.tools_s + of_prompt * weight
     return left_tokens * tools_s / (row.generated_tokens + weight)

@@ -7,12 +7,13 @@ rows draw their future from them. Logarithms of ``1 + total`` throughout.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from heddle_dask.predictors.features import Finished, Floats, Progress
+from heddle_dask.predictors.prompt_history import PastAttempt
 
 # The effect of a cell with n trajectories is multiplied by n / (n + CELL_TRUST).
 CELL_TRUST = 8.0
@@ -106,7 +107,7 @@ class Location:
             left = left - np.array([cells[name] for name in names])
         return cls(overall, cells)
 
-    def of(self, one: Progress | Finished) -> float:
+    def of(self, one: Progress | Finished | PastAttempt) -> float:
         """Expected log total; an unknown cell adds nothing."""
         key = (one.domain, one.policy_version, one.max_steps, one.prompt_tokens, one.message_tokens)
         value = self._known.get(key)
@@ -118,7 +119,7 @@ class Location:
         return value
 
 
-def _cells(one: Progress | Finished) -> tuple[str, ...]:
+def _cells(one: Progress | Finished | PastAttempt) -> tuple[str, ...]:
     domain = one.domain
     size, message = round(2.0 * math.log2(1 + one.prompt_tokens)), round(math.log2(1 + one.message_tokens))
     return (
@@ -142,18 +143,3 @@ def label_effects(rows: Sequence[Progress], logs: Floats, trust: float = 20.0) -
         if row.tool_labels:
             sums.setdefault(row.tool_labels[-1], []).append(value - means[min(row.steps_finished, 20)])
     return {label: sum(values) / (len(values) + trust) for label, values in sums.items()}
-
-
-def history_trust(excess: Iterable[tuple[str, float]]) -> float:
-    """Siblings at which a group's mean gets weight one half: variance within over variance between groups."""
-    groups: dict[str, list[float]] = {}
-    for group_id, value in excess:
-        groups.setdefault(group_id, []).append(value)
-    several = [np.array(values) for values in groups.values() if len(values) > 1]
-    if len(several) < 5:
-        return 2.0
-    within = sum(float(((v - v.mean()) ** 2).sum()) for v in several) / sum(len(v) - 1 for v in several)
-    means = np.array([v.mean() for v in several])
-    noise = float(np.mean([within / len(v) for v in several]))
-    between = max(float(means.var()) - noise, 1e-3)
-    return min(max(within / between, 0.2), 50.0)

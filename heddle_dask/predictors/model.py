@@ -18,6 +18,7 @@ from heddle_dask.core.prediction import Prediction
 from heddle_dask.predictors.core_model import CoreModel, Seen, fit_core
 from heddle_dask.predictors.features import Finished, Floats, GroupFacts, Progress
 from heddle_dask.predictors.length_distributions import ResidualDistribution
+from heddle_dask.predictors.prompt_history import prompt_of
 from heddle_dask.predictors.samples import Samples, make_samples
 from heddle_dask.predictors.trees import TreeSettings
 
@@ -128,7 +129,7 @@ def _held_out(finished: Sequence[Finished], samples: Samples, settings: TreeSett
         if core.trees is None:
             continue
         told = samples.take(~inside)
-        seen = core.see(told.rows, told.facts(core.locate, core.locate_s))
+        seen = core.see(told.rows, told.facts(core.expected))
         parts.append(
             _HeldOutRows(
                 known=seen.known,
@@ -143,11 +144,11 @@ def _held_out(finished: Sequence[Finished], samples: Samples, settings: TreeSett
 
 
 def _outside(finished: Sequence[Finished], samples: Samples, inside: npt.NDArray[np.bool_]) -> list[Finished]:
-    """The trajectories that share no group (or trajectory) with the held-out rows."""
+    """The trajectories that share no prompt (or trajectory) with the held-out rows."""
     held = [owner for owner, use in zip(samples.owners, inside.tolist(), strict=True) if not use]
-    if samples.by_group:
-        groups = {owner.group_id for owner in held}
-        return [one for one in finished if one.group_id not in groups]
+    if samples.by_prompt:
+        prompts = {prompt_of(owner) for owner in held}
+        return [one for one in finished if prompt_of(one) not in prompts]
     names = {owner.trajectory_id for owner in held}
     return [one for one in finished if one.trajectory_id not in names]
 

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle_dask.predictors.features import NO_SIBLINGS, Finished, Floats, GroupFacts, Progress
-from heddle_dask.predictors.groups import Locate, facts_then
+from heddle_dask.predictors.groups import facts_then
+from heddle_dask.predictors.prompt_history import Expectation, prompt_of
 
 # Numbers of finished steps whose decision points become rows; later points in between differ little.
 LEARNT_STEPS = frozenset({0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 65, 80, 100, 130, 160, 200})
@@ -26,9 +27,9 @@ class Samples:
     owners
         The trajectory of each row. It holds the row's future and must never be an input of a model.
     members
-        All trajectories of each group.
+        All attempts at each prompt.
     fold
-        The part of the groups (of the trajectories, unless `by_group`) that the row belongs to.
+        The part of the prompts (of the trajectories, unless `by_prompt`) that the row belongs to.
     """
 
     rows: tuple[Progress, ...]
@@ -36,10 +37,10 @@ class Samples:
     cold: npt.NDArray[np.bool_]
     fold: npt.NDArray[np.int64]
     members: Mapping[str, Sequence[Finished]]
-    by_group: bool
+    by_prompt: bool
 
     def take(self, use: npt.NDArray[np.bool_]) -> Samples:
-        """Only the rows in `use`; the groups stay whole."""
+        """Only the rows in `use`; the attempts at a prompt stay together."""
         picked = np.flatnonzero(use).tolist()
         return Samples(
             rows=tuple(self.rows[index] for index in picked),
@@ -47,14 +48,14 @@ class Samples:
             cold=self.cold[use],
             fold=self.fold[use],
             members=self.members,
-            by_group=self.by_group,
+            by_prompt=self.by_prompt,
         )
 
-    def facts(self, locate: Locate, locate_s: Locate) -> list[GroupFacts]:
-        """Group facts as known at each row."""
+    def facts(self, expected: Expectation) -> list[GroupFacts]:
+        """Facts about other attempts as known at each row."""
         return [
-            NO_SIBLINGS if cold else facts_then(row, self.members[row.group_id], locate, locate_s)
-            for row, cold in zip(self.rows, self.cold.tolist(), strict=True)
+            NO_SIBLINGS if cold else facts_then(row, self.members[prompt_of(owner)], expected, owner.run)
+            for row, owner, cold in zip(self.rows, self.owners, self.cold.tolist(), strict=True)
         ]
 
     @property
@@ -84,24 +85,24 @@ def make_samples(
 ) -> Samples:
     """Cut trajectories into rows; above `max_rows`, a seeded share of the rows is kept.
 
-    Rows with known siblings come twice, with and without them, so that one model serves both. With hardly any
-    groups, the parts are of trajectories instead.
+    Rows with other attempts at their prompt come twice, with and without them, so that one model serves both. With
+    hardly any prompts, the parts are of trajectories instead.
     """
     members: dict[str, list[Finished]] = {}
     for one in finished:
-        members.setdefault(one.group_id, []).append(one)
+        members.setdefault(prompt_of(one), []).append(one)
     pairs = [
         (point, one, cold)
         for one in finished
         for point in one.points
         if point.steps_finished in LEARNT_STEPS and point.generated_tokens < one.generated_tokens
-        for cold in ((False, True) if both and len(members[one.group_id]) > 1 else (False,))
+        for cold in ((False, True) if both and len(members[prompt_of(one)]) > 1 else (False,))
     ]
     if len(pairs) > max_rows:
         kept = np.random.default_rng(seed).choice(len(pairs), size=max_rows, replace=False)
         pairs = [pairs[index] for index in np.sort(kept).tolist()]
     several = len(members) >= 2 * folds
-    names = [one.group_id if several else one.trajectory_id for _, one, _ in pairs]
+    names = [prompt_of(one) if several else one.trajectory_id for _, one, _ in pairs]
     part = fold_numbers(names, folds, seed)
     return Samples(
         rows=tuple(point for point, _, _ in pairs),
@@ -109,7 +110,7 @@ def make_samples(
         cold=np.array([cold for _, _, cold in pairs], dtype=bool),
         fold=np.array([part[name] for name in names], dtype=np.int64),
         members=members,
-        by_group=several,
+        by_prompt=several,
     )
 
 

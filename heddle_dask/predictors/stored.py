@@ -1,7 +1,7 @@
-"""Saves and loads a learned predictor: its training data and its fitted model, as gzipped JSON.
+"""Saves and loads a learned predictor: its training data, the history of prompts and its model, as gzipped JSON.
 
 A loaded predictor makes the same predictions and goes on learning. Running trajectories are not saved: a new run has
-others.
+others. Files of version 5 have no history of prompts besides their training data: it is made from these.
 """
 
 from __future__ import annotations
@@ -20,30 +20,36 @@ import xgboost as xgb
 from heddle_dask.core.errors import BadInput
 from heddle_dask.predictors.core_model import CoreModel, LengthDistributions
 from heddle_dask.predictors.features import FEATURES, Finished, Floats, Progress
-from heddle_dask.predictors.learned import LearnedPredictor, LearningSettings
+from heddle_dask.predictors.learned import LearnedPredictor, LearningSettings, Learnt
 from heddle_dask.predictors.length_distributions import Location, ResidualDistribution
 from heddle_dask.predictors.model import Calibration, Model
+from heddle_dask.predictors.prompt_history import DEFAULT_DRIFT, PastAttempt, Variances, prompt_of
 from heddle_dask.predictors.trees import Trees, TreeSettings
 
 FORMAT = "heddle predictor"
-VERSION = 5
+VERSION = 6
+_BEFORE_HISTORY = 5
 _PROGRESS = tuple(each.name for each in fields(Progress))
 _FINISHED = tuple(each.name for each in fields(Finished) if each.name != "points")
+# Numbers of fields at their ends that rows of version 5 lack; all have defaults.
+_LATER_PROGRESS, _LATER_FINISHED = 2, 4
 
 
 def save_predictor(predictor: LearnedPredictor, path: Path | str) -> None:
     """Write `predictor` to `path` atomically."""
     path = Path(path)
-    finished, told, fitted_at = predictor.learnt()
+    learnt = predictor.learnt()
     data = {
         "format": FORMAT,
         "version": VERSION,
         "features": FEATURES,
         "trees": asdict(predictor.trees),
         "learning": asdict(predictor.learning),
-        "told": told,
-        "fitted_at": fitted_at,
-        "finished": [_finished_out(one) for one in finished],
+        "told": learnt.told,
+        "fitted_at": learnt.fitted_at,
+        "run": learnt.run,
+        "finished": [_finished_out(one) for one in learnt.finished],
+        "history": {key: [list(each) for each in attempts] for key, attempts in learnt.history.items()},
         "model": _model_out(predictor.model),
     }
     partial = path.with_name(path.name + ".partial")
@@ -68,10 +74,10 @@ def load_predictor(path: Path | str) -> LearnedPredictor:
         raise BadInput(f"{where}: {error.strerror or error}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise BadInput(f"{where} is no saved predictor: give a file written by save_predictor")
-    if data.get("version") != VERSION or tuple(data.get("features", ())) != FEATURES:
+    if data.get("version") not in (_BEFORE_HISTORY, VERSION) or tuple(data.get("features", ())) != FEATURES:
         raise BadInput(
-            f"{where} is of version {data.get('version')} or has other features; this program reads version {VERSION}:"
-            " train it again"
+            f"{where} is of version {data.get('version')} or has other features; this program reads versions "
+            f"{_BEFORE_HISTORY} and {VERSION}: train it again"
         )
     try:
         return _predictor_in(data)
@@ -82,10 +88,19 @@ def load_predictor(path: Path | str) -> LearnedPredictor:
 
 def _predictor_in(data: Mapping[str, Any]) -> LearnedPredictor:
     predictor = LearnedPredictor(TreeSettings(**data["trees"]), LearningSettings(**data["learning"]))
-    finished = [_finished_in(one) for one in data["finished"]]
-    predictor.restore(
-        finished, int(data["told"]), int(data["fitted_at"]), _model_in(data["model"], predictor.trees)
-    )
+    model = _model_in(data["model"], predictor.trees)
+    before = data["version"] == _BEFORE_HISTORY
+    finished = tuple(_finished_in(one, before) for one in data["finished"])
+    history: dict[str, list[PastAttempt]] = {}
+    if before:
+        for one in finished:
+            history.setdefault(prompt_of(one), []).append(PastAttempt.of(one))
+    else:
+        history = {
+            key: [PastAttempt(*each) for each in attempts] for key, attempts in data["history"].items()
+        }
+    run = 0 if before else int(data["run"])
+    predictor.restore(Learnt(finished, int(data["told"]), int(data["fitted_at"]), run, history), model)
     return predictor
 
 
@@ -94,14 +109,16 @@ def _finished_out(one: Finished) -> list[Any]:
     return [[getattr(one, name) for name in _FINISHED], points]
 
 
-def _finished_in(data: Any) -> Finished:
+def _finished_in(data: Any, before: bool) -> Finished:
     own, points = data
-    kept = [_progress_in(point) for point in points]
-    return Finished(**dict(zip(_FINISHED, own, strict=True)), points=tuple(kept))
+    names = _FINISHED[:-_LATER_FINISHED] if before else _FINISHED
+    kept = [_progress_in(point, before) for point in points]
+    return Finished(**dict(zip(names, own, strict=True)), points=tuple(kept))
 
 
-def _progress_in(values: list[Any]) -> Progress:
-    named: dict[str, Any] = dict(zip(_PROGRESS, values, strict=True))
+def _progress_in(values: list[Any], before: bool) -> Progress:
+    names = _PROGRESS[:-_LATER_PROGRESS] if before else _PROGRESS
+    named: dict[str, Any] = dict(zip(names, values, strict=True))
     for name in ("step_tokens", "observed_tokens", "tool_labels", "tool_times_s"):
         named[name] = tuple(named[name])
     return Progress(**named)
@@ -168,7 +185,8 @@ def _location_in(data: Mapping[str, Any]) -> Location:
 def _distributions_out(distributions: LengthDistributions) -> dict[str, Any]:
     return {
         **_location_out(distributions.location),
-        "trust": distributions.trust,
+        "trust": distributions.history_variances.trust,
+        "drift": distributions.history_variances.drift,
         **{name: _residual_out(getattr(distributions, name)) for name in ("constant", "prompt", "history")},
     }
 
@@ -176,7 +194,7 @@ def _distributions_out(distributions: LengthDistributions) -> dict[str, Any]:
 def _distributions_in(data: Mapping[str, Any]) -> LengthDistributions:
     return LengthDistributions(
         _location_in(data),
-        data["trust"],
+        Variances(data["trust"], data.get("drift", DEFAULT_DRIFT)),
         *(_residual_in(data[name]) for name in ("constant", "prompt", "history")),
     )
 

@@ -139,6 +139,7 @@ TABLES: Mapping[str, Table] = {
             "domain": STRING,
             "message_tokens": "int64",
             "max_steps": "int64",
+            "prompt_key": STRING,
             "reward_parts": STRING,
             "metadata": STRING,
             "reward_cause": STRING,
@@ -152,7 +153,7 @@ LATER_COLUMNS = frozenset(
     {
         *(f"steps/{name}" for name in ("max_tokens", "temperature", "top_p", "top_k", "min_p")),
         *(f"actions/{name}" for name in ("branch", "quota_s", "load_s")),
-        *(f"trajectories/{name}" for name in ("domain", "message_tokens", "max_steps")),
+        *(f"trajectories/{name}" for name in ("domain", "message_tokens", "max_steps", "prompt_key")),
         *(f"trajectories/{name}" for name in ("reward_parts", "metadata", "reward_cause", "reward_detail")),
     }
 )

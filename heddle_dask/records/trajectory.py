@@ -147,9 +147,9 @@ class TrajectoryRecord(_WithSteps):
         None when unknown; a nan from an environment counts as unknown.
     branches
         The first is the main one; further ones if an agent rewrote its history.
-    domain, message_tokens, max_steps
-        Facts about the task for predictors: environment and kind, length of the task itself, limit of steps; empty or
-        0 when unknown.
+    domain, message_tokens, max_steps, prompt_key
+        Facts about the task for predictors: environment and kind, length of the task itself, limit of steps, identity
+        of the prompt over runs; empty or 0 when unknown.
     reward_parts
         Named parts of the reward.
     metadata
@@ -186,6 +186,7 @@ class TrajectoryRecord(_WithSteps):
     metadata: Mapping[str, Any] = field(default_factory=dict)
     reward_cause: str = ""
     reward_detail: str = ""
+    prompt_key: str = ""
 
     def __post_init__(self) -> None:
         if self.status not in get_args(Status) or self.cause not in get_args(Cause):

@@ -82,6 +82,7 @@ class Program:
             message_tokens=plan.message_tokens,
             max_steps=plan.max_steps,
             run_id=self.run_id,
+            prompt_key=plan.prompt_key,
         )
 
     @property

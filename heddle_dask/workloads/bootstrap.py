@@ -100,4 +100,5 @@ def _numbered(planned: PlannedTrajectory, number: int) -> PlannedTrajectory:
         steps=planned.steps,
         message_tokens=planned.message_tokens,
         max_steps=planned.max_steps,
+        prompt_key=planned.prompt_key,
     )

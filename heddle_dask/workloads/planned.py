@@ -92,6 +92,8 @@ class PlannedTrajectory:
         Calls after the last step, one after the other; a simulation runs them, a replay does not.
     submitted_s
         When a simulation submits it.
+    prompt_key
+        Identity of the prompt over passes; empty: the group stands for it.
     """
 
     trajectory_id: str
@@ -104,6 +106,7 @@ class PlannedTrajectory:
     max_steps: int = 0
     rewards: tuple[PlannedAction, ...] = ()
     submitted_s: float = 0.0
+    prompt_key: str = ""
 
     @property
     def generated_tokens(self) -> int:
@@ -217,6 +220,7 @@ def fit_into_context(
         steps=tuple(steps),
         message_tokens=scaled_tokens(planned.message_tokens, token_scale, 0),
         max_steps=planned.max_steps,
+        prompt_key=planned.prompt_key,
     )
 
 

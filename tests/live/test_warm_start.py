@@ -93,8 +93,9 @@ def test_a_trace_is_learnt_from_scaled(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress("\n".join(lines).encode()))
     predictor = warm_predictor(str(path), {"token_scale": 0.5, "tool_scale": 0.1})
     assert predictor.model is not None
-    finished, told, _ = predictor.learnt()
-    assert told == 60
+    learnt = predictor.learnt()
+    finished = learnt.finished
+    assert learnt.told == 60
     one = next(each for each in finished if each.trajectory_id == "t8")
     assert (one.domain, one.message_tokens, one.max_steps) == ("replay:some.jsonl.gz/main/m", 15, 9)
     assert (one.prompt_tokens, one.generated_tokens) == (50, 2 * 24)
@@ -104,6 +105,7 @@ def test_a_trace_is_learnt_from_scaled(tmp_path: Path) -> None:
         FunctionEnvironment(solve, name="replay:some.jsonl.gz"), [replayed["t8"]], 1, 0, ""
     )
     assert attempt.spec.domain == one.domain
+    assert attempt.spec.prompt_key == one.prompt_key == one.points[0].prompt_key
     assert (attempt.spec.message_tokens, attempt.spec.max_steps) == (one.message_tokens, one.max_steps)
     assert {each.trajectory_id for each in finished if each.censored} == {f"t{n}" for n in range(0, 60, 7)}
     assert sum(each.points[-1].tools_s > 0 for each in finished) > 0
@@ -128,8 +130,9 @@ def test_a_store_is_learnt_from_as_it_was(tmp_path: Path) -> None:
     )
     store.append([*records[:4], forked, *records[5:]])
     store.close()
-    finished, told, _ = warm_predictor(str(path), UNSCALED).learnt()
-    assert told == 20
+    learnt = warm_predictor(str(path), UNSCALED).learnt()
+    finished = learnt.finished
+    assert learnt.told == 20
     for record, one in zip(records, finished, strict=True):
         assert one.generated_tokens == sum(step.generated_tokens for step in record.steps)
         assert one.censored == (record.status != "completed")
@@ -145,7 +148,7 @@ def test_a_store_is_learnt_from_as_it_was(tmp_path: Path) -> None:
 def test_a_saved_predictor_goes_on_where_it_was(tmp_path: Path) -> None:
     path = tmp_path / "predictor"
     save_predictor(LearnedPredictor(), path)
-    assert warm_predictor(str(path), UNSCALED).learnt() == ([], 0, 0)
+    assert warm_predictor(str(path), UNSCALED).learnt() == LearnedPredictor().learnt()
 
 
 @pytest.mark.parametrize("name", ["none.jsonl", "none", "empty.jsonl"])

@@ -231,8 +231,8 @@ def test_memory_is_bounded() -> None:
     predictor = LearnedPredictor(SMALL, LearningSettings(kept=50))
     for one in by_formula(200):
         predictor.observe_finished(one)
-    finished, told, _ = predictor.learnt()
-    assert len(finished) == 50 and told == 200
+    learnt = predictor.learnt()
+    assert len(learnt.finished) == 50 and learnt.told == 200
 
 
 def test_saved_predictor_predicts_and_learns_the_same(trained: LearnedPredictor, tmp_path: Path) -> None:

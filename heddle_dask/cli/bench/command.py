@@ -11,6 +11,7 @@ from heddle_dask.cli.bench.fidelity import fidelity
 from heddle_dask.cli.bench.live import live
 from heddle_dask.cli.bench.overhead import overhead
 from heddle_dask.cli.bench.paper import paper
+from heddle_dask.cli.bench.passes import passes
 from heddle_dask.cli.bench.predictor import predictor
 from heddle_dask.cli.bench.records import records
 from heddle_dask.cli.bench.redundancy import redundancy
@@ -46,6 +47,7 @@ bench.add_command(fidelity)
 bench.add_command(live)
 bench.add_command(overhead)
 bench.add_command(paper)
+bench.add_command(passes)
 bench.add_command(predictor)
 bench.add_command(records)
 bench.add_command(redundancy)

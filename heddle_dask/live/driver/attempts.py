@@ -10,6 +10,7 @@ from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec, joined_domain
 from heddle_dask.environments.base import Environment, Task
 from heddle_dask.environments.mix import part_of
+from heddle_dask.environments.prompt_key import prompt_key
 from heddle_dask.live.driver.branch import Branch, BranchTree
 from heddle_dask.live.driver.services import Recorded
 from heddle_dask.live.wire.driver_messages import SubmittedTrajectory
@@ -94,10 +95,8 @@ def attempts_of(
     attempts = []
     for task in tasks:
         part = part_of(environment, task)
-        for sample in range(samples):
-            spec = _spec(
-                f"{batch}{task.task_id}/{sample}", f"{batch}{task.group or task.task_id}", sample, part, task
-            )
+        names = [f"{batch}{task.task_id}/{sample}" for sample in range(samples)]
+        for sample, spec in enumerate(_specs(names, f"{batch}{task.group or task.task_id}", part, task)):
             seed_of = trajectory_seed(seed, task.task_id, sample)
             attempts.append(Attempt(task, spec, seed_of, part, spec.trajectory_id))
     return attempts
@@ -107,7 +106,7 @@ def group_attempts(
     environment: Environment, task: Task, group: str, members: int, seed: int
 ) -> list[Attempt]:
     """The attempts of one group of a stream; a task that comes again is in another group, with other seeds."""
-    specs = (_spec(f"{group}/{each}", group, each, environment, task) for each in range(members))
+    specs = _specs([f"{group}/{each}" for each in range(members)], group, environment, task)
     return [
         Attempt(
             task,
@@ -120,14 +119,20 @@ def group_attempts(
     ]
 
 
-def _spec(name: str, group: str, sample: int, environment: Environment, task: Task) -> TrajectorySpec:
+def _specs(names: Sequence[str], group: str, environment: Environment, task: Task) -> list[TrajectorySpec]:
+    """One specification per name, which differ in name and position only."""
     estimated_tokens = len(task.prompt) // CHARACTERS_PER_TOKEN
-    return TrajectorySpec(
-        trajectory_id=TrajectoryId(name),
-        group_id=GroupId(group),
-        sample_index=sample,
-        domain=joined_domain(environment.name, task.domain),
-        prompt_tokens=task.prompt_tokens or estimated_tokens,
-        message_tokens=task.message_tokens or estimated_tokens,
-        max_steps=task.max_steps,
-    )
+    key = prompt_key(environment.name, task)
+    return [
+        TrajectorySpec(
+            trajectory_id=TrajectoryId(name),
+            group_id=GroupId(group),
+            sample_index=sample,
+            domain=joined_domain(environment.name, task.domain),
+            prompt_tokens=task.prompt_tokens or estimated_tokens,
+            message_tokens=task.message_tokens or estimated_tokens,
+            max_steps=task.max_steps,
+            prompt_key=key,
+        )
+        for sample, name in enumerate(names)
+    ]

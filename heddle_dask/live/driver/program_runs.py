@@ -305,6 +305,7 @@ class ProgramRuns:
             domain=attempt.spec.domain,
             message_tokens=attempt.spec.message_tokens,
             max_steps=attempt.spec.max_steps,
+            prompt_key=attempt.spec.prompt_key,
             reward_cause=ending.reward_cause,
             reward_detail=ending.reward_detail,
         )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.environments.base import Task
+from heddle_dask.environments.prompt_key import prompt_key
+from heddle_dask.environments.replay import replay_payload
 from heddle_dask.predictors.from_steps import PastStep, PastTrajectory, finished_from_steps, past_of
 from heddle_dask.predictors.learned import LearnedPredictor
 from heddle_dask.predictors.stored import load_predictor
@@ -76,15 +80,19 @@ def past_of_trace(path: Path, token_scale: float, tool_scale: float) -> Iterator
         The file is no trace.
     """
     path = trace_file(path)
+    domain = f"replay:{path.name}"
     for trace in filter(is_replayable, read_traces(path)):
         plan = planned_trace(
             trace,
-            domain=f"replay:{path.name}",
+            domain=domain,
             token_scale=token_scale,
             tool_scale=tool_scale,
             max_context_tokens=_ANY_CONTEXT_TOKENS,
         )
-        yield past_of(plan, censored=not trace.complete)
+        past = past_of(plan, censored=not trace.complete)
+        # As much of the task of a replay as its identity needs.
+        task = Task(trace.trajectory_id, "", replay_payload(trace))
+        yield replace(past, prompt_key=prompt_key(domain, task))
 
 
 def _of_store(path: Path) -> Iterator[PastTrajectory]:
@@ -125,4 +133,5 @@ def _past_of_record(record: TrajectoryRecord) -> PastTrajectory:
         steps=steps,
         message_tokens=record.message_tokens,
         max_steps=record.max_steps,
+        prompt_key=record.prompt_key,
     )
