@@ -3,7 +3,7 @@
 A trajectory's context grows from its first prompt until the trajectory ends. The total growth is random; it is learned
 from trajectories that have ended and from running ones, whose growth so far is a lower bound (right-censored). Growth
 is divided into bins of a quarter octave, with a hazard of ending in each (a life table: Kaplan-Meier in bins). A prior
-makes the hazard defined where nobody has been yet.
+defines the hazard where no trajectory has been yet.
 
 Hazards are uncertain, and an error is common to all trajectories: it does not average out. So forecasts lower the
 cumulative hazard by its standard deviation (Nelson-Aalen): careful with few observations, nothing with many.
@@ -37,7 +37,7 @@ def bin_of(growth_tokens: Floats) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class GrowthCounts:
-    """Observed growth: by bin, the ends in it, and the trajectories that reached it; who is there now counts half."""
+    """Observed growth: by bin, ends, and trajectories that reached it; one that is in it now counts half."""
 
     ends: Floats
     reached: Floats

@@ -11,7 +11,7 @@ def prompt_key(environment: str, task: Task) -> str:
     """A digest of what a task asks for: the environment's name, the prompt, and the payload that goes with it.
 
     The task's group and id count only for a task without prompt and payload: many environments number their tasks
-    anew in every run.
+    in every run again.
     """
     payload = dict(task.payload)
     named = "" if task.prompt or payload else task.group or task.task_id
