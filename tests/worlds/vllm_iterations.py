@@ -84,6 +84,8 @@ def main(out: Path) -> None:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
     }
+    # Whatever the environment asks for: other packages lower the level for their subprocesses.
+    os.environ |= {"VLLM_CONFIGURE_LOGGING": "1", "VLLM_LOGGING_LEVEL": "INFO"}
     plays = json.load(sys.stdin)
     out.write_text(json.dumps([play(number, wanted) for number, wanted in enumerate(plays)]))
 
