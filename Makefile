@@ -26,11 +26,13 @@ rollout: $(STAMP)
 # The second hash seed is for what decides or counts: files, processes and command lines do not depend on it. Tests with
 # `hash_seed` in their name set hash seeds themselves.
 test: lint browser $(CRDS)
-	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE)"
+	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE)" || \
+	  PYTHONHASHSEED=0 $(BIN)/python -m pytest -q $(AGAIN) -m "$(PURE)"
 	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q $(TWO) -m "$(LIVE)" || \
 	  PYTHONHASHSEED=0 $(BIN)/python -m pytest -q $(AGAIN) -m "$(LIVE)"
 	$(MAKE) docs
-	PYTHONHASHSEED=1 $(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE) and not slow" -k "not hash_seed" $(DECIDES)
+	PYTHONHASHSEED=1 $(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE) and not slow" -k "not hash_seed" $(DECIDES) || \
+	  PYTHONHASHSEED=1 $(BIN)/python -m pytest -q $(AGAIN) -m "$(PURE) and not slow" -k "not hash_seed" $(DECIDES)
 	PYTHON=$(BIN)/python sh scripts/test_slurm.sh --optional
 
 # On SLURM daemons of their own, with virtual nodes on this machine; needs Debian and root.
