@@ -40,6 +40,8 @@ SHIELDED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 # In the environment of what a job of a batch system starts: these signals are for the job's main process.
 SHIELDED_VARIABLE = "HEDDLE_SHIELDED"
 
+_HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_ROUNDS = 600
@@ -224,7 +226,7 @@ class _Alarm:
         os.set_blocking(self.read_fd, False)
         os.set_blocking(self._write_fd, False)
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        for number in _HANDLED_SIGNALS:
             signal.signal(number, lambda _number, _frame: None)
 
     def drain(self) -> set[int]:
@@ -286,7 +288,7 @@ def _owner_lives(options: argparse.Namespace) -> bool:
     return start_time(int(options.owner)) == int(options.owner_started)
 
 
-def _fork_engine(options: argparse.Namespace, engine_argv: list[str]) -> int:
+def _fork_engine(options: argparse.Namespace, engine_argv: list[str], mask: set[int | signal.Signals]) -> int:
     watchdog = os.getpid()
     pid = os.fork()
     if pid:
@@ -297,8 +299,10 @@ def _fork_engine(options: argparse.Namespace, engine_argv: list[str]) -> int:
         if os.getppid() != watchdog:  # the watchdog died before the line above took effect
             os._exit(1)
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        for number in _HANDLED_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
+        # A signal that came since the fork ends the engine here.
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for assignment in options.env:
             name, _, value = assignment.partition("=")
             os.environ[name] = value
@@ -311,10 +315,13 @@ def _fork_engine(options: argparse.Namespace, engine_argv: list[str]) -> int:
     os._exit(127)
 
 
-def _run_watchdog(options: argparse.Namespace, engine_argv: list[str], guard: int) -> int:
+def _run_watchdog(
+    options: argparse.Namespace, engine_argv: list[str], guard: int, mask: set[int | signal.Signals]
+) -> int:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     alarm = _Alarm()
-    engine = _fork_engine(options, engine_argv)
+    engine = _fork_engine(options, engine_argv, mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     path = os.path.join(options.records, record_name(options.mark))
     write_record(
         path,
@@ -344,10 +351,14 @@ def main(argv: list[str]) -> int:
     owner_is_parent = os.getppid() == options.owner
     if not owner_is_parent or not _owner_lives(options):
         return 128 + signal.SIGKILL
+    # Each process holds its signals back until they mean something to it: one that met the handlers of the process
+    # above, between fork and exec, would be lost, and the engine would run on until the grace is over.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     watchdog = os.fork()
     if watchdog == 0:
-        os._exit(_run_watchdog(options, argv[split + 1 :], guard))
+        os._exit(_run_watchdog(options, argv[split + 1 :], guard, mask))
     alarm = _Alarm()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     code = _watch(options, alarm, watchdog, 0, options.owner)
     remove_files(options.records, options.mark)
     return code

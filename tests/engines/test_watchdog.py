@@ -204,6 +204,33 @@ def test_an_engine_that_ignores_sigterm_is_killed_after_the_grace(tmp_path):
         process.close()
 
 
+SIGNAL_AFTER_FORK = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import watchdog
+function = getattr(os, sys.argv[2])
+def signalled():
+    result = function()
+    if result != 0 or sys.argv[2] == "setsid":  # the parent of a fork, or the engine before its exec
+        os.kill(os.getpid(), signal.SIGTERM)
+    return result
+setattr(os, sys.argv[2], signalled)
+read_end, write_end = os.pipe()
+owner = os.getppid()
+sys.exit(watchdog.main([
+    "--pipe", str(read_end), "--owner", str(owner), "--owner-started", str(watchdog.start_time(owner)),
+    "--mark", sys.argv[3], "--records", sys.argv[4], "--", "sh", "-c", "sleep 0.5; exit 3"]))
+"""
+
+
+@pytest.mark.parametrize("after", ["fork", "setsid"])
+def test_a_signal_between_fork_and_exec_is_not_lost(tmp_path, after):
+    argv = [str(Path(watchdog.__file__).parent), after, "early-signal", str(tmp_path)]
+    ended = subprocess.run([sys.executable, "-c", SIGNAL_AFTER_FORK, *argv], timeout=CEILING_S)
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert not _marked("early-signal")
+
+
 def test_exit_code_and_environment_come_through(tmp_path):
     code = "import os, sys; sys.exit(7 if os.environ['COLOR'] == 'red' else 8)"
     process = Supervised(tmp_path, f"exit-{os.getpid()}", [sys.executable, "-c", code])
