@@ -74,10 +74,10 @@ _ORACLES = {f"{name}, oracle": f"{name}{_ORACLE}" for name in _WITH_PREDICTOR}
 _ORACLES["heddle, oracle"] = _ORACLES.pop("heddle-deadline, oracle")
 _REPLACED = {
     "heddle, no predictor": "heddle:predictor=none",
-    "heddle, no predictor, kv-watermark": "heddle:predictor=none:admission=kv-watermark",
+    "heddle, no predictor, kv-forecast": "heddle:predictor=none:admission=kv-forecast",
     "heddle, oracle that errs": f"heddle{_ORACLE},error_factor=2",
     "heddle, oracle, no deadline": f"heddle{_ORACLE}",
-    "heddle, oracle, kv-watermark": f"heddle{_ORACLE}:admission=kv-watermark",
+    "heddle, oracle, kv-forecast": f"heddle{_ORACLE}:admission=kv-forecast",
     "heddle, oracle, at-most": f"heddle{_ORACLE}:admission=at-most,alive=48",
     "heddle, oracle, unlimited": f"heddle{_ORACLE}:admission=unlimited",
     "heddle, oracle, group-first": f"heddle-deadline{_ORACLE}:scheduling=group-first",
@@ -85,11 +85,11 @@ _REPLACED = {
     "heddle, oracle, no moves": f"heddle-deadline{_ORACLE}:migration=none",
     "heddle-paper, oracle, priced moves": f"heddle-paper{_ORACLE}:migration=priced",
     "sticky, at-most": "sticky:admission=at-most,alive=64",
-    "sticky-least-loaded, kv-watermark": "sticky-least-loaded:admission=kv-watermark",
-    "cache-aware, kv-watermark": "cache-aware:admission=kv-watermark",
+    "cache-aware, kv-forecast": "cache-aware:admission=kv-forecast",
+    "sticky-least-loaded, additive increase": "sticky-least-loaded:admission=additive-increase",
 }
 _LEARNED = {
-    "heddle, kv-watermark": "heddle:admission=kv-watermark",
+    "heddle, kv-forecast": "heddle:admission=kv-forecast",
     "heddle, at-most": "heddle:admission=at-most,alive=48",
     "heddle, group-first": "heddle:scheduling=group-first",
 }

@@ -93,6 +93,36 @@ class GrowthLaw:
         unsure = np.interp(until, GROWTH_TOKENS, variance) - variance[:-1, None]
         low = np.maximum.accumulate(np.maximum(0.0, ahead - doubt * np.sqrt(np.maximum(0.0, unsure))), axis=1)
         self.survival: Floats = np.exp(-low)
+        self._left: dict[tuple[int, int, int], tuple[float, tuple[float, ...]]] = {}
+
+    def growth_left(
+        self, growth_tokens: float, most_tokens: float, count: int
+    ) -> tuple[float, tuple[float, ...]]:
+        """Mean growth still to come, and the means of `count` equally likely parts of its distribution, ascending.
+
+        Parameters
+        ----------
+        growth_tokens
+            Growth so far.
+        most_tokens
+            Growth at which the context is full; rounded up to an edge of the bins.
+        """
+        so_far, most = bin_of(np.array([growth_tokens, most_tokens])).tolist()
+        key = so_far, most + 1, count
+        found = self._left.get(key)
+        if found is None:
+            found = self._left[key] = self._parts(*key)
+        return found
+
+    def _parts(self, growth_bin: int, most: int, count: int) -> tuple[float, tuple[float, ...]]:
+        """Integrals of the quantile function, which is linear between the horizons, and constant from the most on."""
+        below = np.append(1.0 - self.survival[growth_bin, : most + 1], 1.0)
+        growth = np.append(GROWTH_TOKENS[: most + 1], GROWTH_TOKENS[most])
+        shares = np.unique(np.concatenate([below, np.linspace(0.0, 1.0, count + 1)]))
+        horizons = np.interp(shares, below, growth)
+        sums = np.concatenate([[0.0], np.cumsum(np.diff(shares) * (horizons[1:] + horizons[:-1]) / 2)])
+        until = np.interp(np.linspace(0.0, 1.0, count + 1), shares, sums)
+        return float(until[-1]), tuple((count * np.diff(until)).tolist())
 
 
 @dataclass(slots=True)
@@ -116,13 +146,39 @@ class DomainGrowth:
     engines: list[int] = field(default_factory=list)
 
 
+class GrowthLaws:
+    """The law of each domain; the hazards of all together are the prior of each.
+
+    Parameters
+    ----------
+    domains
+        What is known of each domain.
+    first_tokens
+        Length of a first prompt, while no trajectory has begun.
+    doubt
+        Standard deviations by which cumulative hazards are lowered.
+    """
+
+    def __init__(self, domains: Mapping[str, DomainGrowth], first_tokens: float, doubt: float = 0.0) -> None:
+        counts = {name: GrowthCounts.of(list(d.ended), [*d.cut, *d.growth]) for name, d in domains.items()}
+        prior = prior_hazard(_first_tokens(domains, first_tokens))
+        self._every = GrowthLaw(sum(counts.values(), GrowthCounts.of((), ())), prior, doubt)
+        self._laws: dict[str, GrowthLaw] = {}
+        if len(domains) > 1:
+            self._laws = {name: GrowthLaw(c, self._every.hazard, doubt) for name, c in counts.items()}
+
+    def of(self, domain: str) -> GrowthLaw:
+        """The law of a domain; that of all together where it was never seen."""
+        return self._laws.get(domain, self._every)
+
+
 class ContextForecast:
     """Mean and variance of the KV use of every engine after every horizon; all contexts grow at one pace.
 
     Parameters
     ----------
     domains
-        What is known of each domain. The hazards of all together are the prior of each.
+        What is known of each domain.
     capacity_tokens
         KV tokens of each engine that may be used.
     most_tokens
@@ -149,14 +205,9 @@ class ContextForecast:
         self._most_tokens, self._spread = most_tokens, spread
         self._mean: Floats = np.zeros((len(capacity_tokens), len(GROWTH_TOKENS)))
         self._variance: Floats = np.zeros_like(self._mean)
-        counts = {name: GrowthCounts.of(list(d.ended), [*d.cut, *d.growth]) for name, d in domains.items()}
-        prior = prior_hazard(_first_tokens(domains, first_tokens))
-        self._every = GrowthLaw(sum(counts.values(), GrowthCounts.of((), ())), prior, doubt)
-        self._laws = {name: self._every for name in domains}
-        if len(domains) > 1:
-            self._laws = {name: GrowthLaw(c, self._every.hazard, doubt) for name, c in counts.items()}
+        self._laws = GrowthLaws(domains, first_tokens, doubt)
         for name, domain in domains.items():
-            self._add_all(self._laws[name], domain)
+            self._add_all(self._laws.of(name), domain)
 
     def shares(self) -> Floats:
         """The largest use of each engine over all horizons, with the margin, as a share of its capacity."""
@@ -182,7 +233,7 @@ class ContextForecast:
     def _use_of_one(self, domain: str, context_tokens: float) -> tuple[Floats, Floats]:
         alive = np.where(
             context_tokens + GROWTH_TOKENS <= self._most_tokens,
-            self._laws.get(domain, self._every).survival[0],
+            self._laws.of(domain).survival[0],
             0.0,
         )
         alive[0] = 1.0

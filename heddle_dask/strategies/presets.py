@@ -26,7 +26,6 @@ from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
 from heddle_dask.strategies.admission.deadline import Deadline
 from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.admission.kv_forecast import KvForecast
-from heddle_dask.strategies.admission.kv_watermark import KvWatermark
 from heddle_dask.strategies.affinity.hardware_map import HardwareMap
 from heddle_dask.strategies.affinity.prefill_decode import PrefillDecode
 from heddle_dask.strategies.affinity.priced import PricedAffinity
@@ -78,7 +77,6 @@ PARTS: Mapping[str, Mapping[str, type]] = {
         "unlimited": Unlimited,
         "at-most": AtMost,
         "additive-increase": AdditiveIncrease,
-        "kv-watermark": KvWatermark,
         "kv-fit": KvFit,
         "kv-forecast": KvForecast,
         "deadline": Deadline,

@@ -7,6 +7,7 @@ it holds its memory for longer than its tokens alone would.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from heddle_dask.core.entities import Trajectory
@@ -60,6 +61,7 @@ def demand_of(
     pace_s: float | None,
     growth: float = 1.0,
     unseen_tokens: float = 0.0,
+    most_tokens: float = math.inf,
 ) -> RemainingDemand:
     """The remaining demand of a trajectory, with at most `count` lengths (`remaining.remaining_lengths`).
 
@@ -71,9 +73,16 @@ def demand_of(
         Context tokens added per generated token.
     unseen_tokens
         Estimated tokens that its running step has sampled (`running_step`).
+    most_tokens
+        The longest context that engines take: a trajectory ends there. One predicted length beyond it would keep an
+        engine for itself, or postpone a deadline, for nothing.
     """
     tokens, lengths = remaining_lengths(trajectory, count, unseen_tokens)
+    context = max(trajectory.context_tokens, trajectory.spec.prompt_tokens) + unseen_tokens
+    room = max(0.0, most_tokens - context)
+    if lengths[-1] > room:
+        lengths = tuple([min(length, room) for length in lengths])
+        tokens = min(tokens, sum(lengths) / len(lengths))
     tools_s = 0.0 if pace_s is None or tokens <= 0 else tools_left_s(trajectory)
     stretch = 1.0 if pace_s is None or tools_s <= 0 else 1.0 + tools_s / pace_s / tokens
-    context = max(trajectory.context_tokens, trajectory.spec.prompt_tokens) + unseen_tokens
     return RemainingDemand(tokens, lengths, stretch, context, growth, tools_s)

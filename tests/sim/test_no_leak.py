@@ -22,7 +22,7 @@ STRATEGIES = {
     "learned": ("heddle", []),
     "no predictor": ("heddle", ["predictor=none"]),
     "paper": ("heddle-paper", []),
-    "router": ("cache-aware", ["admission=kv-watermark"]),
+    "router": ("cache-aware", ["admission=additive-increase"]),
 }
 ORACLE = ("heddle", ["predictor=oracle"])
 TAILS = st.lists(

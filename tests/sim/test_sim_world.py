@@ -431,7 +431,7 @@ def test_an_engine_whose_memory_holds_no_context_is_refused() -> None:
         SimulatedFleet(())
 
 
-def test_an_admission_by_kv_pressure_computes_little_twice_where_memory_is_short() -> None:
+def test_an_admission_by_forecast_contexts_computes_little_twice_where_memory_is_short() -> None:
     """Sixteen slots, and memory for three or four contexts of 1,500 tokens."""
     steps = tuple(PlannedStep(60, 240, "t", 0.5) for _ in range(5))
     plans = [PlannedTrajectory(f"t{n}", f"g{n}", 0, "x", 100, steps) for n in range(24)]
@@ -444,7 +444,7 @@ def test_an_admission_by_kv_pressure_computes_little_twice_where_memory_is_short
         return run.world.controller.state.evictions, run.world.time.now_s
 
     most, unlimited_s = played("admission=unlimited")
-    some, bounded_s = played("admission=kv-watermark")
+    some, bounded_s = played("admission=kv-forecast")
     assert most > 2 * some and bounded_s < 0.8 * unlimited_s
     ample = replace(cost, capacity_tokens=60_000)
     run = Run("sticky", SimulatedFleet(equal_engines(1, ample, slots=16, max_context_tokens=CONTEXT)), plans)

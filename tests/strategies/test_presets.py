@@ -13,7 +13,6 @@ from heddle_dask.strategies.actions.first_come import FirstComeMinimum
 from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
 from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.admission.kv_forecast import KvForecast
-from heddle_dask.strategies.admission.kv_watermark import KvWatermark
 from heddle_dask.strategies.migration.priced import Priced
 from heddle_dask.strategies.migration.rank_rule import RankRule
 from heddle_dask.strategies.placement.cache_aware import CacheAware
@@ -115,7 +114,6 @@ TYPES: dict[str, type] = {
     "priced": Priced,
     "rank-rule": RankRule,
     "at-most": AtMost,
-    "kv-watermark": KvWatermark,
     "kv-fit": KvFit,
     "kv-forecast": KvForecast,
     "least-work": LeastWork,
@@ -251,8 +249,12 @@ def test_overrides_replace_parts_and_the_last_of_one_part_wins() -> None:
             "preemption=hysteresis,margin=1",
             "'hysteresis' has no option 'margin'; its options: ratio, ",
         ),
-        ("heddle", "admission=kv-watermark,low=0.95", "use 0 < low <= high"),
-        ("heddle", "admission=kv-watermark,_limit=9", "admission 'kv-watermark' has no option '_limit'"),
+        ("heddle", "admission=additive-increase,low=0.95", "use 0 < low <= target <= high"),
+        (
+            "heddle",
+            "admission=additive-increase,_limit=9",
+            "admission 'additive-increase' has no option '_limit'",
+        ),
         ("heddle", "placement=cache-aware,skew_ratio=0", "skew_ratio=0: use >= 0 and >= 1"),
         (
             "heddle",

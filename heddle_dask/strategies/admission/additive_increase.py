@@ -2,7 +2,7 @@
 
 The rule and its constants are those of prime-rl's concurrency controller (`src/prime_rl/orchestrator/concurrency.py`,
 commit 559b447), where "inflight" counts whole rollouts; none was chosen here, except `_TRANSIT`, which only covers the
-path of a step to its engine. It looks at running steps, where `KvWatermark` looks at all contexts, idle ones included.
+path of a step to its engine. It looks at running steps only, not at idle contexts.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ engine with room takes the longest that fits, which is Graham's list schedule wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +27,7 @@ from heddle_dask.strategies.admission.engine_snapshot import (
     longest_of,
 )
 from heddle_dask.strategies.admission.next_in_queue import longest_or_sibling
+from heddle_dask.strategies.admission.unknown_lengths import UnknownLengths
 from heddle_dask.strategies.admission.wait_queue import WaitQueue
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.observation_tokens import growth_of, observed_per_token
@@ -91,6 +93,9 @@ class KvFit:
     _seen: int = field(init=False, default=0)
     # Context tokens added per generated token: itself and the observation tokens.
     _growth: float = field(init=False, default=3.0)
+    # The longest context that engines take.
+    _most_tokens: float = field(init=False, default=math.inf)
+    _unknown: UnknownLengths = field(init=False, compare=False, default_factory=UnknownLengths)
 
     def __post_init__(self) -> None:
         if min(self.fill, self.per_slot) <= 0 or min(self.critical, self.margin) < 0 or self.lengths < 1:
@@ -113,6 +118,10 @@ class KvFit:
         if self._queue.shortest() is trajectory:
             self._shorter = trajectory
 
+    def forget(self, trajectory: Trajectory) -> None:
+        """Learn from a trajectory that has ended."""
+        self._unknown.ended(trajectory)
+
     def admit(self, view: ClusterView) -> Iterator[Admit]:
         """Admit the longest trajectories that fit, each with a reservation on its engine.
 
@@ -124,6 +133,7 @@ class KvFit:
         self._take_changes(view, view.ready_engines)
         if self._queue.longest() is None or not view.ready_engines:
             return
+        self._unknown.update(view)
         if not self._prepare(view) or not self._candidates:
             return
         # Mean remaining tokens per live trajectory, if all remaining tokens were divided among the live ones.
@@ -169,8 +179,12 @@ class KvFit:
         return longest_or_sibling(self._queue, engine, critical, self._queued_demand)
 
     def _queued_demand(self, trajectory: Trajectory) -> RemainingDemand:
-        """Demand of a waiting trajectory, with its mean length only."""
-        return self._demand(trajectory, 1)
+        """Demand of a waiting trajectory: with its mean length only, unless nothing is known of it.
+
+        A prediction decides when a trajectory is next. Without one all wait alike, and one is admitted if the memory
+        suffices even if it becomes long.
+        """
+        return self._demand(trajectory, self.lengths if trajectory.prediction is None else 1)
 
     def _turn_of(self, view: ClusterView, engine: Engine) -> float:
         """Sort key of the order in which engines are asked, smallest first: the used share of the engine."""
@@ -195,7 +209,7 @@ class KvFit:
 
     def _share(self, engine: Engine, longest: Longest, rest_tokens: float) -> float:
         """Share of the engine that may be used beside its longest resident."""
-        if longest.path <= rest_tokens or longest.tokens <= 0:
+        if longest.path <= rest_tokens or longest.tokens <= 0 or rest_tokens <= 0:  # 0: nothing is predicted
             return 1.0
         pace = (rest_tokens - (longest.path - longest.tokens)) / longest.tokens
         return max(self.least_share, self._costs.share_beside(engine, pace))
@@ -224,6 +238,7 @@ class KvFit:
         shorter, self._shorter = self._shorter, None
         if engines is not self._engines or (self._candidates.rejections and view.alive < len(engines)):
             self._engines = engines
+            self._most_tokens = max((e.spec.max_context_tokens for e in engines), default=math.inf)
             self._candidates.reset((engine, self._turn_of(view, engine)) for engine in engines)
             return
         if not engines:
@@ -271,9 +286,11 @@ class KvFit:
     # -- sizes -----------------------------------------------------------------------------------------------
 
     def _demand(self, trajectory: Trajectory, lengths: int, unseen_tokens: float = 0.0) -> RemainingDemand:
+        if trajectory.prediction is None:
+            return self._unknown.demand(trajectory, lengths, self._most_tokens)
         pace_s = self._costs.pace_s if self.tools else None
         growth = growth_of(trajectory, self._growth)
-        return demand_of(trajectory, lengths, pace_s, growth, unseen_tokens)
+        return demand_of(trajectory, lengths, pace_s, growth, unseen_tokens, self._most_tokens)
 
     def _all_left(self, view: ClusterView) -> float:
         """Remaining tokens of all waiting and live trajectories."""

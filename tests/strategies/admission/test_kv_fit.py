@@ -68,9 +68,28 @@ def test_nobody_is_admitted_before_it_is_predicted() -> None:
 
 def test_without_a_predictor_the_order_of_arrival_decides() -> None:
     stage = stage_of(predictor="none")
-    stage.feed(ev.EngineJoined, engine_of("A", slots=2, kv_tokens=250))
-    out = [admitted(stage.feed(ev.TrajectorySubmitted, trajectory_spec(n, 100))) for n in "abc"]
-    assert out == [["a"], ["b"], []]
+    stage.feed(ev.EngineJoined, engine_of("A", slots=64, kv_tokens=10_000))
+    names = [f"t{number}" for number in range(40)]
+    out = [admitted(stage.feed(ev.TrajectorySubmitted, trajectory_spec(n, 100))) for n in names]
+    count = sum(map(len, out))
+    assert out == [*([n] for n in names[:count]), *([] for _ in names[count:])]
+    # Contexts may grow to 4,096 tokens: more than a few fit, and fewer than the prompts alone would say.
+    assert 10_000 / 4096 < count < 40
+
+
+def test_without_a_predictor_the_run_itself_tells_how_far_contexts_grow() -> None:
+    def alive(last: int) -> int:
+        stage = Stage("heddle", overrides=["predictor=none"])
+        stage.join("A", slots=64, kv_tokens=10_000)
+        names = [f"t{number}" for number in range(400)]
+        stage.submit(*names, prompt_tokens=100)
+        for name in names[:30]:
+            for index, context in enumerate((100, last)):
+                stage.finish(stage.generating(name, index, context=context))
+            stage.end(name)
+        return stage.state.alive
+
+    assert alive(150) > 4 * alive(3_900) > 0
 
 
 def test_the_longest_that_waits_starts_when_there_is_room_for_it() -> None:
@@ -287,6 +306,19 @@ def test_what_of_the_tools_has_run_is_no_longer_ahead() -> None:
         == demand_of(trajectory, 4, None)
         == RemainingDemand(100.0, (100.0,), 1.0, 10.0)
     )
+
+
+@given(st.floats(1.0, 1e5), st.floats(1.0, 8.0), st.integers(1, 6), st.floats(11.0, 1e5))
+def test_no_length_exceeds_the_longest_context(median: float, ratio: float, count: int, most: float) -> None:
+    stage = stage_of()
+    told(stage, "a", median, 0.0, median * ratio)
+    trajectory = stage.trajectory("a")
+    free, bounded = demand_of(trajectory, count, 0.1), demand_of(trajectory, count, 0.1, most_tokens=most)
+    room = most - bounded.context_tokens
+    assert bounded.lengths == tuple(min(length, room) for length in free.lengths)
+    assert bounded.tokens <= min(free.tokens, room)
+    if free.lengths[-1] <= room:
+        assert bounded == free
 
 
 @pytest.mark.parametrize(("least_share", "beside"), [(0, 0), (0.5, 3)])
