@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from heddle_dask.predictors.features import NAN, NO_SIBLINGS, Finished, GroupFacts, Progress
 
@@ -18,6 +18,7 @@ PROMPTS_KEPT = 16_384
 # A run apart counts like this many versions: what ran in between is not known.
 RUN_VERSIONS = 4
 
+Attempt = TypeVar("Attempt", "Finished", "PastAttempt | Finished")
 Locate = Callable[["Progress | Finished | PastAttempt"], float]
 
 
@@ -87,26 +88,11 @@ class Expectation:
 
 
 def ended_facts(attempts: Iterable[PastAttempt | Finished], now: Moment, expected: Expectation) -> GroupFacts:
-    """Facts from attempts that have ended, oldest first.
-
-    An attempt that was cut off counts only if it was longer than the others already: it says that the prompt can be
-    long, and nothing else.
-
-    Notes
-    -----
-    The mean of n attempts d versions ago has the variance (1 / n + drift d) times that within a version. Means of
-    different versions are weighted by the inverse.
-    """
-    whole, cut = list[tuple[PastAttempt | Finished, float]](), list[tuple[PastAttempt | Finished, float]]()
-    for each in attempts:
-        pair = (each, math.log1p(each.generated_tokens) - expected.tokens(each))
-        (cut if each.censored else whole).append(pair)
-    if cut:
-        _, usual = _faded_mean(whole, now, expected.drift)
-        whole += [pair for pair in cut if pair[1] > usual]
+    """Facts from attempts that have ended, oldest first."""
+    pairs = [(each, math.log1p(each.generated_tokens) - expected.tokens(each)) for each in attempts]
+    whole, count, excess = faded_mean(pairs, now, expected.drift)
     if not whole:
         return NO_SIBLINGS
-    count, excess = _faded_mean(whole, now, expected.drift)
     same = [value for each, value in whole if versions_apart(now, each) == 0]
     seconds = [
         math.log1p(each.duration_s) - expected.seconds(each)
@@ -125,10 +111,39 @@ def ended_facts(attempts: Iterable[PastAttempt | Finished], now: Moment, expecte
     )
 
 
-def _faded_mean(
-    pairs: Sequence[tuple[PastAttempt | Finished, float]], now: Moment, drift: float
+def faded_mean(
+    pairs: Iterable[tuple[Attempt, float]], now: Moment, drift: float
+) -> tuple[list[tuple[Attempt, float]], float, float]:
+    """The attempts that count, attempts by the present policy that would tell as much, and the weighted mean.
+
+    An attempt that was cut off counts only if it was longer than the others already: it says that the prompt can be
+    long, and nothing else.
+
+    Parameters
+    ----------
+    pairs
+        Attempts and their excess over the expectation, oldest first.
+
+    Notes
+    -----
+    The mean of n attempts d versions ago has the variance (1 / n + drift d) times that within a version. Means of
+    different versions are weighted by the inverse.
+    """
+    whole, cut = list[tuple[Attempt, float]](), list[tuple[Attempt, float]]()
+    for pair in pairs:
+        (cut if pair[0].censored else whole).append(pair)
+    count, mean = _mean_over_versions(whole, now, drift)
+    longer = [pair for pair in cut if pair[1] > mean]
+    if longer:
+        whole += longer
+        count, mean = _mean_over_versions(whole, now, drift)
+    return whole, count, mean
+
+
+def _mean_over_versions(
+    pairs: Sequence[tuple[Attempt, float]], now: Moment, drift: float
 ) -> tuple[float, float]:
-    """Attempts by the present policy that would tell as much, and the weighted mean; 0 and 0 without attempts."""
+    """Effective number and weighted mean; 0 and 0 without attempts."""
     by_distance: dict[int, list[float]] = {}
     for each, value in pairs:
         by_distance.setdefault(versions_apart(now, each), []).append(value)
