@@ -95,17 +95,18 @@ class LearnedPredictor:
             tokens = max(1, self._generated_tokens)
             observed_per_token, tools_s_per_token = self._observed_tokens / tokens, self._tools_s / tokens
             typical_tokens = tokens / max(1, len(self._finished))
-        # Not `dataclasses.replace`: it takes as long as the features.
         return [
             Prediction(
-                one.tokens,
-                one.tokens_q90,
-                one.source,
-                tools_s=_tools_left_s(row, told, one.tokens, tools_s_per_token, typical_tokens),
+                median,
+                q90,
+                source,
+                tools_s=_tools_left_s(row, told, median, tools_s_per_token, typical_tokens),
                 # Of all trajectories: the controller takes it as the ratio of the run, whoever was asked about.
                 observation_per_token=observed_per_token,
             )
-            for row, told, one in zip(rows, facts, model.predict(rows, facts), strict=True)
+            for row, told, (median, q90, source) in zip(
+                rows, facts, model.quantiles(rows, facts), strict=True
+            )
         ]
 
     def observe_running(self, progress: Progress) -> None:

@@ -49,11 +49,17 @@ class Model:
 
     def predict(self, rows: Sequence[Progress], facts: Sequence[GroupFacts]) -> list[Prediction]:
         """One prediction per row; `facts` are the group facts as known now."""
+        return [Prediction(*values) for values in self.quantiles(rows, facts)]
+
+    def quantiles(
+        self, rows: Sequence[Progress], facts: Sequence[GroupFacts]
+    ) -> list[tuple[float, float, str]]:
+        """Median, 0.9 quantile and source of each row."""
         if not rows:
             return []
         seen = self.core.see(rows, facts)
         tokens = np.maximum(np.expm1(self.log_remaining(seen)), 1.0)
-        return [Prediction(*values) for values in zip(*tokens.tolist(), self._sources(seen), strict=True)]
+        return list(zip(*tokens.tolist(), self._sources(seen), strict=True))
 
     def log_remaining(self, seen: Seen) -> Floats:
         """Median and 0.9 quantile of log(1 + tokens left), (2, n)."""
@@ -103,6 +109,7 @@ def fit_model(finished: Sequence[Finished], settings: TreeSettings) -> Model | N
     core = fit_core(finished, samples, use, settings)
     if core.trees is None:
         return Model(core, None, complete)
+    core.trees.prepare()
     return Model(core, _calibrate(_held_out(finished, samples, settings)), complete)
 
 
