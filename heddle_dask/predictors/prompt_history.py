@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+
 from heddle_dask.predictors.features import NAN, NO_SIBLINGS, Finished, GroupFacts, Progress
 
 ATTEMPTS_KEPT = 16
@@ -108,6 +110,7 @@ def ended_facts(attempts: Iterable[PastAttempt | Finished], now: Moment, expecte
         excess_s=sum(seconds) / len(seconds) if seconds else NAN,
         past_tokens=float(sum(each.generated_tokens for each, _ in whole)),
         past_tools_s=float(sum(each.tools_s for each, _ in whole)),
+        past_observed_tokens=float(sum(each.observed_tokens for each, _ in whole)),
     )
 
 
@@ -261,3 +264,37 @@ def _within(prompts: Sequence[Sequence[tuple[Finished, float]]]) -> tuple[float,
     slope = max(0.0, (common + _DRIFT_PAIRS * default) / (spread + _DRIFT_PAIRS))
     within = max(usual - slope * mean, usual / 10.0, 1e-6)
     return within, slope / within
+
+
+# Candidates of `ratio_trust`; infinite: attempts at one prompt do not resemble each other.
+_RATIO_TRUSTS = (math.inf, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.25)
+
+
+def ratio_trust(finished: Iterable[Finished]) -> float:
+    """Attempts at which a prompt's ratio of observation tokens gets weight one half, beside that of all trajectories.
+
+    The candidate with the least mean error of the log of the final context, each complete attempt left out in turn.
+    """
+    prompts: dict[str, list[Finished]] = {}
+    for one in finished:
+        if not one.censored and one.generated_tokens > 0:
+            prompts.setdefault(prompt_of(one), []).append(one)
+    several = [members[-ATTEMPTS_KEPT:] for members in prompts.values() if len(members) > 1]
+    if len(several) < _LEAST_PROMPTS:
+        return math.inf
+    kept = [one for members in several for one in members]
+    sizes = np.array([len(members) for members in several])
+    begin, at = np.cumsum(sizes) - sizes, np.repeat(np.arange(len(several)), sizes)
+    generated = np.array([one.generated_tokens for one in kept], dtype=np.float64)
+    observed = np.array([one.observed_tokens for one in kept], dtype=np.float64)
+    prompt = np.array([one.prompt_tokens for one in kept], dtype=np.float64)
+    others = (np.add.reduceat(observed, begin)[at] - observed) / (
+        np.add.reduceat(generated, begin)[at] - generated
+    )
+    of_all, count = observed.sum() / generated.sum(), sizes[at] - 1
+    errors = []
+    for trust in _RATIO_TRUSTS:
+        ratio = of_all + (others - of_all) * count / (count + trust)
+        predicted = prompt + generated * (1.0 + ratio)
+        errors.append(float(np.abs(np.log(predicted / (prompt + generated + observed))).mean()))
+    return _RATIO_TRUSTS[int(np.argmin(errors))]
