@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from heddle_dask.benchmarks.predictor_scores import Score, score
+from heddle_dask.core.prediction import Prediction
 from heddle_dask.predictors.features import Finished, Floats, Progress
 from heddle_dask.predictors.from_steps import PastTrajectory, finished_from_steps
 from heddle_dask.predictors.learned import LearnedPredictor
@@ -45,6 +46,9 @@ class PassRow:
 
     `within`: correlation of log lengths less their means in each domain. A domain includes model and agent where a
     trace names them; lengths differ between these, which is known without a history.
+
+    `context`: mean error of the log of the final context, and `context_by_all` with the ratio of observation tokens of
+    all trajectories in place of the prompt's.
     """
 
     steps_finished: int
@@ -52,6 +56,8 @@ class PassRow:
     trajectories: int
     score: Score
     within: float
+    context: float
+    context_by_all: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +109,12 @@ def as_json(report: PassReport) -> dict[str, object]:
     """The JSON object of one trace; nan becomes null."""
     rows = []
     for row in report.rows:
-        figures = {**asdict(row.score), "within": row.within}
+        figures = {
+            **asdict(row.score),
+            "within": row.within,
+            "context": row.context,
+            "context_by_all": row.context_by_all,
+        }
         rounded = {name: None if math.isnan(value) else round(value, 3) for name, value in figures.items()}
         rows.append(
             {
@@ -174,8 +185,24 @@ def _score_rows(
         tokens = np.array([one.tokens for one in made])
         scored = score(done, total, np.log1p(tokens), np.log1p([one.tokens_q90 for one in made]))
         within = _within_domains([one.domain for one in told], np.log1p(done + tokens), np.log1p(total))
-        rows.append(PassRow(steps, name, len(told), scored, within))
+        contexts = _context_errors(told, points, made)
+        rows.append(PassRow(steps, name, len(told), scored, within, *contexts))
     return rows
+
+
+def _context_errors(
+    told: Sequence[Finished], points: Sequence[Progress], made: Sequence[Prediction]
+) -> tuple[float, float]:
+    """Mean error of the log of the final context: as predicted, and by the ratio of all trajectories."""
+    own, by_all = [], []
+    for one, point, said in zip(told, points, made, strict=True):
+        of_all = (said.observation_per_token or 0.0) * said.tokens
+        observed = of_all if said.observation_tokens is None else said.observation_tokens
+        final = one.prompt_tokens + one.generated_tokens + one.observed_tokens
+        begun = point.context_tokens + said.tokens
+        own.append(abs(math.log((begun + observed) / final)))
+        by_all.append(abs(math.log((begun + of_all) / final)))
+    return sum(own) / len(own), sum(by_all) / len(by_all)
 
 
 def _within_domains(domains: Sequence[str], predicted: Floats, truth: Floats) -> float:

@@ -5,6 +5,7 @@ Nothing here is calibrated. `model` sets blend weights and shifts from the error
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,7 +25,7 @@ from heddle_dask.predictors.prompt_history import (
     Moment,
     PastAttempt,
     Variances,
-    ended_facts,
+    faded_mean,
     prompt_of,
     variances,
 )
@@ -69,15 +70,21 @@ class LengthDistributions:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Inputs of the models for some rows; `known`: at least one sibling has finished."""
+class Outlook:
+    """Inputs of the length distributions for some rows; `known`: at least one sibling has finished."""
 
-    features: npt.NDArray[np.float32]
     known: npt.NDArray[np.bool_]
     steps: npt.NDArray[np.int64]
     location: Floats
     history: Floats
     done: Floats
+
+
+@dataclass(frozen=True)
+class Seen(Outlook):
+    """Inputs of all models for some rows."""
+
+    features: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -113,22 +120,28 @@ class CoreModel:
     def see(self, rows: Sequence[Progress], facts: Sequence[GroupFacts]) -> Seen:
         """Compute features and expectations."""
         told = facts_array(facts)
+        return self._with_features(rows, told, self._outlook(rows, told))
+
+    def _outlook(self, rows: Sequence[Progress], told: Floats) -> Outlook:
         count = told[:, 0]
         location = np.array([self.locate(row) for row in rows])
-        history = self.distributions.expected(location, count, told[:, 1])
-        done = np.array([row.generated_tokens for row in rows], dtype=np.float64)
-        return Seen(
-            features=matrix(rows, told, location, history, self.labels),
+        return Outlook(
             known=count > 0,
             steps=np.array([row.steps_finished for row in rows], dtype=np.int64),
             location=location,
-            history=history,
-            done=done,
+            history=self.distributions.expected(location, count, told[:, 1]),
+            done=np.array([row.generated_tokens for row in rows], dtype=np.float64),
         )
 
-    def by_distributions(self, seen: Seen) -> Floats:
+    def _with_features(self, rows: Sequence[Progress], told: Floats, outlook: Outlook) -> Seen:
+        features = matrix(rows, told, outlook.location, outlook.history, self.labels)
+        return Seen(**vars(outlook), features=features)
+
+    def by_distributions(self, outlook: Outlook) -> Floats:
         """Log remaining from the group history or the prompt, (2, n)."""
-        return self.distributions.log_remaining(seen.location, seen.history, seen.known, seen.done)
+        return self.distributions.log_remaining(
+            outlook.location, outlook.history, outlook.known, outlook.done
+        )
 
     def by_trees(self, seen: Seen) -> Floats:
         """Log remaining from the trees, (2, n)."""
@@ -148,11 +161,11 @@ def fit_core(
     if not use.any():
         return core
     picked = samples.take(use)
-    facts = picked.facts(core.expected)
-    plain = core.see(picked.rows, facts)
-    target = _targets(distributions, plain, picked, settings.seed)
+    told = facts_array(picked.facts(core.expected))
+    outlook = core._outlook(picked.rows, told)
+    target = _targets(distributions, outlook, picked, settings.seed)
     labels = label_effects(picked.rows, target)
-    seen = replace(core, labels=labels).see(picked.rows, facts)
+    seen = replace(core, labels=labels)._with_features(picked.rows, told, outlook)
     rows = TreeRows(seen.features, target, picked.censored, seen.steps == 0)
     return CoreModel(distributions, location_s, labels, grow_trees(rows, settings))
 
@@ -183,20 +196,19 @@ def _others_mean(
     finished: Sequence[Finished], location: Location, differences: Variances
 ) -> tuple[Floats, Floats]:
     """Per trajectory: mean excess of the other attempts at its prompt, and their number; 0 and 0 without any."""
-    prompts: dict[str, list[Finished]] = {}
+    prompts: dict[str, list[tuple[Finished, float]]] = {}
     for one in finished:
-        prompts.setdefault(prompt_of(one), []).append(one)
-    expected = Expectation(location.of, lambda one: 0.0, differences.drift)
+        pair = (one, math.log1p(one.generated_tokens) - location.of(one))
+        prompts.setdefault(prompt_of(one), []).append(pair)
     means, counts = np.zeros(len(finished)), np.zeros(len(finished))
     for index, one in enumerate(finished):
-        others = [each for each in prompts[prompt_of(one)][-ATTEMPTS_KEPT - 1 :] if each is not one]
-        facts = ended_facts(others, Moment(one.policy_version, one.lineage, one.run), expected)
-        if facts.finished:
-            means[index], counts[index] = facts.mean_excess, facts.finished
+        others = [pair for pair in prompts[prompt_of(one)][-ATTEMPTS_KEPT - 1 :] if pair[0] is not one]
+        now = Moment(one.policy_version, one.lineage, one.run)
+        _, counts[index], means[index] = faded_mean(others, now, differences.drift)
     return means, counts
 
 
-def _targets(distributions: LengthDistributions, seen: Seen, samples: Samples, seed: int) -> Floats:
+def _targets(distributions: LengthDistributions, outlook: Outlook, samples: Samples, seed: int) -> Floats:
     """Log of the tokens left; a censored trajectory gets one draw from the distribution beyond its known length."""
     total, censored = samples.total, samples.censored
     if censored.any():
@@ -205,8 +217,8 @@ def _targets(distributions: LengthDistributions, seen: Seen, samples: Samples, s
         first: dict[str, int] = {}
         for index, owner in enumerate(samples.owners):
             draws[index] = draws[first.setdefault(owner.trajectory_id, index)]
-        alone = distributions.prompt.log_remaining(seen.location, total, draws)
-        told = distributions.history.log_remaining(seen.history, total, draws)
-        extra = np.expm1(np.where(seen.known, told, alone))
+        alone = distributions.prompt.log_remaining(outlook.location, total, draws)
+        told = distributions.history.log_remaining(outlook.history, total, draws)
+        extra = np.expm1(np.where(outlook.known, told, alone))
         total = np.where(censored, total + extra, total)
     return np.asarray(np.log1p(np.maximum(total - samples.done, 1.0)))

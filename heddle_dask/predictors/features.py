@@ -128,8 +128,8 @@ class GroupFacts(NamedTuple):
         Of attempts by the present policy only.
     excess_s
         Of seconds.
-    past_tokens, past_tools_s
-        Sums over the ended attempts: generated tokens, seconds of tools.
+    past_tokens, past_tools_s, past_observed_tokens
+        Sums over the ended attempts: generated tokens, seconds of tools, tokens that tools added.
     """
 
     finished: float = 0.0
@@ -143,6 +143,7 @@ class GroupFacts(NamedTuple):
     running_largest: float = NAN
     past_tokens: float = 0.0
     past_tools_s: float = 0.0
+    past_observed_tokens: float = 0.0
 
 
 NO_SIBLINGS = GroupFacts()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from heddle_dask.predictors.features import Finished, GroupFacts, Progress
 from heddle_dask.predictors.prompt_history import (
@@ -21,41 +22,80 @@ from heddle_dask.predictors.prompt_history import (
 )
 
 
-def facts_then(row: Progress, members: Sequence[Finished], expected: Expectation, run: int = 0) -> GroupFacts:
-    """Facts as known at `row.at_s` in `run`.
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Siblings that still run: their number, and logarithms of their mean and largest tokens so far."""
+
+    count: int
+    mean: float
+    largest: float
+
+    @classmethod
+    def of(cls, lengths: Sequence[int]) -> Running | None:
+        """None without siblings."""
+        if not lengths:
+            return None
+        return cls(len(lengths), math.log1p(sum(lengths) / len(lengths)), math.log1p(max(lengths)))
+
+
+@dataclass(frozen=True, slots=True)
+class KnownThen:
+    """The other attempts at a row's prompt that had ended by then, oldest first, and those that still ran."""
+
+    ended: tuple[Finished, ...]
+    now: Moment
+    running: Running | None = None
+
+    @property
+    def key(self) -> tuple[Moment, tuple[int, ...]]:
+        """Equal for equal facts about ended attempts, while these exist: rows of one prompt share most of them."""
+        return self.now, tuple([id(each) for each in self.ended])
+
+    def ended_facts(self, expected: Expectation) -> GroupFacts:
+        """Facts about the ended attempts alone."""
+        return ended_facts(self.ended, self.now, expected)
+
+
+def known_then(row: Progress, members: Sequence[Finished], run: int = 0) -> KnownThen:
+    """What was known at `row.at_s` in `run`.
 
     `members` are the attempts at the prompt, this one included, in the order in which they were observed. Those of
     earlier runs had ended. Of this run those without clocks count as earlier runs too.
     """
-    others = [each for each in members if (each.trajectory_id, each.run) != (row.trajectory_id, run)]
+    others = [each for each in members if each.trajectory_id != row.trajectory_id or each.run != run]
     now = Moment(row.policy_version, row.lineage, run)
     if math.isnan(row.at_s):
         ended = [
             each for each in others if each.run < run or (each.run == run and math.isnan(each.ended_at_s))
         ]
-        return ended_facts(ended[-ATTEMPTS_KEPT:], now, expected)
+        return KnownThen(tuple(ended[-ATTEMPTS_KEPT:]), now)
     earlier = [each for each in others if each.run < run]
     beside = [each for each in others if each.run == run]
     ended = sorted((each for each in beside if each.ended_at_s <= row.at_s), key=lambda each: each.ended_at_s)
-    facts = ended_facts([*earlier, *ended][-ATTEMPTS_KEPT:], now, expected)
     lengths = [
         _generated_by(each, row.at_s)
         for each in beside
         if each.group_id == row.group_id and each.started_at_s <= row.at_s < each.ended_at_s
     ]
-    return _with_running(facts, lengths)
+    return KnownThen(tuple([*earlier, *ended][-ATTEMPTS_KEPT:]), now, Running.of(lengths))
+
+
+def facts_then(row: Progress, members: Sequence[Finished], expected: Expectation, run: int = 0) -> GroupFacts:
+    """Facts as known at `row.at_s` in `run`; `members` as in `known_then`."""
+    known = known_then(row, members, run)
+    return with_running(known.ended_facts(expected), known.running)
 
 
 def _generated_by(sibling: Finished, at_s: float) -> int:
     """Known tokens of a sibling at `at_s`: those of its last decision point before that time."""
-    return max((point.generated_tokens for point in sibling.points if point.at_s <= at_s), default=0)
+    return max([point.generated_tokens for point in sibling.points if point.at_s <= at_s], default=0)
 
 
-def _with_running(facts: GroupFacts, lengths: Sequence[int]) -> GroupFacts:
-    if not lengths:
+def with_running(facts: GroupFacts, running: Running | None) -> GroupFacts:
+    """Facts about ended attempts, and siblings that still run."""
+    if running is None:
         return facts
-    mean = math.log1p(sum(lengths) / len(lengths))
-    return facts._replace(running=len(lengths), running_mean=mean, running_largest=math.log1p(max(lengths)))
+    return facts._replace(running=running.count, running_mean=running.mean, running_largest=running.largest)
 
 
 class GroupBook:
@@ -96,4 +136,4 @@ class GroupBook:
         if not running or (len(running) == 1 and row.trajectory_id in running):
             return facts
         lengths = [tokens for name, tokens in running.items() if name != row.trajectory_id]
-        return _with_running(facts, lengths)
+        return with_running(facts, Running.of(lengths))

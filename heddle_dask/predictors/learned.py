@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -95,17 +96,19 @@ class LearnedPredictor:
             tokens = max(1, self._generated_tokens)
             observed_per_token, tools_s_per_token = self._observed_tokens / tokens, self._tools_s / tokens
             typical_tokens = tokens / max(1, len(self._finished))
-        # Not `dataclasses.replace`: it takes as long as the features.
         return [
             Prediction(
-                one.tokens,
-                one.tokens_q90,
-                one.source,
-                tools_s=_tools_left_s(row, told, one.tokens, tools_s_per_token, typical_tokens),
+                median,
+                q90,
+                source,
+                tools_s=_tools_left_s(row, told, median, tools_s_per_token, typical_tokens),
+                observation_tokens=_observed_left(told, median, observed_per_token, model.ratio_trust),
                 # Of all trajectories: the controller takes it as the ratio of the run, whoever was asked about.
                 observation_per_token=observed_per_token,
             )
-            for row, told, one in zip(rows, facts, model.predict(rows, facts), strict=True)
+            for row, told, (median, q90, source) in zip(
+                rows, facts, model.quantiles(rows, facts), strict=True
+            )
         ]
 
     def observe_running(self, progress: Progress) -> None:
@@ -239,3 +242,11 @@ def _tools_left_s(
     of_prompt = (told.past_tools_s + of_all * weight) / (told.past_tokens + weight)
     tools_s = row.tools_s + of_prompt * weight
     return left_tokens * tools_s / (row.generated_tokens + weight)
+
+
+def _observed_left(told: GroupFacts, left_tokens: float, of_all: float, trust: float) -> float | None:
+    """Predicted observation tokens: those of the prompt's attempts per token, shrunk to all; None without attempts."""
+    if not told.past_tokens or math.isinf(trust):
+        return None
+    weight = told.finished / (told.finished + trust)
+    return left_tokens * (weight * told.past_observed_tokens / told.past_tokens + (1.0 - weight) * of_all)

@@ -8,6 +8,7 @@ constant.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from heddle_dask.core.prediction import Prediction
 from heddle_dask.predictors.core_model import CoreModel, Seen, fit_core
 from heddle_dask.predictors.features import Finished, Floats, GroupFacts, Progress
 from heddle_dask.predictors.length_distributions import ResidualDistribution
-from heddle_dask.predictors.prompt_history import prompt_of
+from heddle_dask.predictors.prompt_history import prompt_of, ratio_trust
 from heddle_dask.predictors.samples import Samples, make_samples
 from heddle_dask.predictors.trees import TreeSettings
 
@@ -41,19 +42,26 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Model:
-    """See the module. `finished`: complete trajectories in the training data."""
+    """See the module. `finished`: complete trajectories in the training data; `ratio_trust`: see that function."""
 
     core: CoreModel
     calibration: Calibration | None
     finished: int
+    ratio_trust: float = math.inf
 
     def predict(self, rows: Sequence[Progress], facts: Sequence[GroupFacts]) -> list[Prediction]:
         """One prediction per row; `facts` are the group facts as known now."""
+        return [Prediction(*values) for values in self.quantiles(rows, facts)]
+
+    def quantiles(
+        self, rows: Sequence[Progress], facts: Sequence[GroupFacts]
+    ) -> list[tuple[float, float, str]]:
+        """Median, 0.9 quantile and source of each row."""
         if not rows:
             return []
         seen = self.core.see(rows, facts)
         tokens = np.maximum(np.expm1(self.log_remaining(seen)), 1.0)
-        return [Prediction(*values) for values in zip(*tokens.tolist(), self._sources(seen), strict=True)]
+        return list(zip(*tokens.tolist(), self._sources(seen), strict=True))
 
     def log_remaining(self, seen: Seen) -> Floats:
         """Median and 0.9 quantile of log(1 + tokens left), (2, n)."""
@@ -98,12 +106,14 @@ def fit_model(finished: Sequence[Finished], settings: TreeSettings) -> Model | N
     if not complete:
         return None
     samples = make_samples(finished, max_rows=settings.max_rows, folds=settings.folds, seed=settings.seed)
+    trust = ratio_trust(finished)
     grown = complete >= TREES_FROM
     use = np.full(len(samples.rows), grown)
     core = fit_core(finished, samples, use, settings)
     if core.trees is None:
-        return Model(core, None, complete)
-    return Model(core, _calibrate(_held_out(finished, samples, settings)), complete)
+        return Model(core, None, complete, trust)
+    core.trees.prepare()
+    return Model(core, _calibrate(_held_out(finished, samples, settings)), complete, trust)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from heddle_dask.predictors.features import NAN, NO_SIBLINGS, Finished, GroupFacts, Progress
 
@@ -18,6 +20,7 @@ PROMPTS_KEPT = 16_384
 # A run apart counts like this many versions: what ran in between is not known.
 RUN_VERSIONS = 4
 
+Attempt = TypeVar("Attempt", "Finished", "PastAttempt | Finished")
 Locate = Callable[["Progress | Finished | PastAttempt"], float]
 
 
@@ -87,26 +90,11 @@ class Expectation:
 
 
 def ended_facts(attempts: Iterable[PastAttempt | Finished], now: Moment, expected: Expectation) -> GroupFacts:
-    """Facts from attempts that have ended, oldest first.
-
-    An attempt that was cut off counts only if it was longer than the others already: it says that the prompt can be
-    long, and nothing else.
-
-    Notes
-    -----
-    The mean of n attempts d versions ago has the variance (1 / n + drift d) times that within a version. Means of
-    different versions are weighted by the inverse.
-    """
-    whole, cut = list[tuple[PastAttempt | Finished, float]](), list[tuple[PastAttempt | Finished, float]]()
-    for each in attempts:
-        pair = (each, math.log1p(each.generated_tokens) - expected.tokens(each))
-        (cut if each.censored else whole).append(pair)
-    if cut:
-        _, usual = _faded_mean(whole, now, expected.drift)
-        whole += [pair for pair in cut if pair[1] > usual]
+    """Facts from attempts that have ended, oldest first."""
+    pairs = [(each, math.log1p(each.generated_tokens) - expected.tokens(each)) for each in attempts]
+    whole, count, excess = faded_mean(pairs, now, expected.drift)
     if not whole:
         return NO_SIBLINGS
-    count, excess = _faded_mean(whole, now, expected.drift)
     same = [value for each, value in whole if versions_apart(now, each) == 0]
     seconds = [
         math.log1p(each.duration_s) - expected.seconds(each)
@@ -122,13 +110,43 @@ def ended_facts(attempts: Iterable[PastAttempt | Finished], now: Moment, expecte
         excess_s=sum(seconds) / len(seconds) if seconds else NAN,
         past_tokens=float(sum(each.generated_tokens for each, _ in whole)),
         past_tools_s=float(sum(each.tools_s for each, _ in whole)),
+        past_observed_tokens=float(sum(each.observed_tokens for each, _ in whole)),
     )
 
 
-def _faded_mean(
-    pairs: Sequence[tuple[PastAttempt | Finished, float]], now: Moment, drift: float
+def faded_mean(
+    pairs: Iterable[tuple[Attempt, float]], now: Moment, drift: float
+) -> tuple[list[tuple[Attempt, float]], float, float]:
+    """The attempts that count, attempts by the present policy that would tell as much, and the weighted mean.
+
+    An attempt that was cut off counts only if it was longer than the others already: it says that the prompt can be
+    long, and nothing else.
+
+    Parameters
+    ----------
+    pairs
+        Attempts and their excess over the expectation, oldest first.
+
+    Notes
+    -----
+    The mean of n attempts d versions ago has the variance (1 / n + drift d) times that within a version. Means of
+    different versions are weighted by the inverse.
+    """
+    whole, cut = list[tuple[Attempt, float]](), list[tuple[Attempt, float]]()
+    for pair in pairs:
+        (cut if pair[0].censored else whole).append(pair)
+    count, mean = _mean_over_versions(whole, now, drift)
+    longer = [pair for pair in cut if pair[1] > mean]
+    if longer:
+        whole += longer
+        count, mean = _mean_over_versions(whole, now, drift)
+    return whole, count, mean
+
+
+def _mean_over_versions(
+    pairs: Sequence[tuple[Attempt, float]], now: Moment, drift: float
 ) -> tuple[float, float]:
-    """Attempts by the present policy that would tell as much, and the weighted mean; 0 and 0 without attempts."""
+    """Effective number and weighted mean; 0 and 0 without attempts."""
     by_distance: dict[int, list[float]] = {}
     for each, value in pairs:
         by_distance.setdefault(versions_apart(now, each), []).append(value)
@@ -246,3 +264,37 @@ def _within(prompts: Sequence[Sequence[tuple[Finished, float]]]) -> tuple[float,
     slope = max(0.0, (common + _DRIFT_PAIRS * default) / (spread + _DRIFT_PAIRS))
     within = max(usual - slope * mean, usual / 10.0, 1e-6)
     return within, slope / within
+
+
+# Candidates of `ratio_trust`; infinite: attempts at one prompt do not resemble each other.
+_RATIO_TRUSTS = (math.inf, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.25)
+
+
+def ratio_trust(finished: Iterable[Finished]) -> float:
+    """Attempts at which a prompt's ratio of observation tokens gets weight one half, beside that of all trajectories.
+
+    The candidate with the least mean error of the log of the final context, each complete attempt left out in turn.
+    """
+    prompts: dict[str, list[Finished]] = {}
+    for one in finished:
+        if not one.censored and one.generated_tokens > 0:
+            prompts.setdefault(prompt_of(one), []).append(one)
+    several = [members[-ATTEMPTS_KEPT:] for members in prompts.values() if len(members) > 1]
+    if len(several) < _LEAST_PROMPTS:
+        return math.inf
+    kept = [one for members in several for one in members]
+    sizes = np.array([len(members) for members in several])
+    begin, at = np.cumsum(sizes) - sizes, np.repeat(np.arange(len(several)), sizes)
+    generated = np.array([one.generated_tokens for one in kept], dtype=np.float64)
+    observed = np.array([one.observed_tokens for one in kept], dtype=np.float64)
+    prompt = np.array([one.prompt_tokens for one in kept], dtype=np.float64)
+    others = (np.add.reduceat(observed, begin)[at] - observed) / (
+        np.add.reduceat(generated, begin)[at] - generated
+    )
+    of_all, count = observed.sum() / generated.sum(), sizes[at] - 1
+    errors = []
+    for trust in _RATIO_TRUSTS:
+        ratio = of_all + (others - of_all) * count / (count + trust)
+        predicted = prompt + generated * (1.0 + ratio)
+        errors.append(float(np.abs(np.log(predicted / (prompt + generated + observed))).mean()))
+    return _RATIO_TRUSTS[int(np.argmin(errors))]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from heddle_dask.predictors.features import NO_SIBLINGS, Finished, Floats, GroupFacts, Progress
-from heddle_dask.predictors.groups import facts_then
+from heddle_dask.predictors.groups import KnownThen, known_then, with_running
 from heddle_dask.predictors.prompt_history import Expectation, prompt_of
 
 # Numbers of finished steps whose decision points become rows; later points in between differ little.
@@ -20,43 +20,49 @@ LEARNT_STEPS = frozenset({0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50
 
 @dataclass(frozen=True)
 class Samples:
-    """Parallel columns, one entry per decision point; `cold` rows are given no sibling.
+    """Parallel columns, one entry per decision point.
 
     Attributes
     ----------
     owners
         The trajectory of each row. It holds the row's future and must never be an input of a model.
-    members
-        All attempts at each prompt.
+    known
+        What was known of other attempts at each row; None: the row is given none.
     fold
         The part of the prompts (of the trajectories, unless `by_prompt`) that the row belongs to.
     """
 
     rows: tuple[Progress, ...]
     owners: tuple[Finished, ...]
-    cold: npt.NDArray[np.bool_]
+    known: tuple[KnownThen | None, ...]
     fold: npt.NDArray[np.int64]
-    members: Mapping[str, Sequence[Finished]]
     by_prompt: bool
 
     def take(self, use: npt.NDArray[np.bool_]) -> Samples:
-        """Only the rows in `use`; the attempts at a prompt stay together."""
+        """Only the rows in `use`."""
         picked = np.flatnonzero(use).tolist()
         return Samples(
             rows=tuple(self.rows[index] for index in picked),
             owners=tuple(self.owners[index] for index in picked),
-            cold=self.cold[use],
+            known=tuple(self.known[index] for index in picked),
             fold=self.fold[use],
-            members=self.members,
             by_prompt=self.by_prompt,
         )
 
     def facts(self, expected: Expectation) -> list[GroupFacts]:
         """Facts about other attempts as known at each row."""
-        return [
-            NO_SIBLINGS if cold else facts_then(row, self.members[prompt_of(owner)], expected, owner.run)
-            for row, owner, cold in zip(self.rows, self.owners, self.cold.tolist(), strict=True)
-        ]
+        told: dict[object, GroupFacts] = {}
+        made = []
+        for known in self.known:
+            if known is None:
+                made.append(NO_SIBLINGS)
+                continue
+            key = known.key
+            facts = told.get(key)
+            if facts is None:
+                facts = told[key] = known.ended_facts(expected)
+            made.append(with_running(facts, known.running))
+        return made
 
     @property
     def censored(self) -> npt.NDArray[np.bool_]:
@@ -107,9 +113,11 @@ def make_samples(
     return Samples(
         rows=tuple(point for point, _, _ in pairs),
         owners=tuple(one for _, one, _ in pairs),
-        cold=np.array([cold for _, _, cold in pairs], dtype=bool),
+        known=tuple(
+            None if cold else known_then(point, members[prompt_of(one)], one.run)
+            for point, one, cold in pairs
+        ),
         fold=np.array([part[name] for name in names], dtype=np.int64),
-        members=members,
         by_prompt=several,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -130,6 +131,7 @@ def _model_out(model: Model | None) -> dict[str, Any] | None:
     location_s, trees, shifts = model.core.location_s, model.core.trees, model.calibration
     return {
         "finished": model.finished,
+        "ratio_trust": model.ratio_trust if math.isfinite(model.ratio_trust) else None,
         "labels": model.core.labels,
         "laws": _distributions_out(model.core.distributions),
         "location_s": _location_out(location_s) if location_s else None,
@@ -149,7 +151,9 @@ def _model_in(data: Any, settings: TreeSettings) -> Model | None:
         trees=_trees_in(trees, settings) if trees else None,
     )
     calibration = Calibration(np.array(shifts["weight"]), np.array(shifts["shift"])) if shifts else None
-    return Model(core, calibration, int(data["finished"]))
+    # Models of earlier versions have none.
+    trust = data.get("ratio_trust")
+    return Model(core, calibration, int(data["finished"]), math.inf if trust is None else float(trust))
 
 
 def _trees_out(trees: Trees) -> dict[str, str | None]:

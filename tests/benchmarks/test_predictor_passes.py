@@ -85,6 +85,7 @@ def test_history_knows_what_nothing_else_does(tmp_path: Path) -> None:
     first = {row["history"]: row["within"] for row in file["rows"] if row["steps_finished"] == 0}
     assert first["same policy"] > 0.8
     assert first["none"] is None or abs(first["none"]) < 0.3
+    assert all(row["context"] == row["context_by_all"] for row in file["rows"] if row["history"] == "none")
     assert [row["strategy"] for row in made["rows"]] == list(ARMS)
     assert {row["completed"] for row in made["rows"]} == {60}
 

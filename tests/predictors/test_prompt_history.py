@@ -28,6 +28,7 @@ from heddle_dask.predictors.prompt_history import (
     PromptHistory,
     Variances,
     ended_facts,
+    ratio_trust,
     variances,
     versions_apart,
 )
@@ -224,18 +225,86 @@ def test_a_file_of_version_5_is_read(tmp_path: Path) -> None:
     assert loaded.predict(strangers) == predictor.predict(strangers)
 
 
-def test_what_tools_take_follows_the_prompt_and_what_they_add_is_that_of_all() -> None:
+def told_of_tools() -> LearnedPredictor:
+    """Tools of p1 take a second for each token and add nine tokens; those of other prompts do nothing."""
     predictor = LearnedPredictor(SMALL)
-    slow = [
+    predictor.warm_start(
         replace(one, tools_s=float(one.generated_tokens), observed_tokens=9 * one.generated_tokens)
         if one.prompt_key == "p1"
         else one
         for one in two_kinds(0)
-    ]
-    predictor.warm_start(slow)
+    )
+    return predictor
+
+
+def test_what_tools_take_follows_the_prompt_and_the_ratio_of_the_run_is_that_of_all() -> None:
     rows = [replace(trajectory("new", key).points[0], prompt_key=key) for key in ("p1", "p2")]
-    first, second = predictor.predict(rows)
+    first, second = told_of_tools().predict(rows)
     assert first.tools_s > second.tools_s
     assert first.observation_per_token == second.observation_per_token, (
         "the controller takes the last one it hears"
     )
+
+
+def test_what_tools_add_follows_the_prompt() -> None:
+    predictor = told_of_tools()
+    points = trajectory("new", "g", steps=6).points
+    rows = [replace(points[steps], prompt_key=key) for steps in (0, 5) for key in ("p1", "p2", "stranger")]
+    told = predictor.predict(rows)
+    assert predictor.model is not None
+    of_all, trust = told[0].observation_per_token, predictor.model.ratio_trust
+    assert of_all is not None and 0 < of_all < 9
+    for wordy, quiet, stranger in (told[:3], told[3:]):
+        assert stranger.observation_tokens is None
+        assert wordy.observation_tokens is not None and quiet.observation_tokens is not None
+        # Two attempts at each prompt, beside which the ratio of all counts as `trust` attempts.
+        assert wordy.observation_tokens / wordy.tokens == pytest.approx(
+            (2 * 9 + trust * of_all) / (2 + trust)
+        )
+        assert quiet.observation_tokens / quiet.tokens == pytest.approx(trust * of_all / (2 + trust))
+
+
+def test_more_attempts_outweigh_the_ratio_of_all() -> None:
+    predictor = told_of_tools()
+    row = replace(trajectory("new").points[0], prompt_key="p2")
+    ratios = []
+    for number in range(8):
+        predictor.observe_finished(
+            replace(attempt(f"more {number}", 2000), prompt_key="p2", observed_tokens=9 * 2000)
+        )
+        (told,) = predictor.predict([row])
+        assert told.observation_tokens is not None
+        ratios.append(told.observation_tokens / told.tokens)
+    assert ratios == sorted(ratios) and 6.5 < ratios[-1] < 9
+
+
+def observing(spread: float, noise: float, prompts: int = 60) -> list[Finished]:
+    """Four attempts at each prompt; logs of their ratios differ by `spread` between prompts and `noise` within."""
+    rng = random.Random(3)
+    made = []
+    for number in range(prompts):
+        level = rng.gauss(0.5, spread)
+        for name in range(4):
+            observed = round(1000 * math.exp(level + rng.gauss(0.0, noise)))
+            one = replace(
+                attempt(f"{number}-{name}", 1000), prompt_key=f"p{number}", observed_tokens=observed
+            )
+            made.append(one)
+    return made
+
+
+def test_how_much_attempts_tell_of_observations_is_measured() -> None:
+    alike = ratio_trust(observing(spread=0.0, noise=0.7))
+    differing = ratio_trust(observing(spread=0.7, noise=0.05))
+    between = ratio_trust(observing(spread=0.4, noise=0.6))
+    assert differing <= 0.5 < between < 8.0 <= alike
+    assert ratio_trust(observing(0.7, 0.05, prompts=4)) == math.inf
+    assert ratio_trust([]) == math.inf
+
+
+def test_trust_in_ratios_is_saved(tmp_path: Path) -> None:
+    predictor = told_of_tools()
+    save_predictor(predictor, tmp_path / "predictor")
+    loaded = load_predictor(tmp_path / "predictor").model
+    assert predictor.model is not None and loaded is not None
+    assert loaded.ratio_trust == predictor.model.ratio_trust < math.inf

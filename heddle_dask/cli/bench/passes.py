@@ -97,13 +97,14 @@ def accuracy_table(report: PassReport) -> list[str]:
     """The lines of one trace's table."""
     lines = [
         f"{report.trace}: {report.prompts} prompts, {report.earlier} earlier and {report.later} later attempts",
-        "steps  history           trajectories  recall  pearson  within  error  q90 covers",
+        "steps  history           trajectories  recall  pearson  within  error  q90 covers  context  (by ratio of all)",
     ]
     for row in report.rows:
         score = row.score
         lines.append(
             f"{row.steps_finished:5d}  {row.history:16s}  {row.trajectories:12d}  {score.recall:6.2f}  "
-            f"{score.pearson:7.2f}  {row.within:6.2f}  {score.error:5.2f}  {score.coverage:10.2f}"
+            f"{score.pearson:7.2f}  {row.within:6.2f}  {score.error:5.2f}  {score.coverage:10.2f}  "
+            f"{row.context:7.3f}  {row.context_by_all:17.3f}"
         )
     return lines
 
