@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from heddle_dask.benchmarks.paper.best_rule import BestRules, best_rule_tables
 from heddle_dask.benchmarks.paper.rule_search import ROUTERS, RuleSearch, SimpleRule
 from heddle_dask.benchmarks.paper.store import PaperStore
-from heddle_dask.benchmarks.paper.sweep import PaperCell, PaperConditions, arms_named
+from heddle_dask.benchmarks.paper.sweep import PaperCell, PaperConditions, cells_named
 from heddle_dask.cli.bench.paper import paper
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.core.errors import BadInput
 from heddle_dask.sim.clusters import Cluster
+from heddle_dask.sim.sweep import parse_arms
 from heddle_dask.strategies.presets import PRESETS, Strategy
 
+EXACT = "heddle-deadline:predictor=oracle"
 CELL = PaperCell("qwen3-8b", "math")
 CONDITIONS = PaperConditions("small", Cluster(gpus=2, gpus_per_node=2), 8, 4, 8_192)
 
@@ -99,14 +101,14 @@ def test_a_hopeless_router_is_not_searched_further() -> None:
 def search(store: PaperStore, **more: object) -> BestRules:
     options: dict[str, object] = {"search_seeds": (1, 2), "seeds": (3, 4), "code": "test", "degrees": (2,)}
     options |= {"routers": ("verl", "sticky-least-loaded"), **more}
-    return BestRules(CONDITIONS, [CELL], arms_named("heddle-oracle"), store, **options)  # type: ignore[arg-type]
+    return BestRules(CONDITIONS, [CELL], parse_arms(EXACT), store, **options)  # type: ignore[arg-type]
 
 
 def test_it_reports_on_seeds_that_were_not_searched_and_runs_nothing_twice(tmp_path: Path) -> None:
     store = PaperStore(tmp_path / "rows.jsonl")
     (found,) = search(store).results()
     assert all([row["seed"] for row in rows] == [3, 4] for rows in found.rows)
-    assert [row["seed"] for row in found.ours["heddle-oracle"]] == [3, 4]
+    assert [row["seed"] for row in found.ours[EXACT]] == [3, 4]
     searched = {row["arm"] for row in store.rows("run") if row["seed"] == 1}
     assert {
         "verl",
@@ -121,7 +123,7 @@ def test_it_reports_on_seeds_that_were_not_searched_and_runs_nothing_twice(tmp_p
     assert again == [found] and len(store.rows("run")) == rows
     lines = list(best_rule_tables([found]))
     assert lines[2].startswith(f"| qwen3-8b/math | 1. `{found.rules[0].arm}` | 1x2 | ")
-    assert lines[-1].startswith("| qwen3-8b/math | `heddle-oracle` | 1x2 | ")
+    assert lines[-1].startswith(f"| qwen3-8b/math | `{EXACT}` | 1x2 | ")
 
 
 def test_a_form_of_heddle_gets_its_best_degree_of_the_search_seeds() -> None:
@@ -129,7 +131,7 @@ def test_a_form_of_heddle_gets_its_best_degree_of_the_search_seeds() -> None:
     (found,) = search(store, degrees=(), routers=("verl",)).results()
     ran = {(row["engines"], row["seed"]) for row in store.rows("run") if row["arm"].startswith("heddle")}
     assert {("2x1", 1), ("2x1", 2), ("1x2", 1), ("1x2", 2)} <= ran
-    assert len({row["engines"] for row in found.ours["heddle-oracle"]}) == 1 and len(ran) == 6
+    assert len({row["engines"] for row in found.ours[EXACT]}) == 1 and len(ran) == 6
 
 
 def test_seeds_are_searched_or_reported_and_degrees_must_fit() -> None:
@@ -137,6 +139,13 @@ def test_seeds_are_searched_or_reported_and_degrees_must_fit() -> None:
         search(PaperStore(), seeds=(2, 3))
     with pytest.raises(BadInput, match="--degrees: qwen3-8b fits at 1, 2"):
         search(PaperStore(), degrees=(8,))
+
+
+def test_the_memory_short_cell_is_a_trace_beside_the_cells_of_the_paper() -> None:
+    (cell,) = cells_named("qwen3-14b/memory-short")
+    drawn = PaperConditions("small", Cluster(gpus=2), 32, 16, 131_072).drawn(cell)
+    assert (drawn.name, drawn.trajectories, drawn.samples) == ("claude_code_transcripts", 32, 1)
+    assert not any(each.workload == "memory-short" for each in cells_named("all"))
 
 
 def invoke(*args: object) -> Result:
@@ -148,11 +157,11 @@ def test_the_command(tmp_path: Path) -> None:
     cluster.write_text('gpus = 2\ngpus-per-node = 2\ngpu = "h100"\n')
     common = ["--best-rule", "--cells", "qwen3-8b/math", "--cluster", cluster, "--max-context-tokens", 8192]
     small = ["--trajectories", 8, "--samples", 4, "--seeds", 1, "--search-seeds", 1, "--degrees", 2]
-    result = invoke(*common, *small, "--arms", "heddle-oracle", "--json")
+    result = invoke(*common, *small, "--arms", EXACT, "--json")
     assert result.exit_code == 0, result.output
     body = json.loads(result.stdout)
     assert [cell["workload"] for cell in body["cells"]] == ["math"]
-    assert len(body["cells"][0]["gains"]["heddle-oracle"]) == 1
+    assert len(body["cells"][0]["gains"][EXACT]) == 1
     assert {row["seed"] for row in body["rows"]} == {0, 100}
     for wrong, message in (
         (["--degrees", "x"], "--degrees x: give TP degrees"),

@@ -1,4 +1,4 @@
-"""The best simple rule of each cell, and heddle over it: searched on some seeds, reported on others."""
+"""The best simple rule of each cell, and other strategies over it: searched on some seeds, reported on others."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from heddle_dask.sim.rollout import Arm
 
 @dataclass(frozen=True, slots=True)
 class BestRule:
-    """The best simple rules of a cell with their rows on the report seeds, and those of heddle.
+    """The best simple rules of a cell with their rows on the report seeds, and those of other strategies.
 
     Attributes
     ----------
     rules
         Best first, by the search seeds: the first one is the best simple rule; the others show how near they came.
     rows, ours
-        Rows of the report seeds: by the order of `rules`, and by the name of a form of heddle.
+        Rows of the report seeds: by the order of `rules`, and by the text of what is compared with them.
     """
 
     cell: PaperCell
@@ -48,7 +48,7 @@ class BestRules:
     Parameters
     ----------
     arms
-        Forms of heddle, each on its own best uniform degree by the search seeds.
+        What is compared with the rules, each on its own best uniform degree by the search seeds.
     degrees
         TP degrees to try; empty: all at which the model fits.
 
@@ -62,7 +62,7 @@ class BestRules:
         self,
         conditions: PaperConditions,
         cells: Sequence[PaperCell],
-        arms: Sequence[PaperArm],
+        arms: Sequence[Arm],
         store: PaperStore,
         *,
         search_seeds: Sequence[int],
@@ -94,7 +94,7 @@ class BestRules:
             rules = RuleSearch(self._routers, degrees, count, self._search_seeds).best(seconds)
             rows = [self._rows(cell, rule.arm, rule.tp_degree) for rule in rules]
             ours = {
-                arm.name: self._rows(cell, arm.arm.name, self._best_degree(cell, arm)) for arm in self._arms
+                arm.name: self._rows(cell, arm.name, self._best_degree(cell, arm.name)) for arm in self._arms
             }
             yield BestRule(cell, tuple(rules), tuple(rows), ours)
 
@@ -106,14 +106,14 @@ class BestRules:
             raise BadInput(f"--degrees: {model} fits at {', '.join(map(str, fit))}")
         return found
 
-    def _best_degree(self, cell: PaperCell, arm: PaperArm) -> int:
+    def _best_degree(self, cell: PaperCell, text: str) -> int:
         degrees = self._degrees[cell.model]
         if len(degrees) == 1:
             return degrees[0]
         return min(
             degrees,
             key=lambda degree: statistics.fmean(
-                self._row(cell, arm.arm.name, degree, seed)["makespan_s"] for seed in self._search_seeds
+                self._row(cell, text, degree, seed)["makespan_s"] for seed in self._search_seeds
             ),
         )
 
@@ -133,7 +133,7 @@ class BestRules:
 
 
 def best_rule_tables(found: Sequence[BestRule]) -> Iterator[str]:
-    """A Markdown table: the best simple rules of each cell, and the forms of heddle over the first of them."""
+    """A Markdown table: the best simple rules of each cell, and the other strategies over the first of them."""
     heads = (
         "cell",
         "strategy",

@@ -102,9 +102,16 @@ class PaperCell:
 
 PAPER_CELLS = tuple(PaperCell(model, workload) for model in PAPER_DEGREES for workload in WORKLOADS)
 
+MEMORY_SHORT = "memory-short"
+"""A workload beside the paper's: recorded coding sessions, whose contexts exceed the KV memory several times."""
+_MEMORY_SHORT_TRACE, _MEMORY_SHORT_TOKENS, _MEMORY_SHORT_TOOLS = "claude_code_transcripts", 0.3, 0.05
+_MORE_CELLS = tuple(PaperCell(model, MEMORY_SHORT) for model in PAPER_DEGREES)
+
 
 def cells_named(text: str) -> list[PaperCell]:
-    """Cells by ``model/workload``, all of a model, all of a workload, or ``all``; commas between.
+    """Cells by ``model/workload``, all of a model, all of a workload, or ``all`` of the paper; commas between.
+
+    ``memory-short`` is a workload too.
 
     Raises
     ------
@@ -114,6 +121,7 @@ def cells_named(text: str) -> list[PaperCell]:
     found: list[PaperCell] = []
     for name in _names(text, "--cells"):
         some = [c for c in PAPER_CELLS if name in (c.name, c.model, c.workload, "all")]
+        some = some or [c for c in _MORE_CELLS if name in (c.name, c.workload)]
         if not some:
             raise BadInput(
                 f"--cells {name}: use all, {', '.join(PAPER_DEGREES)}, {', '.join(WORKLOADS)}, or MODEL/WORKLOAD"
@@ -169,6 +177,9 @@ class PaperConditions:
         if count is None:
             engines = self.cluster.gpus // PAPER_DEGREES[cell.model]
             count = max(self.samples, PER_ENGINE * engines // self.samples * self.samples)
+        if cell.workload == MEMORY_SHORT:
+            scales = _MEMORY_SHORT_TOKENS, _MEMORY_SHORT_TOOLS
+            return SimulatedWorkload(_MEMORY_SHORT_TRACE, count, 1, self.max_context_tokens, *scales)
         return SimulatedWorkload(cell.workload, count, self.samples, self.max_context_tokens)
 
     def key(self, cell: PaperCell, seed: int) -> dict[str, Any]:

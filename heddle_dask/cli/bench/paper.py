@@ -15,9 +15,14 @@ from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
+    from heddle_dask.benchmarks.paper.best_rule import BestRules
     from heddle_dask.benchmarks.paper.parts import PaperPart
     from heddle_dask.benchmarks.paper.store import PaperStore, Row
-    from heddle_dask.benchmarks.paper.sweep import PaperArm, PaperCell, PaperConditions, PaperRun, PaperSweep
+    from heddle_dask.benchmarks.paper.sweep import PaperRun, PaperSweep
+
+
+# With --best-rule, unless --arms says otherwise.
+_BESIDE_RULES = "sticky-forecast,heddle:predictor=none,heddle,heddle-deadline:predictor=oracle"
 
 
 @click.command("paper")
@@ -25,7 +30,10 @@ if TYPE_CHECKING:
     "--cells", default="all", show_default=True, help="MODEL/WORKLOAD, MODEL or WORKLOAD, by commas."
 )
 @click.option(
-    "--arms", default="all", show_default=True, help="baselines, ours, ablations, or names, by commas."
+    "--arms",
+    default="all",
+    show_default=True,
+    help="baselines, ours, ablations, or names, by commas; with --best-rule strategies in the form of heddle simulate.",
 )
 @SEEDS
 @click.option(
@@ -55,7 +63,7 @@ if TYPE_CHECKING:
     "--best-rule",
     is_flag=True,
     help="Search the best router, uniform degree and limit of live trajectories on other seeds, and run it on --seeds "
-    "beside the forms of heddle among --arms.",
+    "beside the strategies of --arms.",
 )
 @click.option("--search-seed", type=SEED, default=100, show_default=True, help="First seed of that search.")
 @click.option("--search-seeds", type=COUNT, default=2, show_default=True, help="How many, from it on.")
@@ -85,12 +93,14 @@ def paper(
 ) -> None:
     """Baselines and forms of heddle on the paper's models and workloads, each at the paper's and its best degree."""
     from heddle_dask.benchmarks.code_digest import DECIDING, code_digest
+    from heddle_dask.benchmarks.paper.best_rule import BestRules
     from heddle_dask.benchmarks.paper.parts import parts_of
     from heddle_dask.benchmarks.paper.results import PaperResults
     from heddle_dask.benchmarks.paper.store import PaperStore
     from heddle_dask.benchmarks.paper.sweep import PaperConditions, PaperSweep, arms_named, cells_named
     from heddle_dask.benchmarks.paper.tables import all_tables, as_json_object, main_tables
     from heddle_dask.sim.clusters import cluster_of
+    from heddle_dask.sim.sweep import parse_arms
 
     if best_rule and (markdown or scheduler is not None):
         raise BadInput("--best-rule runs here and prints its own table: leave out --markdown and --scheduler")
@@ -100,13 +110,24 @@ def paper(
     if not markdown:
         conditions = PaperConditions(cluster, cluster_of(cluster), trajectories, samples, max_context_tokens)
         code = code_digest(DECIDING)
-        asked = (conditions, cells_named(cells), arms_named(arms), range(seed, seed + seeds), store)
+        found, reported = cells_named(cells), range(seed, seed + seeds)
+        asked = (conditions, found, () if best_rule else arms_named(arms), reported, store)
         sweep = PaperSweep(*asked, code=code, only_chosen=only_chosen)
         store.check_writable()
         _warn_of_other_code(store, code)
         if best_rule:
-            searched = range(search_seed, search_seed + search_seeds)
-            _best_rules(asked, searched, _degrees(degrees), code=code, as_json=as_json)
+            search = BestRules(
+                conditions,
+                found,
+                parse_arms(_BESIDE_RULES if arms == "all" else arms),
+                store,
+                search_seeds=range(search_seed, search_seed + search_seeds),
+                seeds=reported,
+                code=code,
+                degrees=_degrees(degrees),
+                on_run=_say,
+            )
+            _print_rules(search, store, as_json=as_json)
             return
         if scheduler is None:
             _play(sweep)
@@ -126,39 +147,19 @@ def _degrees(text: str) -> list[int]:
     return [int(name) for name in names]
 
 
-def _best_rules(
-    asked: tuple[PaperConditions, list[PaperCell], list[PaperArm], range, PaperStore],
-    search_seeds: Sequence[int],
-    degrees: Sequence[int],
-    *,
-    code: str,
-    as_json: bool,
-) -> None:
-    """Search the best simple rule of each cell, and print it beside the forms of heddle."""
-    from heddle_dask.benchmarks.paper.best_rule import BestRules, as_json_object, best_rule_tables
-
-    conditions, cells, arms, seeds, store = asked
-
-    def told(run: PaperRun) -> None:
-        row = run.row
-        click.echo(
-            f"{row['model']}/{row['workload']}, {row['arm']} on {row['engines']}, seed {row['seed']}: "
-            f"{row['makespan_s']:,.1f} s ({run.cpu_s:.1f} s of CPU)",
-            err=True,
-        )
-
-    ours = [arm for arm in arms if arm.role == "ours"]
-    search = BestRules(
-        conditions,
-        cells,
-        ours,
-        store,
-        search_seeds=search_seeds,
-        seeds=seeds,
-        code=code,
-        degrees=degrees,
-        on_run=told,
+def _say(run: PaperRun) -> None:
+    row = run.row
+    click.echo(
+        f"{row['model']}/{row['workload']}, {row['arm']} on {row['engines']}, seed {row['seed']}: "
+        f"{row['makespan_s']:,.1f} s ({run.cpu_s:.1f} s of CPU)",
+        err=True,
     )
+
+
+def _print_rules(search: BestRules, store: PaperStore, *, as_json: bool) -> None:
+    """Search the best simple rule of each cell, and print it beside the other strategies."""
+    from heddle_dask.benchmarks.paper.best_rule import as_json_object, best_rule_tables
+
     found = list(search.results())
     for line in best_rule_tables(found):
         click.echo(line, err=as_json)
