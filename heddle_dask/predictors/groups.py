@@ -23,7 +23,7 @@ from heddle_dask.predictors.prompt_history import (
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningSiblings:
     """Siblings that still run: their number, and logarithms of their mean and largest tokens so far."""
 
     count: int
@@ -31,7 +31,7 @@ class Running:
     largest: float
 
     @classmethod
-    def of(cls, lengths: Sequence[int]) -> Running | None:
+    def of(cls, lengths: Sequence[int]) -> RunningSiblings | None:
         """None without siblings."""
         if not lengths:
             return None
@@ -44,7 +44,7 @@ class KnownThen:
 
     ended: tuple[Finished, ...]
     now: Moment
-    running: Running | None = None
+    running: RunningSiblings | None = None
 
     @property
     def key(self) -> tuple[Moment, tuple[int, ...]]:
@@ -77,7 +77,7 @@ def known_then(row: Progress, members: Sequence[Finished], run: int = 0) -> Know
         for each in beside
         if each.group_id == row.group_id and each.started_at_s <= row.at_s < each.ended_at_s
     ]
-    return KnownThen(tuple([*earlier, *ended][-ATTEMPTS_KEPT:]), now, Running.of(lengths))
+    return KnownThen(tuple([*earlier, *ended][-ATTEMPTS_KEPT:]), now, RunningSiblings.of(lengths))
 
 
 def facts_then(row: Progress, members: Sequence[Finished], expected: Expectation, run: int = 0) -> GroupFacts:
@@ -91,7 +91,7 @@ def _generated_by(sibling: Finished, at_s: float) -> int:
     return max([point.generated_tokens for point in sibling.points if point.at_s <= at_s], default=0)
 
 
-def with_running(facts: GroupFacts, running: Running | None) -> GroupFacts:
+def with_running(facts: GroupFacts, running: RunningSiblings | None) -> GroupFacts:
     """Facts about ended attempts, and siblings that still run."""
     if running is None:
         return facts
@@ -136,4 +136,4 @@ class GroupBook:
         if not running or (len(running) == 1 and row.trajectory_id in running):
             return facts
         lengths = [tokens for name, tokens in running.items() if name != row.trajectory_id]
-        return with_running(facts, Running.of(lengths))
+        return with_running(facts, RunningSiblings.of(lengths))
