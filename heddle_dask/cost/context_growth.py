@@ -93,36 +93,6 @@ class GrowthLaw:
         unsure = np.interp(until, GROWTH_TOKENS, variance) - variance[:-1, None]
         low = np.maximum.accumulate(np.maximum(0.0, ahead - doubt * np.sqrt(np.maximum(0.0, unsure))), axis=1)
         self.survival: Floats = np.exp(-low)
-        self._left: dict[tuple[int, int, int], tuple[float, tuple[float, ...]]] = {}
-
-    def growth_left(
-        self, growth_tokens: float, most_tokens: float, count: int
-    ) -> tuple[float, tuple[float, ...]]:
-        """Mean growth still to come, and the means of `count` equally likely parts of its distribution, ascending.
-
-        Parameters
-        ----------
-        growth_tokens
-            Growth so far.
-        most_tokens
-            Growth at which the context is full; rounded up to an edge of the bins.
-        """
-        so_far, most = bin_of(np.array([growth_tokens, most_tokens])).tolist()
-        key = so_far, most + 1, count
-        found = self._left.get(key)
-        if found is None:
-            found = self._left[key] = self._parts(*key)
-        return found
-
-    def _parts(self, growth_bin: int, most: int, count: int) -> tuple[float, tuple[float, ...]]:
-        """Integrals of the quantile function, which is linear between the horizons, and constant from the most on."""
-        below = np.append(1.0 - self.survival[growth_bin, : most + 1], 1.0)
-        growth = np.append(GROWTH_TOKENS[: most + 1], GROWTH_TOKENS[most])
-        shares = np.unique(np.concatenate([below, np.linspace(0.0, 1.0, count + 1)]))
-        horizons = np.interp(shares, below, growth)
-        sums = np.concatenate([[0.0], np.cumsum(np.diff(shares) * (horizons[1:] + horizons[:-1]) / 2)])
-        until = np.interp(np.linspace(0.0, 1.0, count + 1), shares, sums)
-        return float(until[-1]), tuple((count * np.diff(until)).tolist())
 
 
 @dataclass(slots=True)
@@ -212,6 +182,11 @@ class ContextForecast:
     def shares(self) -> Floats:
         """The largest use of each engine over all horizons, with the margin, as a share of its capacity."""
         return self._shares(self._mean, self._variance)
+
+    def mean_growth(self, domain: str) -> float:
+        """Mean growth of a new trajectory."""
+        alive = self._laws.of(domain).survival[0][self._most_tokens >= GROWTH_TOKENS]
+        return float(np.dot(np.diff(GROWTH_TOKENS[: len(alive)]), (alive[1:] + alive[:-1]) / 2))
 
     def best_engine(self, domain: str, context_tokens: float) -> tuple[int, bool]:
         """The engine that is least full at its fullest with one more new trajectory, and whether that fits there."""

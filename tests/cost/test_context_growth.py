@@ -13,7 +13,6 @@ from heddle_dask.cost.context_growth import (
     DomainGrowth,
     GrowthCounts,
     GrowthLaw,
-    bin_of,
     prior_hazard,
 )
 
@@ -116,19 +115,3 @@ def test_a_domain_with_few_ends_is_taken_for_like_all_others() -> None:
 
 def test_what_runs_tells_before_anything_has_ended() -> None:
     assert room({"b": DomainGrowth(cut=[9_000.0] * 50)}) < 0.7 * room({"b": DomainGrowth()})
-
-
-@given(several, several, growth_tokens, growth_tokens, st.integers(1, 8))
-def test_parts_of_the_growth_left_are_those_of_its_distribution(
-    ended: list[float], running: list[float], grown: float, most: float, count: int
-) -> None:
-    law = law_of(ended, running)
-    mean, parts = law.growth_left(grown, most, count)
-    assert len(parts) == count and np.all(np.diff(parts) >= -1e-9 * parts[-1])
-    assert sum(parts) / count == pytest.approx(mean)
-    # The mean is the area below the survival, up to the edge after the most.
-    edges = int(bin_of(np.array(most))) + 2
-    survival = law.survival[int(bin_of(np.array(grown))), :edges]
-    area = float(np.sum(np.diff(GROWTH_TOKENS[:edges]) * (survival[1:] + survival[:-1]) / 2))
-    assert parts[-1] <= GROWTH_TOKENS[edges - 1] * (1 + 1e-9)
-    assert mean == pytest.approx(area, rel=1e-6)

@@ -117,11 +117,11 @@ class EngineSnapshot:
             self._memory.set_capacity(capacity_tokens)
 
     def fits(self, trajectory: Trajectory, demand: RemainingDemand) -> bool:
-        """Whether the memory suffices until the trajectory ends, for the longest of its lengths."""
+        """Whether the memory suffices until the trajectory ends, for its mean length."""
         if self._memory is None:
             return True
         need = _need(trajectory, demand, self.prompts)
-        return self._memory.fits(need, demand.lengths[-1], demand.stretch, demand.growth)
+        return self._memory.fits(need, demand.tokens, demand.stretch, demand.growth)
 
     def takes(self, trajectory: Trajectory, demand: RemainingDemand) -> bool:
         """Whether the trajectory may start here."""

@@ -26,8 +26,8 @@ from heddle_dask.strategies.admission.engine_snapshot import (
     load_of,
     longest_of,
 )
+from heddle_dask.strategies.admission.kv_forecast import KvForecast
 from heddle_dask.strategies.admission.next_in_queue import longest_or_sibling
-from heddle_dask.strategies.admission.unknown_lengths import UnknownLengths
 from heddle_dask.strategies.admission.wait_queue import WaitQueue
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.observation_tokens import growth_of, observed_per_token
@@ -95,7 +95,9 @@ class KvFit:
     _growth: float = field(init=False, default=3.0)
     # The longest context that engines take.
     _most_tokens: float = field(init=False, default=math.inf)
-    _unknown: UnknownLengths = field(init=False, compare=False, default_factory=UnknownLengths)
+    # The admission of trajectories that nothing predicts.
+    _unpredicted: KvForecast = field(init=False, compare=False, default_factory=KvForecast)
+    _predicts: bool = field(init=False, default=True)
 
     def __post_init__(self) -> None:
         if min(self.fill, self.per_slot) <= 0 or min(self.critical, self.margin) < 0 or self.lengths < 1:
@@ -112,6 +114,9 @@ class KvFit:
 
     def rank(self, trajectory: Trajectory) -> None:
         """Put a waiting trajectory into the queue, or change its place after a new prediction."""
+        if trajectory.prediction is None:  # the run has no predictor
+            self._predicts = False
+            return
         tokens = trajectory.remaining_tokens(self.quantile) or 0.0
         path = tokens + (tools_left(trajectory, self._costs.pace_s) if self.tools else 0.0)
         self._enqueue(trajectory, tokens, path)
@@ -120,7 +125,7 @@ class KvFit:
 
     def forget(self, trajectory: Trajectory) -> None:
         """Learn from a trajectory that has ended."""
-        self._unknown.ended(trajectory)
+        self._unpredicted.forget(trajectory)
 
     def admit(self, view: ClusterView) -> Iterator[Admit]:
         """Admit the longest trajectories that fit, each with a reservation on its engine.
@@ -129,11 +134,13 @@ class KvFit:
         fits there, or its turn comes. O(residents) for each checked engine, O(log residents) for each engine asked for
         a new shortest trajectory.
         """
+        if not self._predicts:
+            yield from self._unpredicted.admit(view)
+            return
         self._growth = 1.0 + observed_per_token(view)
         self._take_changes(view, view.ready_engines)
         if self._queue.longest() is None or not view.ready_engines:
             return
-        self._unknown.update(view)
         if not self._prepare(view) or not self._candidates:
             return
         # Mean remaining tokens per live trajectory, if all remaining tokens were divided among the live ones.
@@ -179,12 +186,8 @@ class KvFit:
         return longest_or_sibling(self._queue, engine, critical, self._queued_demand)
 
     def _queued_demand(self, trajectory: Trajectory) -> RemainingDemand:
-        """Demand of a waiting trajectory: with its mean length only, unless nothing is known of it.
-
-        A prediction decides when a trajectory is next. Without one all wait alike, and one is admitted if the memory
-        suffices even if it becomes long.
-        """
-        return self._demand(trajectory, self.lengths if trajectory.prediction is None else 1)
+        """Demand of a waiting trajectory, with its mean length only."""
+        return self._demand(trajectory, 1)
 
     def _turn_of(self, view: ClusterView, engine: Engine) -> float:
         """Sort key of the order in which engines are asked, smallest first: the used share of the engine."""
@@ -209,7 +212,7 @@ class KvFit:
 
     def _share(self, engine: Engine, longest: Longest, rest_tokens: float) -> float:
         """Share of the engine that may be used beside its longest resident."""
-        if longest.path <= rest_tokens or longest.tokens <= 0 or rest_tokens <= 0:  # 0: nothing is predicted
+        if longest.path <= rest_tokens or longest.tokens <= 0:
             return 1.0
         pace = (rest_tokens - (longest.path - longest.tokens)) / longest.tokens
         return max(self.least_share, self._costs.share_beside(engine, pace))
@@ -286,8 +289,6 @@ class KvFit:
     # -- sizes -----------------------------------------------------------------------------------------------
 
     def _demand(self, trajectory: Trajectory, lengths: int, unseen_tokens: float = 0.0) -> RemainingDemand:
-        if trajectory.prediction is None:
-            return self._unknown.demand(trajectory, lengths, self._most_tokens)
         pace_s = self._costs.pace_s if self.tools else None
         growth = growth_of(trajectory, self._growth)
         return demand_of(trajectory, lengths, pace_s, growth, unseen_tokens, self._most_tokens)

@@ -13,11 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from heddle_dask.core.entities import Engine, Trajectory
+from heddle_dask.core.ids import EngineId
 from heddle_dask.core.view import Admit, ClusterView
 from heddle_dask.cost.context_growth import ContextForecast
-from heddle_dask.strategies.admission.growth_book import GrowthBook, first_prompt_tokens
+from heddle_dask.strategies.admission.growth_book import GroupPrompts, GrowthBook, first_prompt_tokens
+
+# Waiting trajectories that are looked at for a prompt that an engine holds.
+_MOST_ASKED = 256
 
 
 @dataclass(slots=True)
@@ -41,6 +46,7 @@ class KvForecast:
     doubt: float = 0.5
     spread: float = 0.5
     _growth: GrowthBook = field(init=False, compare=False, default_factory=GrowthBook)
+    _prompts: GroupPrompts = field(init=False, compare=False, default_factory=GroupPrompts)
     _forecast: ContextForecast | None = field(init=False, default=None)
     _engines: Sequence[Engine] | None = field(init=False, default=None)
     _known: bool = field(init=False, default=False)
@@ -71,18 +77,43 @@ class KvForecast:
             self._rejected = None
         asked = self._rejected
         while (first := next(iter(view.unadmitted), None)) is not None and first is not asked:
-            prompt = first_prompt_tokens(first, engines)
+            prompt = first_prompt_tokens(first, engines, self._prompts.tokens(first.spec.group_id))
             number, fits = self._forecast.best_engine(first.spec.domain, prompt)
             if not fits and view.alive >= len(engines):
                 self._rejected = first
                 return
-            self._forecast.add(first.spec.domain, prompt, number)
-            asked = first
-            yield Admit(first, engines[number].engine_id, prompt)
+            engine_id = engines[number].engine_id
+            asked = self._next(view, first, engine_id, asked)
+            self._forecast.add(asked.spec.domain, prompt, number)
+            self._prompts.admit(asked.spec.group_id, engine_id)
+            yield Admit(asked, engine_id, prompt)
+
+    def _next(
+        self, view: ClusterView, first: Trajectory, engine_id: EngineId, asked: Trajectory | None
+    ) -> Trajectory:
+        """The oldest, unless another engine holds the prompt of its group, and that prompt is a long one.
+
+        Long: longer than what the trajectory is expected to add. Then the oldest goes that finds its prompt here, or
+        nowhere.
+        """
+        assert self._forecast is not None
+        prompt = self._prompts.tokens(first.spec.group_id)
+        if prompt <= self._forecast.mean_growth(first.spec.domain):
+            return first
+        for trajectory in islice(view.unadmitted, _MOST_ASKED):
+            if trajectory is not asked and self._prompts.engine(trajectory.spec.group_id) in (
+                None,
+                engine_id,
+            ):
+                return trajectory
+        return first
 
     def _forecast_now(self, view: ClusterView, engines: Sequence[Engine]) -> ContextForecast:
         """Forecast from all that have ended, and all that are alive, those of other runs included."""
         domains = self._growth.domains(view, engines)
+        for engine in engines:
+            for trajectory in view.residents(engine):
+                self._prompts.began(trajectory)
         capacity_tokens = [self.fill * engine.spec.kv_capacity_tokens for engine in engines]
         most = float(max(engine.spec.max_context_tokens for engine in engines))
         prompt = first_prompt_tokens(next(iter(view.unadmitted), None), engines)

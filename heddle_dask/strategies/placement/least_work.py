@@ -38,7 +38,8 @@ class LeastWork:
         engine has room, the one with its reservation takes the trajectory, without a reservation the least full one.
     scarce
         Share of the KV memory in use from which on the trajectory's reservation determines the engine, because the
-        admission forecasts memory; below it the engine with the least work is chosen. 0: always the reservation.
+        admission forecasts memory; below it the engine with the least work is chosen. 0: always the reservation,
+        which also counts for a trajectory without a prediction.
     """
 
     profile: str = "tiny-cpu"
@@ -67,7 +68,9 @@ class LeastWork:
         context = max(step.context_tokens, trajectory.spec.prompt_tokens)
         need = context + _GROWTH * trajectory.expected_tokens
         chosen = engine_among(candidates, trajectory.reserved_on)
-        if chosen is None or _taken(chosen, need, 0) < self.scarce:
+        # Nothing is known of the work of a trajectory without a prediction; the admission knows where room will be.
+        predicted = trajectory.prediction is not None
+        if chosen is None or (predicted and _taken(chosen, need, 0) < self.scarce):
             roomy = [
                 e for e in candidates if self._has_room(e, trajectory, need, prompts.get(e.engine_id, 0))
             ]

@@ -66,21 +66,10 @@ def test_nobody_is_admitted_before_it_is_predicted() -> None:
     assert admitted(stage.feed(ev.PredictionMade, "a", 0, Prediction(50.0, 60.0))) == ["a"]
 
 
-def test_without_a_predictor_the_order_of_arrival_decides() -> None:
-    stage = stage_of(predictor="none")
-    stage.feed(ev.EngineJoined, engine_of("A", slots=64, kv_tokens=10_000))
-    names = [f"t{number}" for number in range(40)]
-    out = [admitted(stage.feed(ev.TrajectorySubmitted, trajectory_spec(n, 100))) for n in names]
-    count = sum(map(len, out))
-    assert out == [*([n] for n in names[:count]), *([] for _ in names[count:])]
-    # Contexts may grow to 4,096 tokens: more than a few fit, and fewer than the prompts alone would say.
-    assert 10_000 / 4096 < count < 40
-
-
-def test_without_a_predictor_the_run_itself_tells_how_far_contexts_grow() -> None:
-    def alive(last: int) -> int:
-        stage = Stage("heddle", overrides=["predictor=none"])
-        stage.join("A", slots=64, kv_tokens=10_000)
+def test_without_a_predictor_it_admits_as_kv_forecast_does() -> None:
+    def alive(admission: str, last: int) -> int:
+        stage = Stage("heddle", overrides=["predictor=none", f"admission={admission}"])
+        stage.join("A", slots=64, kv_tokens=12_000)
         names = [f"t{number}" for number in range(400)]
         stage.submit(*names, prompt_tokens=100)
         for name in names[:30]:
@@ -89,7 +78,9 @@ def test_without_a_predictor_the_run_itself_tells_how_far_contexts_grow() -> Non
             stage.end(name)
         return stage.state.alive
 
-    assert alive(150) > 4 * alive(3_900) > 0
+    short, long = alive("kv-fit", 150), alive("kv-fit", 3_900)
+    assert short > 4 * long > 0
+    assert (short, long) == (alive("kv-forecast", 150), alive("kv-forecast", 3_900))
 
 
 def test_the_longest_that_waits_starts_when_there_is_room_for_it() -> None:

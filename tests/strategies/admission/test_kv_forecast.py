@@ -148,3 +148,17 @@ def test_every_trajectory_starts_and_ends_whatever_the_lengths(
 def test_it_refuses_what_cannot_work(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="use fill above 0"):
         KvForecast(**wrong)
+
+
+@pytest.mark.parametrize(("prompt", "first"), [(3_000, "a/1"), (30, "b/1")])
+def test_where_prompts_are_long_the_oldest_goes_that_finds_its_prompt_on_the_engine(
+    prompt: int, first: str
+) -> None:
+    """Each engine has memory for one. Group a began on one engine and b on the other; b waits for longer."""
+    stage = forecasting(int(1.2 * prompt), engines=2)
+    for name in ("a/0", "b/0", "b/1", "a/1"):
+        stage.submit(name, group=name[0])
+    assert {t.trajectory_id for t in live(stage)} == {"a/0", "b/0"}
+    stage.finish(stage.generating("b/0", 0, context=prompt))
+    play(stage, "a/0", [prompt, prompt + 5])
+    assert {t.trajectory_id for t in live(stage)} - {"a/0"} == {"b/0", first}
