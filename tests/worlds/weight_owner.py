@@ -163,7 +163,9 @@ class Owner:
             )
             assert result.token_ids[:cut] == before.token_ids[:cut]
             if self.spec.kind == "vllm":
-                assert result.token_ids[cut:] != before.token_ids[cut:], f"cut at {cut} of {STEP_TOKENS} tokens"
+                assert result.token_ids[cut:] != before.token_ids[cut:], (
+                    f"cut at {cut} of {STEP_TOKENS} tokens"
+                )
             return Across(result, cut)
         raise AssertionError("no step was caught midway")
 
