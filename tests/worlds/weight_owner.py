@@ -45,6 +45,8 @@ PROMPT = [40 + (index * 7 + index * index) % 80 for index in range(300)]
 OTHER = [40 + (index * 11 + index * index * 3) % 80 for index in range(300)]
 STEP_TOKENS = 300
 LEAST_SAMPLED = 5
+# Logprobs of equal tokens: less than 1e-4 apart by the same weights, at least 0.01 by other ones (35 cuts).
+OTHER_WEIGHTS = 1e-3
 
 
 def version(number: int) -> PolicyVersion:
@@ -163,7 +165,8 @@ class Owner:
             )
             assert result.token_ids[:cut] == before.token_ids[:cut]
             if self.spec.kind == "vllm":
-                assert result.token_ids[cut:] != before.token_ids[cut:], (
+                # Tokens may be the same: greedy sampling runs into a loop of a few tokens by either weights.
+                assert result.logprobs[cut:] != pytest.approx(before.logprobs[cut:], abs=OTHER_WEIGHTS), (
                     f"cut at {cut} of {STEP_TOKENS} tokens"
                 )
             return Across(result, cut)
