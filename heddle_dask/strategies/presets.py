@@ -139,7 +139,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
     },
     "heddle-deadline": {
         **_PLAIN,
-        "placement": "least-work,scarce=0",
+        "placement": "least-work",
         "scheduling": "longest-first",
         "preemption": "hysteresis",
         "migration": "priced",

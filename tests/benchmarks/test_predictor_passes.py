@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle_dask.benchmarks.predictor_makespans import ARMS, PassWorkload
+from heddle_dask.benchmarks.pass_makespans import PREDICTORS, PassWorkload, makespan_tables, predictors_named
 from heddle_dask.benchmarks.predictor_passes import deal_passes, drift_of, drifted
 from heddle_dask.cli.bench.command import bench
 from heddle_dask.predictors.from_steps import PastStep, PastTrajectory
@@ -86,10 +86,70 @@ def test_history_knows_what_nothing_else_does(tmp_path: Path) -> None:
     assert first["same policy"] > 0.8
     assert first["none"] is None or abs(first["none"]) < 0.3
     assert all(row["context"] == row["context_by_all"] for row in file["rows"] if row["history"] == "none")
-    assert [row["strategy"] for row in made["rows"]] == list(ARMS)
-    assert {row["completed"] for row in made["rows"]} == {60}
+    assert [row["predictor"] for row in made["rows"]] == list(PREDICTORS)
+    assert {(row["arm"], row["completed"], row["rolled_out"]) for row in made["rows"]} == {("heddle", 60, 60)}
 
 
-def test_nothing_to_measure_is_one_line() -> None:
-    result = CliRunner().invoke(bench, ["passes"])
-    assert result.exit_code == 2 and len(result.stderr.strip().splitlines()) == 1
+def test_stored_runs_are_not_run_again_and_add_to_the_table(tmp_path: Path) -> None:
+    cluster, out = tmp_path / "cluster.toml", tmp_path / "rows.jsonl"
+    cluster.write_text('gpus = 2\ngpu = "h100"\ngpus-per-node = 2\ntp = 1\nslots = 4\n')
+    base = [
+        "passes",
+        "--makespan",
+        "math",
+        "--cluster",
+        str(cluster),
+        "--trajectories",
+        "8",
+        "--samples",
+        "4",
+    ]
+    base += ["--out", str(out), "--strategies", "sticky-forecast,heddle:migration=none"]
+    first = CliRunner().invoke(bench, [*base, "--predictors", "none"])
+    assert first.exit_code == 0, first.output
+    before = out.read_text()
+    again = CliRunner().invoke(bench, [*base, "--predictors", "exact,none"])
+    assert again.exit_code == 0, again.output
+    assert out.read_text().startswith(before)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["arm"], row["predictor"]) for row in rows] == [
+        ("sticky-forecast", "none"),
+        ("heddle:migration=none", "none"),
+        ("sticky-forecast", "exact"),
+        ("heddle:migration=none", "exact"),
+    ]
+    assert len(again.stderr.splitlines()) == 2  # a line for each run
+    assert again.stdout.splitlines()[2].startswith("| math | `sticky-forecast` | exact |")
+    other = CliRunner().invoke(bench, [*base, "--predictors", "none", "--tp", "2"])
+    assert other.exit_code == 0 and len(out.read_text().splitlines()) == 6
+
+
+def test_a_gain_is_that_of_the_first_row_on_the_same_seeds() -> None:
+    def row(arm: str, seed: int, seconds: float) -> dict[str, object]:
+        of = {"workload": "w", "arm": arm, "predictor": "none", "bound_share": 0.5}
+        return {**of, "seed": seed, "makespan_s": seconds}
+
+    rows = [row("a", 1, 10.0), row("a", 2, 30.0), row("b", 1, 20.0), row("b", 2, 20.0)]
+    *_, first, second = makespan_tables(rows)
+    assert first.endswith("| 20 (10-30) | 50% | 1.00 (1.00-1.00) |")
+    assert second.endswith("| 20 (20-20) | 50% | 1.00 (0.50-1.50) |")
+
+
+def test_predictors_are_named_once() -> None:
+    assert predictors_named("exact, none,exact") == ["exact", "none"]
+    assert predictors_named("all") == list(PREDICTORS)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--makespan", "math", "--predictors", "perfect"],
+        ["--makespan", "math", "--predictors", ""],
+        ["--makespan", "math", "--strategies", "heddle:predictor=oracle"],
+        ["--makespan", "math", "--strategies", "heddle:order=longest"],
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(arguments: list[str]) -> None:
+    result = CliRunner().invoke(bench, ["passes", *arguments])
+    assert result.exit_code == 2 and len(result.stderr.strip().splitlines()) == 1, result.output

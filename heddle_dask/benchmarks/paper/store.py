@@ -1,4 +1,4 @@
-"""Rows of `heddle bench paper`, in memory and in a JSON-lines file, to which each new row is written at once.
+"""Rows of `heddle bench paper` and `passes`, in memory and in a JSON-lines file, where each is written at once.
 
 A sweep of hours may be interrupted at any time: rows in the file are not run again. An incomplete last line is dropped.
 """
@@ -16,7 +16,11 @@ Row = Mapping[str, Any]
 CONDITIONS = ("cluster", "trajectories", "samples", "max_context_tokens")
 _WHERE = ("kind", "model", "workload", "seed", *CONDITIONS)
 # Key fields of a row, by kind.
-_KEYS = {"run": (*_WHERE, "arm", "engines"), "degrees": (*_WHERE, "predictor")}
+_KEYS = {
+    "run": (*_WHERE, "arm", "engines"),
+    "degrees": (*_WHERE, "predictor"),
+    "pass": (*_WHERE, "token_scale", "tool_scale", "engines", "arm", "predictor"),
+}
 
 
 class PaperStore:
@@ -99,7 +103,9 @@ def _read(path: Path) -> list[Row]:
         except ValueError:
             row = None
         if not isinstance(row, dict) or row.get("kind") not in _KEYS:
-            raise BadInput(f"{path}, line {number}: no row of `heddle bench paper`: give another file")
+            raise BadInput(
+                f"{path}, line {number}: no row of `heddle bench paper` or `passes`: give another file"
+            )
         rows.append(row)
     return rows
 

@@ -378,13 +378,13 @@ def run_once(
     if kept is not None:
         return PaperRun(kept, None)
     rollout = drawn.simulated(arm, degrees)
-    made = {**row, **_figures(rollout), "code": code}
+    made = {**row, **stored_figures(rollout), "code": code}
     store.add(made)
     return PaperRun(made, rollout.cpu_s)
 
 
-def _figures(rollout: SimulatedRollout) -> dict[str, Any]:
-    """The stored figures of a run."""
+def stored_figures(rollout: SimulatedRollout) -> dict[str, Any]:
+    """The figures of a run that its row holds, beside its key."""
     figures = rollout.figures()
     for name in ("strategy", "seed", "trajectories", "bounds_s"):
         del figures[name]

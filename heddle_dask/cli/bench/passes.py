@@ -1,19 +1,20 @@
-"""``heddle bench passes``: what the history of prompts is worth on a later pass over them."""
+"""``heddle bench passes``: what predictions are worth on the first and on later passes over the prompts."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from heddle_dask.cli.number_types import COUNT
+from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE, POSITIVE
 from heddle_dask.cli.shared_options import print_measured, shared_options
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
+    from heddle_dask.benchmarks.paper.store import PaperStore, Row
+    from heddle_dask.benchmarks.pass_makespans import PassPlace, PassWorkload
     from heddle_dask.benchmarks.predictor_passes import PassReport
-    from heddle_dask.sim.rollout import SimulatedRollout
 
 
 @click.command("passes")
@@ -28,69 +29,140 @@ if TYPE_CHECKING:
     "--makespan",
     "workloads",
     multiple=True,
-    help="Workload or trace: makespan of a simulated later pass; repeatable.",
+    help="Workload or trace: makespan of a simulated pass; repeatable.",
+)
+@click.option(
+    "--strategies",
+    default="heddle",
+    show_default=True,
+    help="Of the makespans, by commas, in the form of heddle simulate, without a predictor.",
+)
+@click.option(
+    "--predictors",
+    default="all",
+    show_default=True,
+    help="Of each strategy, by commas: none, first-pass, later-pass, moved-on, exact.",
 )
 @click.option(
     "--cluster", default="hopper64", show_default=True, help="Cluster of the makespans, NAME or FILE."
 )
+@click.option("--tp", type=COUNT, default=None, help="TP degree of all engines [default: the cluster's].")
 @click.option("--model", default="qwen3-14b", show_default=True, help="Published model of the makespans.")
 @click.option(
     "--trajectories",
     type=COUNT,
     default=800,
     show_default=True,
-    help="Of a synthetic later pass; a trace has its own.",
+    help="Of a synthetic pass; a trace has its own.",
 )
 @click.option("--samples", type=COUNT, default=8, show_default=True, help="Of these at each prompt.")
-@click.option("--token-scale", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True)
+@click.option(
+    "--token-scale", type=POSITIVE, default=1.0, show_default=True, help="Factor on all token counts."
+)
+@click.option(
+    "--tool-scale", type=NOT_NEGATIVE, default=1.0, show_default=True, help="Factor on all tool seconds."
+)
 @click.option(
     "--max-context-tokens", type=COUNT, default=40_960, show_default=True, help="Context of the engines."
 )
 @click.option(
     "--seeds", type=COUNT, default=1, show_default=True, help="Rollouts of each arm, from --seed on."
 )
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="JSON lines of the makespans; a run is added when it ends, and skipped if the file has it.",
+)
 @shared_options
 def passes(
     traces: tuple[Path, ...],
     workloads: tuple[str, ...],
+    strategies: str,
+    predictors: str,
     cluster: str,
+    tp: int | None,
     model: str,
     trajectories: int,
     samples: int,
     token_scale: float,
+    tool_scale: float,
     max_context_tokens: int,
     seeds: int,
+    out: Path | None,
     as_json: bool,
     seed: int,
 ) -> None:
-    """Accuracy and makespan of a later pass: without the history of prompts, with it, with that of an older policy."""
+    """Accuracy and makespan of a pass over prompts: without a predictor, before they are known, and after."""
     if not traces and not workloads:
         raise BadInput("nothing to measure: give --trace or --makespan")
-    # XGBoost takes a second to import.
-    from heddle_dask.benchmarks.predictor_makespans import PassWorkload, measure_makespans
-    from heddle_dask.benchmarks.predictor_passes import as_json as passes_json
-    from heddle_dask.benchmarks.predictor_passes import measure_passes
-    from heddle_dask.sim.clusters import cluster_of
+    from heddle_dask.benchmarks.paper.store import PaperStore
 
-    def progress(message: str) -> None:
-        click.echo(message, err=True)
+    store = PaperStore(out)
+    store.check_writable()
+    rows: list[Row] = []
+    if workloads:
+        from heddle_dask.benchmarks.pass_makespans import PassWorkload, makespan_tables
 
+        shape = trajectories, samples, max_context_tokens, token_scale, tool_scale
+        drawn = [PassWorkload(name, *shape) for name in workloads]
+        place = _place(cluster, tp, model)
+        rows = _makespans(drawn, place, range(seed, seed + seeds), strategies, predictors, store)
     files: list[dict[str, object]] = []
     for trace in traces:
-        report = measure_passes(trace, seed=seed, on_progress=progress)
+        # XGBoost takes a second to import.
+        from heddle_dask.benchmarks.predictor_passes import as_json as passes_json
+        from heddle_dask.benchmarks.predictor_passes import measure_passes
+
+        report = measure_passes(trace, seed=seed, on_progress=_say)
         files.append(passes_json(report))
         for line in accuracy_table(report):
             click.echo(line, err=as_json)
-    rows: list[dict[str, Any]] = []
-    for name in workloads:
-        workload = PassWorkload(name, trajectories, samples, max_context_tokens, token_scale)
-        fleet = cluster_of(cluster).fleet(model, max_context_tokens=max_context_tokens)
-        made = measure_makespans(workload, fleet, range(seed, seed + seeds), on_progress=progress)
-        rows += [{"workload": name, **one.figures()} for one in made]
-        for line in makespan_table(name, made):
+    if rows:
+        for line in makespan_tables(rows):
             click.echo(line, err=as_json)
     if as_json:
         print_measured({"seed": seed, "files": files, "cluster": cluster, "model": model, "rows": rows})
+
+
+def _say(message: str) -> None:
+    click.echo(message, err=True)
+
+
+def _place(cluster: str, tp: int | None, model: str) -> PassPlace:
+    from dataclasses import replace
+
+    from heddle_dask.benchmarks.pass_makespans import PassPlace
+    from heddle_dask.sim.clusters import cluster_of
+
+    found = cluster_of(cluster)
+    return PassPlace(cluster, found if tp is None else replace(found, tp=tp), model)
+
+
+def _makespans(
+    workloads: list[PassWorkload],
+    place: PassPlace,
+    seeds: range,
+    strategies: str,
+    predictors: str,
+    store: PaperStore,
+) -> list[Row]:
+    from heddle_dask.benchmarks.code_digest import DECIDING, code_digest
+    from heddle_dask.benchmarks.pass_makespans import measure_makespans, predictors_named
+    from heddle_dask.sim.sweep import parse_arms
+
+    def ran(row: Row) -> None:
+        _say(
+            f"{row['workload']}, seed {row['seed']}, {row['arm']}, {row['predictor']}: {row['makespan_s']:,.1f} s"
+        )
+
+    arms, names, code = parse_arms(strategies), predictors_named(predictors), code_digest(DECIDING)
+    if stated := next((arm for arm in arms if any("predictor=" in text for text in arm.overrides)), None):
+        raise BadInput(f"--strategies {stated.name}: name predictors with --predictors")
+    rows: list[Row] = []
+    for workload in workloads:
+        rows += measure_makespans(workload, place, seeds, arms, names, store, code=code, on_run=ran)
+    return rows
 
 
 def accuracy_table(report: PassReport) -> list[str]:
@@ -106,13 +178,4 @@ def accuracy_table(report: PassReport) -> list[str]:
             f"{score.pearson:7.2f}  {row.within:6.2f}  {score.error:5.2f}  {score.coverage:10.2f}  "
             f"{row.context:7.3f}  {row.context_by_all:17.3f}"
         )
-    return lines
-
-
-def makespan_table(name: str, made: list[SimulatedRollout]) -> list[str]:
-    """The lines of one workload's table."""
-    lines = [f"{name}: seed  predictor         makespan s  share of the bound"]
-    lines += [
-        f"{one.seed:10d}  {one.strategy:16s}  {one.makespan_s:10.1f}  {one.bound_share:.2f}" for one in made
-    ]
     return lines

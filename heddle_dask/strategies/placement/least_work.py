@@ -1,8 +1,10 @@
-"""Placement on the engine with the least work among those with room, for trajectories that start one by one.
+"""Placement on the reserved engine, else on the one with the least work among those with room.
 
-A plan of the whole batch assigns trajectories before it is known which engine will be free, and ends late on an
-engine with unexpected work (docs/experiments, memory short). Work is the predicted work of the residents and of the
-new trajectory, in seconds of a full batch, plus the prefill of its prompt unless a member of its group has it there.
+An admission that reserves an engine forecasts its memory; another engine, chosen for its work, would undo the forecast.
+Without a reservation, work is the predicted work of the residents and of the new trajectory, in seconds of a full
+batch, plus the prefill of its prompt unless a member of its group has it there. A plan of the whole batch would assign
+trajectories before it is known which engine will be free, and end late on an engine with unexpected work
+(docs/experiments, memory short).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _GROWTH = 1.5
 
 @dataclass(slots=True)
 class LeastWork:
-    """The home; without one, the engine with least work among those with enough KV memory.
+    """The home; without one, the reserved engine; else the one with least work among those with enough KV memory.
 
     Parameters
     ----------
@@ -35,22 +37,17 @@ class LeastWork:
         Cost profile of the engines (`heddle_dask.cost`); only ratios matter.
     fill
         Share of the KV memory that may be used, with the mean future contexts of residents and new trajectory. If no
-        engine has room, the one with its reservation takes the trajectory, without a reservation the least full one.
-    scarce
-        Share of the KV memory in use from which on the trajectory's reservation determines the engine, because the
-        admission forecasts memory; below it the engine with the least work is chosen. 0: always the reservation,
-        which also counts for a trajectory without a prediction.
+        engine has room, the least full one takes the trajectory.
     """
 
     profile: str = "tiny-cpu"
     fill: float = 0.95
-    scarce: float = 0.5
     _costs: EngineCosts = field(init=False)
     _prompts: dict[GroupId, dict[EngineId, int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.fill <= 0 or self.scarce < 0:
-            raise ValueError("use fill above 0 and scarce of at least 0")
+        if self.fill <= 0:
+            raise ValueError("use fill above 0")
         self._costs = EngineCosts(self.profile)
 
     def use_costs(self, known: Mapping[int, EngineCost]) -> None:
@@ -66,31 +63,28 @@ class LeastWork:
             return home
         prompts = self._prompts_of(trajectory.spec.group_id)
         context = max(step.context_tokens, trajectory.spec.prompt_tokens)
-        need = context + _GROWTH * trajectory.expected_tokens
         chosen = engine_among(candidates, trajectory.reserved_on)
-        # Nothing is known of the work of a trajectory without a prediction; the admission knows where room will be.
-        predicted = trajectory.prediction is not None
-        if chosen is None or (predicted and _taken(chosen, need, 0) < self.scarce):
-            roomy = [
-                e for e in candidates if self._has_room(e, trajectory, need, prompts.get(e.engine_id, 0))
-            ]
-            if roomy:
-                chosen = min(
-                    roomy, key=lambda e: self._work_s(e, trajectory, context, prompts.get(e.engine_id, 0))
-                )
-            elif chosen is None:
-                chosen = min(candidates, key=lambda e: _taken(e, need, prompts.get(e.engine_id, 0)))
+        if chosen is None:
+            chosen = self._least_busy(trajectory, context, candidates, prompts)
         if trajectory.steps_finished == 0:
             known = prompts.get(chosen.engine_id, 0)
             prompts[chosen.engine_id] = max(known, context)
         return chosen
 
-    def _has_room(self, engine: Engine, trajectory: Trajectory, need: float, prompt_there: int) -> bool:
-        """Whether the trajectory fits beside the residents and the reservations of other trajectories."""
-        reserved = engine.reserved_tokens
-        if trajectory.reserved_on == engine.engine_id:
-            reserved = reserved - trajectory.reserved_tokens if len(engine.reserved) > 1 else 0.0
-        return _taken(engine, need, prompt_there, reserved) <= self.fill
+    def _least_busy(
+        self,
+        trajectory: Trajectory,
+        context: int,
+        candidates: Sequence[Engine],
+        prompts: Mapping[EngineId, int],
+    ) -> Engine:
+        """Of the engines with room, the one with the least work; without room, the least full one."""
+        need = context + _GROWTH * trajectory.expected_tokens
+        there = [(engine, prompts.get(engine.engine_id, 0)) for engine in candidates]
+        roomy = [pair for pair in there if _taken(pair[0], need, pair[1]) <= self.fill]
+        if roomy:
+            return min(roomy, key=lambda pair: self._work_s(pair[0], trajectory, context, pair[1]))[0]
+        return min(there, key=lambda pair: _taken(pair[0], need, pair[1]))[0]
 
     def _work_s(self, engine: Engine, trajectory: Trajectory, context: int, prompt_there: int) -> float:
         """Seconds of the predicted work of the residents and the new trajectory."""
@@ -110,10 +104,10 @@ class LeastWork:
         return prompts
 
 
-def _taken(engine: Engine, need: float, prompt_there: int, promised_tokens: float = 0.0) -> float:
+def _taken(engine: Engine, need: float, prompt_there: int) -> float:
     """Share of the KV memory in use with one more trajectory; 0 if the engine does not report its memory."""
     capacity = engine.spec.kv_capacity_tokens
     if capacity <= 0:
         return 0.0
-    held = engine.resident_tokens + _GROWTH * engine.expected_tokens + promised_tokens
+    held = engine.resident_tokens + _GROWTH * engine.expected_tokens + engine.reserved_tokens
     return (held + need - min(float(prompt_there), need)) / capacity
