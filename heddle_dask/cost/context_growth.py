@@ -1,4 +1,4 @@
-"""How far contexts will grow: a distribution of the total growth, and the KV use that residents will reach.
+"""How far contexts will grow: a distribution of the total growth (`context_forecast`: the KV use that follows).
 
 A trajectory's context grows from its first prompt until the trajectory ends. The total growth is random; it is learned
 from trajectories that have ended and from running ones, whose growth so far is a lower bound (right-censored). Growth
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +96,27 @@ class GrowthLaw:
         self.survival: Floats = np.exp(-low)
 
 
+class GrowingContext(NamedTuple):
+    """A live trajectory.
+
+    Attributes
+    ----------
+    growth
+        Tokens by which its context has grown so far.
+    context_tokens
+        Its present context, with the first prompt.
+    engine
+        Number of its engine.
+    group
+        Its group, whose members have the first prompt in common.
+    """
+
+    growth: float
+    context_tokens: float
+    engine: int
+    group: str
+
+
 @dataclass(slots=True)
 class DomainGrowth:
     """What is known of the trajectories of one domain.
@@ -105,15 +127,18 @@ class DomainGrowth:
         Total growth of those that have ended.
     cut
         Growth of those that were stopped before they ended by themselves.
-    growth, contexts, engines
-        Growth so far, present context, and number of the engine, of each that is alive.
+    live
+        Those that are alive.
     """
 
     ended: Sequence[float] = ()
     cut: Sequence[float] = ()
-    growth: list[float] = field(default_factory=list)
-    contexts: list[float] = field(default_factory=list)
-    engines: list[int] = field(default_factory=list)
+    live: list[GrowingContext] = field(default_factory=list)
+
+    @property
+    def growth(self) -> list[float]:
+        """Growth so far of those that are alive."""
+        return [each.growth for each in self.live]
 
 
 class GrowthLaws:
@@ -142,99 +167,7 @@ class GrowthLaws:
         return self._laws.get(domain, self._every)
 
 
-class ContextForecast:
-    """Mean and variance of the KV use of every engine after every horizon; all contexts grow at one pace.
-
-    Parameters
-    ----------
-    domains
-        What is known of each domain.
-    capacity_tokens
-        KV tokens of each engine that may be used.
-    most_tokens
-        Longest context that engines take: a trajectory ends there.
-    first_tokens
-        Length of a first prompt, while no trajectory has begun.
-    doubt
-        Standard deviations by which cumulative hazards are lowered.
-    spread
-        Standard deviations of the use that are kept free.
-    """
-
-    def __init__(
-        self,
-        domains: Mapping[str, DomainGrowth],
-        capacity_tokens: Sequence[float],
-        most_tokens: float,
-        first_tokens: float,
-        *,
-        doubt: float,
-        spread: float,
-    ) -> None:
-        self._capacity = np.array(capacity_tokens, dtype=np.float64)
-        self._most_tokens, self._spread = most_tokens, spread
-        self._mean: Floats = np.zeros((len(capacity_tokens), len(GROWTH_TOKENS)))
-        self._variance: Floats = np.zeros_like(self._mean)
-        self._laws = GrowthLaws(domains, first_tokens, doubt)
-        for name, domain in domains.items():
-            self._add_all(self._laws.of(name), domain)
-
-    def shares(self) -> Floats:
-        """The largest use of each engine over all horizons, with the margin, as a share of its capacity."""
-        return self._shares(self._mean, self._variance)
-
-    def mean_growth(self, domain: str) -> float:
-        """Mean growth of a new trajectory."""
-        alive = self._laws.of(domain).survival[0][self._most_tokens >= GROWTH_TOKENS]
-        return float(np.dot(np.diff(GROWTH_TOKENS[: len(alive)]), (alive[1:] + alive[:-1]) / 2))
-
-    def best_engine(self, domain: str, context_tokens: float) -> tuple[int, bool]:
-        """The engine that is least full at its fullest with one more new trajectory, and whether that fits there."""
-        mean, variance = self._use_of_one(domain, context_tokens)
-        shares = self._shares(self._mean + mean, self._variance + variance)
-        engine = int(shares.argmin())
-        return engine, bool(shares[engine] <= 1.0)
-
-    def add(self, domain: str, context_tokens: float, engine: int) -> None:
-        """Add a trajectory that has not begun to an engine."""
-        mean, variance = self._use_of_one(domain, context_tokens)
-        self._mean[engine] += mean
-        self._variance[engine] += variance
-
-    def _shares(self, mean: Floats, variance: Floats) -> Floats:
-        most: Floats = (mean + self._spread * np.sqrt(variance)).max(axis=1)
-        return most / self._capacity
-
-    def _use_of_one(self, domain: str, context_tokens: float) -> tuple[Floats, Floats]:
-        alive = np.where(
-            context_tokens + GROWTH_TOKENS <= self._most_tokens,
-            self._laws.of(domain).survival[0],
-            0.0,
-        )
-        alive[0] = 1.0
-        context = context_tokens + GROWTH_TOKENS
-        return alive * context, alive * (1 - alive) * context**2
-
-    def _add_all(self, law: GrowthLaw, domain: DomainGrowth) -> None:
-        """Add the live trajectories of a domain, by engine and by the bin of their growth so far."""
-        context = np.array(domain.contexts, dtype=np.float64)
-        growth_bin = bin_of(np.array(domain.growth, dtype=np.float64))
-        index = np.array(domain.engines, dtype=np.int64) * _BINS + growth_bin
-        every = np.bincount(index)
-        used = np.flatnonzero(every)
-        count = every[used, None]
-        held = np.bincount(index, weights=context)[used, None]
-        square = np.bincount(index, weights=context**2)[used, None]
-        engine, growth_bin = np.divmod(used, _BINS)
-        alive = np.where(held / count + GROWTH_TOKENS <= self._most_tokens, law.survival[growth_bin], 0.0)
-        alive[:, 0] = 1.0
-        whole = square + 2 * held * GROWTH_TOKENS + count * GROWTH_TOKENS**2
-        np.add.at(self._mean, engine, alive * (held + count * GROWTH_TOKENS))
-        np.add.at(self._variance, engine, alive * (1 - alive) * whole)
-
-
 def _first_tokens(domains: Mapping[str, DomainGrowth], unknown: float) -> float:
     """Mean first prompt of the live trajectories."""
-    count = sum(len(domain.growth) for domain in domains.values())
-    first = sum(sum(domain.contexts) - sum(domain.growth) for domain in domains.values())
-    return max(1.0, first / count) if count and first > 0 else unknown
+    first = [each.context_tokens - each.growth for domain in domains.values() for each in domain.live]
+    return max(1.0, sum(first) / len(first)) if first else unknown

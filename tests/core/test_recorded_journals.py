@@ -4,7 +4,7 @@ Each file in `tests/journals` holds the facts of a session and then a line per e
 are of emulated engines on a local cluster: learned and exact predictions, admission by KV memory and by a deadline, the
 paper's moves, priced moves with a given cost, eager preemption. Their commands were compared with those of commit
 4828efd when they were converted to the journal format of today; only `DropContext` came in.
-The commands of `math-heddle` were computed again when predicted lengths became bounded by the longest context.
+`search-heddle` was recorded when `least-work` began to carry out every reservation: three engines, 15 moves.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 If the contexts of the live trajectories do not fit into the engines, each is evicted during its tool call and
 prefilled again at nearly every step. Present contexts say little about that: trajectories that start together grow
-together. So the KV use of all live trajectories is forecast over their growth still to come (`cost.context_growth`),
+together. So the KV use of all live trajectories is forecast over their growth still to come (`cost.context_forecast`),
 and the next trajectory starts when the forecast with it never exceeds the memory.
 
 `doubt` and `spread` were set on seed 400 (docs/experiments, admission without parameters); the prior and the other
@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from heddle_dask.core.entities import Engine, Trajectory
-from heddle_dask.core.ids import EngineId
 from heddle_dask.core.view import Admit, ClusterView
-from heddle_dask.cost.context_growth import ContextForecast
-from heddle_dask.strategies.admission.growth_book import GroupPrompts, GrowthBook, first_prompt_tokens
+from heddle_dask.cost.context_forecast import ContextForecast
+from heddle_dask.strategies.admission.growth_book import GroupPrompts, GrowthBook, unknown_prompt_tokens
 
 # Waiting trajectories that are looked at for a prompt that an engine holds.
 _MOST_ASKED = 256
@@ -29,8 +28,8 @@ _MOST_ASKED = 256
 class KvForecast:
     """Admit the oldest waiting trajectory while the forecast KV use stays within the memory; at least one per engine.
 
-    Each is admitted to the engine that will be least full at its fullest; the placement should honour the reservation.
-    If any engine does not report its KV capacity, there is no limit.
+    Each is admitted to the engine that will be least full at its fullest, where the prompt of a group counts once; the
+    placement should honour the reservation. If any engine does not report its KV capacity, there is no limit.
 
     Parameters
     ----------
@@ -75,46 +74,41 @@ class KvForecast:
         if self._growth.is_due(view.alive) or self._forecast is None:
             self._forecast = self._forecast_now(view, engines)
             self._rejected = None
-        asked = self._rejected
-        while (first := next(iter(view.unadmitted), None)) is not None and first is not asked:
-            prompt = first_prompt_tokens(first, engines, self._prompts.tokens(first.spec.group_id))
-            number, fits = self._forecast.best_engine(first.spec.domain, prompt)
+        while (first := next(iter(view.unadmitted), None)) is not None and first is not self._rejected:
+            spec, prompt = first.spec, self._prompts.tokens_of(first, engines)
+            number, fits = self._forecast.best_engine(spec.domain, prompt, spec.group_id)
             if not fits and view.alive >= len(engines):
                 self._rejected = first
                 return
-            engine_id = engines[number].engine_id
-            asked = self._next(view, first, engine_id, asked)
-            self._forecast.add(asked.spec.domain, prompt, number)
-            self._prompts.admit(asked.spec.group_id, engine_id)
-            yield Admit(asked, engine_id, prompt)
+            chosen = self._next(view, first, prompt, number)
+            spec = chosen.spec
+            self._forecast.add(spec.domain, prompt, spec.group_id, number)
+            yield Admit(chosen, engines[number].engine_id, prompt)
 
-    def _next(
-        self, view: ClusterView, first: Trajectory, engine_id: EngineId, asked: Trajectory | None
-    ) -> Trajectory:
+    def _next(self, view: ClusterView, first: Trajectory, prompt_tokens: float, number: int) -> Trajectory:
         """The oldest, unless another engine holds the prompt of its group, and that prompt is a long one.
 
         Long: longer than what the trajectory is expected to add. Then the oldest goes that finds its prompt here, or
         nowhere.
         """
         assert self._forecast is not None
-        prompt = self._prompts.tokens(first.spec.group_id)
-        if prompt <= self._forecast.mean_growth(first.spec.domain):
+        if prompt_tokens <= self._forecast.mean_growth(first.spec.domain):
             return first
         for trajectory in islice(view.unadmitted, _MOST_ASKED):
-            if trajectory is not asked and self._prompts.engine(trajectory.spec.group_id) in (
-                None,
-                engine_id,
-            ):
+            if self._forecast.holds(number, trajectory.spec.group_id) is not False:
                 return trajectory
         return first
 
     def _forecast_now(self, view: ClusterView, engines: Sequence[Engine]) -> ContextForecast:
         """Forecast from all that have ended, and all that are alive, those of other runs included."""
-        domains = self._growth.domains(view, engines)
         for engine in engines:
             for trajectory in view.residents(engine):
                 self._prompts.began(trajectory)
+        domains = self._growth.domains(view, engines, self._prompts)
         capacity_tokens = [self.fill * engine.spec.kv_capacity_tokens for engine in engines]
         most = float(max(engine.spec.max_context_tokens for engine in engines))
-        prompt = first_prompt_tokens(next(iter(view.unadmitted), None), engines)
+        waiting = next(iter(view.unadmitted), None)
+        prompt = (
+            unknown_prompt_tokens(engines) if waiting is None else self._prompts.tokens_of(waiting, engines)
+        )
         return ContextForecast(domains, capacity_tokens, most, prompt, doubt=self.doubt, spread=self.spread)

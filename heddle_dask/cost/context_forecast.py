@@ -1,0 +1,185 @@
+"""The KV use that the trajectories on each engine will reach.
+
+All contexts are taken to grow at one pace, until their trajectories end (`context_growth`). The members of a group have
+their first prompt in common, and an engine holds it once, until the last of them ends. So the use of an engine after a
+horizon is the sum of each prompt, if any member of its group on this engine still runs then, and of what each running
+trajectory has beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from heddle_dask.cost.context_growth import (
+    GROWTH_TOKENS,
+    DomainGrowth,
+    Floats,
+    GrowthLaw,
+    GrowthLaws,
+    GrowingContext,
+    bin_of,
+)
+
+_HORIZONS = len(GROWTH_TOKENS)
+
+
+class _Group(NamedTuple):
+    """The members of one group on one engine.
+
+    Attributes
+    ----------
+    prompt_tokens
+        The first prompt that they share.
+    gone
+        Probability that none of them runs, by horizon.
+    own_tokens
+        Mean tokens that the running ones have beyond the prompt, by horizon.
+    """
+
+    prompt_tokens: float
+    gone: Floats
+    own_tokens: Floats
+
+
+class ContextForecast:
+    """Mean and variance of the KV use of every engine after every horizon of `GROWTH_TOKENS`.
+
+    Parameters
+    ----------
+    domains
+        What is known of each domain.
+    capacity_tokens
+        KV tokens of each engine that may be used.
+    most_tokens
+        Longest context that engines take: a trajectory ends there.
+    first_tokens
+        Length of a first prompt, while no trajectory is alive.
+    doubt
+        Standard deviations by which cumulative hazards are lowered.
+    spread
+        Standard deviations of the use that are kept free. Trajectories end independently of each other.
+    """
+
+    def __init__(
+        self,
+        domains: Mapping[str, DomainGrowth],
+        capacity_tokens: Sequence[float],
+        most_tokens: float,
+        first_tokens: float,
+        *,
+        doubt: float,
+        spread: float,
+    ) -> None:
+        self._capacity = np.array(capacity_tokens, dtype=np.float64)
+        self._most_tokens, self._spread = most_tokens, spread
+        self._mean: Floats = np.zeros((len(capacity_tokens), _HORIZONS))
+        self._variance: Floats = np.zeros_like(self._mean)
+        self._groups: dict[str, dict[int, _Group]] = {}
+        self._laws = GrowthLaws(domains, first_tokens, doubt)
+        for name, domain in domains.items():
+            if domain.live:
+                self._add_all(self._laws.of(name), domain.live)
+
+    def shares(self) -> Floats:
+        """The largest use of each engine over all horizons, with the margin, as a share of its capacity."""
+        return self._shares(self._mean, self._variance)
+
+    def best_engine(self, domain: str, context_tokens: float, group: str) -> tuple[int, bool]:
+        """The engine that is least full at its fullest with one more new trajectory, and whether that fits there."""
+        alive = self._alive_of_new(domain, context_tokens)
+        mean, variance, _ = _with_one(_nobody(context_tokens), alive, context_tokens)
+        shares = self._shares(self._mean + mean, self._variance + variance)
+        for engine, members in self._groups.get(group, {}).items():
+            mean, variance, _ = _with_one(members, alive, context_tokens)
+            use = self._mean[engine] + mean, self._variance[engine] + variance
+            shares[engine] = self._most(*use) / self._capacity[engine]
+        engine = int(shares.argmin())
+        return engine, bool(shares[engine] <= 1.0)
+
+    def holds(self, engine: int, group: str) -> bool | None:
+        """Whether the engine holds the prompt of a group; None if no engine does."""
+        there = self._groups.get(group)
+        return engine in there if there else None
+
+    def mean_growth(self, domain: str) -> float:
+        """Mean growth of a new trajectory."""
+        alive = self._laws.of(domain).survival[0][self._most_tokens >= GROWTH_TOKENS]
+        return float(np.dot(np.diff(GROWTH_TOKENS[: len(alive)]), (alive[1:] + alive[:-1]) / 2))
+
+    def add(self, domain: str, context_tokens: float, group: str, engine: int) -> None:
+        """Add a trajectory that has not begun to an engine."""
+        there = self._groups.setdefault(group, {})
+        members = there.get(engine) or _nobody(context_tokens)
+        alive = self._alive_of_new(domain, context_tokens)
+        mean, variance, there[engine] = _with_one(members, alive, context_tokens)
+        self._mean[engine] += mean
+        self._variance[engine] += variance
+
+    def _shares(self, mean: Floats, variance: Floats) -> Floats:
+        shares: Floats = self._most(mean, variance) / self._capacity
+        return shares
+
+    def _most(self, mean: Floats, variance: Floats) -> Floats:
+        # Differences of sums may be a little below 0.
+        most: Floats = (mean + self._spread * np.sqrt(np.maximum(0.0, variance))).max(axis=-1)
+        return most
+
+    def _alive_of_new(self, domain: str, context_tokens: float) -> Floats:
+        """Probability by horizon that a new trajectory still runs."""
+        within = context_tokens + GROWTH_TOKENS <= self._most_tokens
+        alive: Floats = np.where(within, self._laws.of(domain).survival[0], 0.0)
+        alive[0] = 1.0
+        return alive
+
+    def _add_all(self, law: GrowthLaw, live: Sequence[GrowingContext]) -> None:
+        """Add the live trajectories of a domain."""
+        live = sorted(live, key=lambda each: (each.engine, each.group))
+        growth, contexts, engines, _ = zip(*live, strict=True)
+        context = np.array(contexts, dtype=np.float64)
+        grown = np.array(growth, dtype=np.float64)
+        alive = law.survival[bin_of(grown)]
+        alive = np.where(context[:, None] + GROWTH_TOKENS <= self._most_tokens, alive, 0.0)
+        alive[:, 0] = 1.0
+        pairs = [(each.engine, each.group) for each in live]
+        starts = [n for n, pair in enumerate(pairs) if not n or pair != pairs[n - 1]]
+        counts = np.diff([*starts, len(live)])
+        prompt = np.minimum.reduceat(context - grown, starts)
+        own = (context - np.repeat(prompt, counts))[:, None] + GROWTH_TOKENS
+        gone = np.multiply.reduceat(1.0 - alive, starts, axis=0)
+        own_mean = np.add.reduceat(alive * own, starts, axis=0)
+        own_variance = np.add.reduceat(alive * (1.0 - alive) * own**2, starts, axis=0)
+        shared_mean, shared_variance = _of_prompt(prompt[:, None], gone, own_mean)
+        first = np.array(engines)[starts]
+        np.add.at(self._mean, first, own_mean + shared_mean)
+        np.add.at(self._variance, first, own_variance + shared_variance)
+        for row, start in enumerate(starts):
+            engine, group = pairs[start]
+            self._groups.setdefault(group, {})[engine] = _Group(float(prompt[row]), gone[row], own_mean[row])
+
+
+def _nobody(prompt_tokens: float) -> _Group:
+    return _Group(prompt_tokens, np.ones(_HORIZONS), np.zeros(_HORIZONS))
+
+
+def _of_prompt(prompt_tokens: Floats | float, gone: Floats, own_tokens: Floats) -> tuple[Floats, Floats]:
+    """Mean of the prompt's use, and what it adds to the variance: its own, and twice the covariance with `own_tokens`.
+
+    The prompt is held while any member runs. So the covariance with the tokens x of a member that runs with probability
+    s is ``prompt * x * s * gone``.
+    """
+    held = 1.0 - gone
+    return prompt_tokens * held, gone * prompt_tokens * (prompt_tokens * held + 2.0 * own_tokens)
+
+
+def _with_one(members: _Group, alive: Floats, context_tokens: float) -> tuple[Floats, Floats, _Group]:
+    """What one more member adds to the mean and the variance of the use, and the members with it."""
+    prompt_tokens = members.prompt_tokens
+    own = max(0.0, context_tokens - prompt_tokens) + GROWTH_TOKENS
+    after = _Group(prompt_tokens, members.gone * (1.0 - alive), members.own_tokens + alive * own)
+    mean_before, variance_before = _of_prompt(*members)
+    mean, variance = _of_prompt(*after)
+    own_variance = alive * (1.0 - alive) * own**2
+    return mean - mean_before + alive * own, variance - variance_before + own_variance, after
