@@ -17,9 +17,9 @@ from heddle_dask.cost.context_growth import (
     GROWTH_TOKENS,
     DomainGrowth,
     Floats,
+    GrowingContext,
     GrowthLaw,
     GrowthLaws,
-    GrowingContext,
     bin_of,
 )
 

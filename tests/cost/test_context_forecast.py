@@ -14,9 +14,9 @@ from heddle_dask.cost.context_forecast import ContextForecast
 from heddle_dask.cost.context_growth import (
     GROWTH_TOKENS,
     DomainGrowth,
+    GrowingContext,
     GrowthCounts,
     GrowthLaw,
-    GrowingContext,
     bin_of,
     prior_hazard,
 )
