@@ -23,8 +23,6 @@ from heddle_dask.cost.context_growth import (
     bin_of,
 )
 
-_HORIZONS = len(GROWTH_TOKENS)
-
 
 class _Group(NamedTuple):
     """The members of one group on one engine.
@@ -75,7 +73,9 @@ class ContextForecast:
     ) -> None:
         self._capacity = np.array(capacity_tokens, dtype=np.float64)
         self._most_tokens, self._spread = most_tokens, spread
-        self._mean: Floats = np.zeros((len(capacity_tokens), _HORIZONS))
+        # Beyond the first horizon at which every trajectory has ended, nothing changes.
+        self._horizons = GROWTH_TOKENS[: int(np.searchsorted(GROWTH_TOKENS, most_tokens)) + 1]
+        self._mean: Floats = np.zeros((len(capacity_tokens), len(self._horizons)))
         self._variance: Floats = np.zeros_like(self._mean)
         self._groups: dict[str, dict[int, _Group]] = {}
         self._laws = GrowthLaws(domains, first_tokens, doubt)
@@ -90,7 +90,7 @@ class ContextForecast:
     def best_engine(self, domain: str, context_tokens: float, group: str) -> tuple[int, bool]:
         """The engine that is least full at its fullest with one more new trajectory, and whether that fits there."""
         alive = self._alive_of_new(domain, context_tokens)
-        mean, variance, _ = _with_one(_nobody(context_tokens), alive, context_tokens)
+        mean, variance, _ = _with_one(_nobody(context_tokens, len(alive)), alive, context_tokens)
         shares = self._shares(self._mean + mean, self._variance + variance)
         for engine, members in self._groups.get(group, {}).items():
             mean, variance, _ = _with_one(members, alive, context_tokens)
@@ -106,14 +106,15 @@ class ContextForecast:
 
     def mean_growth(self, domain: str) -> float:
         """Mean growth of a new trajectory."""
-        alive = self._laws.of(domain).survival[0][self._most_tokens >= GROWTH_TOKENS]
-        return float(np.dot(np.diff(GROWTH_TOKENS[: len(alive)]), (alive[1:] + alive[:-1]) / 2))
+        within = self._horizons[self._most_tokens >= self._horizons]
+        alive = self._laws.of(domain).survival[0, : len(within)]
+        return float(np.dot(np.diff(within), (alive[1:] + alive[:-1]) / 2))
 
     def add(self, domain: str, context_tokens: float, group: str, engine: int) -> None:
         """Add a trajectory that has not begun to an engine."""
         there = self._groups.setdefault(group, {})
-        members = there.get(engine) or _nobody(context_tokens)
         alive = self._alive_of_new(domain, context_tokens)
+        members = there.get(engine) or _nobody(context_tokens, len(alive))
         mean, variance, there[engine] = _with_one(members, alive, context_tokens)
         self._mean[engine] += mean
         self._variance[engine] += variance
@@ -129,39 +130,37 @@ class ContextForecast:
 
     def _alive_of_new(self, domain: str, context_tokens: float) -> Floats:
         """Probability by horizon that a new trajectory still runs."""
-        within = context_tokens + GROWTH_TOKENS <= self._most_tokens
-        alive: Floats = np.where(within, self._laws.of(domain).survival[0], 0.0)
+        within = context_tokens + self._horizons <= self._most_tokens
+        alive: Floats = np.where(within, self._laws.of(domain).survival[0, : len(within)], 0.0)
         alive[0] = 1.0
         return alive
 
     def _add_all(self, law: GrowthLaw, live: Sequence[GrowingContext]) -> None:
         """Add the live trajectories of a domain."""
-        live = sorted(live, key=lambda each: (each.engine, each.group))
-        growth, contexts, engines, _ = zip(*live, strict=True)
-        context = np.array(contexts, dtype=np.float64)
-        grown = np.array(growth, dtype=np.float64)
-        alive = law.survival[bin_of(grown)]
-        alive = np.where(context[:, None] + GROWTH_TOKENS <= self._most_tokens, alive, 0.0)
+        place: dict[tuple[int, str], int] = {}
+        which = np.array([place.setdefault((engine, group), len(place)) for _, _, engine, group in live])
+        order = np.argsort(which, kind="stable")
+        starts = np.searchsorted(which[order], np.arange(len(place)))
+        grown, context = np.array([each[:2] for each in live])[order].T
+        alive = law.survival[bin_of(grown), : len(self._horizons)]
+        alive[context[:, None] + self._horizons > self._most_tokens] = 0.0
         alive[:, 0] = 1.0
-        pairs = [(each.engine, each.group) for each in live]
-        starts = [n for n, pair in enumerate(pairs) if not n or pair != pairs[n - 1]]
-        counts = np.diff([*starts, len(live)])
         prompt = np.minimum.reduceat(context - grown, starts)
-        own = (context - np.repeat(prompt, counts))[:, None] + GROWTH_TOKENS
-        gone = np.multiply.reduceat(1.0 - alive, starts, axis=0)
-        own_mean = np.add.reduceat(alive * own, starts, axis=0)
-        own_variance = np.add.reduceat(alive * (1.0 - alive) * own**2, starts, axis=0)
+        own = (context - prompt[which[order]])[:, None] + self._horizons
+        own_mean = alive * own
+        own_variance = np.add.reduceat(own_mean * (own - own_mean), starts)
+        own_mean = np.add.reduceat(own_mean, starts)
+        gone = np.multiply.reduceat(1.0 - alive, starts)
         shared_mean, shared_variance = _of_prompt(prompt[:, None], gone, own_mean)
-        first = np.array(engines)[starts]
-        np.add.at(self._mean, first, own_mean + shared_mean)
-        np.add.at(self._variance, first, own_variance + shared_variance)
-        for row, start in enumerate(starts):
-            engine, group = pairs[start]
-            self._groups.setdefault(group, {})[engine] = _Group(float(prompt[row]), gone[row], own_mean[row])
+        engines, prompts = [engine for engine, _ in place], prompt.tolist()
+        np.add.at(self._mean, engines, own_mean + shared_mean)
+        np.add.at(self._variance, engines, own_variance + shared_variance)
+        for (engine, group), row in place.items():
+            self._groups.setdefault(group, {})[engine] = _Group(prompts[row], gone[row], own_mean[row])
 
 
-def _nobody(prompt_tokens: float) -> _Group:
-    return _Group(prompt_tokens, np.ones(_HORIZONS), np.zeros(_HORIZONS))
+def _nobody(prompt_tokens: float, horizons: int) -> _Group:
+    return _Group(prompt_tokens, np.ones(horizons), np.zeros(horizons))
 
 
 def _of_prompt(prompt_tokens: Floats | float, gone: Floats, own_tokens: Floats) -> tuple[Floats, Floats]:
@@ -177,7 +176,7 @@ def _of_prompt(prompt_tokens: Floats | float, gone: Floats, own_tokens: Floats) 
 def _with_one(members: _Group, alive: Floats, context_tokens: float) -> tuple[Floats, Floats, _Group]:
     """What one more member adds to the mean and the variance of the use, and the members with it."""
     prompt_tokens = members.prompt_tokens
-    own = max(0.0, context_tokens - prompt_tokens) + GROWTH_TOKENS
+    own = max(0.0, context_tokens - prompt_tokens) + GROWTH_TOKENS[: len(alive)]
     after = _Group(prompt_tokens, members.gone * (1.0 - alive), members.own_tokens + alive * own)
     mean_before, variance_before = _of_prompt(*members)
     mean, variance = _of_prompt(*after)
