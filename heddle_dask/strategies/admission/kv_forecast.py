@@ -5,8 +5,8 @@ prefilled again at nearly every step. Present contexts say little about that: tr
 together. So the KV use of all live trajectories is forecast over their growth still to come (`cost.context_forecast`),
 and the next trajectory starts when the forecast with it never exceeds the memory.
 
-`doubt` and `spread` were set on seed 400 (docs/experiments, admission without parameters); the prior and the other
-constants were not tuned.
+`doubt` and `spread` were set on seed 400 (docs/experiments, admission without parameters), the look for a prompt on
+seeds 340 to 343 (careful opponent); the prior and the other constants were not tuned.
 """
 
 from __future__ import annotations
