@@ -56,10 +56,12 @@ class PassWorkload:
         Raises
         ------
         BadInput
-            There is no such trace, or a prompt does not fit.
+            There is no such trace, a prompt does not fit, or no prompt has two attempts.
         """
         attempts = list(self._synthetic(seed) if self.name in WORKLOADS else self._recorded())
         earlier, later = deal_passes(attempts, seed)
+        if not later:
+            raise BadInput(f"{self.name}: no prompt has two attempts, so there is no later pass")
         return [_of_earlier(one) for one in earlier], later
 
     def _synthetic(self, seed: int) -> Iterator[PlannedTrajectory]:

@@ -27,6 +27,7 @@ from heddle_dask.core.transitions import (
     ACTION,
     ENGINE,
     KV,
+    OVER,
     TRAJECTORY,
     ActionEvent,
     ActionState,
@@ -182,6 +183,12 @@ class Trajectory:
         if self.prediction is None:
             return None
         return max(0.0, self.prediction.quantile_tokens(quantile) - self.tokens_since_prediction)
+
+    @property
+    def is_homeless(self) -> bool:
+        """Whether it lives on no engine and has no reservation: its engine was lost, or it has not been placed."""
+        lives = self.state is not TrajectoryState.SUBMITTED and self.state not in OVER
+        return lives and self.home is None and self.reserved_on is None
 
     @property
     def tokens_since_prediction(self) -> int:

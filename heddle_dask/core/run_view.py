@@ -60,6 +60,10 @@ class RunView(ClusterView):
         """Its admitted trajectories that have not ended."""
         return self._run.alive
 
+    def is_own(self, trajectory: Trajectory) -> bool:
+        """Whether the trajectory is of this run."""
+        return trajectory.spec.run_id == self._run.description.run_id
+
     def queued(self, engine: Engine) -> int:
         """Steps that run on this engine or precede a further one: those of other runs that are held back do not."""
         if not engine.held:

@@ -208,6 +208,15 @@ class ClusterView:
         """Steps that run on this engine or precede a further one: those of other runs that are held back do not."""
         return len(engine.inflight)
 
+    def is_own(self, trajectory: Trajectory) -> bool:
+        """Whether the trajectory is of the run that looks."""
+        return True
+
+    @property
+    def homeless(self) -> list[Trajectory]:
+        """Live trajectories on no engine and without a reservation: theirs was lost, or they have not been placed."""
+        return [t for t in self._state.trajectories.values() if t.is_homeless]
+
     @property
     def reservations(self) -> int:
         """Number of trajectories with a reservation on an engine."""

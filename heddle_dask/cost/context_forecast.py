@@ -80,8 +80,8 @@ class ContextForecast:
         self._groups: dict[str, dict[int, _Group]] = {}
         self._laws = GrowthLaws(domains, first_tokens, doubt)
         for name, domain in domains.items():
-            if domain.live:
-                self._add_all(self._laws.of(name), domain.live)
+            if live := [*domain.live, *domain.others]:
+                self._add_all(self._laws.of(name), live)
 
     def shares(self) -> Floats:
         """The largest use of each engine over all horizons, with the margin, as a share of its capacity."""
@@ -89,6 +89,16 @@ class ContextForecast:
 
     def best_engine(self, domain: str, context_tokens: float, group: str) -> tuple[int, bool]:
         """The engine that is least full at its fullest with one more new trajectory, and whether that fits there."""
+        shares = self._shares_with(domain, context_tokens, group)
+        engine = int(shares.argmin())
+        return engine, bool(shares[engine] <= 1.0)
+
+    def fits(self, domain: str, context_tokens: float, group: str, engine: int) -> bool:
+        """Whether one more new trajectory fits on this engine."""
+        return bool(self._shares_with(domain, context_tokens, group)[engine] <= 1.0)
+
+    def _shares_with(self, domain: str, context_tokens: float, group: str) -> Floats:
+        """The largest share of each engine if one more new trajectory starts there."""
         alive = self._alive_of_new(domain, context_tokens)
         mean, variance, _ = _with_one(_nobody(context_tokens, len(alive)), alive, context_tokens)
         shares = self._shares(self._mean + mean, self._variance + variance)
@@ -96,8 +106,7 @@ class ContextForecast:
             mean, variance, _ = _with_one(members, alive, context_tokens)
             use = self._mean[engine] + mean, self._variance[engine] + variance
             shares[engine] = self._most(*use) / self._capacity[engine]
-        engine = int(shares.argmin())
-        return engine, bool(shares[engine] <= 1.0)
+        return shares
 
     def holds(self, engine: int, group: str) -> bool | None:
         """Whether the engine holds the prompt of a group; None if no engine does."""

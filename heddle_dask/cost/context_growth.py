@@ -129,11 +129,14 @@ class DomainGrowth:
         Growth of those that were stopped before they ended by themselves.
     live
         Those that are alive.
+    others
+        Those of other runs that are alive. They hold memory, but nothing is learned from them: their ends are not seen.
     """
 
     ended: Sequence[float] = ()
     cut: Sequence[float] = ()
     live: list[GrowingContext] = field(default_factory=list)
+    others: list[GrowingContext] = field(default_factory=list)
 
     @property
     def growth(self) -> list[float]:
@@ -154,7 +157,7 @@ class GrowthLaws:
         Standard deviations by which cumulative hazards are lowered.
     """
 
-    def __init__(self, domains: Mapping[str, DomainGrowth], first_tokens: float, doubt: float = 0.0) -> None:
+    def __init__(self, domains: Mapping[str, DomainGrowth], first_tokens: float, doubt: float) -> None:
         counts = {name: GrowthCounts.of(list(d.ended), [*d.cut, *d.growth]) for name, d in domains.items()}
         prior = prior_hazard(_first_tokens(domains, first_tokens))
         self._every = GrowthLaw(sum(counts.values(), GrowthCounts.of((), ())), prior, doubt)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from heddle_dask.core.prediction import Prediction
 from heddle_dask.predictors.core_model import CoreModel, Seen, fit_core
 from heddle_dask.predictors.features import Finished, Floats, GroupFacts, Progress
 from heddle_dask.predictors.length_distributions import ResidualDistribution
@@ -49,14 +48,10 @@ class Model:
     finished: int
     ratio_trust: float = math.inf
 
-    def predict(self, rows: Sequence[Progress], facts: Sequence[GroupFacts]) -> list[Prediction]:
-        """One prediction per row; `facts` are the group facts as known now."""
-        return [Prediction(*values) for values in self.quantiles(rows, facts)]
-
     def quantiles(
         self, rows: Sequence[Progress], facts: Sequence[GroupFacts]
     ) -> list[tuple[float, float, str]]:
-        """Median, 0.9 quantile and source of each row."""
+        """Median, 0.9 quantile and source of each row; `facts` are the group facts as known now."""
         if not rows:
             return []
         seen = self.core.see(rows, facts)

@@ -86,9 +86,7 @@ def fold_numbers(names: Iterable[str], folds: int, seed: int) -> dict[str, int]:
     return {name: index % folds for index, name in enumerate(dealt)}
 
 
-def make_samples(
-    finished: Sequence[Finished], *, max_rows: int, folds: int, seed: int, both: bool = True
-) -> Samples:
+def make_samples(finished: Sequence[Finished], *, max_rows: int, folds: int, seed: int) -> Samples:
     """Cut trajectories into rows; above `max_rows`, a seeded share of the rows is kept.
 
     Rows with other attempts at their prompt come twice, with and without them, so that one model serves both. With
@@ -102,7 +100,7 @@ def make_samples(
         for one in finished
         for point in one.points
         if point.steps_finished in LEARNT_STEPS and point.generated_tokens < one.generated_tokens
-        for cold in ((False, True) if both and len(members[prompt_of(one)]) > 1 else (False,))
+        for cold in ((False, True) if len(members[prompt_of(one)]) > 1 else (False,))
     ]
     if len(pairs) > max_rows:
         kept = np.random.default_rng(seed).choice(len(pairs), size=max_rows, replace=False)

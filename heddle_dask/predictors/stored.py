@@ -165,7 +165,9 @@ def _trees_out(trees: Trees) -> dict[str, str | None]:
 
 def _trees_in(data: Mapping[str, Any], settings: TreeSettings) -> Trees:
     start = data["start"]
-    return Trees(_booster_in(data["any_step"], settings), _booster_in(start, settings) if start else None)
+    trees = Trees(_booster_in(data["any_step"], settings), _booster_in(start, settings) if start else None)
+    trees.prepare()
+    return trees
 
 
 def _booster_out(booster: xgb.Booster) -> str:

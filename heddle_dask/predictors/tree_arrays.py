@@ -79,7 +79,7 @@ class TreeArrays:
         values = np.concatenate([above, below, np.zeros((rows, 1), np.float32)], axis=1)
         width = values.shape[1]
         values, first = values.ravel(), width * np.arange(rows)[:, None]
-        node = self.roots[None, :]
+        node = np.broadcast_to(self.roots, (rows, len(self.roots)))
         for _ in range(self.depth):
             asked = values.take(self.column.take(node) + first)
             node = self.lower.take(node) + (asked >= self.bound.take(node))

@@ -15,6 +15,8 @@ from heddle_dask.core.held_steps import RECALLED
 from heddle_dask.core.ids import FIRST_RUN, EngineId, RunId, TrajectoryId
 from heddle_dask.core.journal_codec import replay
 from heddle_dask.core.run_description import RunDescription
+from heddle_dask.core.run_view import RunView
+from heddle_dask.core.view import ClusterView
 from heddle_dask.strategies.described import strategies_of_description
 
 SECOND = RunId("2")
@@ -174,3 +176,12 @@ def test_a_trajectory_of_no_open_run_is_a_bug() -> None:
             ev.RunStarted(0.0, RunDescription(SECOND))
         )
     assert step_of("a").step_id.trajectory_id == "a"
+
+
+def test_a_run_knows_its_own_trajectories() -> None:
+    stage = two_runs()
+    for name in ("a1", "b1"):
+        submit(stage, name)
+    view = RunView(stage.state, stage.state.runs[SECOND])
+    assert [view.is_own(stage.trajectory(name)) for name in ("a1", "b1")] == [False, True]
+    assert ClusterView(stage.state).is_own(stage.trajectory("a1"))

@@ -149,3 +149,22 @@ def test_a_domain_with_few_ends_is_taken_for_like_all_others() -> None:
 
 def test_what_runs_tells_before_anything_has_ended() -> None:
     assert room({"b": DomainGrowth(cut=[9_000.0] * 50)}) < 0.7 * room({"b": DomainGrowth()})
+
+
+def test_other_runs_hold_memory_and_teach_nothing() -> None:
+    own = DomainGrowth([200.0] * 100)
+    shared = DomainGrowth([200.0] * 100, (), [], on_engine(*[(9_000.0, 100.0, str(n)) for n in range(50)]))
+    assert forecast_of({"b": shared}).mean_growth("b") == forecast_of({"b": own}).mean_growth("b")
+    assert forecast_of({"b": own}).shares()[0] == 0.0
+    assert forecast_of({"b": shared}).shares()[0] >= 50 * 9_100 / 1e6
+
+
+@given(several, st.lists(st.tuples(st.floats(0.0, 8_000.0), st.sampled_from("abc")), max_size=5))
+def test_fits_says_of_each_engine_what_best_engine_says_of_the_best(
+    ended: list[float], alive: list[tuple[float, str]]
+) -> None:
+    live = on_engine(*[(growth, 900.0, group) for growth, group in alive])
+    forecast = forecast_of({"x": DomainGrowth(ended, (), live)}, (30_000.0, 20_000.0))
+    engine, fits = forecast.best_engine("x", 900.0, "a")
+    assert forecast.fits("x", 900.0, "a", engine) == fits
+    assert fits or not forecast.fits("x", 900.0, "a", 1 - engine)

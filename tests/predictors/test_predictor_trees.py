@@ -86,5 +86,7 @@ def test_trees_without_a_split_are_answered_too() -> None:
     trees = grow_trees(replace(rows, target=np.ones(40)), SETTINGS)
     assert trees is not None
     arrays = TreeArrays.of(trees.any_step)
-    assert np.array_equal(arrays.ask(rows.features), trees.any_step.inplace_predict(rows.features))
+    for count in (1, 2, 7, 40):
+        few = rows.features[:count]
+        assert np.array_equal(arrays.ask(few), trees.any_step.inplace_predict(few))
     assert arrays.depth == 0

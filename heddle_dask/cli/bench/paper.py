@@ -104,6 +104,8 @@ def paper(
 
     if best_rule and (markdown or scheduler is not None):
         raise BadInput("--best-rule runs here and prints its own table: leave out --markdown and --scheduler")
+    if "memory-short" in cells and not best_rule:
+        raise BadInput("--cells memory-short is no cell of the paper: give --best-rule")
     if markdown and (out is None or not out.exists()):
         raise BadInput("--markdown prints stored runs: give --out FILE of an earlier sweep")
     store = PaperStore(out)
@@ -114,7 +116,8 @@ def paper(
         asked = (conditions, found, () if best_rule else arms_named(arms), reported, store)
         sweep = PaperSweep(*asked, code=code, only_chosen=only_chosen)
         store.check_writable()
-        _warn_of_other_code(store, code)
+        if warning := store.other_code(code):
+            click.echo(warning, err=True)
         if best_rule:
             search = BestRules(
                 conditions,
@@ -165,14 +168,6 @@ def _print_rules(search: BestRules, store: PaperStore, *, as_json: bool) -> None
         click.echo(line, err=as_json)
     if as_json:
         print_json(as_json_object(found, store))
-
-
-def _warn_of_other_code(store: PaperStore, code: str) -> None:
-    others = sum(row["code"] != code for row in store.rows("run"))
-    if others:
-        click.echo(
-            f"{others} runs of --out were made by other code than this ({code}); they are kept", err=True
-        )
 
 
 def _play(sweep: PaperSweep) -> None:

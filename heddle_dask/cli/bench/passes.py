@@ -159,6 +159,8 @@ def _makespans(
     arms, names, code = parse_arms(strategies), predictors_named(predictors), code_digest(DECIDING)
     if stated := next((arm for arm in arms if any("predictor=" in text for text in arm.overrides)), None):
         raise BadInput(f"--strategies {stated.name}: name predictors with --predictors")
+    if warning := store.other_code(code):
+        _say(warning)
     rows: list[Row] = []
     for workload in workloads:
         rows += measure_makespans(workload, place, seeds, arms, names, store, code=code, on_run=ran)

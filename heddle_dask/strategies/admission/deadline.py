@@ -123,6 +123,11 @@ class Deadline(KvFit):
     def _enqueue(self, trajectory: Trajectory, tokens: float, path: float) -> None:
         self._queue.put_demand(trajectory, tokens, path, self._demand(trajectory, 1))
 
+    def _bound_lengths(self, most_tokens: float) -> None:
+        if most_tokens != self._most_tokens:
+            self._most_tokens = most_tokens
+            self._queue.refresh(lambda trajectory: self._demand(trajectory, 1))
+
     def _queued_demand(self, trajectory: Trajectory) -> RemainingDemand:
         """Demand of a waiting trajectory, as of its insertion into the queue."""
         return self._queue.demand_of(trajectory)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.strategies.admission.engine_backlog import backlog_item
@@ -31,6 +33,14 @@ class DemandQueue(WaitQueue):
         self.put(trajectory, left_tokens, path)
         self._demands[trajectory.trajectory_id] = demand
         self.classes.add(path, backlog_item(demand))
+
+    def refresh(self, demand_of: Callable[[Trajectory], RemainingDemand]) -> None:
+        """Take every demand again; places in the queue stay."""
+        for path, _, trajectory, _ in self._sorted:
+            name = trajectory.trajectory_id
+            self.classes.remove(path, backlog_item(self._demands[name]))
+            self._demands[name] = demand_of(trajectory)
+            self.classes.add(path, backlog_item(self._demands[name]))
 
     def remove(self, trajectory: Trajectory) -> None:
         """Remove a trajectory from the queue."""

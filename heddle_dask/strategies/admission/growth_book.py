@@ -60,7 +60,8 @@ class GrowthBook:
                 domain = domains.setdefault(trajectory.spec.domain, DomainGrowth())
                 growth, group = growth_so_far(trajectory), trajectory.spec.group_id
                 context = prompts.tokens_of(trajectory, engines) if not growth else trajectory.context_tokens
-                domain.live.append(GrowingContext(growth, float(context), number, group))
+                live = domain.live if view.is_own(trajectory) else domain.others
+                live.append(GrowingContext(growth, float(context), number, group))
         return domains
 
 

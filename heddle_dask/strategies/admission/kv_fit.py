@@ -96,7 +96,7 @@ class KvFit:
     # The longest context that engines take.
     _most_tokens: float = field(init=False, default=math.inf)
     # The admission of trajectories that nothing predicts.
-    _unpredicted: KvForecast = field(init=False, compare=False, default_factory=KvForecast)
+    _unpredicted: KvForecast = field(init=False, compare=False)
     _predicts: bool = field(init=False, default=True)
 
     def __post_init__(self) -> None:
@@ -107,6 +107,7 @@ class KvFit:
         if self.quantile not in ("median", "q90"):
             raise ValueError(f"quantile={self.quantile}: use median or q90")
         self._costs = EngineCosts(self.profile)
+        self._unpredicted = KvForecast(fill=self.fill)
 
     def use_costs(self, known: Mapping[int, EngineCost]) -> None:
         """Use these costs by TP degree in place of the profile."""
@@ -169,6 +170,10 @@ class KvFit:
             admitted += 1
 
     # -- overridden by `Deadline` ----------------------------------------------------------------------------
+
+    def _bound_lengths(self, most_tokens: float) -> None:
+        """Take the longest context of the engines as the bound of all lengths."""
+        self._most_tokens = most_tokens
 
     def _enqueue(self, trajectory: Trajectory, tokens: float, path: float) -> None:
         self._queue.put(trajectory, tokens, path)
@@ -241,7 +246,7 @@ class KvFit:
         shorter, self._shorter = self._shorter, None
         if engines is not self._engines or (self._candidates.rejections and view.alive < len(engines)):
             self._engines = engines
-            self._most_tokens = max((e.spec.max_context_tokens for e in engines), default=math.inf)
+            self._bound_lengths(max((e.spec.max_context_tokens for e in engines), default=math.inf))
             self._candidates.reset((engine, self._turn_of(view, engine)) for engine in engines)
             return
         if not engines:

@@ -74,6 +74,8 @@ class KvForecast:
         if self._growth.is_due(view.alive) or self._forecast is None:
             self._forecast = self._forecast_now(view, engines)
             self._rejected = None
+        if view.alive < len(engines):
+            self._rejected = None
         while (first := next(iter(view.unadmitted), None)) is not None and first is not self._rejected:
             spec, prompt = first.spec, self._prompts.tokens_of(first, engines)
             number, fits = self._forecast.best_engine(spec.domain, prompt, spec.group_id)
@@ -81,7 +83,7 @@ class KvForecast:
                 self._rejected = first
                 return
             chosen = self._next(view, first, prompt, number)
-            spec = chosen.spec
+            spec, prompt = chosen.spec, self._prompts.tokens_of(chosen, engines)
             self._forecast.add(spec.domain, prompt, spec.group_id, number)
             yield Admit(chosen, engines[number].engine_id, prompt)
 
@@ -89,18 +91,22 @@ class KvForecast:
         """The oldest, unless another engine holds the prompt of its group, and that prompt is a long one.
 
         Long: longer than what the trajectory is expected to add. Then the oldest goes that finds its prompt here, or
-        nowhere.
+        nowhere, and fits.
         """
-        assert self._forecast is not None
+        assert self._forecast is not None and self._engines is not None
         if prompt_tokens <= self._forecast.mean_growth(first.spec.domain):
             return first
         for trajectory in islice(view.unadmitted, _MOST_ASKED):
-            if self._forecast.holds(number, trajectory.spec.group_id) is not False:
+            spec = trajectory.spec
+            if self._forecast.holds(number, spec.group_id) is False:
+                continue
+            prompt = self._prompts.tokens_of(trajectory, self._engines)
+            if trajectory is first or self._forecast.fits(spec.domain, prompt, spec.group_id, number):
                 return trajectory
         return first
 
     def _forecast_now(self, view: ClusterView, engines: Sequence[Engine]) -> ContextForecast:
-        """Forecast from all that have ended, and all that are alive, those of other runs included."""
+        """Forecast from all that have ended, and the use of all that are alive, those of other runs included."""
         for engine in engines:
             for trajectory in view.residents(engine):
                 self._prompts.began(trajectory)
@@ -111,4 +117,11 @@ class KvForecast:
         prompt = (
             unknown_prompt_tokens(engines) if waiting is None else self._prompts.tokens_of(waiting, engines)
         )
-        return ContextForecast(domains, capacity_tokens, most, prompt, doubt=self.doubt, spread=self.spread)
+        forecast = ContextForecast(
+            domains, capacity_tokens, most, prompt, doubt=self.doubt, spread=self.spread
+        )
+        for trajectory in view.homeless:  # they come back to one of these engines, and wait for no admission
+            spec, context = trajectory.spec, self._prompts.tokens_of(trajectory, engines)
+            number, _ = forecast.best_engine(spec.domain, context, spec.group_id)
+            forecast.add(spec.domain, context, spec.group_id, number)
+        return forecast

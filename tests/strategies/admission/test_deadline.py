@@ -218,3 +218,15 @@ def test_once_nobody_waits_nobody_stays_with_a_late_engine_beside_idle_ones() ->
     stage.engine(idle).residents[late[0].trajectory_id] = None
     del stage.engine(home).residents[late[0].trajectory_id]
     assert not admission.may_move(view, late[1], idle), "that one would be no sooner done than this one"
+
+
+def test_lengths_that_were_stated_before_any_engine_are_bounded_by_its_context() -> None:
+    stage = stage_of("")
+    submit(stage, [("long", 100_000.0)])
+    admission = stage.controller.strategies.admission
+    assert isinstance(admission, Deadline)
+    trajectory = stage.trajectory("long")
+    assert admission._queued_demand(trajectory).tokens == 100_000.0
+    stage.feed(ev.EngineJoined, engine_of("A", slots=1, kv_tokens=10**4, max_context_tokens=4_096))
+    assert trajectory.reserved_on == "A"
+    assert trajectory.reserved_tokens <= 4_096 * 3

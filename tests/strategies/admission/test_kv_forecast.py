@@ -10,6 +10,7 @@ from worlds.core_builders import Stage
 from heddle_dask.core.commands import AdmitTrajectory, Command
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.strategies.admission.kv_forecast import KvForecast
+from heddle_dask.strategies.presets import build_strategies
 
 
 def admitted(commands: list[Command]) -> list[str]:
@@ -156,9 +157,37 @@ def test_where_prompts_are_long_the_oldest_goes_that_finds_its_prompt_on_the_eng
 ) -> None:
     """Each engine has memory for one. Group a began on one engine and b on the other; b waits for longer."""
     stage = forecasting(int(1.2 * prompt), engines=2)
-    for name in ("a/0", "b/0", "b/1", "a/1"):
+    for name in ("a/0", "b/0", "b/1"):
         stage.submit(name, group=name[0])
+    stage.submit("c/0", prompt_tokens=4_000)  # on no engine, and too long for either
+    stage.submit("a/1", group="a")
     assert {t.trajectory_id for t in live(stage)} == {"a/0", "b/0"}
     stage.finish(stage.generating("b/0", 0, context=prompt))
     play(stage, "a/0", [prompt, prompt + 5])
     assert {t.trajectory_id for t in live(stage)} - {"a/0"} == {"b/0", first}
+
+
+def test_what_lost_its_engine_comes_back_before_another_starts() -> None:
+    """Each engine has memory for one; the one that was lost had a trajectory whose tool runs."""
+    stage = forecasting(3_000, engines=2)
+    stage.submit("a", "b", "c", prompt_tokens=2_000)
+    for name in ("a", "b"):
+        stage.finish(stage.generating(name, context=2_000))
+    lost, stays = stage.trajectory("a"), stage.trajectory("b")
+    assert lost.home is not None
+    stage.lose(lost.home)
+    assert lost.is_homeless and not stays.is_homeless
+    assert admitted(stage.end("b")) == []
+    assert admitted(stage.end("a")) == ["c"]
+
+
+def test_the_share_of_kv_fit_bounds_what_it_admits_without_a_predictor() -> None:
+    """Each has a context of 1,000 tokens that does not grow, in 12,000."""
+
+    def most(fill: float) -> int:
+        overrides = ["predictor=none", f"admission=kv-fit,fill={fill}"]
+        stage = Stage(strategies=build_strategies("heddle", overrides=overrides))
+        stage.join("E", slots=64, kv_tokens=12_000, max_context_tokens=1_000)
+        return len(admitted(stage.submit(*names(40), prompt_tokens=1_000)))
+
+    assert (most(0.5), most(0.95)) == (6, 11)
