@@ -176,8 +176,10 @@ class UnitChoice:
             chosen[number] = (candidates[number].host_id, amount)
             if api is None:
                 free.of(candidates[number].host_id, pool)[resource] -= amount - sharing[number].amounts[0]
-        for number in numbers[kept:]:
+        for number in numbers[kept:]:  # the others may have got what these would have taken
             del chosen[number]
+            if api is None:
+                free.of(candidates[number].host_id, pool)[resource] += sharing[number].amounts[0]
 
     def _share_gpus(
         self,
@@ -299,8 +301,11 @@ class UnitChoice:
         candidates: Sequence[ActionCandidate],
         chosen: dict[int, tuple[HostId, int | None]],
     ) -> None:
-        """Give actions of unknown speed-up more units where units are idle and nothing waits for them."""
-        left = {each.action.spec.action_id for each in candidates}
+        """Give actions of unknown speed-up more units where units are idle and nothing waits for them.
+
+        What is not chosen waits, although it was a candidate.
+        """
+        left = {candidates[number].action.spec.action_id for number in chosen}
         for number, (host_id, units) in chosen.items():
             spec = candidates[number].action.spec
             elastic = elastic_of(spec.demand)

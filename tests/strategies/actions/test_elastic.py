@@ -119,6 +119,16 @@ def test_the_tail_is_evicted_where_its_units_help_the_others_more() -> None:
     assert len(kept) < 4
 
 
+def test_units_of_the_evicted_are_not_counted_twice() -> None:
+    """An action of unknown speed-up beside them may be tried with idle units; none is idle."""
+    stage = stage_of(",start_efficiency=1", cpus=5)
+    for name in ("a1", "b1", "c1", "d1"):
+        ask(stage, name, profile=DurationProfile(10.0), cpus=Amounts(1, 4))
+    ask(stage, "e1", profile=None, cpus=Amounts(1, 4))
+    kept = units(stage.feed(ev.TimeReached))
+    assert len(kept) < 5 and kept["e1"] == 1 and sum(kept.values()) == 5
+
+
 def test_an_idle_host_starts_at_least_one() -> None:
     stage = stage_of(",start_efficiency=1,depth=6,ahead=all", cpus=1)
     ask(stage, "a1")
