@@ -95,7 +95,9 @@ class ContextForecast:
 
     def fits(self, domain: str, context_tokens: float, group: str, engine: int) -> bool:
         """Whether one more new trajectory fits on this engine."""
-        return bool(self._shares_with(domain, context_tokens, group)[engine] <= 1.0)
+        alive = self._alive_of_new(domain, context_tokens)
+        members = self._groups.get(group, {}).get(engine) or _nobody(context_tokens, len(alive))
+        return bool(self._share_with(engine, members, alive, context_tokens) <= 1.0)
 
     def _shares_with(self, domain: str, context_tokens: float, group: str) -> Floats:
         """The largest share of each engine if one more new trajectory starts there."""
@@ -103,10 +105,14 @@ class ContextForecast:
         mean, variance, _ = _with_one(_nobody(context_tokens, len(alive)), alive, context_tokens)
         shares = self._shares(self._mean + mean, self._variance + variance)
         for engine, members in self._groups.get(group, {}).items():
-            mean, variance, _ = _with_one(members, alive, context_tokens)
-            use = self._mean[engine] + mean, self._variance[engine] + variance
-            shares[engine] = self._most(*use) / self._capacity[engine]
+            shares[engine] = self._share_with(engine, members, alive, context_tokens)
         return shares
+
+    def _share_with(self, engine: int, members: _Group, alive: Floats, context_tokens: float) -> float:
+        """The largest share of one engine if one more trajectory starts there, beside the members of its group."""
+        mean, variance, _ = _with_one(members, alive, context_tokens)
+        most = self._most(self._mean[engine] + mean, self._variance[engine] + variance)
+        return float(most / self._capacity[engine])
 
     def holds(self, engine: int, group: str) -> bool | None:
         """Whether the engine holds the prompt of a group; None if no engine does."""

@@ -102,19 +102,13 @@ def paper(
     from heddle_dask.sim.clusters import cluster_of
     from heddle_dask.sim.sweep import parse_arms
 
-    if best_rule and (markdown or scheduler is not None):
-        raise BadInput("--best-rule runs here and prints its own table: leave out --markdown and --scheduler")
-    if "memory-short" in cells and not best_rule:
-        raise BadInput("--cells memory-short is no cell of the paper: give --best-rule")
-    if markdown and (out is None or not out.exists()):
-        raise BadInput("--markdown prints stored runs: give --out FILE of an earlier sweep")
+    _check_asked(cells, out, markdown=markdown, best_rule=best_rule, on_cluster=scheduler is not None)
     store = PaperStore(out)
     if not markdown:
         conditions = PaperConditions(cluster, cluster_of(cluster), trajectories, samples, max_context_tokens)
         code = code_digest(DECIDING)
         found, reported = cells_named(cells), range(seed, seed + seeds)
         asked = (conditions, found, () if best_rule else arms_named(arms), reported, store)
-        sweep = PaperSweep(*asked, code=code, only_chosen=only_chosen)
         store.check_writable()
         if warning := store.other_code(code):
             click.echo(warning, err=True)
@@ -133,7 +127,7 @@ def paper(
             _print_rules(search, store, as_json=as_json)
             return
         if scheduler is None:
-            _play(sweep)
+            _play(PaperSweep(*asked, code=code, only_chosen=only_chosen))
         else:
             _play_there(parts_of(*asked, code=code, only_chosen=only_chosen), store, scheduler)
     results = PaperResults(store.rows("run"), store.rows("degrees"))
@@ -141,6 +135,15 @@ def paper(
         click.echo(line, err=as_json)
     if as_json:
         print_json(as_json_object(results))
+
+
+def _check_asked(cells: str, out: Path | None, *, markdown: bool, best_rule: bool, on_cluster: bool) -> None:
+    if best_rule and (markdown or on_cluster):
+        raise BadInput("--best-rule runs here and prints its own table: leave out --markdown and --scheduler")
+    if "memory-short" in cells and not best_rule:
+        raise BadInput("--cells memory-short is no cell of the paper: give --best-rule")
+    if markdown and (out is None or not out.exists()):
+        raise BadInput("--markdown prints stored runs: give --out FILE of an earlier sweep")
 
 
 def _degrees(text: str) -> list[int]:

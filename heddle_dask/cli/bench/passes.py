@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,8 +131,6 @@ def _say(message: str) -> None:
 
 
 def _place(cluster: str, tp: int | None, model: str) -> PassPlace:
-    from dataclasses import replace
-
     from heddle_dask.benchmarks.pass_makespans import PassPlace
     from heddle_dask.sim.clusters import cluster_of
 

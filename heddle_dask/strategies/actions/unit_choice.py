@@ -301,10 +301,7 @@ class UnitChoice:
         candidates: Sequence[ActionCandidate],
         chosen: dict[int, tuple[HostId, int | None]],
     ) -> None:
-        """Give actions of unknown speed-up more units where units are idle and nothing waits for them.
-
-        What is not chosen waits, although it was a candidate.
-        """
+        """Give actions of unknown speed-up more units where some are idle and nothing waits, unchosen ones included."""
         left = {candidates[number].action.spec.action_id for number in chosen}
         for number, (host_id, units) in chosen.items():
             spec = candidates[number].action.spec

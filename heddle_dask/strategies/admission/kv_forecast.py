@@ -88,10 +88,10 @@ class KvForecast:
             yield Admit(chosen, engines[number].engine_id, prompt)
 
     def _next(self, view: ClusterView, first: Trajectory, prompt_tokens: float, number: int) -> Trajectory:
-        """The oldest, unless another engine holds the prompt of its group, and that prompt is a long one.
+        """The oldest, unless only other engines hold the prompt of its group and that prompt is long.
 
-        Long: longer than what the trajectory is expected to add. Then the oldest goes that finds its prompt here, or
-        nowhere, and fits.
+        Long: longer than the expected growth of a trajectory. Then it is the oldest that fits and whose prompt is held
+        by this engine or by none.
         """
         assert self._forecast is not None and self._engines is not None
         if prompt_tokens <= self._forecast.mean_growth(first.spec.domain):
