@@ -26,6 +26,8 @@ class Prediction:
     observation_per_token
         Observation tokens per generated token, over all finished trajectories that the predictor has observed; None
         before the first.
+    learnt_from
+        Finished trajectories that the model was fitted on, those of earlier runs included; None: an oracle.
     """
 
     tokens: float
@@ -34,6 +36,7 @@ class Prediction:
     tools_s: float = 0.0
     observation_tokens: float | None = None
     observation_per_token: float | None = None
+    learnt_from: int | None = None
 
     def quantile_tokens(self, quantile: Quantile) -> float:
         """`tokens` or `tokens_q90`."""

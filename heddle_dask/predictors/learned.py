@@ -89,7 +89,8 @@ class LearnedPredictor:
         """One prediction per row from the last model; siblings observed since its fit count at once."""
         model = self.model
         if model is None:
-            return [Prediction(UNKNOWN_TOKENS, UNKNOWN_TOKENS_Q90, "constant") for _ in rows]
+            unknown = Prediction(UNKNOWN_TOKENS, UNKNOWN_TOKENS_Q90, "constant", learnt_from=0)
+            return [unknown for _ in rows]
         expected = model.core.expected
         with self._lock:
             facts = [self._book.facts(row, expected) for row in rows]
@@ -105,6 +106,7 @@ class LearnedPredictor:
                 observation_tokens=_observed_left(told, median, observed_per_token, model.ratio_trust),
                 # Of all trajectories: the controller takes it as the ratio of the run, whoever was asked about.
                 observation_per_token=observed_per_token,
+                learnt_from=self._fitted_at,
             )
             for row, told, (median, q90, source) in zip(
                 rows, facts, model.quantiles(rows, facts), strict=True

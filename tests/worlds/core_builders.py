@@ -243,12 +243,19 @@ class Stage:
         return self.feed(ev.StepFailed, *identity(step), "engine")
 
     def predict(
-        self, name: str, tokens: float, *, q90: float | None = None, steps: int | None = None
+        self,
+        name: str,
+        tokens: float,
+        *,
+        q90: float | None = None,
+        steps: int | None = None,
+        learnt_from: int | None = None,
     ) -> list[Command]:
         """The predictor answers, about the trajectory as it stands unless `steps` says otherwise."""
         high = tokens if q90 is None else q90
         known = self.trajectory(name).steps_finished if steps is None else steps
-        return self.feed(ev.PredictionMade, TrajectoryId(name), known, Prediction(tokens, high))
+        said = Prediction(tokens, high, learnt_from=learnt_from)
+        return self.feed(ev.PredictionMade, TrajectoryId(name), known, said)
 
     def moved(self, move: MoveContext, *, ok: bool = True, seconds: float = 0.5) -> list[Command]:
         """A move reports; returns what follows beside the drop of the copy that is not needed any more."""

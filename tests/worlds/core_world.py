@@ -598,7 +598,8 @@ class World:
         self.asked.remove(asked)
         name, steps_finished = asked
         tokens = self.pick((0.0, 20.0, 300.0, 900.0, 5000.0))
-        facts = (name, steps_finished, Prediction(tokens, tokens * 1.5))
+        learnt_from = self.pick((None, 0, 3, 1000))
+        facts = (name, steps_finished, Prediction(tokens, tokens * 1.5, learnt_from=learnt_from))
         if name in self.programs and self.programs[name].steps_finished == steps_finished:
             self.tell(ev.PredictionMade, *facts)
         else:

@@ -36,7 +36,7 @@ class DemandQueue(WaitQueue):
 
     def refresh(self, demand_of: Callable[[Trajectory], RemainingDemand]) -> None:
         """Take every demand again; places in the queue stay."""
-        for path, _, trajectory, _ in self._sorted:
+        for path, _, trajectory, _, _ in self._sorted:
             name = trajectory.trajectory_id
             self.classes.remove(path, backlog_item(self._demands[name]))
             self._demands[name] = demand_of(trajectory)

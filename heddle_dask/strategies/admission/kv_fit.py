@@ -47,6 +47,10 @@ class KvFit:
     trajectory that would finish last even on a full engine gets a lightly loaded one: fewer others are admitted beside
     it (the interference of Heddle's Eq. 2, at admission).
 
+    Without a predictor, and while a waiting trajectory has a prediction of a model that has learnt from no more
+    trajectories than are alive, it admits like `KvForecast`: what ends first is short, and a model of these alone
+    admits too many.
+
     Parameters
     ----------
     profile
@@ -95,7 +99,7 @@ class KvFit:
     _growth: float = field(init=False, default=3.0)
     # The longest context that engines take.
     _most_tokens: float = field(init=False, default=math.inf)
-    # The admission of trajectories that nothing predicts.
+    # The admission while predictions say too little.
     _unpredicted: KvForecast = field(init=False, compare=False)
     _predicts: bool = field(init=False, default=True)
 
@@ -126,6 +130,7 @@ class KvFit:
 
     def forget(self, trajectory: Trajectory) -> None:
         """Learn from a trajectory that has ended."""
+        self._queue.discard(trajectory)
         self._unpredicted.forget(trajectory)
 
     def admit(self, view: ClusterView) -> Iterator[Admit]:
@@ -135,8 +140,8 @@ class KvFit:
         fits there, or its turn comes. O(residents) for each checked engine, O(log residents) for each engine asked for
         a new shortest trajectory.
         """
-        if not self._predicts:
-            yield from self._unpredicted.admit(view)
+        if not self._predicts or self._queue.learnt_from <= view.alive:
+            yield from self._admit_unpredicted(view)
             return
         self._growth = 1.0 + observed_per_token(view)
         self._take_changes(view, view.ready_engines)
@@ -168,6 +173,12 @@ class KvFit:
             snapshots[name].add(chosen, demand)
             self._candidates.put(engine, self._turn_of(view, engine))
             admitted += 1
+
+    def _admit_unpredicted(self, view: ClusterView) -> Iterator[Admit]:
+        for one in self._unpredicted.admit(view):
+            self._queue.discard(one.trajectory)
+            yield one
+        self._engines = ()  # rejections of engines are not kept up to date meanwhile
 
     # -- overridden by `Deadline` ----------------------------------------------------------------------------
 

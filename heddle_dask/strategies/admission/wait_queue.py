@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.transitions import TrajectoryState
 
-# Path, number, trajectory, tokens of the path. Numbers are distinct, so the items after them are never compared.
-Entry = tuple[float, int, Trajectory, float]
+# Path, number, trajectory, tokens of the path, what its prediction was learnt from. Numbers are distinct, so the items
+# after them are never compared.
+Entry = tuple[float, int, Trajectory, float, float]
 Fits = Callable[[Trajectory], bool]
 
 
@@ -28,9 +31,18 @@ class WaitQueue:
         self._sorted: list[Entry] = []
         self._entries: dict[TrajectoryId, Entry] = {}
         self._groups: dict[GroupId, list[Entry]] = {}
+        self._learnt_from: Counter[float] = Counter()
 
     def __len__(self) -> int:
         return len(self._sorted)
+
+    @property
+    def learnt_from(self) -> float:
+        """Least `Prediction.learnt_from` of all entries; infinite where every one is an oracle's, or there is none.
+
+        Predictors answer from few different models, so that this is O(1).
+        """
+        return min(self._learnt_from, default=math.inf)
 
     def put(self, trajectory: Trajectory, left_tokens: float, path: float) -> None:
         """Add a trajectory, or change its place. O(log n) comparisons and one move of memory.
@@ -40,9 +52,11 @@ class WaitQueue:
         path
             Sort key: `left_tokens`, and tokens that take as long as its tools (`remaining_demand`).
         """
-        if trajectory.trajectory_id in self._entries:
-            self.remove(trajectory)
-        entry = (path, -trajectory.number, trajectory, left_tokens)
+        self.discard(trajectory)
+        said = trajectory.prediction
+        learnt_from = math.inf if said is None or said.learnt_from is None else said.learnt_from
+        entry = (path, -trajectory.number, trajectory, left_tokens, learnt_from)
+        self._learnt_from[learnt_from] += 1
         self._entries[trajectory.trajectory_id] = entry
         insort(self._sorted, entry)
         insort(self._groups.setdefault(trajectory.spec.group_id, []), entry)
@@ -57,6 +71,14 @@ class WaitQueue:
         if not group:
             del self._groups[trajectory.spec.group_id]
         self.tokens -= entry[3]
+        self._learnt_from[entry[4]] -= 1
+        if not self._learnt_from[entry[4]]:
+            del self._learnt_from[entry[4]]
+
+    def discard(self, trajectory: Trajectory) -> None:
+        """Remove a trajectory if it is in the queue."""
+        if trajectory.trajectory_id in self._entries:
+            self.remove(trajectory)
 
     def path_of(self, trajectory: Trajectory) -> float:
         """The path of a trajectory as of its insertion."""

@@ -83,6 +83,37 @@ def test_without_a_predictor_it_admits_as_kv_forecast_does() -> None:
     assert (short, long) == (alive("kv-forecast", 150), alive("kv-forecast", 3_900))
 
 
+@pytest.mark.parametrize("admission", ["kv-fit", "deadline"])
+def test_a_model_that_has_learnt_from_few_admits_nobody(admission: str) -> None:
+    def alive(learnt_from: int, admission: str = admission) -> set[str]:
+        stage = Stage("heddle", overrides=[f"admission={admission},fill=0.9"])
+        stage.join("A", slots=64, kv_tokens=12_000)
+        names = [f"t{number}" for number in range(100)]
+        stage.submit(*names, prompt_tokens=100)
+        for name in names:
+            stage.predict(name, 10.0, learnt_from=learnt_from)
+        return {name for name in names if stage.trajectory(name).home or name not in stage.state.unadmitted}
+
+    forecast = alive(0, "kv-forecast")
+    assert alive(0) == forecast and 2 < len(forecast) < 50
+    assert len(alive(3)) <= len(forecast) + 3
+    assert len(alive(100)) > 2 * len(forecast), "by the predicted lengths nearly all fit"
+
+
+def test_predicted_lengths_count_when_more_were_learnt_from_than_are_alive() -> None:
+    stage = stage_of()
+    stage.join("A", slots=64, kv_tokens=1500)
+    stage.submit("a", "b", "c", "d", "e", prompt_tokens=100)
+    for name in "abcde":
+        stage.predict(name, 1.0, learnt_from=0)
+    waiting = [str(name) for name in stage.state.unadmitted]
+    assert stage.state.alive and len(waiting) >= 2
+    for name in waiting[:-1]:
+        assert not admitted(stage.predict(name, 1.0, learnt_from=50)), "one of them is still unknown"
+    assert not admitted(stage.predict(waiting[-1], 1.0, learnt_from=stage.state.alive))
+    assert sorted(admitted(stage.predict(waiting[-1], 1.0, learnt_from=50))) == waiting
+
+
 def test_the_longest_that_waits_starts_when_there_is_room_for_it() -> None:
     stage = stage_of()
     stage.feed(ev.EngineJoined, engine_of("A", kv_tokens=1000))
@@ -371,18 +402,28 @@ def test_everybody_is_admitted_in_the_end(rows: list[tuple[int, int]], engines: 
     assert ended == len(rows)
 
 
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3), st.booleans()), max_size=30))
-def test_a_line_gives_the_longest_whatever_happened(rows: list[tuple[int, int, bool]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 50), st.integers(0, 3), st.booleans(), st.sampled_from([None, 0, 3, 20])),
+        max_size=30,
+    )
+)
+def test_a_line_gives_the_longest_whatever_happened(rows: list[tuple[int, int, bool, int | None]]) -> None:
     line = WaitQueue()
     kept: dict[str, tuple[int, int, str]] = {}
-    for number, (left, group, leaves) in enumerate(rows):
+    learnt: list[float] = []
+    for number, (left, group, leaves, learnt_from) in enumerate(rows):
         record = Trajectory(trajectory_spec(f"t{number}", group=f"g{group}"), number)
         line.put(record, left + 100, 0)
+        record.take_prediction(Prediction(1.0, 2.0, learnt_from=learnt_from))
         line.put(record, 2 * left, left)  # a newer prediction
         if leaves:
-            line.remove(record)
+            line.discard(record)
+            line.discard(record)
         else:
             kept[record.trajectory_id] = (left, -number, f"g{group}")
+            learnt.append(math.inf if learnt_from is None else learnt_from)
+    assert line.learnt_from == min(learnt, default=math.inf)
     assert line.tokens == sum(2 * left for left, _, _ in kept.values())
     for limit in (0, 10, 100):
         fitting = {n: k for n, k in kept.items() if k[0] <= limit}
