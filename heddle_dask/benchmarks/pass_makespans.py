@@ -28,9 +28,9 @@ from heddle_dask.workloads.synthetic import WORKLOADS, synthesize
 from heddle_dask.workloads.traces import read_traces
 
 DRIFT = 1.3
-PREDICTORS = ("none", "first-pass", "later-pass", "moved-on", "exact")
-"""``first-pass``, ``later-pass``, ``moved-on``: the learned one, which knows other prompts, these prompts, or these
-prompts from a policy whose lengths differ by a typical factor of `DRIFT`."""
+PREDICTORS = ("none", "cold", "first-pass", "later-pass", "moved-on", "exact")
+"""``cold``, ``first-pass``, ``later-pass``, ``moved-on``: the learned one, which knows nothing, other prompts, these
+prompts, or these prompts from a policy whose lengths differ by a typical factor of `DRIFT`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +213,8 @@ def _predictor(
     match name:
         case "none":
             return None, "none"
+        case "cold":
+            return None, "xgboost"
         case "exact":
             return None, "oracle"
         case "first-pass":

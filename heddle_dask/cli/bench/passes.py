@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     "--predictors",
     default="all",
     show_default=True,
-    help="Of each strategy, by commas: none, first-pass, later-pass, moved-on, exact.",
+    help="Of each strategy, by commas: none, cold, first-pass, later-pass, moved-on, exact.",
 )
 @click.option(
     "--cluster", default="hopper64", show_default=True, help="Cluster of the makespans, NAME or FILE."
