@@ -27,7 +27,8 @@ class Prediction:
         Observation tokens per generated token, over all finished trajectories that the predictor has observed; None
         before the first.
     learnt_from
-        Finished trajectories that the model was fitted on, those of earlier runs included; None: an oracle.
+        Finished trajectories that the predictor had observed at the fit of its model, those of earlier runs included;
+        None: it does not learn.
     """
 
     tokens: float

@@ -90,8 +90,8 @@ class KvForecast:
     def _next(self, view: ClusterView, first: Trajectory, prompt_tokens: float, number: int) -> Trajectory:
         """The oldest, unless only other engines hold the prompt of its group and that prompt is long.
 
-        Long: longer than the expected growth of a trajectory. Then it is the oldest that fits and whose prompt is held
-        by this engine or by none.
+        Long: longer than the expected growth of a trajectory. Then it is the oldest that fits and has a prompt
+        that this engine or none holds.
         """
         assert self._forecast is not None and self._engines is not None
         if prompt_tokens <= self._forecast.mean_growth(first.spec.domain):
