@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
 from heddle_dask.benchmarks.live import outlasted_moves, summary
 from heddle_dask.benchmarks.live_setup import LiveRow
+from heddle_dask.cli.bench.live import live
+from heddle_dask.cli.one_line import OneLineGroup
 
 
 def row(arm: str, repeat: int, tokens_per_s: float, **moves: dict[str, int]) -> LiveRow:
@@ -22,3 +29,25 @@ def test_moves_whose_tool_took_longer_are_told_from_those_that_nothing_could_hid
     recompute = {"started": 10, "exposed": 1, "late": 1}
     rows = [row("a", 0, 1.0, transfer=transfer), row("a", 1, 1.0, recompute=recompute), row("b", 0, 1.0)]
     assert outlasted_moves(rows) == [("w", "a", 30, 20, 3)]
+
+
+def test_limits_are_searched_in_simulated_time_and_rows_are_written_as_runs_end(tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    fleet = "--engine emulated --engines 2 --slots 4 --profile qwen3-14b-h100 --kv-capacity 20000 --max-context 16384"
+    asked = f"live --trace tau_dialogues --tasks 12 --token-scale 0.2 --seed 3 --simulated {fleet} --out {out}".split()
+    tight = "verl:admission=at-most,alive=2"
+    invoke = CliRunner().invoke
+    group = OneLineGroup(commands={"live": live})
+    result = invoke(group, [*asked, "--json", "--arm", tight, "--arm", "verl"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)["rows"]
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert rows == [{"seed": 3, "simulated": True, **row} for row in told]
+    seconds = {row["arm"]: row["makespan_s"] for row in rows}
+    assert seconds[tight] > 1.5 * seconds["verl"]  # two of twelve at a time
+    for wrong, message in (
+        (["--arm", "vllm-router/cache_aware"], "no simulation of that router exists"),
+        (["--out", tmp_path / "none" / "rows.jsonl"], "No such file or directory"),
+    ):
+        result = invoke(group, [*asked, *map(str, wrong)])
+        assert result.exit_code != 0 and message in result.output

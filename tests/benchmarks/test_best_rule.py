@@ -157,14 +157,17 @@ def test_the_command(tmp_path: Path) -> None:
     cluster.write_text('gpus = 2\ngpus-per-node = 2\ngpu = "h100"\n')
     common = ["--best-rule", "--cells", "qwen3-8b/math", "--cluster", cluster, "--max-context-tokens", 8192]
     small = ["--trajectories", 8, "--samples", 4, "--seeds", 1, "--search-seeds", 1, "--degrees", 2]
+    small += ["--routers", "verl,autellix"]
     result = invoke(*common, *small, "--arms", EXACT, "--json")
     assert result.exit_code == 0, result.output
     body = json.loads(result.stdout)
     assert [cell["workload"] for cell in body["cells"]] == ["math"]
     assert len(body["cells"][0]["gains"][EXACT]) == 1
     assert {row["seed"] for row in body["rows"]} == {0, 100}
+    assert {row["arm"].split(":")[0] for row in body["rows"]} == {"verl", "autellix", EXACT.split(":")[0]}
     for wrong, message in (
         (["--degrees", "x"], "--degrees x: give TP degrees"),
+        (["--routers", "heddle"], "--routers heddle: give sticky-least-loaded"),
         (["--search-seed", 0], "seed 0 is both searched and reported"),
         (["--markdown"], "--best-rule runs here and prints its own table"),
     ):

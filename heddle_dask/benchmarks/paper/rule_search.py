@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from heddle_dask.core.errors import BadInput
+
 ROUTERS = (
     "sticky-least-loaded",
     "verl",
@@ -29,6 +31,21 @@ HOPELESS = 1.5
 """A router that takes this much longer than the best one, with that one's limit and alone, is not searched further."""
 KEPT = 2
 """Routers and degrees whose limits are refined: the best by the coarse grid."""
+
+
+def routers_named(text: str) -> tuple[str, ...]:
+    """Those of `ROUTERS` that `text` names, separated by commas, in its order; all of them if it is empty.
+
+    Raises
+    ------
+    BadInput
+        A name is not one of them.
+    """
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in ROUTERS:
+            raise BadInput(f"--routers {name}: give {', '.join(ROUTERS)}")
+    return names or ROUTERS
 
 
 @dataclass(frozen=True, slots=True)

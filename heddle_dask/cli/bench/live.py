@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ import uvloop
 from heddle_dask.cli.number_types import COUNT, WholeNumber
 from heddle_dask.cli.option_groups import measured_live
 from heddle_dask.cli.shared_options import print_measured, shared_options
+from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
 
 if TYPE_CHECKING:
@@ -48,6 +51,17 @@ ROUTER_ARMS = (
     help="preset:part=name,option=value:…, or vllm-router/policy [default: all presets, and the router's policies].",
 )
 @click.option("--repeats", type=COUNT, default=3, show_default=True, help="Runs of each arm.")
+@click.option(
+    "--simulated",
+    is_flag=True,
+    help="Each arm once in simulated time, on engines of the same cost: to search a limit of live trajectories.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="JSON lines; a run is added when it ends.",
+)
 @shared_options
 def live(
     trace: tuple[Path, ...],
@@ -66,6 +80,8 @@ def live(
     kv_transfer: bool,
     arm: tuple[str, ...],
     repeats: int,
+    simulated: bool,
+    out: Path | None,
     model: str | None,
     as_json: bool,
     seed: int,
@@ -73,9 +89,10 @@ def live(
     """Throughput, makespan and share of the lower bound, arm against arm on the same trajectories."""
     from heddle_dask.benchmarks.live import measure_live
     from heddle_dask.benchmarks.live_setup import Workload, fleet_of
+    from heddle_dask.benchmarks.live_simulated import simulate_live
     from heddle_dask.cli.model_choice import chosen_model
 
-    arms = _arms(arm or (*DEFAULT_ARMS.split(), *ROUTER_ARMS.split()))
+    arms = _arms(arm or (*DEFAULT_ARMS.split(), *(() if simulated else ROUTER_ARMS.split())))
     workloads = [Workload(path, tasks, token_scale, tool_scale, seed) for path in trace]
     fleet = fleet_of(
         engine,
@@ -95,10 +112,25 @@ def live(
             f"{row.workload} {row.arm} {row.repeat}: {row.makespan_s:.1f} s, {row.tokens_per_s:.0f} tokens/s",
             err=True,
         )
+        if out is not None:
+            _append(out, json.dumps({"seed": seed, "simulated": simulated, **asdict(row)}) + "\n")
 
-    collect_seldom()
-    rows = uvloop.run(measure_live(workloads, fleet, arms, repeats=repeats, warm=warm, on_row=tell))
+    if out is not None:
+        _append(out, "")
+    if simulated:
+        rows = simulate_live(workloads, fleet, arms, warm=warm, on_row=tell)
+    else:
+        collect_seldom()
+        rows = uvloop.run(measure_live(workloads, fleet, arms, repeats=repeats, warm=warm, on_row=tell))
     _report(rows, as_json=as_json)
+
+
+def _append(path: Path, text: str) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise BadInput(f"--out {path}: {error.strerror}") from None
 
 
 def _report(rows: Sequence[LiveRow], *, as_json: bool) -> None:

@@ -68,6 +68,7 @@ _BESIDE_RULES = "sticky-forecast,heddle:predictor=none,heddle,heddle-deadline:pr
 @click.option("--search-seed", type=SEED, default=100, show_default=True, help="First seed of that search.")
 @click.option("--search-seeds", type=COUNT, default=2, show_default=True, help="How many, from it on.")
 @click.option("--degrees", default="", help="TP degrees of that search, by commas [default: all that fit].")
+@click.option("--routers", default="", help="Routers of that search, by commas [default: all that it knows].")
 @click.option(
     "--markdown", is_flag=True, help="Print all tables of --out in Markdown, without running anything."
 )
@@ -87,6 +88,7 @@ def paper(
     search_seed: int,
     search_seeds: int,
     degrees: str,
+    routers: str,
     markdown: bool,
     as_json: bool,
     seed: int,
@@ -96,6 +98,7 @@ def paper(
     from heddle_dask.benchmarks.paper.best_rule import BestRules
     from heddle_dask.benchmarks.paper.parts import parts_of
     from heddle_dask.benchmarks.paper.results import PaperResults
+    from heddle_dask.benchmarks.paper.rule_search import routers_named
     from heddle_dask.benchmarks.paper.store import PaperStore
     from heddle_dask.benchmarks.paper.sweep import PaperConditions, PaperSweep, arms_named, cells_named
     from heddle_dask.benchmarks.paper.tables import all_tables, as_json_object, main_tables
@@ -121,6 +124,7 @@ def paper(
                 search_seeds=range(search_seed, search_seed + search_seeds),
                 seeds=reported,
                 code=code,
+                routers=routers_named(routers),
                 degrees=_degrees(degrees),
                 on_run=_say,
             )
