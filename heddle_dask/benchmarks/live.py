@@ -19,6 +19,7 @@ from distributed import Client
 
 from heddle_dask.benchmarks.live_engines import running_engines
 from heddle_dask.benchmarks.live_setup import ARM_PREFIX, Fleet, LiveRow, Workload, lower_bound_s
+from heddle_dask.benchmarks.process_usage import cpu_by_kind, cpu_since
 from heddle_dask.benchmarks.router import route
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.live.driver.batch import Batch
@@ -58,7 +59,7 @@ async def measure_live(
     # All first: a bad trace is refused before the first run.
     plans = [workload.planned(fleet.spec.named_context_tokens) for workload in workloads]
     for workload, (planned, others) in zip(workloads, plans, strict=True):
-        bound_s = lower_bound_s(planned, fleet)
+        bound_s, steps = lower_bound_s(planned, fleet), sum(len(plan.steps) for plan in planned)
         with tempfile.TemporaryDirectory(prefix="heddle-bench-") as directory:
             learnt = _learn(others, Path(directory) / "predictor") if warm else None
             for repeat in range(repeats):
@@ -66,8 +67,8 @@ async def measure_live(
                 async with running_engines(fleet.engines, fleet.spec, _TOOL_CPUS) as client:
                     for arm in (*arms[turn:], *arms[:turn]):
                         row = await _run(client, workload, fleet, arm, repeat, bound_s, learnt)
-                        rows.append(row)
-                        on_row(row)
+                        rows.append(replace(row, steps=steps))
+                        on_row(rows[-1])
     return rows
 
 
@@ -119,8 +120,9 @@ async def _run(
         ),
         seed=workload.seed,
     )
+    before_s = cpu_by_kind()
     batch = await rollout.run(workload.tasks)
-    return _row(workload, arm, repeat, bound_s, batch)
+    return replace(_row(workload, arm, repeat, bound_s, batch), cpu_s=cpu_since(before_s))
 
 
 def _engine_url(dask_worker: Any) -> str:
@@ -168,6 +170,18 @@ def summary(rows: Sequence[LiveRow]) -> list[tuple[str, str, float, float, float
             shares = [row.bound_share for row in mine if row.arm == arm]
             table.append((workload, arm, median(rates), min(rates), max(rates), median(shares)))
         out += sorted(table, key=lambda line: -line[2])
+    return out
+
+
+def cpu_per_step_ms(rows: Sequence[LiveRow]) -> list[tuple[str, str, dict[str, float]]]:
+    """Workload, arm, and CPU milliseconds for each LLM step and the tool call after it, by kind of process."""
+    out = []
+    for workload, arm in dict.fromkeys((row.workload, row.arm) for row in rows if row.cpu_s):
+        mine = [row for row in rows if (row.workload, row.arm) == (workload, arm) and row.cpu_s]
+        steps = sum(row.steps for row in mine)
+        kinds = sorted({kind for row in mine for kind in row.cpu_s})
+        used_s = {kind: sum(row.cpu_s.get(kind, 0.0) for row in mine) for kind in kinds}
+        out.append((workload, arm, {kind: 1000 * used_s[kind] / max(1, steps) for kind in kinds}))
     return out
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,15 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class LiveRow:
-    """One run."""
+    """One run.
+
+    Attributes
+    ----------
+    steps
+        LLM steps of the workload.
+    cpu_s
+        CPU seconds during the run by kind of process (`process_usage`); none in simulated time.
+    """
 
     workload: str
     arm: str
@@ -118,6 +126,8 @@ class LiveRow:
     bound_share: float
     preemptions: int
     moves: Mapping[str, Any]
+    steps: int = 0
+    cpu_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def fleet_of(

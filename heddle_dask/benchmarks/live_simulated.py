@@ -6,6 +6,7 @@ On two cores a live run of 16 emulated engines takes minutes and is limited by t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from heddle_dask.benchmarks.fidelity import check_arm
 from heddle_dask.benchmarks.fidelity_twins import delays_of
@@ -39,10 +40,11 @@ def simulate_live(
     for workload in workloads:
         planned, others = workload.planned(fleet.spec.named_context_tokens)
         engines = _simulated(fleet, workload.tasks)
+        steps = sum(len(plan.steps) for plan in planned)
         for arm in arms:
             learnt = others if warm else None
             run = simulate(arm.preset, arm.overrides, engines, planned, seed=workload.seed, warm=learnt)
-            rows.append(_row(workload, arm, run))
+            rows.append(replace(_row(workload, arm, run), steps=steps))
             on_row(rows[-1])
     return rows
 

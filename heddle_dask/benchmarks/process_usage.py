@@ -1,4 +1,4 @@
-"""What the processes of this one's tree hold: memory, open files, shared memory; by their kind."""
+"""What the processes of this one's tree hold and use: memory, open files, shared memory, CPU; by their kind."""
 
 from __future__ import annotations
 
@@ -40,11 +40,28 @@ def usage() -> ProcessUsage:
     files = processes = 0
     for process, kind in tree():
         with contextlib.suppress(psutil.Error):
-            rss_bytes[kind] += process.memory_info().rss
+            rss_bytes[kind] = rss_bytes.get(kind, 0) + process.memory_info().rss
             files += process.num_fds()
             processes += 1
     rss_mib = {kind: round(held / 2**20, 1) for kind, held in rss_bytes.items()}
     return ProcessUsage(rss_mib, files, processes, _shared_memory_files())
+
+
+def cpu_by_kind() -> dict[str, float]:
+    """CPU seconds that the running processes of the tree have used until now."""
+    used_s: dict[str, float] = {}
+    for process, kind in tree():
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            used_s[kind] = used_s.get(kind, 0.0) + times.user + times.system
+    return used_s
+
+
+def cpu_since(before_s: Mapping[str, float]) -> dict[str, float]:
+    """CPU seconds by kind since an earlier `cpu_by_kind`; a process that has ended meanwhile is not counted."""
+    return {
+        kind: round(max(0.0, used_s - before_s.get(kind, 0.0)), 2) for kind, used_s in cpu_by_kind().items()
+    }
 
 
 def tree() -> Iterator[tuple[psutil.Process, str]]:
@@ -92,6 +109,8 @@ def _named_kind(command: Sequence[str]) -> str | None:
     line = " ".join(command)
     if "dask scheduler" in line:
         return "scheduler"
+    if "vllm_router" in line:
+        return "router"
     names = {name: kind for kind in ("rollout", "tool") for name in command if name.startswith(f"{kind}-")}
     return next(iter(names.values()), None)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import aiohttp
 
 from heddle_dask.benchmarks.live_setup import ARM_PREFIX, Fleet, LiveRow, Workload
+from heddle_dask.benchmarks.process_usage import cpu_by_kind, cpu_since
 from heddle_dask.benchmarks.router_client import RouterClient, replay, together
 from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.engines.ports import free_port
@@ -142,6 +143,7 @@ async def route(
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heddle-router-")))
         router_url = await stack.enter_async_context(running_router(policy, options, urls, directory))
         client = await stack.enter_async_context(RouterClient(router_url))
+        before_s = cpu_by_kind()
         replayed = await replay(
             client,
             environment,
@@ -150,6 +152,7 @@ async def route(
             max_context_tokens=fleet.spec.named_context_tokens,
             alive=most_alive(options),
         )
+        cpu_s = cpu_since(before_s)
     return LiveRow(
         workload=workload.name,
         arm=arm,
@@ -159,6 +162,7 @@ async def route(
         bound_share=round(bound_s / replayed.makespan_s, 4),
         preemptions=0,
         moves={},
+        cpu_s=cpu_s,
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from click.testing import CliRunner
 
-from heddle_dask.benchmarks.live import outlasted_moves, summary
+from heddle_dask.benchmarks.live import cpu_per_step_ms, outlasted_moves, summary
 from heddle_dask.benchmarks.live_setup import LiveRow
+from heddle_dask.benchmarks.process_usage import cpu_by_kind, cpu_since
 from heddle_dask.cli.bench.live import live
 from heddle_dask.cli.one_line import OneLineGroup
 
@@ -31,6 +33,19 @@ def test_moves_whose_tool_took_longer_are_told_from_those_that_nothing_could_hid
     assert outlasted_moves(rows) == [("w", "a", 30, 20, 3)]
 
 
+def test_cpu_is_told_by_kind_of_process_for_each_step() -> None:
+    rows = [
+        replace(row("a", 0, 1.0), steps=100, cpu_s={"scheduler": 1.0, "engine": 9.0}),
+        replace(row("a", 1, 1.0), steps=100, cpu_s={"scheduler": 3.0, "engine": 9.0, "driver": 1.0}),
+        row("simulated", 0, 1.0),
+    ]
+    assert cpu_per_step_ms(rows) == [("w", "a", {"driver": 5.0, "engine": 90.0, "scheduler": 20.0})]
+    before_s = cpu_by_kind()
+    sum(range(3_000_000))
+    since_s = cpu_since(before_s)
+    assert 0.0 < since_s["driver"] < 60.0
+
+
 def test_limits_are_searched_in_simulated_time_and_rows_are_written_as_runs_end(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     fleet = "--engine emulated --engines 2 --slots 4 --profile qwen3-14b-h100 --kv-capacity 20000 --max-context 16384"
@@ -42,6 +57,7 @@ def test_limits_are_searched_in_simulated_time_and_rows_are_written_as_runs_end(
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)["rows"]
     rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert all(row["steps"] > 12 and not row["cpu_s"] for row in rows)
     assert rows == [{"seed": 3, "simulated": True, **row} for row in told]
     seconds = {row["arm"]: row["makespan_s"] for row in rows}
     assert seconds[tight] > 1.5 * seconds["verl"]  # two of twelve at a time

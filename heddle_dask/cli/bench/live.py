@@ -135,13 +135,16 @@ def _append(path: Path, text: str) -> None:
 
 def _report(rows: Sequence[LiveRow], *, as_json: bool) -> None:
     from heddle_dask.benchmarks.live import as_json as live_json
-    from heddle_dask.benchmarks.live import outlasted_moves, summary
+    from heddle_dask.benchmarks.live import cpu_per_step_ms, outlasted_moves, summary
 
     click.echo("workload  arm  tokens/s median (least-most)  share of bound", err=as_json)
     for workload, name, middle, least, most, share in summary(rows):
         click.echo(
             f"{workload}  {name:24s}  {middle:8.0f} ({least:.0f}-{most:.0f})  {share:6.1%}", err=as_json
         )
+    for workload, name, kinds in cpu_per_step_ms(rows):
+        each = ", ".join(f"{kind} {ms:.1f}" for kind, ms in kinds.items())
+        click.echo(f"{workload}  {name:24s}  CPU ms of a step and its tool call: {each}", err=as_json)
     for workload, name, moves, outlasted, late in outlasted_moves(rows):
         click.echo(
             f"{workload}  {name:24s}  {moves} moves, {outlasted} shorter than their tool call: "
