@@ -1,4 +1,4 @@
-"""`heddle bench actions`: small rollouts, the store of their figures, rows and tables."""
+"""`python -m benchmarks actions`: small rollouts, the store of their figures, rows and tables."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from heddle_dask.benchmarks.actions.cpu import CpuBench, _pods
-from heddle_dask.benchmarks.actions.cpu_job import SETUP_SOURCES, CpuJob, CpuTask, run_cpu_job
-from heddle_dask.benchmarks.actions.cpu_play import CpuPlay
-from heddle_dask.benchmarks.actions.experiments import EXPERIMENTS, chosen
-from heddle_dask.benchmarks.actions.rows import ActionRow, row_from, tables
-from heddle_dask.cli.main import heddle
+from benchmarks.actions.cpu import CpuBench, _pods
+from benchmarks.actions.cpu_job import SETUP_SOURCES, CpuJob, CpuTask, run_cpu_job
+from benchmarks.actions.cpu_play import CpuPlay
+from benchmarks.actions.experiments import EXPERIMENTS, chosen
+from benchmarks.actions.rows import ActionRow, row_from, tables
+from benchmarks.actions.software_workload import ACTION_SOURCES, SoftwareWorkload
+from benchmarks.command import bench
 from heddle_dask.core.errors import BadInput
-from heddle_dask.workloads.actions import ACTION_SOURCES, SoftwareWorkload
 
 SMALL = CpuJob((CpuTask(SoftwareWorkload(), 32),), 3, gpus=32, host_cpus=32)
 
@@ -117,9 +117,9 @@ def test_experiments_by_name() -> None:
 
 
 def test_the_command_lists_and_refuses(tmp_path: Path) -> None:
-    listed = CliRunner().invoke(heddle, ["bench", "actions", "--experiment", "list"])
+    listed = CliRunner().invoke(bench, ["actions", "--experiment", "list"])
     assert listed.exit_code == 0 and all(name in listed.output for name in EXPERIMENTS)
-    refused = CliRunner().invoke(heddle, ["bench", "actions", "--experiment", "nothing"])
+    refused = CliRunner().invoke(bench, ["actions", "--experiment", "nothing"])
     assert refused.exit_code == 2 and len(refused.output.splitlines()) == 1
 
 

@@ -1,4 +1,4 @@
-"""``heddle bench paper``: which runs a sweep makes, that it goes on where it was, and what its tables say."""
+"""``python -m benchmarks paper``: which runs a sweep makes, that it goes on where it was, and what its tables say."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from heddle_dask.benchmarks.code_digest import DECIDING, code_digest
-from heddle_dask.benchmarks.paper.degrees import fleets_that_fit, predicted_works
-from heddle_dask.benchmarks.paper.results import PaperResults, ratios
-from heddle_dask.benchmarks.paper.store import PaperStore, engines_text
-from heddle_dask.benchmarks.paper.sweep import (
+from benchmarks.commands.paper import paper
+from benchmarks.paper.degrees import fleets_that_fit, predicted_works
+from benchmarks.paper.results import PaperResults, ratios
+from benchmarks.paper.store import PaperStore, engines_text
+from benchmarks.paper.sweep import (
     PAPER_CELLS,
     PaperCell,
     PaperConditions,
@@ -24,8 +24,8 @@ from heddle_dask.benchmarks.paper.sweep import (
     arms_named,
     cells_named,
 )
-from heddle_dask.benchmarks.paper.tables import all_tables, main_tables
-from heddle_dask.cli.bench.paper import paper
+from benchmarks.paper.tables import all_tables, main_tables
+from heddle_dask.cli.code_digest import DECIDING, code_digest
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.published import model_of
@@ -291,7 +291,7 @@ def test_bad_input_is_one_line(arguments: tuple[str, ...], said: str) -> None:
 
 @pytest.mark.slow
 def test_two_hash_seeds_give_the_same_report(small: tuple[str, ...]) -> None:
-    script = "import sys; from heddle_dask.cli.bench.paper import paper; paper(sys.argv[1:])"
+    script = "import sys; from benchmarks.commands.paper import paper; paper(sys.argv[1:])"
     arguments = [*small[:-1], "{}.jsonl", "--arms", "verl-hybrid,heddle-oracle,heddle-paper", "--seeds", "1"]
     outputs = []
     for hash_seed in ("1", "2"):

@@ -12,11 +12,11 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle_dask.benchmarks.paper.best_rule import BestRules, best_rule_tables
-from heddle_dask.benchmarks.paper.rule_search import ROUTERS, RuleSearch, SimpleRule
-from heddle_dask.benchmarks.paper.store import PaperStore
-from heddle_dask.benchmarks.paper.sweep import PaperCell, PaperConditions, cells_named
-from heddle_dask.cli.bench.paper import paper
+from benchmarks.commands.paper import paper
+from benchmarks.paper.best_rule import BestRules, best_rule_tables
+from benchmarks.paper.rule_search import ROUTERS, RuleSearch, SimpleRule
+from benchmarks.paper.store import PaperStore
+from benchmarks.paper.sweep import PaperCell, PaperConditions, cells_named
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.core.errors import BadInput
 from heddle_dask.sim.clusters import Cluster

@@ -1,4 +1,4 @@
-"""The GPU experiments of ``heddle bench actions``: rows, accounts of seconds, and the deployments of baselines."""
+"""The GPU experiments of ``benchmarks actions``: rows, accounts of seconds, and the deployments of baselines."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from heddle_dask.benchmarks.actions.gpu import batch_sizes, paper_pool, pool, static
-from heddle_dask.benchmarks.actions.gpu_job import (
+from benchmarks.actions.gpu import batch_sizes, paper_pool, pool, static
+from benchmarks.actions.gpu_job import (
     GPU_SOURCES,
     GpuWorkload,
     evenly,
     replicas_by_share,
     run_gpu_job,
 )
-from heddle_dask.benchmarks.actions.rows import row_from
+from benchmarks.actions.rows import row_from
 
 
 def test_copies_are_divided_by_the_shares_and_none_is_without() -> None:

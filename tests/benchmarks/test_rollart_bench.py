@@ -1,13 +1,13 @@
-"""``heddle bench rollart``: its choice of experiments and its rows; the simulation has tests of its own."""
+"""``python -m benchmarks rollart``: its choice of experiments and its rows; the simulation has tests of its own."""
 
 from dataclasses import replace
 
 import pytest
 
-from heddle_dask.benchmarks.rollart.arms import TUNING_SEED, TrainingBench, base_job, ladder, with_rules
-from heddle_dask.benchmarks.rollart.experiments import EXPERIMENTS, about, chosen
-from heddle_dask.benchmarks.rollart.rows import RollartRow, rollart_tables
-from heddle_dask.benchmarks.rollart.workload import TaskMix
+from benchmarks.rollart.arms import TUNING_SEED, TrainingBench, base_job, ladder, with_rules
+from benchmarks.rollart.experiments import EXPERIMENTS, about, chosen
+from benchmarks.rollart.rows import RollartRow, rollart_tables
+from benchmarks.rollart.workload import TaskMix
 from heddle_dask.core.errors import BadInput
 
 

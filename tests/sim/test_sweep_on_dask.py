@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 from distributed import LocalCluster
 
+from benchmarks.commands.paper import paper
 from heddle_dask.cli import cluster_choice
-from heddle_dask.cli.bench.paper import paper
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.cli.plan.command import plan as plan_command
 from heddle_dask.cli.simulate import simulate as simulate_command
