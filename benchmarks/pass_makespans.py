@@ -8,15 +8,17 @@ from a policy that has moved on since (`predictor_passes`).
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from benchmarks.paper.results import ratios
-from benchmarks.paper.store import PaperStore, Row, engines_text
-from benchmarks.paper.sweep import stored_figures
+from benchmarks.paper.sweep import engines_text, stored_figures
 from benchmarks.predictor_passes import deal_passes, drift_of
+from benchmarks.row_file import Row
+from benchmarks.runner import LastFew, Run, Runner
+from benchmarks.tables import markdown, names, spread
 from heddle_dask.core.errors import BadInput
 from heddle_dask.sim.bound import MakespanBound, makespan_bound
 from heddle_dask.sim.clusters import Cluster
@@ -113,16 +115,6 @@ class _DrawnPasses:
     def __init__(self, workload: PassWorkload, place: PassPlace, seed: int) -> None:
         self._workload, self._seed = workload, seed
         self._fleet = place.cluster.fleet(place.model, max_context_tokens=workload.max_context_tokens)
-        options = asdict(workload)
-        self.key = {
-            "kind": "pass",
-            "model": place.model,
-            "workload": options.pop("name"),
-            "seed": seed,
-            "cluster": place.cluster_name,
-            "engines": engines_text(place.cluster.tp_degrees),
-            **options,
-        }
 
     @cached_property
     def _passes(self) -> tuple[list[PlannedTrajectory], list[PlannedTrajectory]]:
@@ -143,31 +135,51 @@ class _DrawnPasses:
         return {**stored_figures(rollout), "rolled_out": rollout.trajectories}
 
 
+_drawn = LastFew(_DrawnPasses)
+
+
+def makespan_run(workload: PassWorkload, place: PassPlace, seed: int, arm: Arm, predictor: str) -> Run:
+    """A rollout of the later pass."""
+    options = asdict(workload)
+    key = {
+        "kind": "pass",
+        "model": place.model,
+        "workload": options.pop("name"),
+        "seed": seed,
+        "cluster": place.cluster_name,
+        "engines": engines_text(place.cluster.tp_degrees),
+        **options,
+        "arm": arm.name,
+        "predictor": predictor,
+    }
+    return Run(key, partial(_rolled_out, workload, place, seed, arm, predictor))
+
+
+def _rolled_out(workload: PassWorkload, place: PassPlace, seed: int, arm: Arm, predictor: str) -> Row:
+    return _drawn(workload, place, seed).figures(arm, predictor)
+
+
 def measure_makespans(
     workload: PassWorkload,
     place: PassPlace,
     seeds: Sequence[int],
     strategies: Sequence[Arm],
     predictors: Sequence[str],
-    store: PaperStore,
-    *,
-    code: str,
-    on_run: Callable[[Row], None] = lambda row: None,
+    runner: Runner,
 ) -> list[Row]:
-    """The rows of every strategy, predictor and seed; those in the store are not run again."""
-    rows = []
-    for seed in seeds:
-        drawn = _DrawnPasses(workload, place, seed)
-        for arm in strategies:
-            for predictor in predictors:
-                key = {**drawn.key, "arm": arm.name, "predictor": predictor}
-                row = store.find(key)
-                if row is None:
-                    row = {**key, **drawn.figures(arm, predictor), "code": code}
-                    store.add(row)
-                    on_run(row)
-                rows.append(row)
-    return rows
+    """The rows of every strategy, predictor and seed."""
+    return runner.played(
+        (
+            makespan_run(workload, place, seed, arm, predictor)
+            for seed in seeds
+            for arm in strategies
+            for predictor in predictors
+        ),
+        lambda row: (
+            f"{row['workload']}, seed {row['seed']}, {row['arm']}, {row['predictor']}: "
+            f"{row['makespan_s']:,.1f} s"
+        ),
+    )
 
 
 def predictors_named(text: str) -> list[str]:
@@ -178,19 +190,29 @@ def predictors_named(text: str) -> list[str]:
     BadInput
         A name is unknown, or there is none.
     """
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in (*PREDICTORS, "all")]
-    if unknown or not names:
+    found = names(text)
+    unknown = [name for name in found if name not in (*PREDICTORS, "all")]
+    if unknown or not found:
         raise BadInput(
             f"--predictors {text}: use all, or some of {', '.join(PREDICTORS)}, separated by commas"
         )
-    return list(PREDICTORS) if "all" in names else list(dict.fromkeys(names))
+    return list(PREDICTORS) if "all" in found else list(dict.fromkeys(found))
 
 
 def makespan_tables(rows: Sequence[Row]) -> Iterator[str]:
     """A Markdown table: every strategy and predictor, and the first of them over it on the same seeds."""
-    yield "| workload | strategy | predictor | makespan s, median (least-most) | of bound | first row over it |"
-    yield "|---|---|---|---|---|---|"
+    heads = (
+        "workload",
+        "strategy",
+        "predictor",
+        "makespan s, median (least-most)",
+        "of bound",
+        "first row over it",
+    )
+    yield from markdown(heads, _makespan_lines(rows))
+
+
+def _makespan_lines(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
     lines: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         lines.setdefault((row["workload"], row["arm"], row["predictor"]), []).append(row)
@@ -199,11 +221,7 @@ def makespan_tables(rows: Sequence[Row]) -> Iterator[str]:
         seconds = [row["makespan_s"] for row in made]
         gains = ratios(first.setdefault(workload, made), made)
         share = statistics.median(row["bound_share"] for row in made)
-        yield (
-            f"| {workload} | `{arm}` | {predictor} | "
-            f"{statistics.median(seconds):,.0f} ({min(seconds):,.0f}-{max(seconds):,.0f}) | {share:.0%} | "
-            f"{statistics.median(gains):.2f} ({min(gains):.2f}-{max(gains):.2f}) |"
-        )
+        yield workload, f"`{arm}`", predictor, spread(seconds, 0), f"{share:.0%}", spread(gains)
 
 
 def _predictor(

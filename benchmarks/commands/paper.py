@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +14,7 @@ from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
     from benchmarks.paper.best_rule import BestRules
-    from benchmarks.paper.parts import PaperPart
-    from benchmarks.paper.store import PaperStore, Row
-    from benchmarks.paper.sweep import PaperRun, PaperSweep
+    from benchmarks.row_file import RowFile
 
 
 # With --best-rule, unless --arms says otherwise.
@@ -57,7 +53,7 @@ _BESIDE_RULES = "sticky-forecast,heddle:predictor=none,heddle,heddle-deadline:pr
 @click.option(
     "--scheduler",
     default=None,
-    help="Run on the workers of this Dask scheduler, an arm of a cell each [default: here].",
+    help="Run on the workers of this Dask scheduler, which need a checkout [default: here].",
 )
 @click.option(
     "--best-rule",
@@ -95,46 +91,41 @@ def paper(
 ) -> None:
     """Baselines and forms of heddle on the paper's models and workloads, each at the paper's and its best degree."""
     from benchmarks.paper.best_rule import BestRules
-    from benchmarks.paper.parts import parts_of
     from benchmarks.paper.results import PaperResults
     from benchmarks.paper.rule_search import routers_named
-    from benchmarks.paper.store import PaperStore
     from benchmarks.paper.sweep import PaperConditions, PaperSweep, arms_named, cells_named
     from benchmarks.paper.tables import all_tables, as_json_object, main_tables
+    from benchmarks.row_file import RowFile
+    from benchmarks.runner import Runner
+    from benchmarks.tables import names
     from heddle_dask.cli.code_digest import DECIDING, code_digest
     from heddle_dask.sim.clusters import cluster_of
     from heddle_dask.sim.sweep import parse_arms
 
     _check_asked(cells, out, markdown=markdown, best_rule=best_rule, on_cluster=scheduler is not None)
-    store = PaperStore(out)
+    rows = RowFile(out)
     if not markdown:
         conditions = PaperConditions(cluster, cluster_of(cluster), trajectories, samples, max_context_tokens)
-        code = code_digest(DECIDING)
+        runner = Runner(rows, code_digest(DECIDING), lambda line: click.echo(line, err=True), scheduler)
         found, reported = cells_named(cells), range(seed, seed + seeds)
-        asked = (conditions, found, () if best_rule else arms_named(arms), reported, store)
-        store.check_writable()
-        if warning := store.other_code(code):
+        rows.check_writable()
+        if warning := rows.other_code(runner.code):
             click.echo(warning, err=True)
         if best_rule:
             search = BestRules(
                 conditions,
                 found,
                 parse_arms(_BESIDE_RULES if arms == "all" else arms),
-                store,
+                runner,
                 search_seeds=range(search_seed, search_seed + search_seeds),
                 seeds=reported,
-                code=code,
                 routers=routers_named(routers),
-                degrees=_degrees(degrees),
-                on_run=_say,
+                degrees=_degrees(names(degrees)),
             )
-            _print_rules(search, store, as_json=as_json)
+            _print_rules(search, rows, as_json=as_json)
             return
-        if scheduler is None:
-            _play(PaperSweep(*asked, code=code, only_chosen=only_chosen))
-        else:
-            _play_there(parts_of(*asked, code=code, only_chosen=only_chosen), store, scheduler)
-    results = PaperResults(store.rows("run"), store.rows("degrees"))
+        PaperSweep(conditions, found, arms_named(arms), reported, runner, only_chosen=only_chosen).play()
+    results = PaperResults(rows.rows("run"), rows.rows("degrees"))
     for line in (all_tables if markdown else main_tables)(results):
         click.echo(line, err=as_json)
     if as_json:
@@ -150,23 +141,13 @@ def _check_asked(cells: str, out: Path | None, *, markdown: bool, best_rule: boo
         raise BadInput("--markdown prints stored runs: give --out FILE of an earlier sweep")
 
 
-def _degrees(text: str) -> list[int]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not all(name.isdecimal() and int(name) for name in names):
-        raise BadInput(f"--degrees {text}: give TP degrees, separated by commas")
-    return [int(name) for name in names]
+def _degrees(texts: list[str]) -> list[int]:
+    if not all(text.isdecimal() and int(text) for text in texts):
+        raise BadInput(f"--degrees {','.join(texts)}: give TP degrees, separated by commas")
+    return [int(text) for text in texts]
 
 
-def _say(run: PaperRun) -> None:
-    row = run.row
-    click.echo(
-        f"{row['model']}/{row['workload']}, {row['arm']} on {row['engines']}, seed {row['seed']}: "
-        f"{row['makespan_s']:,.1f} s ({run.cpu_s:.1f} s of CPU)",
-        err=True,
-    )
-
-
-def _print_rules(search: BestRules, store: PaperStore, *, as_json: bool) -> None:
+def _print_rules(search: BestRules, rows: RowFile, *, as_json: bool) -> None:
     """Search the best simple rule of each cell, and print it beside the other strategies."""
     from benchmarks.paper.best_rule import as_json_object, best_rule_tables
 
@@ -174,47 +155,4 @@ def _print_rules(search: BestRules, store: PaperStore, *, as_json: bool) -> None
     for line in best_rule_tables(found):
         click.echo(line, err=as_json)
     if as_json:
-        print_json(as_json_object(found, store))
-
-
-def _play(sweep: PaperSweep) -> None:
-    """Run the sweep; prints a line per run, with an upper bound of the time left."""
-    total = sweep.most_runs()
-    began_s, fresh = time.monotonic(), 0
-    for number, run in enumerate(sweep.runs(), start=1):
-        if run.cpu_s is None:
-            continue
-        fresh += 1
-        row = run.row
-        left_s = (time.monotonic() - began_s) / fresh * (total - number)
-        click.echo(
-            f"{number}/{total}: {row['model']}/{row['workload']}, {row['arm']} on {row['engines']}, "
-            f"seed {row['seed']}: {row['makespan_s']:,.1f} s, {row['bound_share']:.1%} of the bound "
-            f"({run.cpu_s:.1f} s of CPU); at most {left_s / 60:,.0f} min left",
-            err=True,
-        )
-
-
-def _play_there(parts: Sequence[PaperPart], store: PaperStore, scheduler: str) -> None:
-    """Run the parts on a Dask cluster; stores the rows of each part as it ends and prints a line."""
-    from benchmarks.paper.parts import run_part
-    from heddle_dask.cli.rollout.progress import duration
-    from heddle_dask.cli.sweep_runs import run_on_cluster
-
-    began_s, done = time.monotonic(), 0
-
-    def ended(number: int, rows: list[Row]) -> None:
-        nonlocal done
-        done += 1
-        for row in rows:
-            if store.find(row) is None:  # two arms of one predictor choose the same degrees
-                store.add(row)
-        runs = sum(row["kind"] == "run" for row in rows)
-        left = len(parts) - done
-        rest = f"; about {duration((time.monotonic() - began_s) / done * left)} left" if left else ""
-        say(f"{done}/{len(parts)}: {parts[number].name}: {runs} runs{rest}")
-
-    def say(line: str) -> None:
-        click.echo(line, err=True)
-
-    run_on_cluster(run_part, parts, scheduler, say, ended)
+        print_json(as_json_object(found, rows))

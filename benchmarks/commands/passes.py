@@ -13,9 +13,9 @@ from heddle_dask.cli.shared_options import print_measured, shared_options
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from benchmarks.paper.store import PaperStore, Row
     from benchmarks.pass_makespans import PassPlace, PassWorkload
     from benchmarks.predictor_passes import PassReport
+    from benchmarks.row_file import Row, RowFile
 
 
 @click.command("passes")
@@ -97,10 +97,10 @@ def passes(
     """Accuracy and makespan of a pass over prompts: without a predictor, before they are known, and after."""
     if not traces and not workloads:
         raise BadInput("nothing to measure: give --trace or --makespan")
-    from benchmarks.paper.store import PaperStore
+    from benchmarks.row_file import RowFile
 
-    store = PaperStore(out)
-    store.check_writable()
+    file = RowFile(out)
+    file.check_writable()
     rows: list[Row] = []
     if workloads:
         from benchmarks.pass_makespans import PassWorkload, makespan_tables
@@ -108,7 +108,7 @@ def passes(
         shape = trajectories, samples, max_context_tokens, token_scale, tool_scale
         drawn = [PassWorkload(name, *shape) for name in workloads]
         place = _place(cluster, tp, model)
-        rows = _makespans(drawn, place, range(seed, seed + seeds), strategies, predictors, store)
+        rows = _makespans(drawn, place, range(seed, seed + seeds), strategies, predictors, file)
     files: list[dict[str, object]] = []
     for trace in traces:
         # XGBoost takes a second to import.
@@ -144,25 +144,21 @@ def _makespans(
     seeds: range,
     strategies: str,
     predictors: str,
-    store: PaperStore,
+    file: RowFile,
 ) -> list[Row]:
     from benchmarks.pass_makespans import measure_makespans, predictors_named
+    from benchmarks.runner import Runner
     from heddle_dask.cli.code_digest import DECIDING, code_digest
     from heddle_dask.sim.sweep import parse_arms
-
-    def ran(row: Row) -> None:
-        _say(
-            f"{row['workload']}, seed {row['seed']}, {row['arm']}, {row['predictor']}: {row['makespan_s']:,.1f} s"
-        )
 
     arms, names, code = parse_arms(strategies), predictors_named(predictors), code_digest(DECIDING)
     if stated := next((arm for arm in arms if any("predictor=" in text for text in arm.overrides)), None):
         raise BadInput(f"--strategies {stated.name}: name predictors with --predictors")
-    if warning := store.other_code(code):
+    if warning := file.other_code(code):
         _say(warning)
     rows: list[Row] = []
     for workload in workloads:
-        rows += measure_makespans(workload, place, seeds, arms, names, store, code=code, on_run=ran)
+        rows += measure_makespans(workload, place, seeds, arms, names, Runner(file, code, _say))
     return rows
 
 

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 from benchmarks.paper.degrees import fleets_that_fit
 from benchmarks.paper.results import ratios
 from benchmarks.paper.rule_search import ROUTERS, RuleSearch, SimpleRule
-from benchmarks.paper.store import PaperStore, Row
-from benchmarks.paper.sweep import (
-    DrawnCell,
-    PaperArm,
-    PaperCell,
-    PaperConditions,
-    PaperRun,
-    run_once,
-)
+from benchmarks.paper.sweep import PaperArm, PaperCell, PaperConditions, paper_run, told
+from benchmarks.row_file import Row, RowFile
+from benchmarks.runner import Runner
+from benchmarks.tables import markdown, spread
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.published import model_of
 from heddle_dask.sim.rollout import Arm
@@ -43,7 +37,7 @@ class BestRule:
 
 
 class BestRules:
-    """Searches cell by cell; runs in the store are not repeated.
+    """Searches cell by cell; runs that the file has are not repeated.
 
     Parameters
     ----------
@@ -63,25 +57,22 @@ class BestRules:
         conditions: PaperConditions,
         cells: Sequence[PaperCell],
         arms: Sequence[Arm],
-        store: PaperStore,
+        runner: Runner,
         *,
         search_seeds: Sequence[int],
         seeds: Sequence[int],
-        code: str,
         routers: Sequence[str] = ROUTERS,
         degrees: Sequence[int] = (),
-        on_run: Callable[[PaperRun], None] = lambda run: None,
     ) -> None:
         both = sorted({*search_seeds} & {*seeds})
         if both:
             raise BadInput(
                 f"seed {both[0]} is both searched and reported: choose other --search-seed or --seed"
             )
-        self._conditions, self._cells, self._arms, self._store = conditions, cells, arms, store
-        self._search_seeds, self._seeds, self._code = tuple(search_seeds), tuple(seeds), code
-        self._routers, self._on_run = routers, on_run
+        self._conditions, self._cells, self._arms, self._runner = conditions, cells, arms, runner
+        self._search_seeds, self._seeds = tuple(search_seeds), tuple(seeds)
+        self._routers = routers
         self._degrees = {cell.model: self._degrees_of(cell.model, degrees) for cell in cells}
-        self._drawn = cache(self._draw)
 
     def results(self) -> Iterator[BestRule]:
         """Yield every cell when it is done."""
@@ -123,13 +114,7 @@ class BestRules:
     def _row(self, cell: PaperCell, text: str, degree: int, seed: int) -> Row:
         arm = PaperArm(text, "baselines", Arm.parse(text))
         degrees = replace(self._conditions.cluster, tp=degree).tp_degrees
-        run = run_once(self._store, self._drawn(cell, seed), arm, degrees, code=self._code)
-        if run.cpu_s is not None:
-            self._on_run(run)
-        return run.row
-
-    def _draw(self, cell: PaperCell, seed: int) -> DrawnCell:
-        return DrawnCell(self._conditions, cell, seed)
+        return self._runner.row(paper_run(self._conditions, cell, seed, arm, degrees), told)
 
 
 def best_rule_tables(found: Sequence[BestRule]) -> Iterator[str]:
@@ -142,8 +127,10 @@ def best_rule_tables(found: Sequence[BestRule]) -> Iterator[str]:
         "of bound",
         "best rule over it",
     )
-    yield "| " + " | ".join(heads) + " |"
-    yield "|" + "---|" * len(heads)
+    yield from markdown(heads, _best_rule_lines(found))
+
+
+def _best_rule_lines(found: Sequence[BestRule]) -> Iterator[Sequence[str]]:
     for each in found:
         lines = [(f"{place}. {rule.arm}", rows) for place, (rule, rows) in _placed(each)]
         lines += list(each.ours.items())
@@ -151,22 +138,21 @@ def best_rule_tables(found: Sequence[BestRule]) -> Iterator[str]:
             seconds = [row["makespan_s"] for row in rows]
             share = statistics.median(row["bound_share"] for row in rows)
             gains = ratios(each.rows[0], rows)
-            cells = (
+            yield (
                 each.cell.name,
                 f"`{name}`" if name in each.ours else name.replace(" ", " `", 1) + "`",
                 str(rows[0]["engines"]),
-                f"{statistics.median(seconds):,.0f} ({min(seconds):,.0f}-{max(seconds):,.0f})",
+                spread(seconds, 0),
                 f"{share:.0%}",
-                f"{statistics.median(gains):.2f} ({min(gains):.2f}-{max(gains):.2f})",
+                spread(gains),
             )
-            yield "| " + " | ".join(cells) + " |"
 
 
 def _placed(found: BestRule) -> Iterator[tuple[int, tuple[SimpleRule, tuple[Row, ...]]]]:
     return enumerate(zip(found.rules, found.rows, strict=True), start=1)
 
 
-def as_json_object(found: Sequence[BestRule], store: PaperStore) -> dict[str, object]:
+def as_json_object(found: Sequence[BestRule], rows: RowFile) -> dict[str, object]:
     """The rules of each cell, and all rows, those of the search included."""
     cells = [
         {
@@ -180,4 +166,4 @@ def as_json_object(found: Sequence[BestRule], store: PaperStore) -> dict[str, ob
         }
         for each in found
     ]
-    return {"cells": cells, "rows": store.rows("run")}
+    return {"cells": cells, "rows": rows.rows("run")}

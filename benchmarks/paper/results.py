@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.paper.store import CONDITIONS, Row
 from benchmarks.paper.sweep import PAPER_ARMS, PAPER_CELLS, PaperCell
+from benchmarks.row_file import CONDITIONS, Row
 from heddle_dask.core.errors import BadInput
 
 BASELINES = tuple(arm.name for arm in PAPER_ARMS if arm.role == "baselines")

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.tables import names
 from heddle_dask.core.errors import BadInput
 
 ROUTERS = (
@@ -41,11 +42,11 @@ def routers_named(text: str) -> tuple[str, ...]:
     BadInput
         A name is not one of them.
     """
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in names:
+    found = tuple(names(text))
+    for name in found:
         if name not in ROUTERS:
             raise BadInput(f"--routers {name}: give {', '.join(ROUTERS)}")
-    return names or ROUTERS
+    return found or ROUTERS
 
 
 @dataclass(frozen=True, slots=True)

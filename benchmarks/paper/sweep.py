@@ -12,13 +12,15 @@ interpretation. No constant was chosen to reproduce a ratio.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from benchmarks.paper.degrees import degrees_by_predictions, fleets_that_fit
-from benchmarks.paper.store import CONDITIONS, PaperStore, Row, engines_text
+from benchmarks.row_file import CONDITIONS, Row
+from benchmarks.runner import LastFew, Run, Runner
+from benchmarks.tables import names
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.published import model_of
 from heddle_dask.sim.bound import MakespanBound, makespan_bound
@@ -138,19 +140,19 @@ def arms_named(text: str) -> list[PaperArm]:
     BadInput
         There is no such arm.
     """
-    names = _names(text, "--arms")
-    for name in names:
+    wanted = _names(text, "--arms")
+    for name in wanted:
         if not any(name in (arm.name, arm.role, "all") for arm in PAPER_ARMS):
             known = ", ".join(arm.name for arm in PAPER_ARMS)
             raise BadInput(f"--arms {name}: use all, baselines, ours, ablations, or some of {known}")
-    return [arm for arm in PAPER_ARMS if {arm.name, arm.role, "all"}.intersection(names)]
+    return [arm for arm in PAPER_ARMS if {arm.name, arm.role, "all"}.intersection(wanted)]
 
 
 def _names(text: str, option: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
+    found = names(text)
+    if not found:
         raise BadInput(f"{option} names nothing: give one or more, separated by commas")
-    return names
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,6 @@ class DrawnCell:
 
     def __init__(self, conditions: PaperConditions, cell: PaperCell, seed: int) -> None:
         self.cell, self.seed, self.conditions = cell, seed, conditions
-        self.key = conditions.key(cell, seed)
         self._work = conditions.drawn(cell)
         self._bounds: dict[str, MakespanBound] = {}
 
@@ -252,28 +253,66 @@ class DrawnCell:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class PaperRun:
-    """A row, and the CPU seconds of its run; None for a stored row."""
+def engines_text(degrees: Sequence[int]) -> str:
+    """Engines by TP degree, largest first: ``16x4``, ``3x8+10x4``."""
+    return "+".join(f"{degrees.count(d)}x{d}" for d in sorted(dict.fromkeys(degrees), reverse=True))
 
-    row: Row
-    cpu_s: float | None
+
+_drawn = LastFew(DrawnCell)
+
+
+def paper_run(
+    conditions: PaperConditions, cell: PaperCell, seed: int, arm: PaperArm, degrees: tuple[int, ...]
+) -> Run:
+    """A rollout on engines of these TP degrees."""
+    key = {
+        "kind": "run",
+        **conditions.key(cell, seed),
+        "arm": arm.name,
+        "engines": engines_text(degrees),
+    }
+    return Run(key, partial(_simulated, conditions, cell, seed, arm, degrees))
+
+
+def _simulated(
+    conditions: PaperConditions, cell: PaperCell, seed: int, arm: PaperArm, degrees: tuple[int, ...]
+) -> Row:
+    return stored_figures(_drawn(conditions, cell, seed).simulated(arm, degrees))
+
+
+def paper_choice(conditions: PaperConditions, cell: PaperCell, seed: int, arm: PaperArm) -> Run:
+    """The choice of degrees from the predictions of an arm; arms with one predictor share it."""
+    key = {"kind": "degrees", **conditions.key(cell, seed), "predictor": arm.predictor}
+    return Run(key, partial(_chosen, conditions, cell, seed, arm))
+
+
+def _chosen(conditions: PaperConditions, cell: PaperCell, seed: int, arm: PaperArm) -> Row:
+    return _drawn(conditions, cell, seed).chosen(arm)
+
+
+def told(row: Row) -> str:
+    """A new row in a line."""
+    where = f"{row['model']}/{row['workload']}"
+    if row["kind"] == "degrees":
+        return f"{where}, degrees by {row['predictor']}, seed {row['seed']}: {row['engines']}"
+    return (
+        f"{where}, {row['arm']} on {row['engines']}, seed {row['seed']}: {row['makespan_s']:,.1f} s, "
+        f"{row['bound_share']:.1%} of the bound"
+    )
 
 
 class PaperSweep:
-    """All runs of some cells, arms and seeds, cell by cell; those in the store are not repeated.
+    """All runs of some cells, arms and seeds.
 
     Parameters
     ----------
-    code
-        Digest of the code in new rows.
     only_chosen
         Run arms with a predictor only on the degrees that the resource manager chose, not on uniform ones.
 
     Raises
     ------
     BadInput
-        The store has runs under other conditions, or a model does not fit at the paper's TP degree.
+        The file has runs under other conditions, or a model does not fit at the paper's TP degree.
     """
 
     def __init__(
@@ -282,18 +321,18 @@ class PaperSweep:
         cells: Sequence[PaperCell],
         arms: Sequence[PaperArm],
         seeds: Sequence[int],
-        store: PaperStore,
+        runner: Runner,
         *,
-        code: str,
         only_chosen: bool = False,
     ) -> None:
-        self._conditions, self._cells, self._arms, self._seeds = conditions, cells, arms, seeds
-        self._store = store
-        self._code = code
-        self._only_chosen = only_chosen
+        self._conditions, self._cells, self._seeds, self._runner = conditions, cells, seeds, runner
+        self._planned = [arm for arm in arms if arm.predictor]
+        self._uniform = [
+            arm for arm in arms if arm.role == "baselines" or (arm.role == "ours" and not only_chosen)
+        ]
         self._degrees = {cell.model: self._degrees_of(cell.model) for cell in cells}
         wanted = {cell.model: conditions.key(cell, 0) for cell in cells}
-        for row in store.rows("run"):
+        for row in runner.rows.rows("run"):
             key = wanted.get(row["model"], row)
             for name in CONDITIONS:
                 if row[name] != key[name]:
@@ -301,25 +340,46 @@ class PaperSweep:
                         f"--out has runs of {row['model']} with {name} {row[name]}, not {key[name]}: give another file"
                     )
 
-    def most_runs(self) -> int:
-        """Upper bound of the number of runs of the whole sweep."""
-        planned = sum(bool(arm.predictor) for arm in self._arms)
-        uniform = sum(self._goes_uniform(arm) for arm in self._arms)
-        total = 0
-        for cell in self._cells:
-            degrees = len(self._degrees[cell.model])
-            total += (degrees + (len(self._seeds) - 1) * min(2, degrees)) * uniform
-            total += len(self._seeds) * planned
-        return total
+    def play(self) -> None:
+        """Choose degrees; then run on them, and the first seed on all uniform ones; then the others on its best."""
+        self._runner.played(self._choices(), told)
+        self._runner.played(self._first_runs(), told)
+        self._runner.played(self._later_runs(), told)
 
-    def runs(self) -> Iterator[PaperRun]:
-        """Yield every run when it is done."""
+    def _choices(self) -> Iterator[Run]:
         for cell in self._cells:
             for seed in self._seeds:
-                drawn = DrawnCell(self._conditions, cell, seed)
-                for arm in self._arms:
-                    for degrees in self._places(drawn, arm):
-                        yield self._run(drawn, arm, degrees)
+                for arm in self._planned:
+                    yield paper_choice(self._conditions, cell, seed, arm)
+
+    def _first_runs(self) -> Iterator[Run]:
+        for cell in self._cells:
+            for seed in self._seeds:
+                if seed == self._seeds[0]:
+                    for arm in self._uniform:
+                        yield from self._on(cell, seed, arm, self._degrees[cell.model])
+                for arm in self._planned:
+                    choice = self._runner.rows.find(paper_choice(self._conditions, cell, seed, arm).key)
+                    assert choice is not None
+                    yield paper_run(self._conditions, cell, seed, arm, tuple(choice["degrees"]))
+
+    def _later_runs(self) -> Iterator[Run]:
+        for cell in self._cells:
+            for seed in self._seeds[1:]:
+                for arm in self._uniform:
+                    best = self._best_degree(cell, arm)
+                    yield from self._on(cell, seed, arm, (PAPER_DEGREES[cell.model], best))
+
+    def _on(self, cell: PaperCell, seed: int, arm: PaperArm, degrees: Iterable[int]) -> Iterator[Run]:
+        for degree in degrees:
+            engines = replace(self._conditions.cluster, tp=degree).tp_degrees
+            yield paper_run(self._conditions, cell, seed, arm, engines)
+
+    def _best_degree(self, cell: PaperCell, arm: PaperArm) -> int:
+        """Best uniform degree of the first seed, whose runs at all degrees are done."""
+        degrees = self._degrees[cell.model]
+        rows = self._runner.played(self._on(cell, self._seeds[0], arm, degrees), told)
+        return min(zip(degrees, rows, strict=True), key=lambda pair: pair[1]["makespan_s"])[0]
 
     def _degrees_of(self, model: str) -> tuple[int, ...]:
         conditions = self._conditions
@@ -330,57 +390,6 @@ class PaperSweep:
                 f"{conditions.max_context_tokens} tokens: shorten it"
             )
         return degrees
-
-    def _goes_uniform(self, arm: PaperArm) -> bool:
-        return arm.role == "baselines" or (arm.role == "ours" and not self._only_chosen)
-
-    def _uniform(self, degree: int) -> tuple[int, ...]:
-        return replace(self._conditions.cluster, tp=degree).tp_degrees
-
-    def _places(self, drawn: DrawnCell, arm: PaperArm) -> Iterator[tuple[int, ...]]:
-        """The fleets on which an arm runs, without duplicates."""
-        places: list[tuple[int, ...]] = []
-        if self._goes_uniform(arm):
-            degrees = self._degrees[drawn.cell.model]
-            if drawn.seed != self._seeds[0]:
-                degrees = (PAPER_DEGREES[drawn.cell.model], self._best_degree(drawn.cell, arm))
-            places = [self._uniform(degree) for degree in degrees]
-        if arm.predictor:
-            places.append(self._chosen(drawn, arm))
-        yield from dict.fromkeys(places)
-
-    def _best_degree(self, cell: PaperCell, arm: PaperArm) -> int:
-        """Best uniform degree of the first seed, whose runs at all degrees are done."""
-        drawn = DrawnCell(self._conditions, cell, self._seeds[0])
-        return min(
-            self._degrees[cell.model],
-            key=lambda d: self._run(drawn, arm, self._uniform(d)).row["makespan_s"],
-        )
-
-    def _chosen(self, drawn: DrawnCell, arm: PaperArm) -> tuple[int, ...]:
-        row: dict[str, Any] = {"kind": "degrees", **drawn.key, "predictor": arm.predictor}
-        found = self._store.find(row)
-        if found is None:
-            found = {**row, **drawn.chosen(arm), "code": self._code}
-            self._store.add(found)
-        return tuple(found["degrees"])
-
-    def _run(self, drawn: DrawnCell, arm: PaperArm, degrees: tuple[int, ...]) -> PaperRun:
-        return run_once(self._store, drawn, arm, degrees, code=self._code)
-
-
-def run_once(
-    store: PaperStore, drawn: DrawnCell, arm: PaperArm, degrees: tuple[int, ...], *, code: str
-) -> PaperRun:
-    """The row of a run: from the store, or made and stored."""
-    row: dict[str, Any] = {"kind": "run", **drawn.key, "arm": arm.name, "engines": engines_text(degrees)}
-    kept = store.find(row)
-    if kept is not None:
-        return PaperRun(kept, None)
-    rollout = drawn.simulated(arm, degrees)
-    made = {**row, **stored_figures(rollout), "code": code}
-    store.add(made)
-    return PaperRun(made, rollout.cpu_s)
 
 
 def stored_figures(rollout: SimulatedRollout) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from benchmarks.paper.results import BASELINES, OURS, PaperResults, median_of, ratios
-from benchmarks.paper.store import Row
 from benchmarks.paper.sweep import PAPER_ARMS, PAPER_DEGREES, PaperCell
+from benchmarks.row_file import Row
+from benchmarks.tables import spread, titled_table
 
 # Throughput of heddle over theirs (7.4).
 PAPER_RANGES = {"verl": (1.4, 2.3), "verl-hybrid": (1.1, 2.4), "slime": (1.2, 2.5)}
@@ -64,33 +65,13 @@ def _conditions(results: PaperResults) -> Iterator[str]:
         yield f"{model}: " + ", ".join(f"{name} {value}" for name, value in its.items()) + "."
 
 
-def _table(title: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
-    if not lines:
-        return
-    yield ""
-    yield f"### {title}"
-    yield ""
-    yield "| " + " | ".join(heads) + " |"
-    yield "|" + "---|" * len(heads)
-    for line in lines:
-        yield "| " + " | ".join(line) + " |"
-
-
-def _spread(found: Ratios, digits: int = 2) -> str:
-    """Median (least-most)."""
-    if not found:
-        return "-"
-    middle = f"{statistics.median(found):,.{digits}f}"
-    return middle if len(found) == 1 else f"{middle} ({min(found):,.{digits}f}-{max(found):,.{digits}f})"
-
-
 def _beside(found: Ratios, span: tuple[float, float] | None) -> str:
     """The spread, and its position relative to the paper's range."""
     if not found or span is None:
-        return _spread(found)
+        return spread(found)
     middle = statistics.median(found)
     where = "below" if middle < span[0] else "above" if middle > span[1] else "inside"
-    return f"{_spread(found)} {where}"
+    return f"{spread(found)} {where}"
 
 
 def _head(name: str, span: tuple[float, float] | None) -> str:
@@ -124,7 +105,7 @@ def _at_paper_degree(results: PaperResults) -> Iterator[str]:
             lines.append([arm, f"median of {len(cells)}", "", "", *middles])
     heads = ["form", "cell", "its engines", "theirs"]
     heads += [_head(f"over {name}", PAPER_RANGES.get(name)) for name in BASELINES]
-    yield from _table("Over each baseline at the paper's degree", heads, lines)
+    yield from titled_table("Over each baseline at the paper's degree", heads, lines)
 
 
 def _at_best_degree(results: PaperResults) -> Iterator[str]:
@@ -140,12 +121,11 @@ def _at_best_degree(results: PaperResults) -> Iterator[str]:
         cells = [cell for cell in results.cells if results.chosen(cell, arm)]
         for cell in cells:
             each = [
-                f"{_spread(found(arm, name, cell))} at {results.best_degree(cell, name)}"
-                for name in BASELINES
+                f"{spread(found(arm, name, cell))} at {results.best_degree(cell, name)}" for name in BASELINES
             ]
             best = results.best_baseline(cell)
             share = f"{median_of(results.at_best(cell, best), 'bound_share'):.0%}" if best else "-"
-            lines.append([arm, cell.name, *each, best or "-", share, _spread(over_best(arm, cell))])
+            lines.append([arm, cell.name, *each, best or "-", share, spread(over_best(arm, cell))])
         if cells:
             middles = [_over_cells(results, partial(found, arm, name)) for name in BASELINES]
             last = _over_cells(results, partial(over_best, arm))
@@ -158,7 +138,7 @@ def _at_best_degree(results: PaperResults) -> Iterator[str]:
         "its share of the bound",
     ]
     heads.append("over the best")
-    yield from _table("Over each baseline at that baseline's best uniform degree", heads, lines)
+    yield from titled_table("Over each baseline at that baseline's best uniform degree", heads, lines)
 
 
 def _forms(results: PaperResults) -> Iterator[str]:
@@ -178,7 +158,7 @@ def _forms(results: PaperResults) -> Iterator[str]:
             for chosen in (True, False):
                 its = rows(arm, chosen, cell)
                 share = f"{median_of(its, 'bound_share'):.0%}" if its else "-"
-                line += [_engines(its), _spread(found(arm, chosen, cell)), share]
+                line += [_engines(its), spread(found(arm, chosen, cell)), share]
             if line[2:] != ["-"] * 6:
                 lines.append(line)
         middles = [_over_cells(results, partial(found, arm, chosen)) for chosen in (True, False)]
@@ -186,7 +166,9 @@ def _forms(results: PaperResults) -> Iterator[str]:
             lines.append([arm, "median cell", "", middles[0], "", "", middles[1], ""])
     heads = ["form", "cell", "chosen engines", "over the best baseline", "of bound"]
     heads += ["best uniform", "over the best baseline", "of bound"]
-    yield from _table("Forms of heddle, over the best baseline at its best uniform degree", heads, lines)
+    yield from titled_table(
+        "Forms of heddle, over the best baseline at its best uniform degree", heads, lines
+    )
 
 
 def _ablations(results: PaperResults) -> Iterator[str]:
@@ -213,7 +195,7 @@ def _ablations(results: PaperResults) -> Iterator[str]:
         for name in ("all at the paper's", "all at 8", "all at the best uniform")
     ]
     title = "Ablations: heddle over heddle with a part replaced, exact predictions"
-    yield from _table(title, ["cell", *heads], lines)
+    yield from titled_table(title, ["cell", *heads], lines)
 
 
 def _choices(results: PaperResults) -> Iterator[str]:
@@ -242,7 +224,7 @@ def _choices(results: PaperResults) -> Iterator[str]:
         "came s",
         "best uniform s",
     ]
-    yield from _table("What the resource manager foresaw", heads, lines)
+    yield from titled_table("What the resource manager foresaw", heads, lines)
 
 
 def _by_degree(results: PaperResults) -> Iterator[str]:
@@ -260,7 +242,7 @@ def _by_degree(results: PaperResults) -> Iterator[str]:
                 shown = [f"{first[d]:,.0f}" if d in first else "-" for d in degrees]
                 lines.append([cell.name, name, *shown])
     title = f"Makespan in seconds at each uniform degree, seed {results.seeds[0]}" if results.seeds else ""
-    yield from _table(title, ["cell", "arm", *(f"TP {d}" for d in degrees)], lines)
+    yield from titled_table(title, ["cell", "arm", *(f"TP {d}" for d in degrees)], lines)
 
 
 def _arms() -> tuple[str, ...]:
@@ -280,7 +262,7 @@ def _figures(results: PaperResults) -> Iterator[str]:
             if arm.predictor and results.chosen(cell, arm.name) not in places:
                 places.append(results.chosen(cell, arm.name))
             lines += [_figures_of(arm.name, rows) for rows in places if rows]
-        yield from _table(cell.name, _HEADS, lines)
+        yield from titled_table(cell.name, _HEADS, lines)
 
 
 def _figures_of(name: str, rows: Sequence[Row]) -> list[str]:
@@ -294,7 +276,7 @@ def _figures_of(name: str, rows: Sequence[Row]) -> list[str]:
     return [
         name,
         _engines(rows),
-        _spread([row["makespan_s"] for row in rows], 0),
+        spread([row["makespan_s"] for row in rows], 0),
         f"{median_of(rows, 'tokens_per_s'):,.0f}",
         f"{median_of(rows, 'bound_share'):.0%}",
         str(rows[0]["bound_binding"]),

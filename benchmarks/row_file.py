@@ -1,4 +1,4 @@
-"""Rows of `python -m benchmarks paper` and `passes`, in memory and in a JSON-lines file, where each is written at once.
+"""Rows of runs by their keys, in memory and in a JSON-lines file that gets each row as its run ends.
 
 A sweep of hours may be interrupted at any time: rows in the file are not run again. An incomplete last line is dropped.
 """
@@ -6,7 +6,7 @@ A sweep of hours may be interrupted at any time: rows in the file are not run ag
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,17 @@ from heddle_dask.core.errors import BadInput
 Row = Mapping[str, Any]
 CONDITIONS = ("cluster", "trajectories", "samples", "max_context_tokens")
 _WHERE = ("kind", "model", "workload", "seed", *CONDITIONS)
-# Key fields of a row, by kind.
+# Key fields of a row, by kind. A job is a text that says everything, and its figures are those of one version.
 _KEYS = {
     "run": (*_WHERE, "arm", "engines"),
     "degrees": (*_WHERE, "predictor"),
     "pass": (*_WHERE, "token_scale", "tool_scale", "engines", "arm", "predictor"),
+    "job": ("kind", "of", "job", "code"),
+    "live": ("kind", "workload", "seed", "simulated", "fleet", "arm", "repeat"),
 }
 
 
-class PaperStore:
+class RowFile:
     """All rows by their keys.
 
     Parameters
@@ -92,11 +94,6 @@ class PaperStore:
             raise BadInput(f"{self._path}: {error.strerror}; give a file that can be written") from None
 
 
-def engines_text(degrees: Sequence[int]) -> str:
-    """Engines by TP degree, largest first: ``16x4``, ``3x8+10x4``."""
-    return "+".join(f"{degrees.count(d)}x{d}" for d in sorted(dict.fromkeys(degrees), reverse=True))
-
-
 def _read(path: Path) -> list[Row]:
     if not path.exists():
         return []
@@ -112,9 +109,7 @@ def _read(path: Path) -> list[Row]:
         except ValueError:
             row = None
         if not isinstance(row, dict) or row.get("kind") not in _KEYS:
-            raise BadInput(
-                f"{path}, line {number}: no row of `python -m benchmarks paper` or `passes`: give another file"
-            )
+            raise BadInput(f"{path}, line {number}: no row of a benchmark: give another file")
         rows.append(row)
     return rows
 
