@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Say = Callable[[str], None]
+F = TypeVar("F", bound="DataclassInstance")
+J = TypeVar("J", bound="DataclassInstance")
 T = TypeVar("T")
 
 
@@ -78,28 +80,23 @@ class Runner:
         return row
 
     def figures(
-        self,
-        of: str,
-        play: Callable[[T], DataclassInstance],
-        jobs: Sequence[T],
-        told: Callable[[T, Row], str],
-    ) -> list[Row]:
-        """The figures of jobs, which are dataclasses: equal jobs under one version of the code are played once.
+        self, figures: type[F], play: Callable[[J], F], jobs: Iterable[J], told: Callable[[J, F], str]
+    ) -> list[F]:
+        """The figures of jobs, in their order; equal jobs under one version of the code are played once.
 
         Parameters
         ----------
-        of
-            What kind of job this is, in the rows.
+        figures
+            A dataclass of numbers, texts, and mappings and sequences of them; `jobs` are dataclasses too.
+        told
+            A new job and its figures in a line.
         """
-        texts = {_text(job): job for job in jobs}
-        runs = {
-            text: Run(
-                {"kind": "job", "of": of, "job": text, "code": self.code}, partial(_job_figures, play, job)
-            )
-            for text, job in texts.items()
-        }
-        self.played(runs.values(), lambda row: told(texts[row["job"]], row))
-        return [self.row(runs[_text(job)], str) for job in jobs]
+        texts = [(_text(job), job) for job in jobs]
+        by_text = dict(texts)
+        of = {"kind": "job", "of": figures.__name__, "code": self.code}
+        runs = [Run({**of, "job": text}, partial(_job_figures, play, job)) for text, job in texts]
+        rows = self.played(runs, lambda row: told(by_text[row["job"]], _figures_of(figures, row)))
+        return [_figures_of(figures, row) for row in rows]
 
     def _play(self, fresh: Sequence[Run], told: Callable[[Row], str]) -> None:
         began_s, done = time.monotonic(), 0
@@ -131,13 +128,22 @@ def _played(run: Run) -> tuple[Row, float]:
     return run.play(), time.process_time() - began_s
 
 
-def _job_figures(play: Callable[[T], DataclassInstance], job: T) -> Row:
+def _job_figures(play: Callable[[J], F], job: J) -> Row:
     return asdict(play(job))
 
 
-def _text(job: Any) -> str:
+def _text(job: DataclassInstance) -> str:
     """A text that is equal for equal jobs, in every process."""
     return json.dumps(asdict(job), sort_keys=True)
+
+
+def _figures_of(figures: type[F], row: Row) -> F:
+    """The figures from their JSON form."""
+    return figures(**{each.name: _frozen(row[each.name]) for each in fields(figures)})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 class LastFew(Generic[T]):

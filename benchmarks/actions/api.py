@@ -14,6 +14,8 @@ from typing import Literal
 from benchmarks.actions.api_job import ApiFigures, ApiJob, run_api_job
 from benchmarks.actions.rows import ActionRow
 from benchmarks.actions.simulated_api import ApiTraits
+from benchmarks.experiments import Study
+from benchmarks.tables import ratio_fields
 from heddle_dask.core.pools import QuotaWindow
 
 TUNING_SEED = 1_000
@@ -41,39 +43,47 @@ def swept_traits() -> Iterator[tuple[str, ApiTraits]]:
                 yield f"{overload}s{counted}, {rate} calls/s, {latency_s:g} s", traits
 
 
-def simulated_rows(batches: Sequence[int] = (256, 1024), seeds: Sequence[int] = (1, 2, 3)) -> list[ActionRow]:
-    """Direct calls with retries, the paper's and tuned, against the pool; one row per API and arm, in virtual time."""
+def simulated_rows(study: Study, batches: Sequence[int] = (256, 1024)) -> list[ActionRow]:
+    """Direct calls with retries, the paper's and tuned, against the pool at the API's quota, in virtual time."""
     rows: list[ActionRow] = []
     for batch in batches:
         for name, traits in swept_traits():
-            rows += _rows_of(batch, name, traits, seeds)
+            rows += _rows_of(study, batch, name, traits)
     return rows
 
 
-def _rows_of(batch: int, name: str, traits: ApiTraits, seeds: Sequence[int]) -> list[ActionRow]:
+def _rows_of(study: Study, batch: int, name: str, traits: ApiTraits) -> list[ActionRow]:
     job = ApiJob(batch, 0, traits=traits)
-    pool = [run_api_job(replace(job, seed=seed)) for seed in seeds]
-    retries, retry_s = tuned_retries(replace(job, arm="direct"))
+    direct = replace(job, arm="direct")
+    retries, retry_s = tuned_retries(study, direct)
     arms = {
-        "pool": pool,
-        "direct, 3 retries": [run_api_job(replace(job, arm="direct", seed=seed)) for seed in seeds],
-        f"direct, tuned: {retries} retries from {retry_s:g} s": [
-            run_api_job(replace(job, arm="direct", seed=seed, retries=retries, retry_s=retry_s))
-            for seed in seeds
-        ],
+        "pool": job,
+        "direct, 3 retries": direct,
+        f"direct, tuned: {retries} retries from {retry_s:g} s": replace(
+            direct, retries=retries, retry_s=retry_s
+        ),
     }
-    return [_row(batch, name, arm, figures, pool) for arm, figures in arms.items()]
+    figures = {
+        arm: figures_of(study, [replace(each, seed=seed) for seed in study.seeds])
+        for arm, each in arms.items()
+    }
+    return [_row(batch, name, arm, found, figures["pool"]) for arm, found in figures.items()]
 
 
-def tuned_retries(job: ApiJob) -> tuple[int, float]:
+def figures_of(study: Study, jobs: Sequence[ApiJob]) -> list[ApiFigures]:
+    """The figures of each job."""
+    return study.runner.figures(ApiFigures, run_api_job, jobs, _told)
+
+
+def _told(job: ApiJob, figures: ApiFigures) -> str:
+    return f"{job.batch} trajectories, {job.arm}, {job.retries} retries, seed {job.seed}: {figures.step_s:,.1f} s"
+
+
+def tuned_retries(study: Study, job: ApiJob) -> tuple[int, float]:
     """Retries and back-off with the shortest batch among those that lose few actions; else with the fewest losses."""
-
-    def judged(choice: tuple[int, float]) -> tuple[float, float]:
-        retries, retry_s = choice
-        figures = run_api_job(replace(job, seed=TUNING_SEED, retries=retries, retry_s=retry_s))
-        return max(figures.failed_share, MOST_FAILED), figures.step_s
-
-    return min(GRID, key=judged)
+    jobs = [replace(job, seed=TUNING_SEED, retries=retries, retry_s=retry_s) for retries, retry_s in GRID]
+    judged = [(max(one.failed_share, MOST_FAILED), one.step_s) for one in figures_of(study, jobs)]
+    return min(zip(GRID, judged, strict=True), key=lambda pair: pair[1])[0]
 
 
 def _row(
@@ -90,9 +100,7 @@ def _row(
         act_mean_s=statistics.fmean(each.act_mean_s for each in figures),
         act_p99_s=statistics.fmean(each.act_p99_s for each in figures),
         step_s=statistics.fmean(each.step_s for each in figures),
-        ratio=statistics.fmean(ratios) if whole else 0.0,
-        ratio_least=min(ratios) if whole else 0.0,
-        ratio_most=max(ratios) if whole else 0.0,
+        **ratio_fields(ratios if whole else []),
         step_ratio=statistics.fmean(a.step_s / b.step_s for a, b in zip(figures, pool, strict=True))
         if whole
         else 0.0,

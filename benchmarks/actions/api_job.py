@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import statistics
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from benchmarks.actions.simulated_api import ApiTraits, SimulatedApi
 from heddle_dask.core import commands as cmd
@@ -63,7 +62,6 @@ class ApiFigures:
     failed_share: float
 
 
-@lru_cache(maxsize=4096)
 def run_api_job(job: ApiJob) -> ApiFigures:
     """Play one batch to its end."""
     run = _PoolRun(job) if job.arm == "pool" else _DirectRun(job)

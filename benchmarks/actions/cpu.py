@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from benchmarks.actions.cpu_job import CpuFigures, CpuJob, CpuTask
-from benchmarks.actions.cpu_play import CpuPlay
+from benchmarks.actions.cpu_job import CpuFigures, CpuJob, CpuTask, run_cpu_job
 from benchmarks.actions.rows import ActionRow
 from benchmarks.actions.software_workload import SoftwareWorkload
+from benchmarks.experiments import Experiment, Study
+from benchmarks.tables import ratio_fields
 from heddle_dask.sim.pod_settings import PodSettings
 
 ELASTIC = "elastic,order=fcfs"
@@ -37,16 +38,9 @@ def _act_mean_s(one: CpuFigures) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CpuBench:
-    """The experiments.
+    """The experiments."""
 
-    Attributes
-    ----------
-    seeds
-        Seeds that are reported.
-    """
-
-    play: CpuPlay
-    seeds: Sequence[int]
+    study: Study
     batches: Sequence[int] = BATCHES
 
     def batch_sizes(self) -> list[ActionRow]:
@@ -197,12 +191,10 @@ class CpuBench:
         for name, values in _swept(_part(_PART_BATCH)).items():
             found = [(text, self._ratios(arm, ours), arm) for text, arm, ours in values]
             means = [statistics.fmean(ratios) for _, ratios, _ in found]
-            for (text, ratios, arm), mean in zip(found, means, strict=True):
+            for text, ratios, arm in found:
                 row = self._row("cpu-constants", f"{name}: {text}", arm, self._figures(arm))
                 note = f"{min(means):.2f} to {max(means):.2f}"
-                rows.append(
-                    replace(row, ratio=mean, ratio_least=min(ratios), ratio_most=max(ratios), note=note)
-                )
+                rows.append(replace(row, **ratio_fields(ratios), note=note))
         return rows
 
     # -- parts -------------------------------------------------------------------------------------------------
@@ -234,9 +226,7 @@ class CpuBench:
             rows.append(
                 replace(
                     row,
-                    ratio=statistics.fmean(ratios),
-                    ratio_least=min(ratios),
-                    ratio_most=max(ratios),
+                    **ratio_fields(ratios),
                     step_ratio=statistics.fmean(steps),
                     paper_ratio=paper if name == paper_arm else "",
                     note="; ".join(text for text in (about, row.note) if text),
@@ -245,7 +235,10 @@ class CpuBench:
         return rows
 
     def _figures(self, job: CpuJob) -> list[CpuFigures]:
-        return self.play.figures([replace(job, seed=seed) for seed in self.seeds])
+        return self._played([replace(job, seed=seed) for seed in self.study.seeds])
+
+    def _played(self, jobs: Sequence[CpuJob]) -> list[CpuFigures]:
+        return self.study.runner.figures(CpuFigures, run_cpu_job, jobs, _told)
 
     def _ratios(self, arm: CpuJob, ours: CpuJob) -> list[float]:
         pairs = zip(self._figures(arm), self._figures(ours), strict=True)
@@ -281,9 +274,18 @@ class CpuBench:
 
     def _best(self, jobs: Mapping[Key, CpuJob]) -> Key:
         """The job with the least mean ACT, on a seed that is not reported."""
-        figures = self.play.figures([replace(job, seed=_TUNING_SEED) for job in jobs.values()])
+        figures = self._played([replace(job, seed=_TUNING_SEED) for job in jobs.values()])
         acts_s = dict(zip(jobs, (one.act_mean_s for one in figures), strict=True))
         return min(acts_s, key=lambda key: acts_s[key])
+
+
+def _told(job: CpuJob, figures: CpuFigures) -> str:
+    pods = job.pods
+    arm = job.actions if pods is None else f"pods of {pods.request_cpus:g} to {pods.limit_cpus:g} CPUs"
+    return (
+        f"{job.batch} trajectories, {job.cores} cores, {arm}, seed {job.seed}: ACT {figures.act_mean_s:.3f} s, "
+        f"step {figures.step_s:,.0f} s"
+    )
 
 
 def _part(batch: int) -> CpuJob:
@@ -360,14 +362,19 @@ def _swept(base: CpuJob) -> dict[str, list[tuple[str, CpuJob, CpuJob]]]:
     return swept
 
 
-CPU_EXPERIMENTS: Mapping[str, Callable[[CpuBench], list[ActionRow]]] = {
-    "cpu-batch": CpuBench.batch_sizes,
-    "cpu-cores": CpuBench.core_counts,
-    "cpu-stages": CpuBench.stages,
-    "cpu-units": CpuBench.unit_numbers,
-    "cpu-static": CpuBench.static_pools,
-    "cpu-shared-pool": CpuBench.shared_pool,
-    "cpu-profiles": CpuBench.profiles,
-    "cpu-order": CpuBench.orders,
-    "cpu-constants": CpuBench.constants,
+def _experiment(measure: Callable[[CpuBench], list[ActionRow]]) -> Experiment:
+    about = (measure.__doc__ or "").splitlines()[0]
+    return Experiment(about, lambda study: measure(CpuBench(study)))
+
+
+CPU_EXPERIMENTS: Mapping[str, Experiment] = {
+    "cpu-batch": _experiment(CpuBench.batch_sizes),
+    "cpu-cores": _experiment(CpuBench.core_counts),
+    "cpu-stages": _experiment(CpuBench.stages),
+    "cpu-units": _experiment(CpuBench.unit_numbers),
+    "cpu-static": _experiment(CpuBench.static_pools),
+    "cpu-shared-pool": _experiment(CpuBench.shared_pool),
+    "cpu-profiles": _experiment(CpuBench.profiles),
+    "cpu-order": _experiment(CpuBench.orders),
+    "cpu-constants": _experiment(CpuBench.constants),
 }

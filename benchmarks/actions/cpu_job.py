@@ -5,14 +5,11 @@ A job is picklable; its result depends on it alone.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 from benchmarks.actions.software_workload import SoftwareWorkload, action_trajectories
 from heddle_dask.core.nouns import HostDescription
@@ -92,11 +89,6 @@ class CpuJob:
     tp_degree: int = 4
 
     @property
-    def key(self) -> str:
-        """A text that is equal for equal jobs, in every process."""
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @property
     def batch(self) -> int:
         """Trajectories of all tasks."""
         return sum(task.trajectories for task in self.tasks)
@@ -125,8 +117,6 @@ class CpuFigures:
         Share of the core seconds until `step_s` that actions were granted (pods: what they could use).
     failed
         Actions that did not end well.
-    cpu_s
-        CPU seconds of the simulation.
     """
 
     actions: int
@@ -145,7 +135,6 @@ class CpuFigures:
     core_share: float
     failed: int
     completed: int
-    cpu_s: float = field(compare=False)
 
 
 def run_cpu_job(job: CpuJob) -> CpuFigures:
@@ -173,9 +162,8 @@ def run_cpu_job(job: CpuJob) -> CpuFigures:
         ]
     predictor = rollout_predictor(strategies.predictor, everything, warm)
     world = SimulatedWorld(strategies, fleet, everything, predictor=predictor, seed=job.seed)
-    began_s = time.process_time()
     world.run()
-    return _figures(job, world, plans, time.process_time() - began_s)
+    return _figures(job, world, plans)
 
 
 def _plans(task: CpuTask, number: int, seed: int) -> list[PlannedTrajectory]:
@@ -210,9 +198,7 @@ def _fleet(job: CpuJob) -> SimulatedFleet:
     )
 
 
-def _figures(
-    job: CpuJob, world: SimulatedWorld, plans: Sequence[Sequence[PlannedTrajectory]], cpu_s: float
-) -> CpuFigures:
+def _figures(job: CpuJob, world: SimulatedWorld, plans: Sequence[Sequence[PlannedTrajectory]]) -> CpuFigures:
     calls = [call for call in world.calls.all.values() if call.back_s >= 0.0]
     acts_s = [_act_s(call) for call in calls]
     programs = list(world.programs.values())
@@ -245,15 +231,8 @@ def _figures(
         core_share=sum(call.run_s * call.units for call in calls) / (step_s * job.cores),
         failed=sum(bool(call.cause) for call in world.calls.all.values()),
         completed=sum(program.status == "completed" for program in programs),
-        cpu_s=cpu_s,
     )
 
 
 def _act_s(call: SimulatedCall) -> float:
     return call.back_s - call.asked_s
-
-
-def figures_from(row: Mapping[str, Any]) -> CpuFigures:
-    """The figures from their JSON form."""
-    lists = {name: tuple(row[name]) for name in ("task_s", "task_act_s")}
-    return CpuFigures(**{**row, **lists})

@@ -24,6 +24,8 @@ from typing import Any
 from distributed import Client
 
 from benchmarks.actions.rows import ActionRow
+from benchmarks.experiments import Study
+from benchmarks.tables import ratio_fields
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
@@ -253,14 +255,13 @@ def _row(name: str, one: _Measured, ours: _Measured, trajectories: int, cpus: in
         act_p99_s=statistics.median(one.p99_s),
         step_s=statistics.median(one.makespan_s),
         cores=cpus,
-        ratio=statistics.median(ratios),
-        ratio_least=min(ratios),
-        ratio_most=max(ratios),
+        **{**ratio_fields(ratios), "ratio": statistics.median(ratios)},
         seeds=len(one.act_s),
         note=f"makespan times {statistics.median(spans):.2f}; {statistics.fmean(one.processes):.2f} processes a suite",
     )
 
 
-def live_rows(model: str, seeds: Sequence[int], say: Callable[[str], None]) -> list[ActionRow]:
+def live_rows(study: Study) -> list[ActionRow]:
     """The rows of ``python -m benchmarks actions --experiment live``: a round for each seed."""
-    return asyncio.run(measure_live(model, rounds=len(seeds), seed=seeds[0], on_progress=say))
+    rounds, seed = len(study.seeds), study.seeds[0]
+    return asyncio.run(measure_live(study.model, rounds=rounds, seed=seed, on_progress=study.runner.say))

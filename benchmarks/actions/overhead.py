@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -181,24 +181,3 @@ def _row(
         round(float(call_ms.mean() / 1000 / ran_s.mean()), 4) if ran_s.mean() > 0.01 else 0.0,
         round(float(np.sum((low <= ended_s) & (ended_s < high)) / (high - low)), 1),
     )
-
-
-def table(rows: Sequence[ActionOverheadRow]) -> list[str]:
-    """The rows as a table in Markdown."""
-    lines = [
-        "| actions | CPUs | at once | function | worker p50 / p99 | call p50 / p99 | share | actions per second |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        share = f"{row.overhead_share:.1%}" if row.overhead_share else ""
-        lines.append(
-            f"| {row.arm} | {row.cpus} | {row.at_once} | {1000 * row.run_s:.1f} ms "
-            f"| {row.worker_ms_p50} / {row.worker_ms_p99} ms | {row.call_ms_p50} / {row.call_ms_p99} ms | {share} "
-            f"| {row.actions_per_s:,.0f} |"
-        )
-    return lines
-
-
-def overhead_as_json(rows: Sequence[ActionOverheadRow]) -> dict[str, object]:
-    """JSON-able rows."""
-    return {"rows": [asdict(row) for row in rows]}

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from heddle_dask.cli.option_groups import SEEDS
-from heddle_dask.cli.shared_options import print_measured, shared_options
-
-if TYPE_CHECKING:
-    from benchmarks.actions.cpu_job import CpuFigures, CpuJob
-    from benchmarks.actions.cpu_play import CpuPlay
-    from benchmarks.actions.rows import ActionRow
+from heddle_dask.cli.shared_options import shared_options
 
 
 @click.command("actions")
@@ -29,12 +22,12 @@ if TYPE_CHECKING:
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     default=None,
-    help="JSON lines of simulated rollouts on CPUs: known ones are not run again.",
+    help="JSON lines of simulated rollouts: known ones are not run again.",
 )
 @click.option(
     "--scheduler",
     default=None,
-    help="Run the rollouts on CPUs on the workers of this Dask scheduler [default: here].",
+    help="Run them on the workers of this Dask scheduler, which need a checkout [default: here].",
 )
 @click.option(
     "--model",
@@ -52,47 +45,14 @@ def actions(
     seed: int,
 ) -> None:
     """ARL-Tangram's experiments with CPUs, GPUs and APIs, and what an action costs on a real cluster."""
-    from benchmarks.actions.experiments import EXPERIMENTS, chosen
-    from benchmarks.actions.rows import tables
-
-    if experiment == "list":
-        for name, one in EXPERIMENTS.items():
-            click.echo(f"{name:18}  {one.about}")
-        return
-    names = chosen(experiment)
-
-    def say(line: str) -> None:
-        click.echo(line, err=True)
-
-    from benchmarks.actions.cpu_play import CpuPlay, run_here
-    from heddle_dask.cli.code_digest import DECIDING, code_digest
+    from benchmarks.actions.experiments import EXPERIMENTS
     from heddle_dask.cli.model_choice import chosen_model
 
-    play = CpuPlay(code_digest(DECIDING), out, _on(scheduler, say) if scheduler else run_here, say)
-    live = any(not EXPERIMENTS[name].simulated for name in names)
-    rows = _measured(names, play, range(seed, seed + seeds), chosen_model(model, "emulated") if live else "")
-    for line in tables(rows):
-        click.echo(line, err=as_json)
-    if as_json:
-        print_measured({"rows": [row.as_json() for row in rows]})
-
-
-def _measured(names: Sequence[str], play: CpuPlay, seeds: Sequence[int], model: str) -> list[ActionRow]:
-    from benchmarks.actions.experiments import EXPERIMENTS
-
-    rows: list[ActionRow] = []
-    for name in names:
-        play.say(f"{name} …")
-        rows += EXPERIMENTS[name].rows(play, seeds, model)
-    return rows
-
-
-def _on(scheduler: str, say: Callable[[str], None]) -> Any:
-    """Runs jobs on a Dask cluster."""
-    from benchmarks.actions.cpu_job import run_cpu_job
-    from heddle_dask.cli.sweep_runs import run_on_cluster
-
-    def run(jobs: Sequence[CpuJob], ended: Callable[[int, CpuFigures], None]) -> None:
-        run_on_cluster(run_cpu_job, jobs, scheduler, say, ended)
-
-    return run
+    EXPERIMENTS.run(
+        experiment,
+        range(seed, seed + seeds),
+        out,
+        as_json=as_json,
+        scheduler=scheduler,
+        model=lambda: chosen_model(model, "emulated"),
+    )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from heddle_dask.cli.option_groups import SEEDS
-from heddle_dask.cli.output_file import check_writable, write_file
-from heddle_dask.cli.shared_options import print_measured, shared_options
+from heddle_dask.cli.shared_options import shared_options
 
 
 @click.command("rollart")
@@ -24,29 +22,11 @@ from heddle_dask.cli.shared_options import print_measured, shared_options
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     default=None,
-    help="JSON file for the rows.",
+    help="JSON lines of the runs: known ones are not run again.",
 )
 @shared_options
 def rollart(experiment: str, seeds: int, out: Path | None, as_json: bool, seed: int) -> None:
     """RollArt's experiments: training steps of synchronous and asynchronous arms, in virtual time."""
-    from benchmarks.rollart.arms import TrainingBench
-    from benchmarks.rollart.experiments import EXPERIMENTS, about, chosen
-    from benchmarks.rollart.rows import RollartRow, rollart_tables
+    from benchmarks.rollart.experiments import EXPERIMENTS
 
-    if experiment == "list":
-        for name in EXPERIMENTS:
-            click.echo(f"{name:12}  {about(name)}")
-        return
-    names = chosen(experiment)
-    if out is not None:
-        check_writable("--out", out)
-    bench = TrainingBench(range(seed, seed + seeds), lambda line: click.echo(line, err=True))
-    rows: list[RollartRow] = []
-    for name in names:
-        rows += EXPERIMENTS[name](bench)
-        if out is not None:
-            write_file("--out", out, json.dumps([row.as_json() for row in rows], indent=1) + "\n")
-    for line in rollart_tables(rows):
-        click.echo(line, err=as_json)
-    if as_json:
-        print_measured({"rows": [row.as_json() for row in rows]})
+    EXPERIMENTS.run(experiment, range(seed, seed + seeds), out, as_json=as_json)

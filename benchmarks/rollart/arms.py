@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from benchmarks.experiments import Study
 from benchmarks.rollart.rows import RollartRow
 from benchmarks.rollart.training.rules import TrainingRules
-from benchmarks.rollart.training.run import TrainingFigures
-from benchmarks.rollart.training_job import TP_DEGREES, TrainingJob, run_training_job, tasks_of
+from benchmarks.rollart.training_job import TP_DEGREES, StepFigures, TrainingJob, step_figures, tasks_of
 from benchmarks.rollart.workload import TaskMix
+from benchmarks.tables import ratio_fields
 
 TUNING_SEED = 901
 """The GPUs of every arm's trainer are chosen on this seed; others are reported."""
@@ -74,23 +75,18 @@ def ladder() -> Mapping[str, Callable[[TrainingJob], TrainingJob]]:
 
 
 class TrainingBench:
-    """Plays jobs on all seeds and makes rows of them.
+    """Plays jobs on all seeds of a study but `TUNING_SEED`, and makes rows of them."""
 
-    Parameters
-    ----------
-    seeds
-        Seeds that are reported; not `TUNING_SEED`.
-    say
-        Takes a line of progress.
-    """
+    def __init__(self, study: Study) -> None:
+        self.seeds = [seed for seed in study.seeds if seed != TUNING_SEED]
+        self.study = study
 
-    def __init__(self, seeds: Sequence[int], say: Callable[[str], None] = print) -> None:
-        self.seeds = [seed for seed in seeds if seed != TUNING_SEED]
-        self.say = say
-
-    def figures(self, job: TrainingJob) -> list[TrainingFigures]:
+    def figures(self, job: TrainingJob) -> list[StepFigures]:
         """The figures of each seed."""
-        return [run_training_job(job.seeded(seed)) for seed in self.seeds]
+        return self._played([job.seeded(seed) for seed in self.seeds])
+
+    def _played(self, jobs: Sequence[TrainingJob]) -> list[StepFigures]:
+        return self.study.runner.figures(StepFigures, step_figures, jobs, _told)
 
     def tuned(self, job: TrainingJob) -> TrainingJob:
         """The job with the trainer's GPUs that give the shortest step: three eighths or half of all."""
@@ -99,7 +95,8 @@ class TrainingBench:
         degree = TP_DEGREES[job.model]
         counts = {max(degree, job.gpus * share // 8 // degree * degree) for share in (3, 4)}
         jobs = [replace(job.seeded(TUNING_SEED), trainer_gpus=count) for count in sorted(counts)]
-        return min(jobs, key=lambda each: run_training_job(each).step_s)
+        figures = self._played(jobs)
+        return min(zip(jobs, figures, strict=True), key=lambda pair: pair[1].step_s)[0]
 
     def rows(
         self,
@@ -109,7 +106,7 @@ class TrainingBench:
         *,
         parameter: str = "",
         paper: Mapping[str, str] | None = None,
-        seconds: Callable[[TrainingFigures], float] = lambda one: one.step_s,
+        seconds: Callable[[StepFigures], float] = lambda one: one.step_s,
         note: str = "",
     ) -> list[RollartRow]:
         """A row for each arm, with its ratio to the arm `over`, seed by seed.
@@ -121,46 +118,28 @@ class TrainingBench:
         seconds
             What is compared.
         """
-        found: dict[str, list[TrainingFigures]] = {}
-        for name, job in arms.items():
-            found[name] = self.figures(job)
-            self.say(
-                f"{experiment}, {parameter or job.model}, {name}: {_mean(map(seconds, found[name])):,.1f} s"
-            )
+        self._played([job.seeded(seed) for seed in self.seeds for job in arms.values()])
+        found = {name: self.figures(job) for name, job in arms.items()}
         reference = [seconds(one) for one in found[over]] if isinstance(over, str) else list(over)
         rows = []
         for name, figures in found.items():
             ratios = [other / seconds(one) for other, one in zip(reference, figures, strict=True)]
-            job = arms[name]
-            rows.append(
-                row(
-                    experiment,
-                    name,
-                    parameter or job.model,
-                    job,
-                    figures,
-                    seconds,
-                    ratios if name != over else [],
-                    (paper or {}).get(name, ""),
-                    note,
-                )
-            )
+            row = training_row(experiment, name, parameter, arms[name], figures, seconds)
+            more = ratio_fields(ratios if name != over else [])
+            rows.append(replace(row, **more, paper_ratio=(paper or {}).get(name, ""), note=note))
         return rows
 
 
-def row(
+def training_row(
     experiment: str,
     arm: str,
     parameter: str,
     job: TrainingJob,
-    figures: Sequence[TrainingFigures],
-    seconds: Callable[[TrainingFigures], float],
-    ratios: Sequence[float],
-    paper_ratio: str = "",
-    note: str = "",
+    figures: Sequence[StepFigures],
+    seconds: Callable[[StepFigures], float],
 ) -> RollartRow:
-    """The row of one arm over seeds."""
-    ages: Counter[int] = Counter()
+    """The row of one arm over seeds, without a ratio."""
+    ages: Counter[str] = Counter()
     wasted: Counter[str] = Counter()
     for one in figures:
         ages.update(one.ages)
@@ -169,23 +148,23 @@ def row(
     return RollartRow(
         experiment,
         arm,
-        parameter,
+        parameter or job.model,
         _mean(map(seconds, figures)),
-        _mean(ratios) if ratios else 0.0,
-        paper_ratio,
-        min(ratios, default=0.0),
-        max(ratios, default=0.0),
         _mean(one.wait_share for one in figures),
         _mean(one.exposed_s for one in figures),
         {cause: tokens / sampled for cause, tokens in sorted(wasted.items())},
-        {str(age): count / ages.total() for age, count in sorted(ages.items())},
+        {age: count / ages.total() for age, count in sorted(ages.items(), key=lambda pair: int(pair[0]))},
         _mean(one.sampled_length for one in figures),
         _mean(one.trained_length for one in figures),
         job.gpus,
         job.trainer_gpus,
-        len(figures),
-        note,
+        seeds=len(figures),
     )
+
+
+def _told(job: TrainingJob, figures: StepFigures) -> str:
+    engines = job.gpus - job.trainer_gpus
+    return f"{job.model}, {job.rules.mode}, {engines} of {job.gpus} GPUs, seed {job.seed}: {figures.step_s:,.1f} s"
 
 
 def _mean(values: Iterable[float]) -> float:

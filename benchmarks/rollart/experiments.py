@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from types import MappingProxyType
 
-from benchmarks.experiment_tables import chosen_experiments
+from benchmarks.experiments import Experiment, Experiments, experiment
 from benchmarks.rollart.affinity import equal_cost_duel, mixed_pools
 from benchmarks.rollart.arms import (
     GROUPS,
@@ -21,8 +19,7 @@ from benchmarks.rollart.arms import (
 )
 from benchmarks.rollart.prefill_decode import separated
 from benchmarks.rollart.rows import RollartRow
-from benchmarks.rollart.training.run import TrainingFigures
-from benchmarks.rollart.training_job import TP_DEGREES
+from benchmarks.rollart.training_job import TP_DEGREES, StepFigures
 from benchmarks.rollart.workload import TaskMix
 
 MODELS = tuple(TP_DEGREES)
@@ -30,7 +27,7 @@ SIGMAS_S = {1.0: "1.23", 3.0: "1.51", 5.0: "1.69", 7.0: "2.18", 10.0: "2.27"}
 ALPHAS = (1, 2, 4, 6)
 
 
-def rollout_s(figures: TrainingFigures) -> float:
+def rollout_s(figures: StepFigures) -> float:
     """Seconds of a synchronous rollout."""
     return figures.rollout_s
 
@@ -183,56 +180,26 @@ def full_size(bench: TrainingBench) -> list[RollartRow]:
     return rows
 
 
-def pools_of_equal_cost(bench: TrainingBench) -> list[RollartRow]:
-    """H800 and H20 at equal cost, without and with affinity (7.3, Figure 11a)."""
-    return mixed_pools(bench.seeds)
+def _training(measure: Callable[..., list[RollartRow]], **options: str) -> Experiment:
+    about = (measure.__doc__ or "").splitlines()[0]
+    return Experiment(about, lambda study: measure(TrainingBench(study), **options))
 
 
-def duel(bench: TrainingBench) -> list[RollartRow]:
-    """Two H800 against six H20 with one task (2.2); ratio: time of H20 over that of H800."""
-    return equal_cost_duel(bench.seeds)
-
-
-def prefill_decode(bench: TrainingBench) -> list[RollartRow]:
-    """Prefill on H800 and decode on H20 (7.4, Table 5); ratio: engines that do both over the arm."""
-    return separated(bench.seeds)
-
-
-def about(name: str) -> str:
-    """What an experiment measures, in a line."""
-    measure = EXPERIMENTS[name]
-    function = measure.func if isinstance(measure, partial) else measure
-    return (function.__doc__ or "").splitlines()[0]
-
-
-RollartExperiment = Callable[[TrainingBench], list[RollartRow]]
-
-EXPERIMENTS: Mapping[str, RollartExperiment] = MappingProxyType(
+EXPERIMENTS = Experiments(
     {
-        "step-8b": partial(step_times, model="qwen3-8b"),
-        "step-14b": partial(step_times, model="qwen3-14b"),
-        "step-32b": partial(step_times, model="qwen3-32b"),
-        "gpus": gpu_counts,
-        "alpha": alphas,
-        "switch": switch_orders,
-        "transfer": transfers,
-        "sigma": sigmas,
-        "redundancy": redundancies,
-        "failing": failing,
-        "full-size": full_size,
-        "mixed-pools": pools_of_equal_cost,
-        "duel": duel,
-        "prefill-decode": prefill_decode,
+        "step-8b": _training(step_times, model="qwen3-8b"),
+        "step-14b": _training(step_times, model="qwen3-14b"),
+        "step-32b": _training(step_times, model="qwen3-32b"),
+        "gpus": _training(gpu_counts),
+        "alpha": _training(alphas),
+        "switch": _training(switch_orders),
+        "transfer": _training(transfers),
+        "sigma": _training(sigmas),
+        "redundancy": _training(redundancies),
+        "failing": _training(failing),
+        "full-size": _training(full_size),
+        "mixed-pools": experiment(mixed_pools),
+        "duel": experiment(equal_cost_duel),
+        "prefill-decode": experiment(separated),
     }
 )
-
-
-def chosen(text: str) -> list[str]:
-    """The experiments that a text names by commas, in the order of `EXPERIMENTS`; ``all``: all of them.
-
-    Raises
-    ------
-    BadInput
-        It names none, or an unknown one.
-    """
-    return chosen_experiments(text, list(EXPERIMENTS), {"all": list(EXPERIMENTS)})

@@ -7,14 +7,13 @@ every engine does both. KV caches travel at the rate of `cost.transfers`, and on
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.rollart.affinity import RolloutArm, planned, pools_of
+from benchmarks.experiments import Study
+from benchmarks.rollart.affinity import PoolJob, pool_figures
 from benchmarks.rollart.rows import RollartRow
-from benchmarks.rollart.workload import CONTEXT_TOKENS
-from heddle_dask.sim.fleet import SimulatedFleet
-from heddle_dask.sim.rollout import simulate
+from benchmarks.tables import ratio_fields
 
 BATCH = 128
 NODES = ((1, 3), (2, 2), (3, 1))
@@ -24,60 +23,51 @@ PAPER = {
     ("qwen3-30b-a3b", 1): "1.11",
     ("qwen3-30b-a3b", 2): "1.21",
 }
+_BOTH = "both on every engine"
 _SPLIT = "affinity=prefill-decode,prefill=H800,decode=H20"
 
 
 def separated(
-    seeds: Iterable[int] = (1, 2),
+    study: Study,
     *,
     models: Sequence[str] = ("qwen3-32b", "qwen3-30b-a3b"),
     nodes: Sequence[tuple[int, int]] = NODES,
     tp: int = 4,
 ) -> list[RollartRow]:
-    """Seconds of a batch where engines do both, and with prompts on the H800: all of them, or those that gain by it.
+    """Prefill on H800 and decode on H20 (7.4, Table 5); ratio: engines that do both over the arm.
 
-    `ratio`: time of the first arm, on the same nodes, over that of this arm.
+    Seconds of a batch where engines do both, and with prompts on the H800: all of them, or those that gain by it.
     """
-    seeds = tuple(seeds)
     rows = []
     for model in models:
         for prefill, decode in nodes:
-            fleet = pools_of(8 * prefill, 8 * decode, tp).fleet(model, max_context_tokens=CONTEXT_TOKENS)
-            fleet = replace(fleet, link=replace(fleet.link, whole=False))
-            place = f"{model}, {prefill}P{decode}D"
-            rows += _rows(place, PAPER.get((model, prefill), ""), fleet, seeds)
+            both = PoolJob(8 * prefill, 8 * decode, ("swe",), BATCH // 8, 0, model=model, tp=tp, whole=False)
+            rows += _rows(study, f"{model}, {prefill}P{decode}D", PAPER.get((model, prefill), ""), both)
     return rows
 
 
-def _rows(place: str, paper: str, fleet: SimulatedFleet, seeds: Sequence[int]) -> list[RollartRow]:
-    link = f"setup_s={fleet.link.setup_s},token_s={fleet.link.token_s}"
-    arms = (
-        RolloutArm("both on every engine", fleet),
-        RolloutArm("both, least work", fleet, ("placement=least-work",)),
-        RolloutArm("separated, all prompts", fleet, (f"{_SPLIT},priced=False,{link}",)),
-        RolloutArm("separated, priced", fleet, (f"{_SPLIT},{link}",)),
-    )
-    seconds: dict[str, list[float]] = {arm.name: [] for arm in arms}
-    for seed in seeds:
-        trajectories = planned(("swe",), BATCH // 8, seed)
-        for arm in arms:
-            played = simulate(arm.preset, arm.overrides, arm.fleet, trajectories, seed=seed, name=arm.name)
-            seconds[arm.name].append(played.makespan_s)
-    first = seconds[arms[0].name]
+def _rows(study: Study, place: str, paper: str, both: PoolJob) -> list[RollartRow]:
+    its = both.fleet.link
+    link = f"setup_s={its.setup_s},token_s={its.token_s}"
+    arms = {
+        _BOTH: both,
+        "both, least work": replace(both, overrides=("placement=least-work",)),
+        "separated, all prompts": replace(both, overrides=(f"{_SPLIT},priced=False,{link}",)),
+        "separated, priced": replace(both, overrides=(f"{_SPLIT},{link}",)),
+    }
+    found = pool_figures(study, arms)
     rows = []
-    for arm in arms:
-        ratios = [b / a for a, b in zip(seconds[arm.name], first, strict=True)]
+    for arm, figures in found.items():
+        ratios = [b.makespan_s / a.makespan_s for a, b in zip(figures, found[_BOTH], strict=True)]
+        fields = ratio_fields(ratios) | ({"ratio": 0.0} if arm == _BOTH else {"paper_ratio": paper})
         rows.append(
             RollartRow(
                 "prefill and decode on different engines",
-                arm.name,
+                arm,
                 place,
-                statistics.fmean(seconds[arm.name]),
-                ratio=0.0 if arm is arms[0] else statistics.fmean(ratios),
-                paper_ratio="" if arm is arms[0] else paper,
-                ratio_least=min(ratios),
-                ratio_most=max(ratios),
-                seeds=len(seeds),
+                statistics.fmean(one.makespan_s for one in figures),
+                **fields,
+                seeds=len(figures),
                 note="seconds of a rollout of 128 trajectories",
             )
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from benchmarks.rollart.training.rules import TrainingRules
 from benchmarks.rollart.training.run import SimulatedTraining, TrainingFigures
@@ -72,12 +72,42 @@ class TrainingJob:
         return replace(self, seed=seed)
 
 
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """What a table needs of `TrainingFigures`, with the ages as texts."""
+
+    step_s: float
+    rollout_s: float
+    wait_share: float
+    exposed_s: float
+    ages: Mapping[str, int]
+    wasted_tokens: Mapping[str, int]
+    sampled_tokens: int
+    sampled_length: float
+    trained_length: float
+
+
+def step_figures(job: TrainingJob) -> StepFigures:
+    """Play a run."""
+    found = run_training_job(job)
+    return StepFigures(
+        found.step_s,
+        found.rollout_s,
+        found.wait_share,
+        found.exposed_s,
+        {str(age): count for age, count in sorted(found.ages.items())},
+        dict(found.wasted_tokens),
+        found.sampled_tokens,
+        found.sampled_length,
+        found.trained_length,
+    )
+
+
 def tasks_of(model: str) -> tuple[str, ...]:
     """The tasks on which RollArt trains a model."""
     return tuple(TASKS) if model == "qwen3-32b" else SMALL_MODEL_TASKS
 
 
-@lru_cache(maxsize=4096)
 def run_training_job(job: TrainingJob) -> TrainingFigures:
     """Play a run; equal jobs give equal figures."""
     rules = job.rules

@@ -252,15 +252,14 @@ def _start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         ("benchmarks.overhead", "measure_overhead"),
         ("benchmarks.predictor", "_held_fold"),
         ("benchmarks.redundancy.rows", "measure_redundancy"),
-        ("benchmarks.rollart.arms.TrainingBench", "__init__"),
         ("benchmarks.samples", "measure_samples"),
         ("benchmarks.scale.multiprocessing", "get_context"),
         ("benchmarks.soak", "_run"),
         ("benchmarks.watched", "measure_watched"),
         ("benchmarks.weights", "measure_weights"),
-        ("benchmarks.commands.actions", "_measured"),
+        ("benchmarks.experiments.Experiments", "measured"),
         ("benchmarks.commands.dashboard", "_serve"),
-        ("benchmarks.commands.paper", "_play"),
+        ("benchmarks.paper.sweep.PaperSweep", "play"),
     ):
         monkeypatch.setattr(f"{module}.{name}", reached)
     monkeypatch.setattr(cluster_choice, "CONNECT_TIMEOUT_S", 0.2)
