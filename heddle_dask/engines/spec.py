@@ -63,7 +63,7 @@ class EngineSpec:
         step leaves; otherwise it would stay empty until the step's end is known here and another step has been sent.
     tcp
         True: the engine listens on a loopback port, which every user of the machine reaches, and not on a Unix socket.
-        Only for routers that speak no Unix sockets (``heddle bench live``).
+        Only for routers that speak no Unix sockets (``python -m benchmarks live``).
     options
         The kind's own options (`VllmOptions`, `EmulatedOptions`); not given: their defaults.
     hardware

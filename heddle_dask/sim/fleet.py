@@ -63,7 +63,7 @@ class ControlDelays:
     def measured(
         cls, step_added_s: float, action_added_s: float, predict_s: float = 2e-3, slot_s: float = 0.0
     ) -> ControlDelays:
-        """Delays from the seconds that ``heddle bench overhead`` measured for a step and for an action.
+        """Delays from the seconds that ``python -m benchmarks overhead`` measured for a step and for an action.
 
         A fit's `FIT_S` and `FIT_ROW_S` are CPU seconds of one thread of a server CPU, fitted by hand to 400 to 17,000
         decision points of the workloads coding, search and math: 0.6 s for 2,100 points, 1.6 s for 8,200, 3.2 s for

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from heddle_dask.benchmarks.actions.ablation import ARMS, ablation_rows
-from heddle_dask.benchmarks.actions.action_world import AblationBatch, ActionWorld
+from benchmarks.actions.ablation import ARMS, ablation_rows
+from benchmarks.actions.action_world import AblationBatch, ActionWorld
 
 SMALL = AblationBatch(12, steps=3)
 

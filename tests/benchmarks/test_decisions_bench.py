@@ -1,4 +1,4 @@
-"""``heddle bench decisions``: its world is one that a controller can live in, and its rows cover every event."""
+"""``benchmarks decisions``: its world is one that a controller can live in, and its rows cover every event."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from heddle_dask.benchmarks.action_decisions import PER_PASS, PER_STARTED
-from heddle_dask.benchmarks.decisions import FIRST_PLAN, PER_STEP, SteadyWorld, bench_strategies
-from heddle_dask.cli.bench.decisions import decisions
+from benchmarks.action_decisions import PER_PASS, PER_STARTED
+from benchmarks.commands.decisions import decisions
+from benchmarks.decisions import FIRST_PLAN, PER_STEP, SteadyWorld, bench_strategies
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.integrity import check_integrity
 

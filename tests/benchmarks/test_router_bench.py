@@ -23,10 +23,10 @@ import pytest
 from aiohttp import web
 from worlds.live_world import descendants, emulated, run
 
-from heddle_dask.benchmarks import router
-from heddle_dask.benchmarks.live_setup import Fleet, Workload
-from heddle_dask.benchmarks.router import check_router, most_alive, run_router, running_router
-from heddle_dask.benchmarks.router_client import Replayed, RoutedContext, RouterClient, replay
+from benchmarks import router
+from benchmarks.live_setup import Fleet, Workload
+from benchmarks.router import check_router, most_alive, run_router, running_router
+from benchmarks.router_client import Replayed, RoutedContext, RouterClient, replay
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.core.ids import GroupId, TrajectoryId

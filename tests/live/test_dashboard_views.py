@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle_dask.benchmarks.dashboard_demo import PlayedRun
-from heddle_dask.benchmarks.dashboard_run import simulated_run
-from heddle_dask.benchmarks.page_tab import PageTab
+from benchmarks.dashboard_demo import PlayedRun
+from benchmarks.dashboard_run import simulated_run
+from benchmarks.page_tab import PageTab
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import FIRST_RUN, EngineId, GroupId, StepId, TrajectoryId

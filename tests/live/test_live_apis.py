@@ -11,8 +11,8 @@ import cloudpickle
 import pytest
 from worlds.live_world import cluster, emulated, run
 
+from benchmarks.actions.api_server import ApiServer, api_server
 from heddle_dask.apis.http_calls import http_call
-from heddle_dask.benchmarks.actions.api_server import ApiServer, api_server
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.needs import Needs
 from heddle_dask.core.pools import ApiQuota, QuotaWindow

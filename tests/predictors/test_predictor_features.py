@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds.predictor_builders import trajectory
 
-from heddle_dask.benchmarks.predictor_trace import finished, read_finished
+from benchmarks.predictor_trace import finished, read_finished
 from heddle_dask.core.errors import BadInput
 from heddle_dask.predictors.features import (
     FEATURES,

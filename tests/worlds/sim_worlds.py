@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
+from benchmarks.actions.software_workload import SoftwareWorkload, action_trajectories
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.journal_codec import encode
@@ -18,7 +19,6 @@ from heddle_dask.sim.fleet import ControlDelays, SimulatedFaults, SimulatedFleet
 from heddle_dask.sim.pod_settings import PodSettings
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import build_strategies, tell_costs
-from heddle_dask.workloads.actions import SoftwareWorkload, action_trajectories
 from heddle_dask.workloads.planned import fit_into_context
 from heddle_dask.workloads.synthetic import synthesize
 
