@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines import wire
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.contract import (

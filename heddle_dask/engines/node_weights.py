@@ -24,7 +24,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from heddle_dask.core.errors import HeddleError
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines.file_lock import FileLock
 from heddle_dask.engines.private_directory import private_directory
 from heddle_dask.weights.adapters import merged

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.nouns import Prediction
 from heddle_dask.predictors.contract import Fitted
 from heddle_dask.predictors.features import NAN, Finished, GroupFacts, Progress
 from heddle_dask.predictors.groups import GroupBook

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.events import PredictionMade
 from heddle_dask.core.ids import TrajectoryId
-from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.nouns import Prediction
 from heddle_dask.predictors.contract import Fitted, Predictor
 from heddle_dask.predictors.features import Finished, Progress
 from heddle_dask.predictors.from_state import finished_of, progress_of

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.duration_profile import DurationProfile
 from heddle_dask.core.ids import ActionId, HostId, TrajectoryId
-from heddle_dask.core.nouns import ActionRequest, HostDescription
+from heddle_dask.core.nouns import ActionRequest, DurationProfile, HostDescription
 from heddle_dask.core.resources import GPUS, ResourceDemand
 from heddle_dask.sim.action_bodies import ActionBody, SimulatedCall
 from heddle_dask.sim.fleet import SimulatedFleet

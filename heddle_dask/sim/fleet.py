@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId, HostId
 from heddle_dask.core.nouns import EngineDescription, HostDescription
-from heddle_dask.core.pools import ModelService
-from heddle_dask.core.resources import Resources
+from heddle_dask.core.resources import ModelService, Resources
 from heddle_dask.cost.class_costs import ClassCosts
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.sim.pod_settings import PodSettings

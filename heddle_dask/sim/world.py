@@ -14,9 +14,8 @@ from typing import assert_never
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
-from heddle_dask.core.ids import FIRST_RUN, EngineId, StepId, TrajectoryId
+from heddle_dask.core.ids import FIRST_RUN, EngineId, PolicyVersion, StepId, TrajectoryId
 from heddle_dask.core.nouns import EngineDescription, StepRequest
-from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.run_description import RunDescription
 from heddle_dask.core.tp_degrees import TpDegreePlan

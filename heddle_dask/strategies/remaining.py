@@ -8,7 +8,7 @@ from statistics import NormalDist
 from typing import get_args
 
 from heddle_dask.core.entities import Trajectory
-from heddle_dask.core.prediction import Quantile
+from heddle_dask.core.nouns import Quantile
 
 QUANTILES: tuple[Quantile, ...] = get_args(Quantile)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.weights.adapters import check_adapter
 from heddle_dask.weights.manifest import ModelFacts, TensorFacts, WeightManifest, WeightsRefused
 

@@ -15,7 +15,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from worlds.weight_builders import perturbed, tensors_of
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines import node_weights
 from heddle_dask.engines.file_lock import FileLock, LockStopped
 from heddle_dask.engines.node_weights import FetchStopped, NodeWeightsDirectory

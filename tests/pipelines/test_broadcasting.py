@@ -16,7 +16,7 @@ import pytest
 from worlds.weight_builders import perturbed, tensors_of
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.weights.collective import CollectiveUri
 from heddle_dask.weights.manifest import WeightManifest
 from heddle_dask.weights.model_directory import model_facts

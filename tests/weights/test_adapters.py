@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.weights.adapters import adapter_pairs, merged
 from heddle_dask.weights.bfloat16 import from_float32, to_float32
 from heddle_dask.weights.manifest import (

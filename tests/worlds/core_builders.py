@@ -24,10 +24,10 @@ from heddle_dask.core.nouns import (
     ActionRequest,
     EngineDescription,
     HostDescription,
+    Prediction,
     StepRequest,
     TrajectorySpec,
 )
-from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.resources import Amounts, ResourceDemand, Resources
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.state import State

@@ -13,7 +13,7 @@ from typing import Literal
 
 from heddle_dask.benchmarks.actions.api_job import ApiFigures, ApiJob, run_api_job
 from heddle_dask.benchmarks.actions.rows import ActionRow
-from heddle_dask.core.pools import QuotaWindow
+from heddle_dask.core.resources import QuotaWindow
 from heddle_dask.sim.apis import ApiTraits
 
 TUNING_SEED = 1_000

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from heddle_dask.core.duration_profile import DurationProfile
+from heddle_dask.core.nouns import DurationProfile
 from heddle_dask.core.resources import ResourceDemand
 from heddle_dask.sim.training.environments import ResetTimes
 from heddle_dask.workloads.planned import PlannedAction, PlannedTrajectory, fit_into_context

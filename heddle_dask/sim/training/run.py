@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from heddle_dask.core.staleness import REDUNDANT, STALE
+from heddle_dask.core.run_description import REDUNDANT, STALE
 from heddle_dask.sim.program import Program
 from heddle_dask.sim.training.rules import TrainingRules
 from heddle_dask.sim.training.sample_groups import DrawGroup, SampleGroup, TrainedBatch

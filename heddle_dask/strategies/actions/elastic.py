@@ -8,10 +8,10 @@ from typing import Literal
 
 from heddle_dask.core.entities import Action
 from heddle_dask.core.ids import ActionId, HostId
-from heddle_dask.core.pool_capacity import covers
 from heddle_dask.core.resources import MEMORY
 from heddle_dask.core.transitions import ActionState
 from heddle_dask.core.view import ClusterView, EndedAction, Grant
+from heddle_dask.core.waiting_actions import covers
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.actions.durations import Durations
 from heddle_dask.strategies.actions.free_resources import (

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from heddle_dask.core.duration_profile import DurationProfile
 from heddle_dask.core.entities import Action, Host
 from heddle_dask.core.gpu_chunks import FreeChunks
 from heddle_dask.core.ids import ActionId, HostId
+from heddle_dask.core.nouns import DurationProfile
 from heddle_dask.core.resources import GPUS, Amounts, Resources, api_of
 from heddle_dask.core.transitions import ActionState
 from heddle_dask.core.view import ClusterView, Grant

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId
-from heddle_dask.core.prediction import Quantile
+from heddle_dask.core.nouns import Quantile
 from heddle_dask.core.view import Admit, ClusterView
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.admission.candidate_engines import CandidateEngines, Rejection

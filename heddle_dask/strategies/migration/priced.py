@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId, TrajectoryId
-from heddle_dask.core.prediction import Quantile
+from heddle_dask.core.nouns import Quantile
 from heddle_dask.core.view import ClusterView, Move, MoveRequest
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts

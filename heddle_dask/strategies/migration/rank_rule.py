@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.migrations import can_transfer
-from heddle_dask.core.prediction import Quantile
+from heddle_dask.core.nouns import Quantile
 from heddle_dask.core.view import ClusterView, Move, MoveRequest
 from heddle_dask.strategies.migration.priced import check_quantile
 from heddle_dask.strategies.migration.rank_order import RankOrder, rank_target

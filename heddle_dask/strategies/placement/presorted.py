@@ -15,8 +15,7 @@ from operator import neg
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId, TrajectoryId
-from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.prediction import Quantile
+from heddle_dask.core.nouns import Quantile, StepRequest
 from heddle_dask.core.transitions import OVER
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts

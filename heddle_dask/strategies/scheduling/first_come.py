@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from heddle_dask.core.entities import Trajectory
-from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.priority import Priority
+from heddle_dask.core.nouns import Priority, StepRequest
 from heddle_dask.core.view import ClusterView
 
 

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 
 from heddle_dask.core.entities import Trajectory
-from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.priority import Priority
+from heddle_dask.core.nouns import Priority, StepRequest
 from heddle_dask.core.view import ClusterView
 
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from heddle_dask.core.entities import Trajectory
-from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.prediction import Quantile
-from heddle_dask.core.priority import Priority
+from heddle_dask.core.nouns import Priority, Quantile, StepRequest
 from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from heddle_dask.core import events as ev
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.views.history.run_snapshot import TrainingPoint, TrainingView
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from math import isclose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle_dask.core.duration_profile import DurationProfile
+from heddle_dask.core.nouns import DurationProfile
 from heddle_dask.strategies.actions.eviction import candidates_kept
 from heddle_dask.strategies.actions.look_ahead import Ahead, Waiting, waiting_cost
 from heddle_dask.strategies.actions.unit_table import UnitOptions, UnitTable

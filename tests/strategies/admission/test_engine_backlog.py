@@ -12,7 +12,7 @@ from worlds.core_builders import Stage, engine_of, step_of, trajectory_spec
 
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import StepId, TrajectoryId
-from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.nouns import Prediction
 from heddle_dask.cost.iteration import EngineCost
 from heddle_dask.strategies.admission.engine_backlog import (
     BacklogItem,

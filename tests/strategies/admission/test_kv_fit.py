@@ -15,7 +15,7 @@ from heddle_dask.core.commands import AdmitTrajectory, Command, StartStep
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId, GroupId, StepId, TrajectoryId
-from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.nouns import Prediction
 from heddle_dask.cost.memory_profile import MemoryProfile
 from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.admission.wait_queue import WaitQueue

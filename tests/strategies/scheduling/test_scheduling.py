@@ -9,8 +9,7 @@ from worlds.core_builders import Stage, step_of, trajectory_spec
 
 from heddle_dask.core.commands import StartStep
 from heddle_dask.core.entities import Trajectory
-from heddle_dask.core.prediction import Prediction
-from heddle_dask.core.priority import NORMAL, Priority
+from heddle_dask.core.nouns import NORMAL, Prediction, Priority
 from heddle_dask.core.state import State
 from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import fixed_cost
