@@ -28,11 +28,11 @@ torch = pytest.importorskip("torch")
 from heddle_dask.engines.weight_broadcast import (  # noqa: E402
     BroadcastGroup,
     Meeting,
+    Reception,
     meeting_place,
     receive_weights,
     send_weights,
 )
-from heddle_dask.engines.weight_reception import Reception  # noqa: E402
 from pipelines.grpo.broadcasting import Broadcaster  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -20,12 +20,16 @@ from heddle_dask.strategies.actions.free_resources import (
     least_of,
     main_resource,
 )
-from heddle_dask.strategies.actions.look_ahead import Ahead
-from heddle_dask.strategies.actions.signature_queues import SignatureQueue, SignatureQueues, Turn
-from heddle_dask.strategies.actions.turns import offer_in_turn
+from heddle_dask.strategies.actions.signature_queues import (
+    SignatureQueue,
+    SignatureQueues,
+    Turn,
+    offer_in_turn,
+)
 from heddle_dask.strategies.actions.unit_choice import ActionCandidate, UnitChoice
+from heddle_dask.strategies.actions.unit_table import Ahead
 from heddle_dask.strategies.engine_costs import EngineCosts
-from heddle_dask.strategies.remaining_demand import tools_left_s
+from heddle_dask.strategies.remaining import tools_left_s
 
 
 @dataclass(slots=True)

@@ -20,9 +20,7 @@ from heddle_dask.core.transitions import OVER
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.migration.rank_order import rank_target
-from heddle_dask.strategies.partition.interference import worker_of
-from heddle_dask.strategies.partition.makespan import partition_in_order
-from heddle_dask.strategies.partition.runs import Presorted, Worker
+from heddle_dask.strategies.partition.runs import Presorted, Worker, partition_in_order, worker_of
 from heddle_dask.strategies.placement.least_load import resident_load
 from heddle_dask.strategies.placement.sticky import home_among
 from heddle_dask.strategies.remaining import QUANTILES, remaining_or_context_tokens

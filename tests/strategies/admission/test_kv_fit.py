@@ -22,8 +22,7 @@ from heddle_dask.strategies.admission.wait_queue import WaitQueue
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.placement.least_work import LeastWork
 from heddle_dask.strategies.presets import build_strategies
-from heddle_dask.strategies.remaining import remaining_lengths
-from heddle_dask.strategies.remaining_demand import RemainingDemand, demand_of, tools_left
+from heddle_dask.strategies.remaining import RemainingDemand, demand_of, remaining_lengths, tools_left
 
 
 def stage_of(*overrides: str, predictor: str = "oracle") -> Stage:

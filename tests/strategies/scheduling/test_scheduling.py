@@ -13,9 +13,7 @@ from heddle_dask.core.nouns import NORMAL, Prediction, Priority
 from heddle_dask.core.state import State
 from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import fixed_cost
-from heddle_dask.strategies.scheduling.group_first import GroupFirst
-from heddle_dask.strategies.scheduling.least_attained import LeastAttained
-from heddle_dask.strategies.scheduling.longest_first import LongestFirst
+from heddle_dask.strategies.scheduling import GroupFirst, LeastAttained, LongestFirst
 
 VIEW = ClusterView(State())
 
