@@ -15,7 +15,7 @@ from heddle_dask.core.run_description import StalenessBound, WeightUpdatePolicy
 from heddle_dask.cost.model_config import read_config
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.vllm_command import VllmOptions
-from heddle_dask.environments.held_out import training_name
+from heddle_dask.environments.loading import training_name
 from heddle_dask.environments.mix import parse_mix
 from heddle_dask.live.training.trackers import check_tracker
 from heddle_dask.training.group_plan import GroupPlan

@@ -20,11 +20,9 @@ from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.core.run_record import plain_name
 from heddle_dask.views.history.action_history import ActionHistory
+from heddle_dask.views.history.bounded import FailureTally, HistoryLimits, LengthSample, ThinnedSeries
 from heddle_dask.views.history.engine_history import EngineHistory
-from heddle_dask.views.history.failure_tally import FailureTally
-from heddle_dask.views.history.history_limits import HistoryLimits
 from heddle_dask.views.history.lanes import Lane
-from heddle_dask.views.history.length_sample import LengthSample
 from heddle_dask.views.history.phases import (
     ADMISSION,
     DRIVER,
@@ -36,7 +34,6 @@ from heddle_dask.views.history.phases import (
     TOOL,
 )
 from heddle_dask.views.history.run_snapshot import LengthPair
-from heddle_dask.views.history.thinned_series import ThinnedSeries
 from heddle_dask.views.history.training_history import TrainingHistory
 
 TOTALS: Final = (
