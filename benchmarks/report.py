@@ -30,11 +30,11 @@ from heddle_dask.core.nouns import (
     ActionRequest,
     EngineDescription,
     HostDescription,
+    Prediction,
+    Priority,
     StepRequest,
     TrajectorySpec,
 )
-from heddle_dask.core.prediction import Prediction
-from heddle_dask.core.priority import Priority
 from heddle_dask.core.resources import Resources
 from heddle_dask.live.driver.run_writer import journal_path
 from heddle_dask.records.journal import Journal

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from heddle_dask.core.staleness import StalenessBound
+from heddle_dask.core.run_description import StalenessBound
 from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.environments.base import Context, Task

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from heddle_dask.apis.http_calls import HttpAnswer, http_call
     from heddle_dask.apis.rewarded import FunctionReward, HttpReward, ServiceReward, rewarded
-    from heddle_dask.core.duration_profile import DurationProfile
     from heddle_dask.core.errors import BadInput
     from heddle_dask.core.needs import Needs
-    from heddle_dask.core.pools import ApiQuota, QuotaWindow
+    from heddle_dask.core.nouns import DurationProfile
+    from heddle_dask.core.resources import ApiQuota, QuotaWindow
     from heddle_dask.core.retries import RetryPolicy
     from heddle_dask.core.sampling import StructuredOutput
     from heddle_dask.engines.model_services.spec import ServiceSpec
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "ActionFailed": "heddle_dask.environments.base",
-    "ApiQuota": "heddle_dask.core.pools",
+    "ApiQuota": "heddle_dask.core.resources",
     "BadInput": "heddle_dask.core.errors",
     "Batch": "heddle_dask.live.driver.batch",
     "Budget": "heddle_dask.live.driver.services",
     "ChatModel": "heddle_dask.live.driver.rollout_inputs",
     "ClusterLost": "heddle_dask.live.driver.control_channel",
     "Context": "heddle_dask.environments.base",
-    "DurationProfile": "heddle_dask.core.duration_profile",
+    "DurationProfile": "heddle_dask.core.nouns",
     "EngineSpec": "heddle_dask.engines.spec",
     "Engines": "heddle_dask.live.driver.rollout_inputs",
     "Environment": "heddle_dask.environments.base",
@@ -58,7 +58,7 @@ _PLACES = {
     "Output": "heddle_dask.live.driver.rollout_inputs",
     "Patience": "heddle_dask.live.driver.capacity",
     "Pools": "heddle_dask.live.driver.pools",
-    "QuotaWindow": "heddle_dask.core.pools",
+    "QuotaWindow": "heddle_dask.core.resources",
     "RateLimited": "heddle_dask.environments.api_errors",
     "Reply": "heddle_dask.environments.base",
     "Retry": "heddle_dask.environments.api_errors",

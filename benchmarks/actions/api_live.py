@@ -12,7 +12,7 @@ from benchmarks.actions.api_server import api_server
 from benchmarks.actions.rows import ActionRow
 from heddle_dask.apis.http_calls import http_call
 from heddle_dask.core.needs import Needs
-from heddle_dask.core.pools import ApiQuota, QuotaWindow
+from heddle_dask.core.resources import ApiQuota, QuotaWindow
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task

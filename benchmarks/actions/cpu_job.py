@@ -14,10 +14,10 @@ from types import MappingProxyType
 from benchmarks.actions.software_workload import SoftwareWorkload, action_trajectories
 from heddle_dask.core.nouns import HostDescription
 from heddle_dask.engines.collector import collect_seldom
-from heddle_dask.sim.action_bodies import SimulatedCall
 from heddle_dask.sim.clusters import Cluster
 from heddle_dask.sim.fleet import SimulatedFleet, equal_hosts
 from heddle_dask.sim.pod_settings import PodSettings
+from heddle_dask.sim.program import SimulatedCall
 from heddle_dask.sim.rollout import rollout_predictor
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import build_strategies, tell_costs

@@ -12,8 +12,7 @@ import click
 from heddle_dask.cli.shared_options import F, in_order
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.kinds import ENGINE_KINDS, engine_kind
-from heddle_dask.engines.vllm_arguments import extra_arguments
-from heddle_dask.engines.vllm_command import DTYPES, Logprobs, VllmOptions
+from heddle_dask.engines.vllm_command import DTYPES, Logprobs, VllmOptions, extra_arguments
 
 
 def engine_option(default: str, *others: str) -> Callable[[F], F]:

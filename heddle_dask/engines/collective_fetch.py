@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import EngineRefused, EngineUnreachable
 from heddle_dask.engines.engine_kind import Dialect, WeightTransferDialect

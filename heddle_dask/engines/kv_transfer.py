@@ -14,9 +14,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.contract import (
+    FIRST,
     EngineUnreachable,
     KvFacts,
     KvHandle,
@@ -25,7 +26,6 @@ from heddle_dask.engines.contract import (
     context_digest,
 )
 from heddle_dask.engines.engine_kind import Dialect
-from heddle_dask.engines.priority import FIRST
 
 # A third of the lease is reserved for the abort of an overdue import to arrive.
 _USABLE_SHARE = 2 / 3

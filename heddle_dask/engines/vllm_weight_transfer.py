@@ -19,8 +19,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, Weight
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from heddle_dask.engines.vllm_worker_extension import WorkerExtension, pack_every_layer
-from heddle_dask.engines.weight_broadcast import Meeting
-from heddle_dask.engines.weight_reception import Reception
+from heddle_dask.engines.weight_broadcast import Meeting, Reception
 
 BACKEND = "heddle"
 

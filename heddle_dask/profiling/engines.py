@@ -1,7 +1,7 @@
 """Starts engines, measures them as a client, and makes the table for the cost model.
 
 The measurements on running engines are in `heddle_dask.profiling.sweep`, and KV transfers between two engines in
-`heddle_dask.profiling.kv_transfer`.
+`heddle_dask.profiling.plan`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.profiling.kv_transfer import STEP_TOKENS, measure_kv_transfer
-from heddle_dask.profiling.plan import ProfilePlan
+from heddle_dask.profiling.plan import STEP_TOKENS, ProfilePlan, measure_kv_transfer
 from heddle_dask.profiling.sweep import Sweep
 
 START_S = 600.0

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.ids import EngineId
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import EngineId, PolicyVersion
 from heddle_dask.sim.engine import SimulatedEngine
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.kv_cache import SimulatedJob

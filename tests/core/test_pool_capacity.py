@@ -10,8 +10,7 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.commands import Command, GiveUpAction, RunAction, WakeUp
 from heddle_dask.core.ids import ActionId, HostId
 from heddle_dask.core.nouns import HostDescription
-from heddle_dask.core.pools import PoolMaximum
-from heddle_dask.core.resources import ResourceDemand, Resources
+from heddle_dask.core.resources import PoolMaximum, ResourceDemand, Resources
 from heddle_dask.core.retries import RetryPolicy
 
 

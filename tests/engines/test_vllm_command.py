@@ -17,11 +17,11 @@ from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.ports import free_port, interface_of, port_range
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.engines.vllm_arguments import extra_arguments
 from heddle_dask.engines.vllm_command import (
     KV_LEASE_S,
     VllmOptions,
     check_model,
+    extra_arguments,
     installed_vllm_build,
     vllm_command,
 )

@@ -14,7 +14,7 @@ from worlds.live_world import cluster, control_lines, emulated, run, until
 
 from benchmarks.actions.api_server import api_server
 from heddle_dask.apis.rewarded import HttpReward, rewarded
-from heddle_dask.core.pools import ApiQuota
+from heddle_dask.core.resources import ApiQuota
 from heddle_dask.environments.base import Context, Reward, Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.rewards import RewardContext, Transcript

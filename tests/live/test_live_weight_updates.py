@@ -14,8 +14,8 @@ from worlds.weight_builders import perturbed
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.core.journal_codec import decode, replay
-from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.wire.driver_messages import GetCapacity
 from heddle_dask.live.wire.training_messages import (

@@ -12,7 +12,7 @@ import pytest
 from distributed.protocol import dumps, loads
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, StepId, TrajectoryId
+from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, PolicyVersion, StepId, TrajectoryId
 from heddle_dask.core.nouns import (
     ActionRequest,
     EngineDescription,
@@ -20,13 +20,10 @@ from heddle_dask.core.nouns import (
     StepRequest,
     TrajectorySpec,
 )
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.pools import ModelService, PoolMaximum
-from heddle_dask.core.resources import Resources
+from heddle_dask.core.resources import ModelService, PoolMaximum, Resources
 from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.staleness import StalenessBound
+from heddle_dask.core.run_description import StalenessBound, WeightUpdatePolicy
 from heddle_dask.core.tp_degrees import FinishedWork, TpDegreePlan
-from heddle_dask.core.weight_policy import WeightUpdatePolicy
 from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.live.wire import cluster_messages as cluster
 from heddle_dask.live.wire import drain_messages as drains

@@ -12,9 +12,8 @@ import pytest
 from worlds.training_builders import finished_group, trained_record
 
 from heddle_dask.core.errors import WriteFailed
-from heddle_dask.core.ids import GroupId
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.staleness import StalenessBound
+from heddle_dask.core.ids import GroupId, PolicyVersion
+from heddle_dask.core.run_description import StalenessBound
 from heddle_dask.environments.base import Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.task_sources import EnvironmentSource

@@ -15,8 +15,7 @@ from worlds.trainer_process import TrainerProcess, trainer_process
 from worlds.weight_builders import model_with, perturbed
 from worlds.weight_owner import CEILING_S, OTHER, PROMPT, Owner, assert_same, owning, version
 
-from heddle_dask.core.ids import EngineId
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import EngineId, PolicyVersion
 from heddle_dask.engines.contract import EngineUnreachable, GenerateRequest, SamplingParams, VersionSpan
 from heddle_dask.engines.ports import LOOPBACK, free_port
 from heddle_dask.live.wire.weight_messages import (

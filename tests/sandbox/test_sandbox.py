@@ -22,8 +22,7 @@ import pytest
 
 from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.isolation.granted import CPUS_VARIABLE, THREAD_VARIABLES
-from heddle_dask.sandbox.limits import SandboxLimits
-from heddle_dask.sandbox.outcome import ToolOutput
+from heddle_dask.sandbox.outcome import SandboxLimits, ToolOutput
 from heddle_dask.sandbox.process_accounting import ProcessAccounting, scan
 from heddle_dask.sandbox.python_runner import PythonSandbox, run_python, sandbox_mode
 

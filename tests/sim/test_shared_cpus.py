@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle_dask.core.duration_profile import DurationProfile
+from heddle_dask.core.nouns import DurationProfile
 from heddle_dask.sim.loop import VirtualTime
 from heddle_dask.sim.shared_cpus import SharedJob, SharedNode, fair_level
 

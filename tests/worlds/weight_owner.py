@@ -12,8 +12,7 @@ import pytest
 from tornado.ioloop import IOLoop
 from worlds.weight_builders import perturbed
 
-from heddle_dask.core.ids import EngineId
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import EngineId, PolicyVersion
 from heddle_dask.engines import wire
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import (

@@ -75,7 +75,7 @@ from heddle_dask.live.driver.telemetry import Telemetry
 from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
 from heddle_dask.live.scheduler.warm_start import check_warm
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.strategies.affinity.checks import check_affinity
+from heddle_dask.strategies.affinity.hardware_map import check_affinity
 
 _LOST = re.compile(r"engine \S+ is lost: ")
 

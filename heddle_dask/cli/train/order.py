@@ -11,12 +11,11 @@ from typing import Any
 from heddle_dask.cli.model_choice import chosen_model
 from heddle_dask.cli.rollout.order import RolloutOrder
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.staleness import StalenessBound
-from heddle_dask.core.weight_policy import WeightUpdatePolicy
+from heddle_dask.core.run_description import StalenessBound, WeightUpdatePolicy
 from heddle_dask.cost.model_config import read_config
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.vllm_command import VllmOptions
-from heddle_dask.environments.held_out import training_name
+from heddle_dask.environments.loading import training_name
 from heddle_dask.environments.mix import parse_mix
 from heddle_dask.live.training.trackers import check_tracker
 from heddle_dask.training.group_plan import GroupPlan

@@ -23,8 +23,7 @@ from heddle_dask.cli.train.order import TrainOrder, check_out_parent
 from heddle_dask.engines.model_services.backend import ServiceFailed
 from heddle_dask.engines.vllm_command import VllmOptions, vllm_options
 from heddle_dask.environments.base import Environment, Task
-from heddle_dask.environments.held_out import held_out_name
-from heddle_dask.environments.loading import load_environment
+from heddle_dask.environments.loading import held_out_name, load_environment
 from heddle_dask.environments.mix import mixed_source, parse_mix
 from heddle_dask.live.driver.continuation import tokenizer_digest
 from heddle_dask.live.driver.remote_trainer import RemoteTrainer

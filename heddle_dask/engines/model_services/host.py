@@ -14,8 +14,7 @@ from pathlib import Path
 
 from heddle_dask.core.gpu_chunks import GpuChunk
 from heddle_dask.engines.model_services.backend import ModelBackEnd, ServiceFailed
-from heddle_dask.engines.model_services.cpu_backend import CpuBackEnd
-from heddle_dask.engines.model_services.memory_slots import MemorySlots
+from heddle_dask.engines.model_services.cpu_backend import CpuBackEnd, MemorySlots
 from heddle_dask.engines.model_services.spec import ServiceSpec
 from heddle_dask.engines.model_services.vllm_backend import VllmBackEnd
 from heddle_dask.engines.private_directory import private_directory

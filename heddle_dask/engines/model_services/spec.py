@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from heddle_dask.core.errors import BadInput, check_count, check_keys
-from heddle_dask.core.pools import ModelService
+from heddle_dask.core.resources import ModelService
 
 BackEnd = Literal["cpu", "vllm"]
 Answers = Literal["score", "logprobs"]

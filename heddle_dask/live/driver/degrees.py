@@ -1,6 +1,6 @@
 """The driver's side of TP degrees: what the user asks for, and engines that answer before a batch begins.
 
-The controller decides (`core.deployments`); `EngineDegrees` collects the facts of the batch, and waits. Engines change
+The controller decides (`core.engines`); `EngineDegrees` collects the facts of the batch, and waits. Engines change
 between batches only: no step is under way then.
 """
 

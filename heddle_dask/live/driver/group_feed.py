@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId, TrajectoryId
-from heddle_dask.core.staleness import REDUNDANT
+from heddle_dask.core.run_description import REDUNDANT
 from heddle_dask.environments.rewards import group_reward_hook
 from heddle_dask.environments.task_sources import SourcedTask, TaskSource
 from heddle_dask.live.driver.attempts import Attempt, group_attempts

@@ -9,10 +9,9 @@ from typing import Any
 from distributed import Client
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.pools import ApiQuota
+from heddle_dask.core.resources import ApiQuota
 from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.staleness import StalenessBound
-from heddle_dask.core.weight_policy import WeightUpdatePolicy
+from heddle_dask.core.run_description import StalenessBound, WeightUpdatePolicy
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.driver.capacity import Patience

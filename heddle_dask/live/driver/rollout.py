@@ -50,7 +50,7 @@ from heddle_dask.live.driver.telemetry import SpanSender, Telemetry
 from heddle_dask.live.wire.driver_messages import ApiNotice, EngineLostNotice, GetCapacity, Notice
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.strategies.affinity.checks import check_affinity
+from heddle_dask.strategies.affinity.hardware_map import check_affinity
 from heddle_dask.strategies.presets import Strategy
 from heddle_dask.training.group_plan import GroupPlan
 from heddle_dask.training.groups import FinishedGroup

@@ -14,7 +14,7 @@ from typing import Any, Protocol, assert_never
 
 from distributed import Client
 
-from heddle_dask.core.staleness import STALE
+from heddle_dask.core.run_description import STALE
 from heddle_dask.live.driver.announcer import Announcer
 from heddle_dask.live.driver.attempts import Attempt
 from heddle_dask.live.driver.control_channel import ControlChannel

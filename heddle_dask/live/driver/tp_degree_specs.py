@@ -15,7 +15,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import EngineCost, cost_from_mapping
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.strategies.partition.work_plan import WorkEngine
+from heddle_dask.strategies.partition.work import WorkEngine
 
 # What the search may choose from; a node has at most so many GPUs.
 POWERS = (1, 2, 4, 8, 16)

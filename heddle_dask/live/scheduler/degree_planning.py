@@ -17,7 +17,7 @@ from heddle_dask.live.scheduler.forecast import forecast
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.wire.driver_messages import EnginesProvided, ProvideEngines
 from heddle_dask.predictors.contract import Predictor
-from heddle_dask.strategies.partition.work_plan import WorkEngine
+from heddle_dask.strategies.partition.work import WorkEngine
 from heddle_dask.strategies.tp_degrees.assignment import assign_engines, budget_of
 from heddle_dask.strategies.tp_degrees.forecast import Quantiles, needs_prediction
 from heddle_dask.strategies.tp_degrees.plan import plan_for_request

@@ -9,8 +9,7 @@ from typing import Final
 from distributed import Client
 
 from heddle_dask.core.errors import HeddleError
-from heddle_dask.core.ids import GroupId
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import GroupId, PolicyVersion
 from heddle_dask.core.transitions import WeightsState
 from heddle_dask.live.wire.training_messages import (
     EngineWeightState,

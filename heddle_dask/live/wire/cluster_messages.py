@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from heddle_dask.core.pools import PoolMaximum
+from heddle_dask.core.resources import PoolMaximum
 from heddle_dask.live.wire.codec import Message, Request, WireValue
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from heddle_dask.core.ids import EngineId, GroupId, TrajectoryId
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import EngineId, GroupId, PolicyVersion, TrajectoryId
 from heddle_dask.live.wire.codec import Message, Request, WireValue
 
 # -- driver to scheduler ---------------------------------------------------------------------------
@@ -87,7 +86,7 @@ class TrajectoryCancelledNotice(Message):
     Attributes
     ----------
     cause
-        `core.staleness.STALE` or `REDUNDANT`.
+        `core.run_description.STALE` or `REDUNDANT`.
     """
 
     op: ClassVar[str] = "heddle-trajectory-cancelled-notice"

@@ -39,10 +39,10 @@ from heddle_dask.engines.contract import (
     EngineUnreachable,
     GenerateRequest,
     GenerateResult,
+    engine_priority,
 )
 from heddle_dask.engines.gpus import usable_gpus
 from heddle_dask.engines.kinds import engine_kind
-from heddle_dask.engines.priority import engine_priority
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.codec import Message

@@ -19,8 +19,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from heddle_dask.core.events import SERVICE_LOST
 from heddle_dask.core.ids import ActionId, HostId
 from heddle_dask.core.nouns import HostDescription
-from heddle_dask.core.pools import CPU_POOL
-from heddle_dask.core.resources import CPUS, Resources
+from heddle_dask.core.resources import CPU_POOL, CPUS, Resources
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.model_services.backend import ServiceFailed
 from heddle_dask.environments.api_errors import Retry

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.strategies.partition.work_plan import WorkPlan
+from heddle_dask.strategies.partition.work import WorkPlan
 
 State = tuple[int, ...]
 

@@ -1,11 +1,33 @@
-"""Actions that may not start before a time: repetitions of calls that an API refused or failed."""
+"""When actions may start again, and how long they take.
+
+Repetitions of calls that an API refused or failed may not start before a time. The mean seconds of a tool are the
+expected time of a running call.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from heddle_dask.core.ids import ActionId
+
+
+class ToolSeconds:
+    """Seconds of finished actions, by label. Grows with the number of labels, not of actions."""
+
+    def __init__(self) -> None:
+        self._count: dict[str, int] = {}
+        self._total_s: dict[str, float] = {}
+
+    def took(self, label: str, seconds: float) -> None:
+        """Count a finished action of that label."""
+        self._count[label] = self._count.get(label, 0) + 1
+        self._total_s[label] = self._total_s.get(label, 0.0) + seconds
+
+    def mean_s(self, labels: Iterable[str]) -> float | None:
+        """The largest mean over these labels, for concurrent calls; None if no such action has ended yet."""
+        known = [self._total_s[label] / self._count[label] for label in labels if label in self._count]
+        return max(known, default=None)
 
 
 class DelayedActions:

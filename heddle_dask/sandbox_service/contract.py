@@ -1,12 +1,27 @@
-"""The token with which requests to a sandbox service prove that they may make them."""
+"""What both ends of a sandbox service agree on: a sandbox described in JSON, and the token of requests."""
 
 from __future__ import annotations
 
+import base64
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 from heddle_dask.core.errors import HeddleError
+from heddle_dask.sandbox.stateful.contract import SandboxSpec
+
+
+def spec_to_json(spec: SandboxSpec) -> dict[str, Any]:
+    """A description as JSON values."""
+    plain = spec.to_plain()
+    return {**plain, "files": {k: base64.b64encode(v).decode() for k, v in plain["files"].items()}}
+
+
+def spec_from_json(form: dict[str, Any]) -> SandboxSpec:
+    """The inverse of `spec_to_json`."""
+    files = {path: base64.b64decode(text) for path, text in form["files"].items()}
+    return SandboxSpec.from_plain({**form, "files": files})
 
 
 def read_token(path: Path, *, make: bool = True) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from heddle_dask.core.entities import Trajectory
-from heddle_dask.core.priority import Priority
+from heddle_dask.core.nouns import Priority
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,50 @@
-"""The trajectory with the most remaining work first (Heddle, section 4.2: progressive priority)."""
+"""Scheduling: the order of the steps of one engine."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from heddle_dask.core.entities import Trajectory
-from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.prediction import Quantile
-from heddle_dask.core.priority import Priority
+from heddle_dask.core.nouns import Priority, Quantile, StepRequest
 from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
+
+
+@dataclass(frozen=True, slots=True)
+class FirstComeFirstServed:
+    """Run steps in the order in which they were placed."""
+
+    def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> Priority:
+        """Each placement has its own level; earlier ones are higher."""
+        return Priority(-order)
+
+
+@dataclass(frozen=True, slots=True)
+class LeastAttained:
+    """Multi-level queues by the tokens that a trajectory has generated, parts of a preempted step included.
+
+    The queue of a step is chosen when it is placed, as Autellix counts the finished calls of a program. Autellix also
+    lifts programs that have waited long for little service to the first queue; this does not.
+
+    Parameters
+    ----------
+    quantum_tokens
+        Service of the first level; each further level is twice as wide. Within a level: first come, first served.
+    """
+
+    quantum_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        if self.quantum_tokens < 1:
+            raise ValueError(f"quantum_tokens={self.quantum_tokens}: use a number of at least 1")
+
+    def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> Priority:
+        """Minus the number of the queue, from 0 for the least service."""
+        return Priority(-math.floor(math.log2(1 + trajectory.generated_tokens / self.quantum_tokens)))
 
 
 def tokens_from_step_start(trajectory: Trajectory, quantile: Quantile) -> float:
@@ -73,3 +105,16 @@ class LongestFirst:
             tokens += trajectory.predicted_at_tokens
             tools_s += trajectory.predicted_at_tools_s if self.tools else 0.0
         return Priority(0, tokens + tools_s / self._costs.pace_s if tools_s > 0 else tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFirst:
+    """By the number of unfinished members of the group; ties: longest predicted first.
+
+    The next group completes earlier, and the last one later: unsuitable for synchronous training.
+    """
+
+    def priority(self, view: ClusterView, trajectory: Trajectory, step: StepRequest, order: int) -> Priority:
+        """A level per number of missing members; within it the longest predicted first."""
+        lacking = view.unfinished_by_group.get(trajectory.spec.group_id, 1)
+        return Priority(-lacking, tokens_from_step_start(trajectory, "q90"))
