@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import uvloop
 
 from heddle_dask.cli.engine_option import engine_option
 from heddle_dask.cli.number_types import COUNT, TOKENS
@@ -126,6 +125,8 @@ def _engine_model(
 def _of_engine(
     spec: EngineSpec, tokens: int, repeats: int, engines: int, device: str | None, kv_transfer: bool
 ) -> Callable[[], MeasuredTable]:
+    import uvloop
+
     from heddle_dask.profiling.engines import profile_engine
     from heddle_dask.profiling.plan import plan_for
 
