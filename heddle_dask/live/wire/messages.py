@@ -7,13 +7,15 @@ bytes, and token ids only as the delta that the worker does not hold yet.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from heddle_dask.core.events import StepDelivered, StepFinished
 from heddle_dask.core.ids import ActionId, EngineId, HostId, StepId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, StepRequest
 from heddle_dask.core.resources import CPUS, Resources
 from heddle_dask.engines.contract import SamplingParams, VersionSpan
 from heddle_dask.live.wire.codec import WireValue
+from heddle_dask.live.wire.envelopes import UNSTAMPED
 
 # Dask requires a tuple: kind of the task, session, trajectory or action, step index, attempt.
 Key = tuple[str, str, str, int, int]
@@ -149,32 +151,24 @@ class StepResult(WireValue):
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StepEnd(WireValue):
-    """The end of a step that an engine answered, as the controller needs it.
+End = TypeVar("End", bound=StepFinished)
 
-    The worker reports it, and the driver repeats it with what the trajectory asks for next (a piggybacked step end):
-    that request may reach the scheduler before the worker's report.
+
+def step_end(kind: type[End], call: StepCall, result: StepResult) -> End:
+    """The end of a step that an engine answered, for the controller.
+
+    The worker reports it, and the driver repeats it as a `StepDelivered` with what the trajectory asks for next (a
+    piggybacked step end): that request may reach the scheduler before the worker's report.
     """
-
-    step_id: StepId
-    engine_id: EngineId
-    new_tokens: int
-    cached_tokens: int
-    finish_reason: str
-    policy_version: int
-
-    @classmethod
-    def of(cls, call: StepCall, result: StepResult) -> StepEnd:
-        """The end of the step that this result answers."""
-        return cls(
-            step_id=call.step_id,
-            engine_id=EngineId(result.engine_id),
-            new_tokens=len(result.token_ids) // TOKEN_BYTES,
-            cached_tokens=result.cached_tokens,
-            finish_reason=result.finish_reason,
-            policy_version=result.policy_version,
-        )
+    return kind(
+        UNSTAMPED,
+        step_id=call.step_id,
+        engine_id=EngineId(result.engine_id),
+        new_tokens=len(result.token_ids) // TOKEN_BYTES,
+        cached_tokens=result.cached_tokens,
+        finish_reason=result.finish_reason,
+        policy_version=result.policy_version,
+    )
 
 
 # -- actions ---------------------------------------------------------------------------------------
@@ -285,7 +279,7 @@ class Submission:
     """
 
     request: StepRequest | ActionRequest
-    piggybacked_end: StepEnd | None = None
+    piggybacked_end: StepDelivered | None = None
 
 
 @dataclass(frozen=True, slots=True)
