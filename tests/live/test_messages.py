@@ -29,7 +29,7 @@ from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.staleness import StalenessBound
 from heddle_dask.core.tp_degrees import FinishedWork, TpDegreePlan
 from heddle_dask.core.weight_policy import WeightUpdatePolicy
-from heddle_dask.engines.contract import VersionSpan
+from heddle_dask.engines.contract import GenerateResult, VersionSpan
 from heddle_dask.live.wire import cluster_messages as cluster
 from heddle_dask.live.wire import driver_messages as driver
 from heddle_dask.live.wire import envelopes, transport
@@ -57,13 +57,7 @@ ENGINE = EngineDescription(EngineId("e"), 8, 4096, 2, 10_000, 3, True, 0.5)
 RESULT = StepResult(
     "ok",
     engine_id="e",
-    token_ids=b"\x01\x00\x00\x00",
-    logprobs=b"\x00\x00\x00\x00",
-    finish_reason="stop",
-    version_spans=(VersionSpan(7, 0, 1),),
-    queue_s=0.1,
-    prefill_s=0.2,
-    decode_s=0.3,
+    generated=GenerateResult((1,), (-0.5,), "stop", 4, 7, 0.1, 0.2, 0.3, (VersionSpan(7, 0, 1),)).packed(),
     engine_s=0.6,
 )
 OUTCOME = ActionOutcome(

@@ -24,7 +24,6 @@ from heddle_dask.live.driver.long_payloads import LongPayloads
 from heddle_dask.live.wire._dask_internals import ANNOTATION, HOLD_RESOURCE, settled
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.wire.messages import (
-    TOKEN_BYTES,
     ActionCall,
     ActionOutcome,
     Key,
@@ -221,7 +220,7 @@ class Submitter:
             return
         del self._cancelled[key]
         named = named_by(key)
-        tokens = len(result.token_ids) // TOKEN_BYTES
+        tokens = len(result.generated.token_ids)
         if tokens and isinstance(named, StepId):
             self.on_discarded(named.trajectory_id, tokens)
 

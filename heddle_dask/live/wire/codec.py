@@ -7,10 +7,12 @@ its fields: no position has a meaning. `transport` sends and receives messages.
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import (
+    Annotated,
     Any,
     ClassVar,
     Generic,
@@ -22,6 +24,8 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+
+from heddle_dask.engines.contract import Packed
 
 OP = "op"
 """Under this name a mapping says of which type its message is; Dask finds the handler by it."""
@@ -121,7 +125,7 @@ def from_mapping(kind: Any, mapping: Mapping[str, Any]) -> Any:
 @functools.cache
 def _fields_of(kind: Any) -> tuple[_Field, ...]:
     """Read once for each type: a step sends several messages."""
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     names = [field.name for field in fields(kind)] if is_dataclass(kind) else kind._fields
     return tuple(_Field(name, *(_conversion(hints[name]) or (None, None))) for name in names)
 
@@ -129,6 +133,8 @@ def _fields_of(kind: Any) -> tuple[_Field, ...]:
 def _conversion(hint: Any) -> _Conversion | None:
     """How a field of this type travels; None: as it is."""
     origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated and isinstance(arguments[1], Packed):
+        return _packed(arguments[1].typecode)
     if origin in (Union, UnionType):
         return _conversion_of_union([each for each in arguments if each is not NoneType])
     if origin is tuple:
@@ -140,6 +146,14 @@ def _conversion(hint: Any) -> _Conversion | None:
     if any(_conversion(each) is not None for each in arguments):
         raise TypeError(f"a message cannot have a field of type {hint}: use a tuple of one type")
     return None
+
+
+def _packed(typecode: str) -> _Conversion:
+    """Numbers as the bytes of an array; what was read is an array."""
+    return _Conversion(
+        lambda values: (values if isinstance(values, array) else array(typecode, values)).tobytes(),
+        lambda data: array(typecode, bytes(data)),
+    )
 
 
 def _conversion_of_union(kinds: list[Any]) -> _Conversion | None:

@@ -13,7 +13,7 @@ from heddle_dask.core.events import StepDelivered, StepFinished
 from heddle_dask.core.ids import ActionId, EngineId, HostId, StepId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, StepRequest
 from heddle_dask.core.resources import CPUS, Resources
-from heddle_dask.engines.contract import SamplingParams, VersionSpan
+from heddle_dask.engines.contract import NOTHING_GENERATED, GenerateResult, SamplingParams
 from heddle_dask.live.wire.codec import WireValue
 from heddle_dask.live.wire.envelopes import UNSTAMPED
 
@@ -51,9 +51,6 @@ MEMORY_VARIABLE = "HEDDLE_TOOL_MEMORY"
 POOL_VARIABLE = "HEDDLE_TOOL_POOL"
 # Environment variable of a worker for a trainer: CPU threads of each of its processes.
 TRAINER_THREADS_VARIABLE = "HEDDLE_TRAINER_THREADS"
-
-TOKEN_BYTES = 4
-"""Token ids are little-endian int32 on the wire."""
 
 
 # -- keys ------------------------------------------------------------------------------------------
@@ -118,7 +115,7 @@ StepStatus = Literal["ok", "aborted", "engine-lost", "context-missing", "refused
 
 @dataclass(frozen=True, slots=True)
 class StepResult(WireValue):
-    """What came of a step. Ids are int32, logprobs float32, both little-endian bytes.
+    """What came of a step.
 
     Attributes
     ----------
@@ -126,6 +123,8 @@ class StepResult(WireValue):
         ``"ok"``; ``"aborted"``: stopped on request, the tokens so far are here; ``"engine-lost"``: no answer,
         ask again; ``"context-missing"``: the worker lacks the base, ask again with the whole context;
         ``"refused"``: the engine will never take it, `message` says why.
+    generated
+        What the engine returned, packed.
     run_s
         Seconds from the start of the task on its worker to the engine's answer.
     engine_s
@@ -136,15 +135,7 @@ class StepResult(WireValue):
 
     status: StepStatus
     engine_id: str = ""
-    token_ids: bytes = b""
-    logprobs: bytes = b""
-    finish_reason: str = ""
-    cached_tokens: int = 0
-    policy_version: int = 0
-    version_spans: tuple[VersionSpan, ...] = ()
-    queue_s: float = float("nan")
-    prefill_s: float = float("nan")
-    decode_s: float = float("nan")
+    generated: GenerateResult = NOTHING_GENERATED
     run_s: float = 0.0
     engine_s: float = float("nan")
     address: str = ""
@@ -164,10 +155,10 @@ def step_end(kind: type[End], call: StepCall, result: StepResult) -> End:
         UNSTAMPED,
         step_id=call.step_id,
         engine_id=EngineId(result.engine_id),
-        new_tokens=len(result.token_ids) // TOKEN_BYTES,
-        cached_tokens=result.cached_tokens,
-        finish_reason=result.finish_reason,
-        policy_version=result.policy_version,
+        new_tokens=len(result.generated.token_ids),
+        cached_tokens=result.generated.cached_tokens,
+        finish_reason=result.generated.finish_reason,
+        policy_version=result.generated.policy_version,
     )
 
 

@@ -370,20 +370,13 @@ class RolloutWorker(WorkerPlugin):
         run_s: float,
     ) -> StepResult:
         assert self.worker is not None
-        ids = np.asarray(result.token_ids, dtype="<i4").tobytes()
+        generated = result.packed()
+        ids = np.asarray(generated.token_ids, dtype="<i4").tobytes()
         self._contexts.put(call.session, call.step_id.trajectory_id, context.extended(ids))
         return StepResult(
             status="aborted" if result.finish_reason == "abort" else "ok",
             engine_id=engine_id,
-            token_ids=ids,
-            logprobs=np.asarray(result.logprobs, dtype="<f4").tobytes(),
-            finish_reason=result.finish_reason,
-            cached_tokens=result.cached_tokens,
-            policy_version=result.policy_version,
-            version_spans=tuple(result.version_spans),
-            queue_s=result.queue_s,
-            prefill_s=result.prefill_s,
-            decode_s=result.decode_s,
+            generated=generated,
             run_s=run_s,
             engine_s=result.queue_s + result.prefill_s + result.decode_s,
             address=self.worker.address,
