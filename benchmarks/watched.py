@@ -34,8 +34,8 @@ from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.services import Budget
+from heddle_dask.live.wire.cluster_messages import GetSnapshot
 from heddle_dask.live.wire.transport import ask_scheduler
-from heddle_dask.live.wire.watch_messages import GetSnapshot
 from heddle_dask.views.history.run_history import RunHistory
 
 ARMS = ("not installed", "closed", "open", "top")

@@ -96,9 +96,9 @@ def test_two_rollouts_share_an_engine_by_their_weights_and_both_journals_replay(
 
 def test_a_rollout_that_fails_or_dies_disturbs_no_other(model_dir: str, tmp_path: Path) -> None:
     def break_second(dask_scheduler: Any) -> None:
-        control = dask_scheduler.plugins["heddle"].control
-        (_, second) = control.open_sessions
-        second._dispatcher.carry_out = lambda command: 1 / 0
+        plugin = dask_scheduler.plugins["heddle"]
+        (_, second) = plugin.control.session_ids
+        plugin._sessions[second]._dispatcher.carry_out = lambda command: 1 / 0
 
     def runs(dask_scheduler: Any) -> int:
         control = dask_scheduler.plugins["heddle"].control

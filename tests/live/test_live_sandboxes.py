@@ -22,7 +22,7 @@ from heddle_dask.environments.base import ActionFailed, Context, Reply, Reward, 
 from heddle_dask.environments.shell_env import ShellEnvironment, repair_commands
 from heddle_dask.environments.tool_agent import format_call
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.wire.drain_messages import DrainWorkers
+from heddle_dask.live.wire.cluster_messages import DrainWorkers
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.records.store import RunReader
 from heddle_dask.sandbox.stateful.local_sandbox import keeper_of_loop

@@ -11,14 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.ids import GroupId, TrajectoryId
+from heddle_dask.core.events import GroupEnded, TrajectoryRedundant
+from heddle_dask.core.ids import FIRST_RUN, GroupId, TrajectoryId
 from heddle_dask.core.run_description import REDUNDANT
 from heddle_dask.environments.rewards import group_reward_hook
 from heddle_dask.environments.task_sources import SourcedTask, TaskSource
 from heddle_dask.live.driver.attempts import Attempt, group_attempts
 from heddle_dask.live.driver.program_runs import EndedAttempt
 from heddle_dask.live.driver.run_files import RunFiles
-from heddle_dask.live.wire.training_messages import GroupEndedReport, TrajectoryRedundantReport
+from heddle_dask.live.wire.envelopes import UNSTAMPED
 from heddle_dask.records.trajectory import Cause
 from heddle_dask.training.group_ledger import (
     CancelMember,
@@ -38,10 +39,6 @@ class GroupPort(Protocol):
     """What a feed uses of the run."""
 
     @property
-    def session(self) -> str:
-        """Id of the session."""
-
-    @property
     def waiting(self) -> int:
         """Trajectories that are announced and not admitted."""
 
@@ -59,7 +56,7 @@ class GroupPort(Protocol):
     def cancel(self, trajectory_id: str, cause: Cause) -> None:
         """End a trajectory now."""
 
-    def report(self, message: GroupEndedReport | TrajectoryRedundantReport) -> None:
+    def report(self, event: GroupEnded | TrajectoryRedundant) -> None:
         """Tell the scheduler."""
 
     def look_again(self) -> None:
@@ -291,7 +288,7 @@ class GroupFeed:
             match decision:
                 case CancelMember(name, cause):
                     if cause == REDUNDANT:
-                        self._port.report(TrajectoryRedundantReport(self._port.session, TrajectoryId(name)))
+                        self._port.report(TrajectoryRedundant(UNSTAMPED, TrajectoryId(name)))
                     self._port.cancel(name, _CAUSES[cause])
                 case DeliverGroup(group, counts):
                     self._deliver(group, counts)
@@ -323,7 +320,7 @@ class GroupFeed:
 
     def _report_ended(self, group_id: str, accepted: int) -> None:
         assert self._port is not None
-        self._port.report(GroupEndedReport(self._port.session, GroupId(group_id), accepted))
+        self._port.report(GroupEnded(UNSTAMPED, FIRST_RUN, GroupId(group_id), accepted))
 
     # -- as the source of a stream -----------------------------------------------------------------
 

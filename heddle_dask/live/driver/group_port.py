@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from distributed import Client
 
+from heddle_dask.core.events import GroupEnded, TrajectoryRedundant
 from heddle_dask.live.driver.open_session import OpenSession
 from heddle_dask.live.driver.runner import Driver
-from heddle_dask.live.wire.training_messages import GroupEndedReport, TrajectoryRedundantReport
+from heddle_dask.live.wire.envelopes import Report
 from heddle_dask.live.wire.transport import send
 from heddle_dask.records.trajectory import Cause
 
@@ -21,11 +22,6 @@ class LiveGroupPort:
     client: Client
     open_session: OpenSession
     driver: Driver
-
-    @property
-    def session(self) -> str:
-        """See the protocol."""
-        return self.open_session.session_id
 
     @property
     def waiting(self) -> int:
@@ -50,10 +46,10 @@ class LiveGroupPort:
         """See the protocol."""
         self.driver.cancel(trajectory_id, cause)
 
-    def report(self, message: GroupEndedReport | TrajectoryRedundantReport) -> None:
+    def report(self, event: GroupEnded | TrajectoryRedundant) -> None:
         """See the protocol."""
         if self.client.status == "running":
-            send(self.client, message)
+            send(self.client, Report(self.open_session.session_id, event))
 
     def look_again(self) -> None:
         """See the protocol."""

@@ -57,6 +57,7 @@ class OpenStep:
         A time is NaN as soon as that of one part is unknown: the sum over the others would be too small.
         """
         before = self.came_from if self.last is None else self.last.engine_id
+        made = result.generated
         moved = before not in ("", result.engine_id)
         return replace(
             self,
@@ -66,10 +67,10 @@ class OpenStep:
             generated=self.generated + tokens,
             preemptions=self.preemptions + (result.status == "aborted"),
             migrations=self.migrations + moved,
-            cached_tokens=self.cached_tokens + result.cached_tokens,
-            queue_s=self.queue_s + result.queue_s,
-            prefill_s=self.prefill_s + result.prefill_s,
-            decode_s=self.decode_s + result.decode_s,
+            cached_tokens=self.cached_tokens + made.cached_tokens,
+            queue_s=self.queue_s + made.queue_s,
+            prefill_s=self.prefill_s + made.prefill_s,
+            decode_s=self.decode_s + made.decode_s,
             engine_s=self.engine_s + result.engine_s,
             last=result,
         )
@@ -87,7 +88,7 @@ class OpenStep:
             token_start=self.start,
             token_stop=token_stop,
             engine_id=self.last.engine_id,
-            finish_reason=self.last.finish_reason,
+            finish_reason=self.last.generated.finish_reason,
             prompt_tokens=self.start,
             generated_tokens=self.generated,
             cached_tokens=self.cached_tokens,

@@ -13,6 +13,7 @@ from typing import Any
 
 from distributed import Client
 
+from heddle_dask.core.events import ProgramEnded, TrajectoryEnded
 from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.environments.base import Reward, stored_metadata
 from heddle_dask.environments.rewards import Transcript
@@ -23,11 +24,8 @@ from heddle_dask.live.driver.endings import Ending, ending_of, unfinished_reward
 from heddle_dask.live.driver.environment_failures import EnvironmentFailures
 from heddle_dask.live.driver.reward_runs import LiveRewardContext, Rewards, ScoredAttempt
 from heddle_dask.live.driver.services import Services
-from heddle_dask.live.wire.driver_messages import (
-    EndedTrajectory,
-    ProgramEndedReport,
-    TrajectoriesEndedReport,
-)
+from heddle_dask.live.wire.driver_messages import EndedTrajectory, TrajectoriesEndedReport
+from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.wire.transport import send
 from heddle_dask.records.causes import message_of
 from heddle_dask.records.trajectory import ActionRecord, Cause, TrajectoryRecord
@@ -230,7 +228,9 @@ class ProgramRuns:
         name = attempt.spec.trajectory_id
         if self._client.status == "running":
             end = self._services.submitter.take_piggybacked_end(name)
-            send(self._client, ProgramEndedReport(self._services.session, name, end))
+            if end is not None:
+                send(self._client, Report(self._services.session, end))
+            send(self._client, Report(self._services.session, ProgramEnded(UNSTAMPED, name)))
         try:
             computed = await self._rewards_of(attempt).compute(scored)
         except asyncio.CancelledError as error:
@@ -248,7 +248,8 @@ class ProgramRuns:
         if not self._ended:
             asyncio.get_running_loop().call_soon(self._send_ended)
         end = self._services.submitter.take_piggybacked_end(trajectory_id)
-        self._ended.append(EndedTrajectory(trajectory_id, ending.status, end, ending.cause))
+        event = TrajectoryEnded(UNSTAMPED, trajectory_id, ending.status)
+        self._ended.append(EndedTrajectory(event, ending.cause, end))
 
     def _send_ended(self) -> None:
         ended, self._ended = self._ended, []

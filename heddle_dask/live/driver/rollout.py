@@ -13,6 +13,7 @@ from typing import Any
 from distributed import Client
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.events import EngineLost
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.task_sources import TaskSource
@@ -47,7 +48,7 @@ from heddle_dask.live.driver.sandbox_check import check_sandbox, checked_policy
 from heddle_dask.live.driver.services import Budget, Sampling, Services
 from heddle_dask.live.driver.stream_sync import stream_sync
 from heddle_dask.live.driver.telemetry import SpanSender, Telemetry
-from heddle_dask.live.wire.driver_messages import ApiNotice, EngineLostNotice, GetCapacity, Notice
+from heddle_dask.live.wire.driver_messages import ApiNotice, GetCapacity, Notice
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.strategies.affinity.hardware_map import check_affinity
@@ -485,7 +486,7 @@ class Rollout:
         }
 
     def _on_notice(self, notice: Notice) -> None:
-        if isinstance(notice, EngineLostNotice):
+        if isinstance(notice, EngineLost):
             self._on_progress(f"engine {notice.engine_id} is lost: {notice.reason}")
         elif isinstance(notice, ApiNotice):
             self._on_progress(api_line(notice))

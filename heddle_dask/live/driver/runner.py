@@ -14,6 +14,8 @@ from typing import Any, Protocol, assert_never
 
 from distributed import Client
 
+from heddle_dask.core.commands import AdmitTrajectory, CancelTrajectory, GiveUpAction, GiveUpStep
+from heddle_dask.core.events import EngineLost, WeightsFetched, WeightsInstalled
 from heddle_dask.core.run_description import STALE
 from heddle_dask.live.driver.announcer import Announcer
 from heddle_dask.live.driver.attempts import Attempt
@@ -24,18 +26,13 @@ from heddle_dask.live.driver.run_writer import RunWriter
 from heddle_dask.live.driver.services import Services
 from heddle_dask.live.driver.submission import RESULT_LOST
 from heddle_dask.live.wire.driver_messages import (
-    ActionGivenUpNotice,
     ActionPayloadWantedNotice,
     ActionResultLostNotice,
-    AdmittedNotice,
     ApiNotice,
-    EngineLostNotice,
     Notice,
-    StepGivenUpNotice,
     StepResultLostNotice,
 )
 from heddle_dask.live.wire.messages import action_key, step_key
-from heddle_dask.live.wire.training_messages import EngineUpdatedNotice, TrajectoryCancelledNotice
 from heddle_dask.records.trajectory import Cause, TrajectoryRecord
 
 # How often a feed is asked again when nothing has ended: engines may have joined.
@@ -149,11 +146,11 @@ class Driver:
         """Take one notice of the scheduler plugin."""
         submitter, session = self._services.submitter, self._services.session
         match notice:
-            case AdmittedNotice(trajectory_id):
+            case AdmitTrajectory(trajectory_id):
                 self._admission.admit(trajectory_id)
-            case StepGivenUpNotice(step_id, cause):
+            case GiveUpStep(step_id, cause):
                 submitter.interrupt(step_key(session, step_id), "given-up", cause)
-            case ActionGivenUpNotice(action_id, cause):
+            case GiveUpAction(action_id, cause):
                 submitter.interrupt(action_key(session, action_id), "given-up", cause)
             case StepResultLostNotice(step_id):
                 submitter.interrupt(step_key(session, step_id), "result-lost", RESULT_LOST)
@@ -161,9 +158,9 @@ class Driver:
                 submitter.interrupt(action_key(session, action_id), "result-lost", RESULT_LOST)
             case ActionPayloadWantedNotice(action_id, address):
                 submitter.send_payload(action_id, address)
-            case TrajectoryCancelledNotice(trajectory_id, cause):
+            case CancelTrajectory(trajectory_id, cause):
                 self.cancel(trajectory_id, "stale" if cause == STALE else "redundant")
-            case EngineLostNotice() | ApiNotice() | EngineUpdatedNotice():
+            case EngineLost() | ApiNotice() | WeightsFetched() | WeightsInstalled():
                 pass  # its steps report by themselves; the calls of an API wait
             case _:
                 assert_never(notice)

@@ -16,8 +16,6 @@ from heddle_dask.live.driver.settings import configured
 from heddle_dask.live.driver.submission import Submitter
 from heddle_dask.live.wire.result_codec import step_from_body
 
-_ID_BYTES = 4
-
 
 @configured("budget", leave_out=("retries",))
 @dataclass(frozen=True, slots=True)
@@ -239,4 +237,4 @@ def _is_answer(body: Mapping[str, Any]) -> bool:
 
 
 def _sampled(body: Mapping[str, Any]) -> int:
-    return len(step_from_body(body).token_ids) // _ID_BYTES
+    return len(step_from_body(body).generated.token_ids)

@@ -49,8 +49,9 @@ class StepAnswers:
         if result.status in ("ok", "aborted"):
             # Waiting for an engine and for a slot, and the control plane; a wait inside the engine comes on top.
             outside_s = max(0.0, self._port.services.clock() - asked_s - result.run_s)
-            inside_s = 0.0 if math.isnan(result.queue_s) else result.queue_s
-            result = replace(result, queue_s=outside_s + inside_s)
+            made = result.generated
+            inside_s = 0.0 if math.isnan(made.queue_s) else made.queue_s
+            result = replace(result, generated=replace(made, queue_s=outside_s + inside_s))
             self._port.journal("step", step_body(step.index, record.token_ids, result))
         return result
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from heddle_dask.live.wire.messages import TOKEN_BYTES, StepResult
+from heddle_dask.live.wire.messages import StepResult
 
 
 def tokens_to_stop(
@@ -30,14 +30,14 @@ def _stops(text: str, stop: Sequence[str]) -> bool:
 
 def cut_at_stop(result: StepResult, tokens: int) -> StepResult:
     """The answer with its first `tokens` tokens, as one that a stop string has ended."""
-    spans = tuple(
-        replace(span, stop=min(span.stop, tokens)) for span in result.version_spans if span.start < tokens
-    )
-    return replace(
-        result,
-        status="ok",
+    whole = result.generated
+    cut = replace(
+        whole,
         finish_reason="stop",
-        token_ids=result.token_ids[: TOKEN_BYTES * tokens],
-        logprobs=result.logprobs[: TOKEN_BYTES * tokens],
-        version_spans=spans,
+        token_ids=whole.token_ids[:tokens],
+        logprobs=whole.logprobs[:tokens],
+        version_spans=tuple(
+            replace(span, stop=min(span.stop, tokens)) for span in whole.version_spans if span.start < tokens
+        ),
     )
+    return replace(result, status="ok", generated=cut)

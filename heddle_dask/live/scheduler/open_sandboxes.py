@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from distributed import Scheduler
 
+from heddle_dask.core.commands import CloseSandbox
 from heddle_dask.core.run_record import plain_name
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.live.scheduler.session import Session
+from heddle_dask.live.wire.envelopes import Order
 from heddle_dask.live.wire.transport import send
-from heddle_dask.live.wire.worker_messages import CloseSandboxOrder
 
 
 class OpenSandboxes:
@@ -25,6 +26,7 @@ class OpenSandboxes:
             run_id, name = plain_name(place.name)
             if run_id != self._session.run.run_id:
                 continue
-            address, _ = self._registry.hosts.get(place.host, ("", None)) if place.host else ("", None)
-            if address:
-                send(self._scheduler, CloseSandboxOrder(self._session.session_id, name), address)
+            if place.host in self._registry.hosts:
+                address, _ = self._registry.hosts[place.host]
+                order = Order(self._session.session_id, CloseSandbox(place.host, name))
+                send(self._scheduler, order, address)
