@@ -23,9 +23,9 @@ from benchmarks.process_usage import cpu_by_kind, cpu_since
 from benchmarks.router import route
 from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.live.driver.batch import Batch
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines
+from heddle_dask.live.driver.programs.services import Budget, Sampling
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines
-from heddle_dask.live.driver.services import Budget, Sampling
 from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
 from heddle_dask.sim.rollout import Arm
 from heddle_dask.strategies.presets import Strategy, build_strategies

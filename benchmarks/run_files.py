@@ -21,7 +21,7 @@ import numpy as np
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.contract import GenerateResult
-from heddle_dask.live.driver.run_writer import RESULTS, RunWriter, journal_path
+from heddle_dask.live.driver.files.run_writer import RESULTS, RunWriter, journal_path
 from heddle_dask.live.wire.messages import StepResult
 from heddle_dask.live.wire.result_codec import step_body
 from heddle_dask.records.journal import JournalReader

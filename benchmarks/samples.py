@@ -22,8 +22,8 @@ from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.task_sources import EnvironmentSource
-from heddle_dask.live.driver.attempts import group_attempts
-from heddle_dask.live.driver.run_writer import RunWriter
+from heddle_dask.live.driver.files.run_writer import RunWriter
+from heddle_dask.live.driver.programs.attempts import group_attempts
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.from_steps import known_work
 from heddle_dask.records.token_record import Attribution, TokenRecord

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from heddle_dask.live.clusters.local import LocalRolloutCluster
     from heddle_dask.live.clusters.slurm.cluster import SlurmCluster
     from heddle_dask.live.driver.batch import Batch
-    from heddle_dask.live.driver.capacity import Patience
-    from heddle_dask.live.driver.control_channel import ClusterLost
-    from heddle_dask.live.driver.pools import Pools
+    from heddle_dask.live.driver.connection.capacity import Patience
+    from heddle_dask.live.driver.connection.control_channel import ClusterLost
+    from heddle_dask.live.driver.inputs.pools import Pools
+    from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel, Engines, Output
+    from heddle_dask.live.driver.inputs.telemetry import Telemetry
+    from heddle_dask.live.driver.programs.services import Budget, Sampling
     from heddle_dask.live.driver.rollout import Rollout
-    from heddle_dask.live.driver.rollout_inputs import ChatModel, Engines, Output
-    from heddle_dask.live.driver.services import Budget, Sampling
-    from heddle_dask.live.driver.telemetry import Telemetry
     from heddle_dask.records.store import RunReader
     from heddle_dask.strategies.presets import Strategy
 
@@ -42,22 +42,22 @@ _PLACES = {
     "ApiQuota": "heddle_dask.core.resources",
     "BadInput": "heddle_dask.core.errors",
     "Batch": "heddle_dask.live.driver.batch",
-    "Budget": "heddle_dask.live.driver.services",
-    "ChatModel": "heddle_dask.live.driver.rollout_inputs",
-    "ClusterLost": "heddle_dask.live.driver.control_channel",
+    "Budget": "heddle_dask.live.driver.programs.services",
+    "ChatModel": "heddle_dask.live.driver.inputs.rollout_inputs",
+    "ClusterLost": "heddle_dask.live.driver.connection.control_channel",
     "Context": "heddle_dask.environments.base",
     "DurationProfile": "heddle_dask.core.nouns",
     "EngineSpec": "heddle_dask.engines.spec",
-    "Engines": "heddle_dask.live.driver.rollout_inputs",
+    "Engines": "heddle_dask.live.driver.inputs.rollout_inputs",
     "Environment": "heddle_dask.environments.base",
     "FunctionReward": "heddle_dask.apis.rewarded",
     "HttpAnswer": "heddle_dask.apis.http_calls",
     "HttpReward": "heddle_dask.apis.rewarded",
     "LocalRolloutCluster": "heddle_dask.live.clusters.local",
     "Needs": "heddle_dask.core.needs",
-    "Output": "heddle_dask.live.driver.rollout_inputs",
-    "Patience": "heddle_dask.live.driver.capacity",
-    "Pools": "heddle_dask.live.driver.pools",
+    "Output": "heddle_dask.live.driver.inputs.rollout_inputs",
+    "Patience": "heddle_dask.live.driver.connection.capacity",
+    "Pools": "heddle_dask.live.driver.inputs.pools",
     "QuotaWindow": "heddle_dask.core.resources",
     "RateLimited": "heddle_dask.environments.api_errors",
     "Reply": "heddle_dask.environments.base",
@@ -67,14 +67,14 @@ _PLACES = {
     "RewardContext": "heddle_dask.environments.rewards",
     "Rollout": "heddle_dask.live.driver.rollout",
     "RunReader": "heddle_dask.records.store",
-    "Sampling": "heddle_dask.live.driver.services",
+    "Sampling": "heddle_dask.live.driver.programs.services",
     "ServiceSpec": "heddle_dask.engines.model_services.spec",
     "ServiceReward": "heddle_dask.apis.rewarded",
     "SlurmCluster": "heddle_dask.live.clusters.slurm.cluster",
     "Strategy": "heddle_dask.strategies.presets",
     "StructuredOutput": "heddle_dask.core.sampling",
     "Task": "heddle_dask.environments.base",
-    "Telemetry": "heddle_dask.live.driver.telemetry",
+    "Telemetry": "heddle_dask.live.driver.inputs.telemetry",
     "Transcript": "heddle_dask.environments.rewards",
     "VllmOptions": "heddle_dask.engines.vllm_command",
     "http_call": "heddle_dask.apis.http_calls",

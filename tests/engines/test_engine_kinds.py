@@ -18,8 +18,8 @@ from heddle_dask.engines.kinds import ENGINE_KINDS, engine_kind
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Task
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines
 
 ECHO = "worlds.echo_engine:ECHO"
 

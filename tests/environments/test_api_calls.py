@@ -22,7 +22,7 @@ from heddle_dask.environments.base import Context, Reward, Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.rewards import Transcript
 from heddle_dask.live.clusters.quota_table import quotas_of_file
-from heddle_dask.live.driver.pools import Pools
+from heddle_dask.live.driver.inputs.pools import Pools
 
 TRANSCRIPT = Transcript("t/0", "t", 0, "completed", ("hi",), "hello hi")
 

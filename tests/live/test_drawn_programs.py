@@ -18,13 +18,13 @@ from worlds.scripted_plane import ScriptedPlane, context_on, sampled
 
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.nouns import StepRequest
-from heddle_dask.live.driver import open_session
-from heddle_dask.live.driver.context import LiveContext
-from heddle_dask.live.driver.resume import recorded_results
+from heddle_dask.live.driver.files.resume import recorded_results
+from heddle_dask.live.driver.files.run_writer import journal_path
+from heddle_dask.live.driver.inputs.rollout_inputs import Output
+from heddle_dask.live.driver.programs.context import LiveContext
+from heddle_dask.live.driver.programs.services import Budget, Sampling
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Output
-from heddle_dask.live.driver.run_writer import journal_path
-from heddle_dask.live.driver.services import Budget, Sampling
+from heddle_dask.live.driver.session import open_session
 from heddle_dask.live.wire.messages import StepCall, StepResult
 from heddle_dask.records.journal import Journal, read_journal
 from heddle_dask.records.store import RunReader, RunStore

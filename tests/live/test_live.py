@@ -16,12 +16,12 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.journal_codec import replay
 from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.driver import open_session
-from heddle_dask.live.driver.capacity import Patience
-from heddle_dask.live.driver.control_channel import ControlPlaneFailed
+from heddle_dask.live.driver.connection.capacity import Patience
+from heddle_dask.live.driver.connection.control_channel import ControlPlaneFailed
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines, Output
+from heddle_dask.live.driver.programs.services import Budget
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines, Output
-from heddle_dask.live.driver.services import Budget
+from heddle_dask.live.driver.session import open_session
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import PRESETS, strategies_of_run
 
@@ -256,7 +256,7 @@ def test_a_failure_inside_the_plugin_is_raised_at_the_client(model_dir: str) -> 
 def test_without_the_plugin_nothing_of_ours_runs_by_accident(model_dir: str) -> None:
     from heddle_dask.core.ids import ActionId, TrajectoryId
     from heddle_dask.core.nouns import ActionRequest
-    from heddle_dask.live.driver.submission import Submitter
+    from heddle_dask.live.driver.connection.submission import Submitter
     from heddle_dask.live.wire.messages import ActionCall
 
     async def body() -> None:

@@ -19,9 +19,9 @@ from heddle_dask.core.resources import ApiQuota, QuotaWindow
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.environments.api_errors import RateLimited, Retry
 from heddle_dask.environments.base import ActionFailed, Context, Task
-from heddle_dask.live.driver.pools import Pools
+from heddle_dask.live.driver.inputs.pools import Pools
+from heddle_dask.live.driver.programs.services import Budget
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.services import Budget
 
 pytestmark = pytest.mark.cluster
 # Workers cannot import this module.

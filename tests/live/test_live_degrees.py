@@ -30,11 +30,11 @@ from heddle_dask.engines.emulated.options import EmulatedOptions, emulated_optio
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import vllm_command
 from heddle_dask.environments.base import Context, Task
-from heddle_dask.live.driver.capacity import Patience
-from heddle_dask.live.driver.degrees import EngineDegrees, checked_degrees
+from heddle_dask.live.driver.connection.capacity import Patience
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines
-from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs, cost_at
+from heddle_dask.live.driver.session.degrees import EngineDegrees, checked_degrees
+from heddle_dask.live.driver.session.tp_degree_specs import TpDegreeSpecs, cost_at
 from heddle_dask.live.scheduler.deployment import EngineDeployment, Order
 from heddle_dask.live.scheduler.forecast import forecast
 from heddle_dask.live.wire.driver_messages import DeployedEngines, GetCapacity, GetDeployedEngines

@@ -26,7 +26,7 @@ from worlds.live_world import (
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.journal_codec import replay
 from heddle_dask.environments.base import Context, Task
-from heddle_dask.live.driver.control_channel import ControlPlaneFailed
+from heddle_dask.live.driver.connection.control_channel import ControlPlaneFailed
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.records.store import RunReader
 from heddle_dask.records.trajectory import TrajectoryRecord
@@ -185,7 +185,7 @@ def test_an_action_that_kills_every_worker_is_given_up(model_dir: str) -> None:
     ],
 )
 def test_a_hanging_engine_is_killed_and_replaced(model_dir: str, fault: str, reason: str) -> None:
-    from heddle_dask.live.driver import open_session
+    from heddle_dask.live.driver.session import open_session
     from heddle_dask.live.worker.engine_host import Watch
     from heddle_dask.live.worker.rollout_worker import RolloutWorker
 

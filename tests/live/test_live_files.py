@@ -12,9 +12,9 @@ from worlds.live_world import cluster, control_lines, emulated, run
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.journal_codec import replay
+from heddle_dask.live.driver.files.run_writer import RunWriter
+from heddle_dask.live.driver.inputs.rollout_inputs import Output
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Output
-from heddle_dask.live.driver.run_writer import RunWriter
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import strategies_of_run
 

@@ -15,8 +15,8 @@ from heddle_dask.environments.base import Context, EnvironmentFailed, Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.mix import MixedSource
 from heddle_dask.environments.task_sources import EnvironmentSource
+from heddle_dask.live.driver.programs.services import Budget
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.services import Budget
 from heddle_dask.records.reader import RunReader
 from heddle_dask.training.group_plan import GroupPlan
 from heddle_dask.training.groups import FinishedGroup
@@ -69,7 +69,7 @@ def test_groups_of_an_endless_source(model_dir: str, tmp_path: Path) -> None:
     out = tmp_path / "run.zarr"
 
     def rollout(client: Any, mode: str = "create", **options: Any) -> Rollout:
-        from heddle_dask.live.driver.rollout_inputs import Output
+        from heddle_dask.live.driver.inputs.rollout_inputs import Output
 
         return Rollout(
             client,

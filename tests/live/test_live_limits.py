@@ -11,9 +11,9 @@ import pytest
 from worlds.live_world import cluster, emulated, run
 
 from heddle_dask.environments.base import Context, Task
+from heddle_dask.live.driver.inputs.rollout_inputs import Output
+from heddle_dask.live.driver.programs.services import Budget
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Output
-from heddle_dask.live.driver.services import Budget
 
 pytestmark = pytest.mark.cluster
 

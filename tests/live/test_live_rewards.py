@@ -18,9 +18,9 @@ from heddle_dask.core.resources import ApiQuota
 from heddle_dask.environments.base import Context, Reward, Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.rewards import RewardContext, Transcript
-from heddle_dask.live.driver.pools import Pools
+from heddle_dask.live.driver.inputs.pools import Pools
+from heddle_dask.live.driver.inputs.rollout_inputs import Output
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Output
 from heddle_dask.records.reader import RunReader
 
 pytestmark = pytest.mark.cluster

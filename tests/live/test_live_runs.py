@@ -17,11 +17,11 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.journal_codec import decode
 from heddle_dask.core.run_record import plain_name
 from heddle_dask.engines.emulated.options import EmulatedOptions
-from heddle_dask.live.driver.control_channel import ControlPlaneFailed
-from heddle_dask.live.driver.recorded_sessions import RecordedSession, own_lines, recorded_sessions
-from heddle_dask.live.driver.recorded_sessions import control_lines as facts_and_lines
+from heddle_dask.live.driver.connection.control_channel import ControlPlaneFailed
+from heddle_dask.live.driver.files.recorded_sessions import RecordedSession, own_lines, recorded_sessions
+from heddle_dask.live.driver.files.recorded_sessions import control_lines as facts_and_lines
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import Strategy
 

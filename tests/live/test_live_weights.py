@@ -12,7 +12,7 @@ from worlds.live_world import cluster, emulated, engine_process, kill, run, unti
 from worlds.weight_builders import perturbed
 
 from heddle_dask.core.ids import PolicyVersion
-from heddle_dask.live.driver.recorded_sessions import recorded_sessions
+from heddle_dask.live.driver.files.recorded_sessions import recorded_sessions
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.training.weight_control import WeightControl
 from heddle_dask.records.store import RunReader

@@ -18,8 +18,8 @@ from heddle_dask.core.run_description import StalenessBound
 from heddle_dask.environments.base import Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.task_sources import EnvironmentSource
-from heddle_dask.live.driver.group_feed import GroupFeed
-from heddle_dask.live.driver.run_files import RunFiles
+from heddle_dask.live.driver.files.run_files import RunFiles
+from heddle_dask.live.driver.groups.group_feed import GroupFeed
 from heddle_dask.live.training import weight_control
 from heddle_dask.live.training.evaluation import evaluation_row
 from heddle_dask.live.training.sample_intake import SampleIntake

@@ -18,7 +18,7 @@ from distributed import Client
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.driver.run_writer import journal_path
+from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.records.journal import read_journal
 from heddle_dask.records.trajectory import TrajectoryRecord
 

@@ -25,14 +25,14 @@ from heddle_dask.engines.vllm_command import VllmOptions, vllm_options
 from heddle_dask.environments.base import Environment, Task
 from heddle_dask.environments.loading import held_out_name, load_environment
 from heddle_dask.environments.mix import mixed_source, parse_mix
-from heddle_dask.live.driver.continuation import tokenizer_digest
-from heddle_dask.live.driver.remote_trainer import RemoteTrainer
+from heddle_dask.live.driver.files.continuation import tokenizer_digest
+from heddle_dask.live.driver.files.run_writer import journal_path
+from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel
+from heddle_dask.live.driver.programs.services import Sampling
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import ChatModel
-from heddle_dask.live.driver.run_writer import journal_path
-from heddle_dask.live.driver.services import Sampling
 from heddle_dask.live.training.evaluation import Evaluation, HeldOutTasks
 from heddle_dask.live.training.going_on import OpenedTraining, begin_anew, go_on
+from heddle_dask.live.training.remote_trainer import RemoteTrainer
 from heddle_dask.live.training.rollout_feed import StreamFeed
 from heddle_dask.live.training.sample_intake import SampleIntake
 from heddle_dask.live.training.store_check import check_store
