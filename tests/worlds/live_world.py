@@ -56,12 +56,18 @@ async def until(condition: Callable[[], Any]) -> Any:
     raise AssertionError("condition not met within a minute")
 
 
+idle_clusters: set[str] = set()
+"""Directories of shared clusters that no test uses now: their processes are not there for a test that looks."""
+
+
 def descendants(word: str) -> list[psutil.Process]:
     """Our own descendants whose command line holds `word`."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if any(word in part for part in process.cmdline()):
+            line = process.cmdline()
+            idle = any(directory in part for part in line for directory in idle_clusters)
+            if not idle and any(word in part for part in line):
                 found.append(process)
     return found
 
