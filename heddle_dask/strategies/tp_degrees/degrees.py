@@ -155,7 +155,7 @@ class SearchSettings:
     mix_gain
         A mix of TP degrees is chosen only if its estimated makespan is this share below that of the best uniform
         degree and of the running engines. In simulation, mixes were up to 9 % worse against uniform degrees than
-        estimated (`docs/paper.md`).
+        estimated (`docs/results.md`).
     """
 
     moves: int = 400
