@@ -11,7 +11,12 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import ActionFailed, EnvironmentFailed, Reward
-from heddle_dask.live.driver.programs.program_errors import BudgetExhausted, ReplayDiverged, SandboxDiffers, StepLost
+from heddle_dask.live.driver.programs.program_errors import (
+    BudgetExhausted,
+    ReplayDiverged,
+    SandboxDiffers,
+    StepLost,
+)
 from heddle_dask.records.trajectory import Cause, Status
 
 
