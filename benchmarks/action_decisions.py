@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import random
+import re
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -60,7 +61,7 @@ class _Hosts:
     """A controller with hosts, whose actions take their time in virtual seconds."""
 
     def __init__(self, strategy: str, hosts: int, cpus: int, seed: int) -> None:
-        overrides = [f"actions={strategy.replace(':', ',')}"]
+        overrides = ["actions=" + re.sub(r":(?=\w+=)", ",", strategy)]
         self.controller = Controller(build_strategies("sticky-least-loaded", overrides=overrides))
         self.rng = random.Random(seed)
         self.at = 0.0

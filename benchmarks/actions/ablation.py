@@ -7,15 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.actions.action_world import AblationBatch, ActionWorld
+from benchmarks.opponents import FIXED, PER_TRAJECTORY, WORKER_POOLS
 
 ARMS = (
     "fcfs-minimum",
-    "fixed,units=2",
-    "fixed,units=4",
-    "fixed,units=8",
-    "fixed,units=16",
-    "per-trajectory,cpus=4",
-    "worker-pools,workers=32,kinds=tool:96x1/reward:16x4",
+    f"{FIXED},units=2",
+    f"{FIXED},units=4",
+    f"{FIXED},units=8",
+    f"{FIXED},units=16",
+    f"{PER_TRAJECTORY},cpus=4",
+    f"{WORKER_POOLS},workers=32,kinds=tool:96x1/reward:16x4",
     "elastic,start_efficiency=1,depth=0",
     "elastic,start_efficiency=1",
     "elastic,start_efficiency=1,depth=6,ahead=all",

@@ -15,14 +15,15 @@ from benchmarks.actions.cpu_job import CpuFigures, CpuJob, CpuTask, run_cpu_job
 from benchmarks.actions.rows import ActionRow
 from benchmarks.actions.software_workload import SoftwareWorkload
 from benchmarks.experiments import Experiment, Study
+from benchmarks.opponents import FIXED, PER_TRAJECTORY, WORKER_POOLS
+from benchmarks.opponents.pod_settings import PodSettings
 from benchmarks.tables import ratio_fields
-from heddle_dask.sim.pod_settings import PodSettings
 
 ELASTIC = "elastic,order=fcfs"
 TAIL = "elastic,order=tail"
 BATCHES = (128, 512, 1024, 1280, 1536)
 NODES = (3, 5, 8)
-FIXED = (1, 2, 4, 8, 16, 32)
+UNITS = (1, 2, 4, 8, 16, 32)
 LOADS_S = (60.0, 240.0)
 LIMITS = (4.0, 8.0, 16.0, 32.0)
 _TUNING_SEED = 1_000
@@ -95,7 +96,7 @@ class CpuBench:
         for tests_s in LOADS_S:
             for batch, units, paper in ((48, 4, "2.0"), (_PART_BATCH, 16, "3.0")):
                 ours = _with_workload(_part(batch), tests_mean_s=tests_s)
-                fixed = {number: replace(ours, actions=f"fixed,units={number}") for number in FIXED}
+                fixed = {number: replace(ours, actions=f"{FIXED},units={number}") for number in UNITS}
                 best = self._best(fixed)
                 arms = {
                     f"fixed {units}": (fixed[units], ""),
@@ -116,10 +117,10 @@ class CpuBench:
         rows: list[ActionRow] = []
         for tests_s in LOADS_S:
             ours = _with_workload(_part(_PART_BATCH), tests_mean_s=tests_s)
-            owned = {cpus: replace(ours, actions=f"per-trajectory,cpus={cpus}") for cpus in (1, 2, 4)}
+            owned = {cpus: replace(ours, actions=f"{PER_TRAJECTORY},cpus={cpus}") for cpus in (1, 2, 4)}
             pools = {
                 (share, units): replace(
-                    ours, actions=f"worker-pools,kinds={_kinds(ours.cores, share, units)}"
+                    ours, actions=f"{WORKER_POOLS},kinds={_kinds(ours.cores, share, units)}"
                 )
                 for share in (0.25, 0.5, 0.75)
                 for units in (4, 16)

@@ -9,14 +9,16 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 from benchmarks.actions.software_workload import SoftwareWorkload, action_trajectories
+from benchmarks.opponents.pod_settings import PodSettings
+from benchmarks.opponents.pods import SimulatedPods
 from heddle_dask.core.nouns import HostDescription
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.sim.clusters import Cluster
 from heddle_dask.sim.fleet import SimulatedFleet, equal_hosts
-from heddle_dask.sim.pod_settings import PodSettings
 from heddle_dask.sim.program import SimulatedCall
 from heddle_dask.sim.rollout import rollout_predictor
 from heddle_dask.sim.world import SimulatedWorld
@@ -194,7 +196,11 @@ def _fleet(job: CpuJob) -> SimulatedFleet:
         first += count
     delays = replace(fleet.delays, action_s=job.overhead_s / 2)
     return replace(
-        fleet, hosts=tuple(hosts), delays=delays, sandbox_start_s=job.sandbox_start_s, pods=job.pods
+        fleet,
+        hosts=tuple(hosts),
+        delays=delays,
+        sandbox_start_s=job.sandbox_start_s,
+        unmanaged=None if job.pods is None else partial(SimulatedPods, job.pods),
     )
 
 

@@ -25,6 +25,7 @@ from distributed import Client
 
 from benchmarks.actions.rows import ActionRow
 from benchmarks.experiments import Study
+from benchmarks.opponents import PER_TRAJECTORY
 from benchmarks.tables import ratio_fields
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
@@ -65,8 +66,8 @@ def live_arms(cpus: int) -> Mapping[str, LiveArm]:
     return {
         "elastic": LiveArm("elastic", (1, cpus)),
         "elastic, first come": LiveArm("elastic,order=fcfs", (1, cpus)),
-        "one sandbox of 1 CPU per trajectory": LiveArm("per-trajectory,cpus=1", (1, cpus)),
-        f"one sandbox of {cpus} CPUs per trajectory": LiveArm(f"per-trajectory,cpus={cpus}", (1, cpus)),
+        "one sandbox of 1 CPU per trajectory": LiveArm(f"{PER_TRAJECTORY},cpus=1", (1, cpus)),
+        f"one sandbox of {cpus} CPUs per trajectory": LiveArm(f"{PER_TRAJECTORY},cpus={cpus}", (1, cpus)),
         f"all at once, {cpus} processes each": LiveArm("fcfs-minimum", (0, 0), cpus),
     }
 

@@ -27,8 +27,8 @@ def shipped_model() -> Path:
     if (path / "config.json").is_file():
         return path
     raise BadInput(
-        "the tiny-agent checkpoint is not installed: give --model DIR, or make one with "
-        "`python -m pipelines.tiny_agent.make --out DIR`"
+        "the tiny-agent checkpoint is not installed: give --model DIR, or make one in a checkout with "
+        "`python -m scripts.tiny_agent.make --out DIR`"
     )
 
 

@@ -11,7 +11,7 @@ from heddle_dask.core.ids import EngineId, HostId
 from heddle_dask.core.nouns import EngineDescription, HostDescription
 from heddle_dask.core.resources import ModelService, Resources
 from heddle_dask.cost.engine_cost import ClassCosts, EngineCost
-from heddle_dask.sim.pod_settings import PodSettings
+from heddle_dask.sim.program import MakeActionBody
 from heddle_dask.sim.service_times import ServiceTimes
 
 FIT_S, FIT_ROW_S = 0.15, 2.1e-4
@@ -171,8 +171,8 @@ class SimulatedFleet:
         Hosts for actions; empty: one with `tool_cpus`.
     sandbox_start_s
         Seconds to start the sandbox of a trajectory on a host.
-    pods
-        Actions run in pods of Kubernetes and not on hosts that the controller allocates; None: no pods.
+    unmanaged
+        Makes what runs actions in place of hosts that the controller allocates; None: nothing does.
     services, service_times
         Model services on hosts with GPUs, and how long they take.
     """
@@ -186,7 +186,7 @@ class SimulatedFleet:
     crowded: Mapping[int, EngineCost] = field(default_factory=dict)
     hosts: tuple[HostDescription, ...] = ()
     sandbox_start_s: float = 0.0
-    pods: PodSettings | None = None
+    unmanaged: MakeActionBody | None = None
     services: tuple[ModelService, ...] = ()
     service_times: ServiceTimes = field(default_factory=ServiceTimes)
 
@@ -208,8 +208,8 @@ class SimulatedFleet:
 
     @property
     def action_hosts(self) -> tuple[HostDescription, ...]:
-        """The hosts for actions; pods are one host for the controller."""
-        if self.hosts and self.pods is None:
+        """The hosts for actions; for the controller, what it does not manage is one of them."""
+        if self.hosts and self.unmanaged is None:
             return self.hosts
         return (HostDescription(HostId("tools"), Resources.of(cpus=self.tool_cpus or 1)),)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from heddle_dask.core.commands import RunAction
+from heddle_dask.core.events import ActionFinished
 from heddle_dask.core.ids import FIRST_RUN, ActionId, EngineId, GroupId, RunId, StepId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, TrajectorySpec
+from heddle_dask.sim.loop import VirtualTime
 from heddle_dask.workloads.planned import PlannedAction, PlannedTrajectory
 
 
@@ -165,7 +168,7 @@ class SimulatedCall:
 
 
 class ActionBody(Protocol):
-    """Carries out the actions of one kind of host: CPUs, pods, model services, APIs.
+    """Carries out the actions of one kind of host: CPUs, model services, APIs.
 
     Reports each end by the function that it was given, as `core.events.ActionFinished`; also of an aborted action, but
     not of one whose host is lost.
@@ -179,3 +182,7 @@ class ActionBody(Protocol):
 
     def trajectory_ended(self, trajectory_id: TrajectoryId) -> None:
         """Drop what is kept for a trajectory."""
+
+
+MakeActionBody = Callable[[VirtualTime, Callable[[ActionFinished, SimulatedCall], None]], ActionBody]
+"""Makes one from the time and the function for the event of each action that has ended or was aborted."""

@@ -17,9 +17,6 @@ from heddle_dask.core.view import PredictorChoice, StrategySet
 from heddle_dask.cost.engine_cost import ClassCosts, EngineCost, cost_from_mapping
 from heddle_dask.strategies.actions.elastic import ElasticUnits
 from heddle_dask.strategies.actions.first_come import FirstComeMinimum
-from heddle_dask.strategies.actions.fixed_units import FixedUnits
-from heddle_dask.strategies.actions.per_trajectory import PerTrajectory
-from heddle_dask.strategies.actions.worker_pools import WorkerPools
 from heddle_dask.strategies.admission.additive_increase import AdditiveIncrease
 from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
 from heddle_dask.strategies.admission.deadline import Deadline
@@ -91,9 +88,6 @@ PARTS: Mapping[str, Mapping[str, type]] = {
     "actions": {
         "fcfs-minimum": FirstComeMinimum,
         "elastic": ElasticUnits,
-        "fixed": FixedUnits,
-        "per-trajectory": PerTrajectory,
-        "worker-pools": WorkerPools,
     },
 }
 

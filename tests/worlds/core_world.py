@@ -25,6 +25,7 @@ from worlds.core_builders import (
     trajectory_spec,
 )
 
+from benchmarks.opponents.fixed_units import FixedUnits
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.entities import NO_RESOURCES
@@ -43,7 +44,6 @@ from heddle_dask.core.transitions import KvState, TrajectoryState
 from heddle_dask.core.view import StrategySet
 from heddle_dask.strategies.actions.elastic import ElasticUnits
 from heddle_dask.strategies.actions.first_come import FirstComeMinimum
-from heddle_dask.strategies.actions.fixed_units import FixedUnits
 from heddle_dask.strategies.presets import PRESETS, build_strategies
 
 T = TypeVar("T")

@@ -18,10 +18,10 @@ import numpy as np
 
 from heddle_dask.environments.base import Context, Environment, Task
 from heddle_dask.environments.splits import Split
-from pipelines.tiny_agent.conversations import encode, make_environment
-from pipelines.tiny_agent.experts import make_expert
-from pipelines.tiny_agent.scripted_context import Expert, ScriptedContext, Turn
-from pipelines.tiny_agent.tokenizer import END_OF_TURN, token_id
+from scripts.tiny_agent.conversations import encode, make_environment
+from scripts.tiny_agent.experts import make_expert
+from scripts.tiny_agent.scripted_context import Expert, ScriptedContext, Turn
+from scripts.tiny_agent.tokenizer import END_OF_TURN, token_id
 
 ENVIRONMENT = "math"
 LONGEST_TOKENS = 420

@@ -1,4 +1,4 @@
-"""Make tiny-agent: ``python -m pipelines.tiny_agent.make --out DIR --seed 0``.
+"""Make tiny-agent: ``python -m scripts.tiny_agent.make --out DIR --seed 0``.
 
 Writes a Hugging Face model directory (config, weights, tokenizer, chat template) and
 ``training.json``. Takes less than 30 minutes on two cores.
@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from pipelines.tiny_agent.conversations import make_conversations
-from pipelines.tiny_agent.tokenizer import make_tokenizer, save_tokenizer
-from pipelines.tiny_agent.train import TrainingOptions, train
+from scripts.tiny_agent.conversations import make_conversations
+from scripts.tiny_agent.tokenizer import make_tokenizer, save_tokenizer
+from scripts.tiny_agent.train import TrainingOptions, train
 
 
 def main() -> None:

@@ -15,9 +15,9 @@ from heddle_dask.environments.code_env import CodeEnvironment
 from heddle_dask.environments.math_env import MathEnvironment
 from heddle_dask.environments.search_env import SearchEnvironment
 from heddle_dask.environments.splits import Split, Tier
-from pipelines.tiny_agent.experts import make_expert
-from pipelines.tiny_agent.scripted_context import ScriptedContext
-from pipelines.tiny_agent.tokenizer import END_OF_TURN, render
+from scripts.tiny_agent.experts import make_expert
+from scripts.tiny_agent.scripted_context import ScriptedContext
+from scripts.tiny_agent.tokenizer import END_OF_TURN, render
 
 SHARES = {
     "math": 0.26,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
-from pipelines.reward_model.attempts import AttemptPair
+from scripts.reward_model.attempts import AttemptPair
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Nodes, pods and control plane of Kubernetes, for `sim.pods`."""
+"""Nodes, pods and control plane of Kubernetes, for `opponents.pods`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make the reward model: ``python -m pipelines.reward_model.make --out DIR --seed 0``.
+"""Make the reward model: ``python -m scripts.reward_model.make --out DIR --seed 0``.
 
 Writes a Hugging Face model directory (config, weights, tokenizer) and ``training.json``, which says how it was made and
 what it is worth on tasks of the test split.
@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
-from pipelines.reward_model.attempts import make_pairs
-from pipelines.reward_model.train import RewardTraining, measure, train
-from pipelines.tiny_agent.tokenizer import make_tokenizer, save_tokenizer
+from scripts.reward_model.attempts import make_pairs
+from scripts.reward_model.train import RewardTraining, measure, train
+from scripts.tiny_agent.tokenizer import make_tokenizer, save_tokenizer
 
-AGENT = Path(__file__).parents[1] / "tiny_agent" / "checkpoint"
+AGENT = Path(__file__).parents[2] / "pipelines" / "tiny_agent" / "checkpoint"
 
 
 def main() -> None:

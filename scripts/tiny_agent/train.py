@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from pipelines.tiny_agent.conversations import Conversation
-from pipelines.tiny_agent.initial_weights import prepare
-from pipelines.tiny_agent.tokenizer import END_OF_TEXT, END_OF_TURN, VOCABULARY, token_id
+from scripts.tiny_agent.conversations import Conversation
+from scripts.tiny_agent.initial_weights import prepare
+from scripts.tiny_agent.tokenizer import END_OF_TEXT, END_OF_TURN, VOCABULARY, token_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from heddle_dask.environments.base import Task
 from heddle_dask.environments.code_env import stages_of
 from heddle_dask.environments.list_programs import Stage
 from heddle_dask.environments.tool_agent import format_call
-from pipelines.tiny_agent.scripted_context import Expert, Turn, run_in_process
+from scripts.tiny_agent.scripted_context import Expert, Turn, run_in_process
 
 SPOILT = 0.05
 """Share of calls that are first made wrongly, to show the repair."""
