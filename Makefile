@@ -13,7 +13,8 @@ LIVE := (cluster or vllm) and not slurm and not long
 FILES := --dist loadfile --no-loadscope-reorder
 PARALLEL := -n logical --maxprocesses 8 $(FILES)
 # A test with a cluster mostly waits for processes to start: two files at once, whatever the cores.
-TWO := -n 2 $(FILES)
+LIVE_AT_ONCE ?= 2
+TWO := -n $(LIVE_AT_ONCE) $(FILES)
 # To collect all files takes each process 25 s of CPU.
 LIVE_FILES = $(shell grep -lrE 'mark\.(cluster|vllm)' --include='test_*.py' tests)
 LONG_FILES = $(shell grep -lrE 'mark\.long' --include='test_*.py' tests)
@@ -28,16 +29,16 @@ ROUNDS ?= 3
 rollout: $(STAMP)
 	$(BIN)/heddle rollout $(ROLLOUT_ARGS)
 
-# The second hash seed is for what decides or counts: files, processes and command lines do not depend on it. Tests with
-# `hash_seed` in their name set hash seeds themselves.
+# Stages that mostly wait, or that use one core, run beside another one. The second hash seed is for what decides or
+# counts: files, processes and command lines do not depend on it. Tests with `hash_seed` in their name set hash seeds
+# themselves.
 test: browser $(CRDS)
 	$(BIN)/python scripts/test_times.py begin
-	$(STAGE) lint $(MAKE) lint
-	PYTHONHASHSEED=0 $(STAGE) pure $(PYTEST) $(PARALLEL) -m "$(PURE)"
+	$(STAGE) lint $(MAKE) lint + docs $(MAKE) docs
+	PYTHONHASHSEED=0 $(STAGE) pure $(PYTEST) $(PARALLEL) -m "$(PURE)" \
+	  + slurm env PYTHON=$(BIN)/python sh scripts/test_slurm.sh --optional
 	PYTHONHASHSEED=0 $(STAGE) live $(PYTEST) $(TWO) -m "$(LIVE)" $(LIVE_FILES)
-	$(STAGE) docs $(MAKE) docs
 	PYTHONHASHSEED=1 $(STAGE) second-hash-seed $(PYTEST) $(PARALLEL) -m "$(PURE) and not slow" -k "not hash_seed" $(DECIDES)
-	PYTHON=$(BIN)/python $(STAGE) slurm sh scripts/test_slurm.sh --optional
 	$(BIN)/python scripts/test_times.py summary
 
 # What takes minutes and protects a release, not a change; run it before one.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds.live_world import cluster, run
+from worlds.live_world import run
+from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.client import EngineClient
@@ -81,13 +81,11 @@ async def _agent(task: Task, ctx: Any) -> float:
     return 1.0
 
 
-def test_a_rollout_runs_on_a_third_kind(model_dir: str, monkeypatch: pytest.MonkeyPatch):
-    # Scheduler and workers import the kind by its name.
-    paths = [str(Path(__file__).parent.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
-
+@pytest.mark.cluster
+def test_a_rollout_runs_on_a_third_kind(model_dir: str):
+    # Scheduler and workers import the kind by its name: shared clusters find modules of the tests.
     async def body() -> None:
-        async with cluster(engines=1) as (_, client):
+        async with shared_cluster(engines=1) as client:
             spec = EngineSpec(ECHO, model_dir, slots=2, max_model_len=1024)
             async with Rollout(
                 client, env=_agent, model=model_dir, engines=Engines(spec=spec, count=1)

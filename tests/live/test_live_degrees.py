@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from worlds.live_agents import ToolAgent
 from worlds.live_world import cluster, control_lines, descendants, kill, run, until
 from worlds.record_builders import plain_trajectory
+from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.cli.rollout.engine_options import parsed_cost, parsed_degrees
 from heddle_dask.core.controller import Controller
@@ -519,7 +520,7 @@ def test_what_cannot_be_is_one_line_and_auto_learns_from_the_batch_before(model_
     told: list[str] = []
 
     async def body() -> None:
-        async with cluster(engines=2) as (_, client):
+        async with shared_cluster() as client:
 
             def rollout(spec: EngineSpec, degrees: Any) -> Rollout:
                 patience = Patience(workers_s=5.0)

@@ -10,7 +10,8 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from worlds.live_world import cluster, control_lines, emulated, run, until
+from worlds.live_world import control_lines, emulated, run, until
+from worlds.shared_cluster import shared_cluster
 
 from benchmarks.actions.api_server import api_server
 from heddle_dask.apis.rewarded import HttpReward, rewarded
@@ -105,7 +106,7 @@ def _rollout(client: Any, model: str, env: Any, out: Path | None = None, **more:
 
 def test_rewards_follow_their_programs_and_hold_nobody_up(model_dir: str, tmp_path: Path) -> None:
     async def body() -> None:
-        async with cluster(1) as (_, client):
+        async with shared_cluster(engines=1) as client:
             await _overlap(client, model_dir, tmp_path)
             await _given_and_failed(client, model_dir, tmp_path)
             await _endpoint(client, model_dir)

@@ -14,6 +14,7 @@ import cloudpickle
 import pytest
 from distributed import Client
 from worlds.live_world import cluster, control_lines, emulated, kill, run, until, worker_process
+from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.journal_codec import replay
@@ -262,7 +263,7 @@ def test_the_shell_environment_is_solved_by_an_expert(model_dir: str, tmp_path: 
     out = tmp_path / "run.zarr"
 
     async def body() -> Any:
-        async with cluster(1) as (_, client):
+        async with shared_cluster(engines=1) as client:
             rollout = Rollout(
                 client,
                 env=Expert(cpus=(1, 2)),

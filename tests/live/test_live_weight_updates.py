@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from distributed import Client
 from worlds.live_agents import ToolAgent
-from worlds.live_world import cluster, control_lines, emulated, run
+from worlds.live_world import control_lines, emulated, run
+from worlds.shared_cluster import shared_cluster
 from worlds.weight_builders import perturbed
 
 from heddle_dask.core import commands as cmd
@@ -76,7 +77,7 @@ def test_engines_go_over_to_published_weights_while_trajectories_run(model_dir: 
 
     async def body() -> str:
         async with (
-            cluster(engines=2) as (_, client),
+            shared_cluster() as client,
             Rollout(
                 client,
                 env=ToolAgent(steps=6, tokens=60),

@@ -22,7 +22,10 @@ import pytest
 from distributed import Client
 from worlds.live_world import ENGINE, descendants, idle_clusters
 
+from heddle_dask.live.clusters import local
 from heddle_dask.live.clusters.local import LocalRolloutCluster
+from heddle_dask.live.clusters.worker_command import worker_arguments
+from heddle_dask.sandbox.stateful.local_keeper import keeper_of_loop
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -40,7 +43,13 @@ class Lent:
         # Workers import engine kinds of the tests by name.
         paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         with pytest.MonkeyPatch.context() as patched:
+            # Nobody kills a worker here, and a nanny is a quarter of its cost.
+            patched.setattr(
+                local, "worker_arguments", lambda *given: [*worker_arguments(*given), "--no-nanny"]
+            )
             patched.setenv("TMPDIR", str(self.directory))
+            for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+                patched.setenv(name, "1")  # as a nanny does
             patched.setenv("PYTHONPATH", os.pathsep.join(paths))
             self.cluster = LocalRolloutCluster(engines, tool_cpus=8, dashboard=False, **options)
         self.workers: dict[str, int] = {}
@@ -55,7 +64,9 @@ class Lent:
     def close(self) -> None:
         idle_clusters.discard(str(self.cluster.directory))
         self.cluster.close()
+        boxes = [path.name for path in self.directory.glob("heddle-sandboxes-*/*")]
         shutil.rmtree(self.directory)
+        assert boxes == [], "templates of sandboxes go with their worker"
 
     def client(self, asynchronous: bool) -> Client:
         """Its cluster runs on a loop of its own: a client of a test's loop gets the address only."""
@@ -77,7 +88,8 @@ class Lent:
 
     async def _left(self, client: Client) -> dict[str, Any]:
         left: dict[str, Any] = await client.run_on_scheduler(_sessions_and_tasks)
-        left["sandboxes"] = [path.name for path in self.directory.glob("heddle-sandboxes-*/*")]
+        boxes = await client.run(_sandboxes)
+        left["sandboxes"] = [name for names in boxes.values() for name in names]
         left["engines"] = [each.pid for word in (ENGINE, "vllm.entrypoints") for each in descendants(word)]
         return {what: names for what, names in left.items() if names}
 
@@ -89,6 +101,10 @@ def _sessions_and_tasks(dask_scheduler: Any) -> dict[str, Any]:
         "sessions": [] if control is None else control.session_ids,
         "tasks": [str(key) for key in dask_scheduler.tasks],
     }
+
+
+async def _sandboxes(dask_worker: Any) -> list[str]:
+    return list(keeper_of_loop().names) if str(dask_worker.name).startswith("tool") else []
 
 
 def _name_and_process(dask_worker: Any) -> tuple[str, int]:
