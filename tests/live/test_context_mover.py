@@ -18,7 +18,8 @@ from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.envelopes import Report
 from heddle_dask.live.wire.worker_messages import ExportContext, MoveContextOrder
-from heddle_dask.live.worker.context_mover import ContextCache, ContextMover
+from heddle_dask.live.worker.context_cache import ContextCache
+from heddle_dask.live.worker.context_mover import ContextMover
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
 
 pytestmark = pytest.mark.cluster

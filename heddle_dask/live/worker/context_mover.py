@@ -1,9 +1,5 @@
-"""Contexts of a rollout worker: kept, so that a step need only bring its delta, and brought from other workers.
+"""Contexts between rollout workers: fetched by a step that runs elsewhere now, or moved with their KV cache.
 
-The driver owns the token record; a cached context is a copy that may be dropped at any time. A base is recognised by
-its length and CRC-32, so a copy that has diverged is a miss and never a wrong prompt.
-
-A step that runs elsewhere now fetches its context; a move brings it with its KV cache.
 The scheduler plugin orders a move from the target's worker, which reports its end once, whether it succeeded or failed.
 """
 
@@ -12,14 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import zlib
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 from distributed import Worker
 
 from heddle_dask.core.events import MoveEnded
@@ -41,72 +32,11 @@ from heddle_dask.live.wire.worker_messages import (
     MoveContextOrder,
     TakeContext,
 )
+from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
 
 _LOG = logging.getLogger(__name__)
 # A step waits so long for its context from another worker, then for all of it from the driver.
 FETCH_S = 5.0
-
-
-Ids = npt.NDArray[np.int32]
-EMPTY: Ids = np.zeros(0, dtype="<i4")
-
-
-def crc_of(data: bytes, start: int = 0) -> int:
-    """CRC-32 of little-endian int32 ids; `start` is the CRC of what precedes them."""
-    return zlib.crc32(data, start)
-
-
-@dataclass(frozen=True, slots=True)
-class CachedContext:
-    """Token ids and their CRC-32."""
-
-    token_ids: Ids
-    crc: int
-
-    def extended(self, delta: bytes) -> CachedContext:
-        """This context followed by the ids in `delta`."""
-        ids = np.concatenate([self.token_ids, np.frombuffer(delta, dtype="<i4")])
-        return CachedContext(ids, crc_of(delta, self.crc))
-
-    @classmethod
-    def of(cls, data: bytes) -> CachedContext:
-        """The context of these little-endian int32 ids."""
-        return cls(EMPTY, 0).extended(data)
-
-    def is_base(self, tokens: int, crc: int) -> bool:
-        """Whether this is the context of that length and checksum."""
-        return len(self.token_ids) == tokens and self.crc == crc
-
-
-class ContextCache:
-    """Least recently used contexts, up to `capacity_tokens` together."""
-
-    def __init__(self, capacity_tokens: int = 64_000_000) -> None:
-        self.capacity_tokens = capacity_tokens
-        self.tokens = 0
-        self._contexts: OrderedDict[tuple[str, str], CachedContext] = OrderedDict()
-
-    def get(self, session: str, trajectory_id: str) -> CachedContext | None:
-        """The context held for the trajectory, if any."""
-        context = self._contexts.get((session, trajectory_id))
-        if context is not None:
-            self._contexts.move_to_end((session, trajectory_id))
-        return context
-
-    def put(self, session: str, trajectory_id: str, context: CachedContext) -> None:
-        """Hold this context in place of an older one of the trajectory."""
-        self.drop(session, trajectory_id)
-        self._contexts[(session, trajectory_id)] = context
-        self.tokens += len(context.token_ids)
-        while self.tokens > self.capacity_tokens and len(self._contexts) > 1:
-            _, oldest = self._contexts.popitem(last=False)
-            self.tokens -= len(oldest.token_ids)
-
-    def drop(self, session: str, trajectory_id: str) -> None:
-        """Forget the trajectory."""
-        context = self._contexts.pop((session, trajectory_id), None)
-        if context is not None:
-            self.tokens -= len(context.token_ids)
 
 
 class EngineOwner(Protocol):

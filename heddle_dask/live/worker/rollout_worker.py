@@ -83,7 +83,8 @@ from heddle_dask.live.wire.worker_messages import (
 )
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.called_off_steps import NOT_BEGUN, CalledOffSteps
-from heddle_dask.live.worker.context_mover import CachedContext, ContextCache, ContextMover
+from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
+from heddle_dask.live.worker.context_mover import ContextMover
 from heddle_dask.live.worker.engine_host import EngineHost, Watch, visible_gpus
 from heddle_dask.live.worker.weight_keeper import WeightKeeper
 
