@@ -36,12 +36,12 @@ from heddle_dask.live.driver.inputs.rollout_inputs import Engines
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.session.degrees import EngineDegrees, checked_degrees
 from heddle_dask.live.driver.session.tp_degree_specs import TpDegreeSpecs, cost_at
+from heddle_dask.live.scheduler.degree_planning import forecast
 from heddle_dask.live.scheduler.deployment import EngineDeployment, Order
-from heddle_dask.live.scheduler.forecast import forecast
 from heddle_dask.live.wire.driver_messages import DeployedEngines, GetCapacity, GetDeployedEngines
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.live.wire.worker_messages import EngineWorkerReport
-from heddle_dask.live.worker.visible_gpus import visible_gpus
+from heddle_dask.live.worker.engine_host import visible_gpus
 from heddle_dask.predictors.features import Finished
 from heddle_dask.predictors.known import KnownWork, Oracle
 from heddle_dask.predictors.learned import LearnedPredictor

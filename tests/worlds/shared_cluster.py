@@ -25,7 +25,7 @@ from worlds.live_world import ENGINE, descendants, idle_clusters
 from heddle_dask.live.clusters import local
 from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.clusters.worker_command import worker_arguments
-from heddle_dask.sandbox.stateful.local_keeper import keeper_of_loop
+from heddle_dask.sandbox.stateful.local_sandbox import keeper_of_loop
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -11,6 +11,7 @@ from heddle_dask.core import commands as cmd
 from heddle_dask.core.events import ActionFinished
 from heddle_dask.core.ids import EngineId, HostId
 from heddle_dask.core.nouns import NORMAL
+from heddle_dask.core.run_record import plain_name
 from heddle_dask.live.scheduler.degree_planning import DegreePlanning
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.live.scheduler.session import Session
@@ -113,6 +114,13 @@ class Dispatcher:
                 self._degrees.deploy(command)
             case _:
                 assert_never(command)
+
+    def close(self) -> None:
+        """Have the sandboxes closed that the session leaves on its hosts: its driver may have died."""
+        for place in self._session.controller.state.sandboxes.values():
+            run_id, name = plain_name(place.name)
+            if place.host is not None and run_id == self._session.run.run_id:
+                self._order_host(self._session.session_id, cmd.CloseSandbox(place.host, name))
 
     def _in_s(self, at_s: float) -> float:
         return max(0.0, at_s - self._session.now())

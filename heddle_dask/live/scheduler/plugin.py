@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -47,25 +47,6 @@ from heddle_dask.predictors.known import KnownWork
 from heddle_dask.strategies.described import cost_text, strategies_of_description
 
 PLUGIN_NAME = "heddle"
-
-# What happens in one session; the other events that are reported are those of the cluster.
-_OF_SESSION = (
-    ev.StepStarted,
-    ev.StepFinished,
-    ev.StepDelivered,
-    ev.StepFailed,
-    ev.StepCancelled,
-    ev.ActionFinished,
-    ev.MoveEnded,
-    ev.TrajectoryForked,
-    ev.SandboxClosed,
-    ev.ProgramEnded,
-    ev.OptimizerStepEnded,
-    ev.WeightsPublished,
-    ev.SwitchRequested,
-    ev.GroupEnded,
-    ev.TrajectoryRedundant,
-)
 
 
 class HeddleScheduler(SchedulerPlugin):
@@ -130,14 +111,17 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.take(workers.ActionPayloadWantedReport, self.payload_wanted)
         handlers.take(driver.TrajectoriesEndedReport, self.trajectories_ended)
         handlers.take(training.TrainingFiguresReport, self.training_figures)
-        handlers.take_report(ev.EngineLost, self.engine_lost)
-        handlers.take_report(ev.HostLost, self.host_lost)
-        handlers.take_report(ev.WeightsFetched, self.weights_fetched)
-        handlers.take_report(ev.WeightsInstalled, self.weights_installed)
-        for kind in (ev.ServiceLoaded, ev.ServiceEvicted, ev.ServiceLost):
-            handlers.take_report(kind, self.service_changed)
-        for kind in _OF_SESSION:
-            handlers.take_report(kind, self.session_event)
+        of_cluster: dict[type, Callable[[str, Any], None]] = {
+            ev.EngineLost: self.engine_lost,
+            ev.HostLost: self.host_lost,
+            ev.WeightsFetched: self.weights_fetched,
+            ev.WeightsInstalled: self.weights_installed,
+            ev.ServiceLoaded: self.service_changed,
+            ev.ServiceEvicted: self.service_changed,
+            ev.ServiceLost: self.service_changed,
+        }
+        for kind in get_args(Reported):
+            handlers.take_report(kind, of_cluster.get(kind, self.session_event))
         handlers.add_to(scheduler)
         self._foreign.workers_changed(scheduler)
         metrics.export(self.snapshots)

@@ -37,10 +37,10 @@ LAST_REPORTS_S = 1.0
 
 
 class Closes(Protocol):
-    """What runs beside the scheduler's event loop for a session."""
+    """What works for a session."""
 
     def close(self) -> None:
-        """Stop it."""
+        """The session has ended; a second call changes nothing."""
 
 
 class Session:
@@ -94,7 +94,7 @@ class Session:
         self.controller_name = session_id
         self.carry_out: Callable[[Command], None] = lambda command: None
         self.reclaim_stranded: Callable[[], Sequence[Key]] = lambda: ()
-        self.sandboxes: Closes | None = None
+        self.dispatcher: Closes | None = None
         self._journal: list[list[Any]] = []
         self._lines_missing = 0
         self._notices: list[Notice] = []
@@ -121,7 +121,7 @@ class Session:
         """Stop what runs beside the scheduler, and answer the driver's open poll."""
         self.closed = True
         self._due.set()
-        for beside in (self.predictions, self.degrees, self.sandboxes):
+        for beside in (self.predictions, self.degrees, self.dispatcher):
             if beside is not None:
                 beside.close()
 

@@ -27,7 +27,6 @@ from heddle_dask.live.scheduler.degree_planning import DegreePlanning
 from heddle_dask.live.scheduler.deployment import EngineDeployment
 from heddle_dask.live.scheduler.dispatcher import Dispatcher
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
-from heddle_dask.live.scheduler.open_sandboxes import OpenSandboxes
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.driver_messages import (
@@ -83,12 +82,12 @@ class SessionEvents:
         session.degrees = self.degrees
         session.services = control.services
         session.controller_name = control.name
-        session.sandboxes = OpenSandboxes(scheduler, session, registry)
         session.carry_out, session.reclaim_stranded = self.carry_out, self.reclaim_stranded
         self._scheduler = scheduler
         self._dispatcher = Dispatcher(
             scheduler, session, registry, self.degrees, self.take, released, control.time_reached
         )
+        session.dispatcher = self._dispatcher
 
     def _feed(self, event: ev.Event) -> None:
         """Hand an event of the session to the controller, stamped with the time."""

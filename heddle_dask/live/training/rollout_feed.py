@@ -17,7 +17,7 @@ _POLL_S: Final = 0.02
 
 
 class StreamFeed:
-    """Implements `training.RolloutFeed`: open it, follow it, close it."""
+    """The stream of groups, as the loop of a training drives it: open it, follow it, close it."""
 
     def __init__(self, rollout: Rollout) -> None:
         self._rollout = rollout

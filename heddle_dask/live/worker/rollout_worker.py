@@ -85,8 +85,7 @@ from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.called_off_steps import NOT_BEGUN, CalledOffSteps
 from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
 from heddle_dask.live.worker.context_mover import ContextMover
-from heddle_dask.live.worker.engine_host import EngineHost, Watch
-from heddle_dask.live.worker.visible_gpus import visible_gpus
+from heddle_dask.live.worker.engine_host import EngineHost, Watch, visible_gpus
 from heddle_dask.live.worker.weight_keeper import WeightKeeper
 
 PLUGIN_NAME = ENGINE_PLUGIN
