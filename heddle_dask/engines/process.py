@@ -23,10 +23,9 @@ from heddle_dask.engines.contract import (
     GenerateRequest,
     SamplingParams,
 )
-from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.ports import free_port
 from heddle_dask.engines.private_directory import engines_directory, private_directory
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.engines.supervised_process import SupervisedProcess
 
 _LOG_NAME = "engine"

@@ -14,9 +14,8 @@ import pytest
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.address import EngineAddress
-from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.ports import free_port, interface_of, port_range
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.engines.vllm_command import (
     KV_LEASE_S,
     VllmOptions,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from heddle_dask.engines.gpus import named_gpus
-from heddle_dask.engines.kinds import engine_kind
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineSpec, engine_kind
 
 
 def visible_gpus(spec: EngineSpec, environ: Mapping[str, str]) -> Sequence[str]:
