@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from worlds.live_world import cluster, emulated, run
 
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.environments.base import Context, EnvironmentFailed, Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.mix import MixedSource

@@ -16,14 +16,14 @@ from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, PolicyVers
 from heddle_dask.core.nouns import (
     ActionRequest,
     EngineDescription,
+    FinishedWork,
     HostDescription,
     StepRequest,
+    TpDegreePlan,
     TrajectorySpec,
 )
 from heddle_dask.core.resources import ModelService, PoolMaximum, Resources
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.run_description import StalenessBound, WeightUpdatePolicy
-from heddle_dask.core.tp_degrees import FinishedWork, TpDegreePlan
+from heddle_dask.core.run_description import RetryPolicy, StalenessBound, WeightUpdatePolicy
 from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.live.wire import cluster_messages as cluster
 from heddle_dask.live.wire import drain_messages as drains

@@ -13,7 +13,7 @@ import numpy as np
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.live.driver.context import LiveContext
 from heddle_dask.live.driver.pools import Pools
 from heddle_dask.live.driver.services import Budget, Recorded, Sampling, Services

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedKind:
-    """See `EngineKind`."""
-
     name: str = "emulated"
     options_type: type[EngineOptions] = EmulatedOptions
     server_module: str = "heddle_dask.engines.emulated"

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VllmKind:
-    """See `EngineKind`."""
-
     name: str = "vllm"
     options_type: type[EngineOptions] = VllmOptions
     server_module: str = "vllm.entrypoints"

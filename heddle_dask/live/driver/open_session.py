@@ -10,8 +10,7 @@ from distributed import Client
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.resources import ApiQuota
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.run_description import StalenessBound, WeightUpdatePolicy
+from heddle_dask.core.run_description import RetryPolicy, StalenessBound, WeightUpdatePolicy
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.driver.capacity import Patience
 from heddle_dask.live.driver.control_channel import ClusterLost, ControlChannel, answered_within

@@ -20,7 +20,7 @@ from heddle_dask.core.ids import FIRST_RUN, EngineId, HostId, RunId
 from heddle_dask.core.journal_codec import encode
 from heddle_dask.core.nouns import EngineDescription, HostDescription
 from heddle_dask.core.resources import PoolMaximum
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.run_names import plain, run_of_item
 from heddle_dask.core.transitions import WeightsState
 from heddle_dask.core.view import StrategySet

@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from heddle_dask.core.ids import ActionId, EngineId, StepId, TrajectoryId
-from heddle_dask.core.nouns import EngineDescription, TrajectorySpec
+from heddle_dask.core.nouns import EngineDescription, FinishedWork, TpDegreePlan, TrajectorySpec
 from heddle_dask.core.resources import ApiQuota, ModelService
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.run_description import StalenessBound, WeightUpdatePolicy
-from heddle_dask.core.tp_degrees import FinishedWork, TpDegreePlan
+from heddle_dask.core.run_description import RetryPolicy, StalenessBound, WeightUpdatePolicy
 from heddle_dask.live.wire.cluster_messages import QueuedCapacity
 from heddle_dask.live.wire.codec import Message, Request, WireValue
 from heddle_dask.live.wire.messages import StepEnd
