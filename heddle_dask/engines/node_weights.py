@@ -25,8 +25,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.engines.address import private_directory
 from heddle_dask.engines.file_lock import FileLock
-from heddle_dask.engines.private_directory import private_directory
 from heddle_dask.weights.adapters import RunningModel, check_fits, check_order, merged
 from heddle_dask.weights.manifest import (
     AdapterFacts,

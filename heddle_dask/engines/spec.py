@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from heddle_dask.core.errors import BadInput, check_keys
-from heddle_dask.engines.address import EngineAddress
+from heddle_dask.engines.address import LOOPBACK, EngineAddress
 from heddle_dask.engines.dialect import Dialect
-from heddle_dask.engines.ports import LOOPBACK
 
 if TYPE_CHECKING:
     # It needs numpy, which commands that start no engine do without.

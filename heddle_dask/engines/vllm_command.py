@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from heddle_dask.core.errors import BadInput, is_finite
-from heddle_dask.engines.address import EngineAddress
+from heddle_dask.engines.address import EngineAddress, is_loopback
 from heddle_dask.engines.defaults import with_small_defaults
-from heddle_dask.engines.ports import is_loopback
 from heddle_dask.engines.spec import EngineCommand, EngineOptions, EngineSpec
 from heddle_dask.engines.vllm_worker_extension import WorkerExtension
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.engines.private_directory import private_directory
+from heddle_dask.engines.address import private_directory
 
 _LOG = logging.getLogger(__name__)
 _CHUNK_BYTES = 64 << 20

@@ -16,8 +16,8 @@ from worlds.weight_builders import model_with, perturbed
 from worlds.weight_owner import CEILING_S, OTHER, PROMPT, Owner, assert_same, owning, version
 
 from heddle_dask.core.ids import EngineId, PolicyVersion
+from heddle_dask.engines.address import LOOPBACK, free_port
 from heddle_dask.engines.contract import EngineUnreachable, GenerateRequest, SamplingParams, VersionSpan
-from heddle_dask.engines.ports import LOOPBACK, free_port
 from heddle_dask.live.wire.weight_messages import (
     FetchWeightsOrder,
     InstallWeightsOrder,

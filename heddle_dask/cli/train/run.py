@@ -20,7 +20,7 @@ from heddle_dask.cli.rollout.progress import ProgressDisplay
 from heddle_dask.cli.rollout.run import Outcome, RolloutRun, prepare_process
 from heddle_dask.cli.show.training_report import show_training
 from heddle_dask.cli.train.order import TrainOrder, check_out_parent
-from heddle_dask.engines.model_services.backend import ServiceFailed
+from heddle_dask.engines.model_services.spec import ServiceFailed
 from heddle_dask.engines.spec import ReceivesBroadcasts, engine_kind
 from heddle_dask.environments.base import Environment, Task
 from heddle_dask.environments.loading import held_out_name, load_environment

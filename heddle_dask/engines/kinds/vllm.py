@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines import vllm_command, wire
-from heddle_dask.engines.address import EngineAddress
+from heddle_dask.engines.address import EngineAddress, free_port, interface_of, port_range
 from heddle_dask.engines.defaults import with_small_defaults
 from heddle_dask.engines.dialect import Dialect
-from heddle_dask.engines.ports import free_port, interface_of, port_range
 from heddle_dask.engines.spec import EngineCommand, EngineKind, EngineOptions, EngineSpec
 from heddle_dask.engines.vllm_command import VllmOptions, vllm_options
 
