@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import psutil
 
-from heddle_dask.engines.kinds import ENGINE_KINDS
+from heddle_dask.engines.spec import ENGINE_KINDS, engine_kind
 
 # Modules in the command lines of engine servers; their workers are child processes.
-_SERVERS = tuple(kind.server_module for kind in ENGINE_KINDS.values())
+_SERVERS = tuple(engine_kind(name).server_module for name in ENGINE_KINDS)
 
 
 @dataclass(frozen=True, slots=True)

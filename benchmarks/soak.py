@@ -22,7 +22,7 @@ import psutil
 from distributed import Client
 
 from benchmarks.process_usage import ProcessUsage, usage, victims
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task

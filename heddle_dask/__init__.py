@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from heddle_dask.core.needs import Needs
     from heddle_dask.core.nouns import DurationProfile
     from heddle_dask.core.resources import ApiQuota, QuotaWindow
-    from heddle_dask.core.retries import RetryPolicy
+    from heddle_dask.core.run_description import RetryPolicy
     from heddle_dask.core.sampling import StructuredOutput
     from heddle_dask.engines.model_services.spec import ServiceSpec
     from heddle_dask.engines.spec import EngineSpec
@@ -62,7 +62,7 @@ _PLACES = {
     "RateLimited": "heddle_dask.environments.api_errors",
     "Reply": "heddle_dask.environments.base",
     "Retry": "heddle_dask.environments.api_errors",
-    "RetryPolicy": "heddle_dask.core.retries",
+    "RetryPolicy": "heddle_dask.core.run_description",
     "Reward": "heddle_dask.environments.base",
     "RewardContext": "heddle_dask.environments.rewards",
     "Rollout": "heddle_dask.live.driver.rollout",

@@ -20,7 +20,7 @@ from distributed import Client
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
-from heddle_dask.isolation.machine import own_cores
+from heddle_dask.isolation.cores import own_cores
 from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.rollout import Rollout
 

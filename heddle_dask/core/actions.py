@@ -12,7 +12,7 @@ from heddle_dask.core.entities import NO_RESOURCES, Action, Host, Trajectory
 from heddle_dask.core.ids import HostId
 from heddle_dask.core.quotas import REPEATED, calls_of
 from heddle_dask.core.resources import GPUS, Resources
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.sandboxes import Sandboxes
 from heddle_dask.core.service_copies import ServiceCopy
 from heddle_dask.core.services import ServicePool

@@ -29,8 +29,7 @@ from heddle_dask.core.ids import ActionId, RunId, StepId
 from heddle_dask.core.migrations import Migrations
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.core.placements import HeldSteps, Placements
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.run_description import RunDescription
+from heddle_dask.core.run_description import RetryPolicy, RunDescription
 from heddle_dask.core.run_strategies import BuildStrategies, StrategyTable
 from heddle_dask.core.snapshot import ClusterSnapshot, run_counts, snapshot_of
 from heddle_dask.core.state import State

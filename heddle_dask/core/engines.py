@@ -19,10 +19,10 @@ from heddle_dask.core.commands import Command, DeployEngines, DropContext, PlanD
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.migrations import Migrations
+from heddle_dask.core.nouns import DegreeRequest, TpDegreePlan
 from heddle_dask.core.placements import HeldSteps, Placements
 from heddle_dask.core.run_strategies import StrategyTable
 from heddle_dask.core.state import State
-from heddle_dask.core.tp_degrees import DegreeRequest, TpDegreePlan
 from heddle_dask.core.transitions import (
     EngineEvent,
     EngineState,

@@ -20,15 +20,16 @@ from heddle_dask.core.ids import (
 )
 from heddle_dask.core.nouns import (
     ActionRequest,
+    DegreeRequest,
     EngineDescription,
     HostDescription,
     Prediction,
     StepRequest,
+    TpDegreePlan,
     TrajectorySpec,
 )
 from heddle_dask.core.resources import ApiQuota, ModelService, PoolMaximum
 from heddle_dask.core.run_description import RunDescription
-from heddle_dask.core.tp_degrees import DegreeRequest, TpDegreePlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.events import StepFinished
 from heddle_dask.core.ids import EngineId, RunId, TrajectoryId
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.run_description import RunDescription
+from heddle_dask.core.run_description import RetryPolicy, RunDescription
 from heddle_dask.core.run_record import RunRecord
 from heddle_dask.core.state import State
 from heddle_dask.core.view import ClusterView, ForgetsTrajectories, ObservesSteps, RanksWaiting, StrategySet

@@ -16,13 +16,12 @@ from heddle_dask.core.entities import Action, Engine, Host, SandboxPlace, Trajec
 from heddle_dask.core.fair_share import FairShare
 from heddle_dask.core.gpu_chunks import GpuChunk
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, PolicyVersion, RunId, TrajectoryId
-from heddle_dask.core.nouns import Prediction
+from heddle_dask.core.nouns import DegreeRequest, Prediction, TpDegreePlan
 from heddle_dask.core.quotas import ApiPool
 from heddle_dask.core.resources import ModelService, Resources
 from heddle_dask.core.run_description import RunDescription
 from heddle_dask.core.run_record import CreditLedger, RunRecord
 from heddle_dask.core.service_copies import LoadSeconds, ServiceCopy
-from heddle_dask.core.tp_degrees import DegreeRequest, TpDegreePlan
 from heddle_dask.core.transitions import (
     EngineState,
     TrajectoryState,

@@ -31,7 +31,7 @@ from heddle_dask.engines.contract import (
     KvImport,
     WeightInstallation,
 )
-from heddle_dask.engines.engine_kind import Dialect
+from heddle_dask.engines.dialect import Dialect
 from heddle_dask.engines.kv_transfer import KvTransferClient
 from heddle_dask.engines.weight_update import WeightUpdateClient
 

@@ -14,18 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from heddle_dask.core.errors import BadInput, is_finite
+from heddle_dask.engines.address import EngineAddress, is_loopback
 from heddle_dask.engines.defaults import with_small_defaults
-from heddle_dask.engines.engine_kind import EngineCommand, EngineOptions
-from heddle_dask.engines.ports import is_loopback
+from heddle_dask.engines.spec import EngineCommand, EngineOptions, EngineSpec
 from heddle_dask.engines.vllm_worker_extension import WorkerExtension
-
-if TYPE_CHECKING:
-    from heddle_dask.engines.address import EngineAddress
-    from heddle_dask.engines.spec import EngineSpec
-
 
 # Arguments that are set here, and where a user sets them instead.
 _OWN_ARGUMENTS = {

@@ -56,7 +56,6 @@ class HeddleWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
         self._reception = Reception(init_info.manifest, meeting, rank, self.device, self._reception)
 
     def status(self) -> Mapping[str, Any]:
-        """See `Reception.status`."""
         return {} if self._reception is None else self._reception.status()
 
     def start_weight_update(self) -> None:

@@ -17,7 +17,7 @@ from heddle_dask.engines.contract import (
     WeightInstallation,
     WeightUpdateFailed,
 )
-from heddle_dask.engines.engine_kind import Dialect, WeightDialect, WeightTransferDialect
+from heddle_dask.engines.dialect import Dialect, WeightDialect, WeightTransferDialect
 
 # A pause waits for the iteration in progress, which a long prefill makes long; and vLLM's waits until KV that was
 # exported is fetched, or its lease (`KV_LEASE_S`) has ended. Nothing is generated meanwhile: so it is given up in time.

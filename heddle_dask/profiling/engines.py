@@ -25,9 +25,8 @@ from heddle_dask.cost.iteration import BLOCK_TOKENS
 from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.cost.model_config import read_shape
 from heddle_dask.engines.client import EngineClient
-from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.process import EngineProcess
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.profiling.plan import STEP_TOKENS, ProfilePlan, measure_kv_transfer
 from heddle_dask.profiling.sweep import Sweep
 

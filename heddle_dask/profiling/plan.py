@@ -20,9 +20,8 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.measured import TokensPoint
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import KvTransferFailed
-from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.process import EngineProcess
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineSpec, engine_kind
 
 START_S = 300.0
 STEP_TOKENS = 32

@@ -129,7 +129,6 @@ class Bubblewrap:
 
     @asynccontextmanager
     async def prepare(self, limits: SandboxLimits, cpus: int) -> AsyncIterator[PreparedRun]:
-        """See `Confinement.prepare`."""
         with ExitStack() as stack:
             uid = private_user_id() if self._private_user_ids else None
             calls = stack.enter_context(filter_fd())

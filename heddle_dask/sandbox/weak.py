@@ -56,7 +56,6 @@ class Weak:
 
     @asynccontextmanager
     async def prepare(self, limits: SandboxLimits, cpus: int) -> AsyncIterator[PreparedRun]:
-        """See `Confinement.prepare`."""
         uid = private_user_id() if self._private_user_ids else None
         folder = tempfile.mkdtemp(prefix="heddle-sandbox-")
         try:

@@ -6,8 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.nouns import EngineDescription, TrajectorySpec
-from heddle_dask.core.tp_degrees import DegreeRequest, FinishedWork, NodeGpus, TpDegreePlan
+from heddle_dask.core.nouns import (
+    DegreeRequest,
+    EngineDescription,
+    FinishedWork,
+    NodeGpus,
+    TpDegreePlan,
+    TrajectorySpec,
+)
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.cost.hardware import ModelShape
 from heddle_dask.sim.clusters import Cluster

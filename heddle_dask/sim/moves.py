@@ -82,7 +82,6 @@ class SimulatedMoves:
             self._send(job, command.source_engine_id, self._exports, move)
 
     def step_ended(self, job: SimulatedJob) -> None:
-        """A step of a move has ended."""
         export = self._exports.pop(job, None)
         if export is None:
             self._end(self._warm_ups.pop(job))

@@ -163,7 +163,6 @@ class SimulatedCall:
 
     @property
     def trajectory_id(self) -> TrajectoryId:
-        """Its trajectory."""
         return self.request.trajectory_id
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from heddle_dask.core.commands import Command
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.events import Event
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.view import PredictorChoice
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.contract import Predictor

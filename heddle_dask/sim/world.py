@@ -15,10 +15,8 @@ from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.ids import FIRST_RUN, EngineId, PolicyVersion, StepId, TrajectoryId
-from heddle_dask.core.nouns import EngineDescription, StepRequest
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.run_description import RunDescription
-from heddle_dask.core.tp_degrees import TpDegreePlan
+from heddle_dask.core.nouns import EngineDescription, StepRequest, TpDegreePlan
+from heddle_dask.core.run_description import RetryPolicy, RunDescription
 from heddle_dask.core.view import StrategySet
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.predictors.contract import Predictor

@@ -23,7 +23,7 @@ from heddle_dask.core.journal_codec import decode, encode, replay
 from heddle_dask.core.nouns import ActionRequest
 from heddle_dask.core.quotas import RATE_LIMITED, UNAVAILABLE, Api, backoff_s
 from heddle_dask.core.resources import Amounts, ApiQuota, QuotaWindow, ResourceDemand, Resources, api_resource
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.transitions import BreakerState
 from heddle_dask.core.view import ClusterView, Grant
 from heddle_dask.strategies.presets import build_strategies

@@ -22,7 +22,7 @@ from heddle_dask.core.resources import (
     ResourceDemand,
     Resources,
 )
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.service_copies import HostGpus, ServiceCopy, choose_chunk
 from heddle_dask.core.snapshot import ServiceCounts
 from heddle_dask.core.transitions import CopyState

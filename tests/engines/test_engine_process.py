@@ -21,7 +21,7 @@ import pytest
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines import watchdog
-from heddle_dask.engines.address import EngineAddress
+from heddle_dask.engines.address import EngineAddress, engines_directory, private_directory
 from heddle_dask.engines.client import EngineClient, connector_to
 from heddle_dask.engines.contract import (
     EngineRefused,
@@ -30,7 +30,6 @@ from heddle_dask.engines.contract import (
     SamplingParams,
 )
 from heddle_dask.engines.emulated.options import EmulatedOptions
-from heddle_dask.engines.private_directory import engines_directory, private_directory
 from heddle_dask.engines.process import EngineProcess, EngineStartError, likely_cause
 from heddle_dask.engines.spec import EngineSpec
 

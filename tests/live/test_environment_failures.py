@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.environments.base import EnvironmentFailed, environment_step
 from heddle_dask.live.driver.runs.endings import ending_of
 from heddle_dask.live.driver.runs.environment_failures import EnvironmentFailures

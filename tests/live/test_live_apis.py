@@ -17,7 +17,7 @@ from heddle_dask.apis.http_calls import http_call
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.needs import Needs
 from heddle_dask.core.resources import ApiQuota, QuotaWindow
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.environments.api_errors import RateLimited, Retry
 from heddle_dask.environments.base import ActionFailed, Context, Task
 from heddle_dask.live.driver.inputs.pools import Pools

@@ -23,8 +23,7 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.journal_codec import replay
-from heddle_dask.core.nouns import TrajectorySpec
-from heddle_dask.core.tp_degrees import FinishedWork
+from heddle_dask.core.nouns import FinishedWork, TrajectorySpec
 from heddle_dask.cost.engine_cost import cost_from_mapping
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.emulated.options import EmulatedOptions, emulated_options

@@ -11,7 +11,7 @@ import pytest
 from worlds.live_world import emulated, run
 from worlds.shared_cluster import shared_cluster
 
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.environments.base import Context, EnvironmentFailed, Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.mix import MixedSource

@@ -24,8 +24,7 @@ from worlds.weight_builders import perturbed
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.core.journal_codec import decode
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.run_description import StalenessBound
+from heddle_dask.core.run_description import RetryPolicy, StalenessBound
 from heddle_dask.environments.base import Context, EnvironmentFailed, Task, environment_step
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.task_sources import EnvironmentSource

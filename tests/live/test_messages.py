@@ -27,14 +27,14 @@ from heddle_dask.core.ids import (
 from heddle_dask.core.nouns import (
     ActionRequest,
     EngineDescription,
+    FinishedWork,
     HostDescription,
     StepRequest,
+    TpDegreePlan,
     TrajectorySpec,
 )
 from heddle_dask.core.resources import ModelService, PoolMaximum, Resources
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.run_description import StalenessBound, WeightUpdatePolicy
-from heddle_dask.core.tp_degrees import FinishedWork, TpDegreePlan
+from heddle_dask.core.run_description import RetryPolicy, StalenessBound, WeightUpdatePolicy
 from heddle_dask.engines.contract import GenerateResult, VersionSpan
 from heddle_dask.live.wire import cluster_messages as cluster
 from heddle_dask.live.wire import driver_messages as driver

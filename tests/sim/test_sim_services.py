@@ -20,7 +20,7 @@ from heddle_dask.core.resources import (
     ResourceDemand,
     Resources,
 )
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.sim.fleet import SimulatedFaults
 from heddle_dask.sim.service_times import ServiceTimes
 from heddle_dask.workloads.planned import PlannedAction

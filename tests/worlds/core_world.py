@@ -39,7 +39,7 @@ from heddle_dask.core.nouns import (
 )
 from heddle_dask.core.placements import RECALLED
 from heddle_dask.core.resources import CPUS, MEMORY, Amounts, ResourceDemand, Resources
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.transitions import KvState, TrajectoryState
 from heddle_dask.core.view import StrategySet
 from heddle_dask.strategies.actions.elastic import ElasticUnits

@@ -26,7 +26,7 @@ from heddle_dask.core.resources import (
     ResourceDemand,
     Resources,
 )
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 
 Pick = Callable[[Sequence[Any]], Any]
 

@@ -14,10 +14,10 @@ from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import FIRST_RUN, PolicyVersion
 from heddle_dask.core.nouns import EngineDescription
-from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.core.run_description import (
     REDUNDANT,
     STALE,
+    RetryPolicy,
     RunDescription,
     StalenessBound,
     WeightUpdatePolicy,

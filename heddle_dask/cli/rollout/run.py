@@ -54,7 +54,7 @@ from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.gpus import usable_gpus
-from heddle_dask.engines.kinds import engine_kind
+from heddle_dask.engines.spec import engine_kind
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.environments.mix import mix_of, mixed_environment
@@ -266,7 +266,7 @@ class RolloutRun:
             "model": self.model,
             "tokenizer": tokenizer_digest(self.model),
             "engine": spec.to_mapping(),
-            "logprobs": engine_kind(spec.kind).logprobs(spec.options),
+            "logprobs": spec.options.logprobs,
             "sampling": asdict(self.sampling),
             "limits": self.budget.replayed,
             "chat_template_kwargs": self.chat_template_kwargs,

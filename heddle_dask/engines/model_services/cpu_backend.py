@@ -16,9 +16,8 @@ from functools import partial
 from pathlib import Path
 
 from heddle_dask.core.gpu_chunks import GpuChunk
-from heddle_dask.engines.model_services.backend import Input, ServiceFailed, ServiceRefused
 from heddle_dask.engines.model_services.served_process import ServedProcess
-from heddle_dask.engines.model_services.spec import ServiceSpec
+from heddle_dask.engines.model_services.spec import Input, ServiceFailed, ServiceRefused, ServiceSpec
 
 
 @dataclass(frozen=True, slots=True)

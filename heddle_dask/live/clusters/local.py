@@ -27,7 +27,7 @@ from heddle_dask.core.resources import CPU_POOL, GPU_POOL, GPUS, MEMORY, PoolMax
 from heddle_dask.engines.spec import check_hardware
 from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.isolation.cgroups import find_cgroups
-from heddle_dask.isolation.machine import memory_bytes as machine_memory_bytes
+from heddle_dask.isolation.cores import memory_bytes as machine_memory_bytes
 from heddle_dask.live.clusters.credentials import Credentials
 from heddle_dask.live.clusters.worker_command import QUICK_LOOP, preload_file, worker_arguments
 from heddle_dask.live.wire.cluster_messages import ExchangeDemand, QueuedCapacity

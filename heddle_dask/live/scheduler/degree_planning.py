@@ -10,8 +10,7 @@ from typing import Any
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import DeployEngines, PlanDegrees
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.nouns import TrajectorySpec
-from heddle_dask.core.tp_degrees import DegreeRequest, NodeGpus
+from heddle_dask.core.nouns import DegreeRequest, NodeGpus, TrajectorySpec
 from heddle_dask.cost.engine_cost import cost_from_mapping
 from heddle_dask.live.scheduler.deployment import EngineDeployment
 from heddle_dask.live.scheduler.session import Session

@@ -17,9 +17,8 @@ from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.collective_fetch import CollectiveFetch, EngineWeights
 from heddle_dask.engines.contract import WeightUpdateFailed
 from heddle_dask.engines.file_lock import LockStopped
-from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.node_weights import FetchStopped, NodeWeights, NodeWeightsDirectory
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.worker.background_tasks import BackgroundTasks

@@ -152,7 +152,6 @@ class ActionHistory:
                 del self.open[action_id]
 
     def host_joined(self, event: ev.HostJoined) -> None:
-        """A host has joined."""
         spec = event.host
         self.hosts[spec.host_id] = HostRow(spec.host_id, spec.pool, spec.cpus, spec.cpus)
 

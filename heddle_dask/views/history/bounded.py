@@ -68,7 +68,6 @@ class FailureTally:
         self._latest_s: dict[tuple[str, str], float] = {}
 
     def count(self, boundary: str, cause: str, at: float) -> None:
-        """Count one failure."""
         key = (boundary, cause_in_words(cause))
         if key not in self._counts and len(self._counts) >= MOST_CAUSES:
             key = (boundary, OTHER)
@@ -107,7 +106,6 @@ class LengthSample:
             self._pairs[place] = pair
 
     def pairs(self) -> tuple[LengthPair, ...]:
-        """The sample."""
         return tuple(self._pairs)
 
 

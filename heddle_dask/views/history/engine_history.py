@@ -72,7 +72,6 @@ class EngineHistory:
         self.charted: deque[int] = deque()
 
     def joined(self, event: ev.EngineJoined) -> None:
-        """An engine has joined."""
         spec = event.engine
         taken = {row.seat for row in self.rows.values() if row.state in LIVING}
         row = EngineRow(
@@ -173,7 +172,6 @@ class EngineHistory:
     # -- moves -------------------------------------------------------------------------------------
 
     def move_started(self, command: cmd.MoveContext, at: float) -> None:
-        """A move has started."""
         self.moving[command.trajectory_id] = OpenMove(
             command.trajectory_id, command.source_engine_id, command.target_engine_id, command.kind, at
         )

@@ -14,7 +14,7 @@ from typing import Literal
 from distributed import Client
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.tp_degrees import FinishedWork
+from heddle_dask.core.nouns import FinishedWork
 from heddle_dask.live.driver.connection.capacity import (
     Patience,
     WaitClock,
