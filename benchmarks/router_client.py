@@ -181,8 +181,8 @@ class RoutedContext:
         # The text is empty: a replay does not read it.
         return Reply(
             text="",
-            token_ids=result.token_ids,
-            logprobs=result.logprobs,
+            token_ids=tuple(result.token_ids),
+            logprobs=tuple(result.logprobs),
             finish_reason="stop" if result.finish_reason == "stop" else "length",
         )
 
