@@ -26,7 +26,7 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from heddle_dask.core.needs import Needs
-from heddle_dask.engines.client import connector_to
+from heddle_dask.engines.connection import connector_to
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import ActionFailed, ActionKind, Context, Environment, Reply, Reward, Task
