@@ -22,7 +22,8 @@ import pytest
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines import watchdog
 from heddle_dask.engines.address import EngineAddress, engines_directory, private_directory
-from heddle_dask.engines.client import EngineClient, connector_to
+from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.connection import connector_to
 from heddle_dask.engines.contract import (
     EngineRefused,
     EngineUnreachable,
