@@ -396,6 +396,7 @@ def test_the_cause_is_found_among_a_real_engines_last_words():
 
 @pytest.mark.vllm
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_vllm_says_why_it_does_not_start(tmp_path):
     model = tmp_path / "model"
