@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from benchmarks.deadline import ARM, EXACT
 from benchmarks.normalised_commands import canonical, command_rows
 from heddle_dask.core.commands import Command
 from heddle_dask.core.events import Event, StepFinished
@@ -67,11 +68,11 @@ class BehaviourCell:
 
 
 _ORACLE = ":predictor=oracle"
-_PRESETS = {name: name for name in PRESETS}
+_PRESETS = {**{name: name for name in PRESETS}, "heddle-deadline": ARM}
 _WITH_PREDICTOR = [name for name, parts in PRESETS.items() if parts["predictor"] != "none"]
 _ORACLES = {f"{name}, oracle": f"{name}{_ORACLE}" for name in _WITH_PREDICTOR}
 # `heddle` admitted by a deadline where predictions were exact; these labels are of that time.
-_ORACLES["heddle, oracle"] = _ORACLES.pop("heddle-deadline, oracle")
+_ORACLES["heddle, oracle"] = EXACT
 _REPLACED = {
     "heddle, no predictor": "heddle:predictor=none",
     "heddle, no predictor, kv-forecast": "heddle:predictor=none:admission=kv-forecast",
@@ -80,9 +81,9 @@ _REPLACED = {
     "heddle, oracle, kv-forecast": f"heddle{_ORACLE}:admission=kv-forecast",
     "heddle, oracle, at-most": f"heddle{_ORACLE}:admission=at-most,alive=48",
     "heddle, oracle, unlimited": f"heddle{_ORACLE}:admission=unlimited",
-    "heddle, oracle, group-first": f"heddle-deadline{_ORACLE}:scheduling=group-first",
-    "heddle, oracle, least-attained": f"heddle-deadline{_ORACLE}:scheduling=least-attained",
-    "heddle, oracle, no moves": f"heddle-deadline{_ORACLE}:migration=none",
+    "heddle, oracle, group-first": f"{EXACT}:scheduling=group-first",
+    "heddle, oracle, least-attained": f"{EXACT}:scheduling=least-attained",
+    "heddle, oracle, no moves": f"{EXACT}:migration=none",
     "heddle-paper, oracle, priced moves": f"heddle-paper{_ORACLE}:migration=priced",
     "sticky, at-most": "sticky:admission=at-most,alive=64",
     "cache-aware, kv-forecast": "cache-aware:admission=kv-forecast",
@@ -96,7 +97,8 @@ _LEARNED = {
 _FAULTY = {
     label: arm
     for label, arm in {**_PRESETS, **_ORACLES, **_REPLACED}.items()
-    if arm not in _WITH_PREDICTOR  # Learning takes most of a rollout, and the other conditions have it.
+    if arm
+    not in (*_WITH_PREDICTOR, ARM)  # Learning takes most of a rollout, and the other conditions have it.
 }
 _EIGHT = Cluster(gpus=8, slots=8)
 _CONTEXT_TOKENS = 40_960

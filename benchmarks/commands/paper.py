@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from benchmarks.deadline import EXACT
 from heddle_dask.cli.number_types import COUNT, SEED
 from heddle_dask.cli.option_groups import MAX_CONTEXT_TOKENS, SAMPLES, SEEDS
 from heddle_dask.cli.shared_options import print_json, shared_options
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 # With --best-rule, unless --arms says otherwise.
-_BESIDE_RULES = "sticky-forecast,heddle:predictor=none,heddle,heddle-deadline:predictor=oracle"
+_BESIDE_RULES = f"sticky-forecast,heddle:predictor=none,heddle,{EXACT}"
 
 
 @click.command("paper")

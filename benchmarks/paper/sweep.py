@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
+from benchmarks.deadline import EXACT
 from benchmarks.paper.degrees import degrees_by_predictions, fleets_that_fit
 from benchmarks.row_file import CONDITIONS, Row
 from benchmarks.runner import LastFew, Run, Runner
@@ -67,23 +68,22 @@ def _arm(name: str, role: Role, text: str, replaced: str = "") -> PaperArm:
     return PaperArm(name, role, Arm.parse(text), replaced)
 
 
-_EXACT = "heddle-deadline:predictor=oracle"
 _HYBRID = "placement=cache-aware,skew_steps=32,skew_ratio=1.0:migration=none"
 PAPER_ARMS = (
     *(_arm(name, "baselines", name) for name in ("verl", "verl-hybrid", "slime", "sticky-least-loaded")),
     _arm("heddle", "ours", "heddle"),
-    _arm("heddle-oracle", "ours", _EXACT),
+    _arm("heddle-oracle", "ours", EXACT),
     _arm("heddle-paper", "ours", "heddle-paper"),
     _arm("heddle-paper-oracle", "ours", "heddle-paper:predictor=oracle"),
-    _arm("fcfs", "ablations", f"{_EXACT}:scheduling=fcfs:preemption=none", "scheduling"),
-    _arm("least-attained", "ablations", f"{_EXACT}:scheduling=least-attained", "scheduling"),
-    _arm("hybrid", "ablations", f"{_EXACT}:{_HYBRID}", "placement and migration"),
-    _arm("pinned", "ablations", f"{_EXACT}:placement=sticky:migration=none", "placement and migration"),
-    _arm("unlimited", "ablations", f"{_EXACT}:admission=unlimited", "admission"),
+    _arm("fcfs", "ablations", f"{EXACT}:scheduling=fcfs:preemption=none", "scheduling"),
+    _arm("least-attained", "ablations", f"{EXACT}:scheduling=least-attained", "scheduling"),
+    _arm("hybrid", "ablations", f"{EXACT}:{_HYBRID}", "placement and migration"),
+    _arm("pinned", "ablations", f"{EXACT}:placement=sticky:migration=none", "placement and migration"),
+    _arm("unlimited", "ablations", f"{EXACT}:admission=unlimited", "admission"),
     _arm(
         "hybrid-unlimited",
         "ablations",
-        f"{_EXACT}:{_HYBRID}:admission=unlimited",
+        f"{EXACT}:{_HYBRID}:admission=unlimited",
         "placement, migration and admission",
     ),
 )

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.experiments import Study
+from benchmarks.opponents import LEAST_WORK
 from benchmarks.rollart.rows import RollartRow
 from benchmarks.rollart.workload import CONTEXT_TOKENS, TaskMix
 from benchmarks.runner import LastFew
@@ -139,7 +140,7 @@ def mixed_pools(
         "H20 only": replace(mixed, h800=0, h20=208 // scale),
         "H800 only": replace(mixed, h800=72 // scale, h20=0),
         "mixed, no affinity": mixed,
-        "mixed, least work": replace(mixed, overrides=("placement=least-work",)),
+        "mixed, least work": replace(mixed, overrides=(f"placement={LEAST_WORK}",)),
         "mixed, map": replace(mixed, overrides=(MAP,)),
         "mixed, priced": replace(mixed, overrides=(PRICED,)),
     }

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.experiments import Study
+from benchmarks.opponents import LEAST_WORK
 from benchmarks.rollart.affinity import PoolJob, pool_figures
 from benchmarks.rollart.rows import RollartRow
 from benchmarks.tables import ratio_fields
@@ -51,7 +52,7 @@ def _rows(study: Study, place: str, paper: str, both: PoolJob) -> list[RollartRo
     link = f"setup_s={its.setup_s},token_s={its.token_s}"
     arms = {
         _BOTH: both,
-        "both, least work": replace(both, overrides=("placement=least-work",)),
+        "both, least work": replace(both, overrides=(f"placement={LEAST_WORK}",)),
         "separated, all prompts": replace(both, overrides=(f"{_SPLIT},priced=False,{link}",)),
         "separated, priced": replace(both, overrides=(f"{_SPLIT},{link}",)),
     }

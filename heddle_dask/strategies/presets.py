@@ -19,7 +19,6 @@ from heddle_dask.strategies.actions.elastic import ElasticUnits
 from heddle_dask.strategies.actions.first_come import FirstComeMinimum
 from heddle_dask.strategies.admission.additive_increase import AdditiveIncrease
 from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
-from heddle_dask.strategies.admission.deadline import Deadline
 from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.admission.kv_forecast import KvForecast
 from heddle_dask.strategies.affinity.hardware_map import HardwareMap
@@ -31,7 +30,6 @@ from heddle_dask.strategies.migration.priced import Priced
 from heddle_dask.strategies.migration.rank_rule import RankRule
 from heddle_dask.strategies.placement.cache_aware import CacheAware
 from heddle_dask.strategies.placement.least_load import LeastLoad
-from heddle_dask.strategies.placement.least_work import LeastWork
 from heddle_dask.strategies.placement.presorted import PresortedPlan
 from heddle_dask.strategies.placement.round_robin import RoundRobin
 from heddle_dask.strategies.placement.sticky import Sticky
@@ -56,7 +54,6 @@ PARTS: Mapping[str, Mapping[str, type]] = {
         "sticky-least-loaded": StickyLeastLoaded,
         "cache-aware": CacheAware,
         "presorted": PresortedPlan,
-        "least-work": LeastWork,
     },
     "scheduling": {
         "fcfs": FirstComeFirstServed,
@@ -72,7 +69,6 @@ PARTS: Mapping[str, Mapping[str, type]] = {
         "additive-increase": AdditiveIncrease,
         "kv-fit": KvFit,
         "kv-forecast": KvForecast,
-        "deadline": Deadline,
     },
     "affinity": {
         "none": NoPart,
@@ -119,21 +115,11 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
     "sticky-forecast": {"placement": "sticky-least-loaded", **_PLAIN, "admission": "kv-forecast"},
     "heddle": {
         **_PLAIN,
-        "placement": "least-work",
+        "placement": "sticky-least-loaded",
         "scheduling": "longest-first",
         "preemption": "hysteresis",
         "migration": "priced",
         "admission": "kv-fit",
-        "predictor": "xgboost",
-        "actions": "elastic,order=tail",
-    },
-    "heddle-deadline": {
-        **_PLAIN,
-        "placement": "least-work",
-        "scheduling": "longest-first",
-        "preemption": "hysteresis",
-        "migration": "priced",
-        "admission": "deadline",
         "predictor": "xgboost",
         "actions": "elastic,order=tail",
     },

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.commands.paper import paper
+from benchmarks.deadline import EXACT
 from benchmarks.paper.best_rule import BestRules, best_rule_tables
 from benchmarks.paper.rule_search import ROUTERS, RuleSearch, SimpleRule
 from benchmarks.paper.sweep import PaperCell, PaperConditions, cells_named
@@ -24,7 +25,6 @@ from heddle_dask.sim.clusters import Cluster
 from heddle_dask.sim.sweep import parse_arms
 from heddle_dask.strategies.presets import PRESETS, Strategy
 
-EXACT = "heddle-deadline:predictor=oracle"
 CELL = PaperCell("qwen3-8b", "math")
 CONDITIONS = PaperConditions("small", Cluster(gpus=2, gpus_per_node=2), 8, 4, 8_192)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from worlds.core_builders import Stage, action_of, engine_of, identity
 
+from benchmarks.deadline import DEADLINE
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import (
     AbortStep,
@@ -261,7 +262,7 @@ def test_an_order_to_drain_comes_once_and_not_after_the_loss() -> None:
 
 
 def test_a_reservation_on_a_draining_engine_is_released() -> None:
-    stage = Stage(strategies=build_strategies("heddle", overrides=["admission=deadline"]))
+    stage = Stage(strategies=build_strategies("heddle", overrides=[f"admission={DEADLINE}"]))
     stage.feed(ev.EngineJoined, engine_of("E1", kv_tokens=10_000))
     stage.submit("a", prompt_tokens=100)
     stage.predict("a", 50)

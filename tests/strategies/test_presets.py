@@ -17,7 +17,6 @@ from heddle_dask.strategies.migration.priced import Priced
 from heddle_dask.strategies.migration.rank_rule import RankRule
 from heddle_dask.strategies.placement.cache_aware import CacheAware
 from heddle_dask.strategies.placement.least_load import LeastLoad
-from heddle_dask.strategies.placement.least_work import LeastWork
 from heddle_dask.strategies.placement.presorted import PresortedPlan
 from heddle_dask.strategies.placement.round_robin import RoundRobin
 from heddle_dask.strategies.placement.sticky import Sticky
@@ -46,7 +45,7 @@ BASELINES: dict[str, type] = {
 
 
 def test_the_presets_are_the_baselines_and_heddle_as_we_and_as_the_paper_have_it() -> None:
-    assert set(PRESETS) == {*BASELINES, "sticky-forecast", "heddle", "heddle-deadline", "heddle-paper"}
+    assert set(PRESETS) == {*BASELINES, "sticky-forecast", "heddle", "heddle-paper"}
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -71,7 +70,7 @@ def test_sticky_forecast_is_the_router_behind_an_admission_and_needs_no_training
 
 def test_heddle_has_every_mechanism() -> None:
     built = build_strategies("heddle", seed=3)
-    assert isinstance(built.placement, LeastWork)
+    assert isinstance(built.placement, StickyLeastLoaded)
     assert built.scheduling == LongestFirst()
     assert built.preemption == Hysteresis()
     assert isinstance(built.migration, Priced)
@@ -113,7 +112,6 @@ TYPES: dict[str, type] = {
     "at-most": AtMost,
     "kv-fit": KvFit,
     "kv-forecast": KvForecast,
-    "least-work": LeastWork,
 }
 
 

@@ -10,6 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from worlds.core_builders import Stage, engine_of, host_of, step_of, trajectory_spec
 
+from benchmarks.deadline import DEADLINE
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import AdmitTrajectory, Command, StartStep
 from heddle_dask.core.entities import Trajectory
@@ -20,7 +21,6 @@ from heddle_dask.cost.memory_profile import MemoryProfile
 from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.admission.wait_queue import WaitQueue
 from heddle_dask.strategies.engine_costs import EngineCosts
-from heddle_dask.strategies.placement.least_work import LeastWork
 from heddle_dask.strategies.presets import build_strategies
 from heddle_dask.strategies.remaining import RemainingDemand, demand_of, remaining_lengths, tools_left
 
@@ -29,7 +29,7 @@ def stage_of(*overrides: str, predictor: str = "oracle") -> Stage:
     """By memory alone: what an engine can do in time is in `test_deadline`."""
     parts = [
         "admission=kv-fit,fill=1.0",
-        "placement=least-work",
+        "placement=sticky-least-loaded",
         f"predictor={predictor}",
     ]
     return Stage(strategies=build_strategies("sticky", overrides=[*parts, *overrides]))
@@ -82,7 +82,7 @@ def test_without_a_predictor_it_admits_as_kv_forecast_does() -> None:
     assert (short, long) == (alive("kv-forecast", 150), alive("kv-forecast", 3_900))
 
 
-@pytest.mark.parametrize("admission", ["kv-fit", "deadline"])
+@pytest.mark.parametrize("admission", ["kv-fit", DEADLINE], ids=["kv-fit", "deadline"])
 def test_a_model_that_has_learnt_from_few_admits_nobody(admission: str) -> None:
     def alive(learnt_from: int, admission: str = admission) -> set[str]:
         stage = Stage("heddle", overrides=[f"admission={admission},fill=0.9"])
@@ -437,39 +437,12 @@ def test_a_line_gives_the_longest_whatever_happened(rows: list[tuple[int, int, b
         assert (found and found.trajectory_id) == max(of_two, key=lambda n: of_two[n], default=None)
 
 
-def test_the_least_work_among_those_with_room_decides_where() -> None:
-    stage = stage_of("admission=unlimited")
-    for name, kv in (("small", 1000), ("large", 100_000)):
-        stage.feed(ev.EngineJoined, engine_of(name, slots=8, kv_tokens=kv))
-    submit(stage, ("a", 10, 500.0), ("b", 10, 100.0), ("c", 700, 300.0), ("d", 10, 1.0))
-    assert place(stage, "a", 10) == "small", "the first of equals"
-    assert place(stage, "b", 10) == "large", "600 tokens of work there against none here"
-    assert place(stage, "c", 700) == "large", "no room in the small one"
-
-
-def test_a_group_comes_together_where_its_prompt_costs_more_than_the_imbalance() -> None:
-    stage = stage_of("admission=unlimited")
-    for name in "AB":
-        stage.feed(ev.EngineJoined, engine_of(name, slots=64, kv_tokens=100_000))
-    for name, group in (("a", "g"), ("x", "h"), ("b", "g")):
-        stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, 3000, group))
-        stage.feed(ev.PredictionMade, name, 0, Prediction(20.0, 20.0))
-    assert place(stage, "a", 3000) == "A"
-    assert place(stage, "x", 2000) == "B"
-    assert place(stage, "b", 3010) == "A", "3,000 tokens of its prompt are there"
-
-
 @pytest.mark.parametrize(
     "wrong", ["fill=0", "per_slot=0", "least_share=2", "quantile=mean"], ids=lambda text: text.split("=")[0]
 )
 def test_kv_fit_refuses_what_cannot_work(wrong: str) -> None:
     with pytest.raises(BadInput, match="kv-fit"):
         build_strategies("heddle", overrides=[f"admission=kv-fit,{wrong}"])
-
-
-def test_heddle_uses_both() -> None:
-    built = build_strategies("heddle")
-    assert isinstance(built.admission, KvFit) and isinstance(built.placement, LeastWork)
 
 
 def test_memory_is_promised_until_who_was_admitted_arrives_or_ends() -> None:

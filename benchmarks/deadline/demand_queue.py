@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks.deadline.engine_backlog import backlog_item
+from benchmarks.deadline.length_sums import LengthSums
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.ids import TrajectoryId
-from heddle_dask.strategies.admission.engine_backlog import backlog_item
-from heddle_dask.strategies.admission.length_sums import LengthSums
 from heddle_dask.strategies.admission.wait_queue import WaitQueue
 from heddle_dask.strategies.remaining import RemainingDemand
 

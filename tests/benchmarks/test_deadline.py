@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from worlds.core_builders import Stage, engine_of, step_of, trajectory_spec
 
+from benchmarks.deadline import DEADLINE, EXACT
+from benchmarks.deadline.admission import Deadline
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import AdmitTrajectory, Command, StartStep
 from heddle_dask.core.nouns import Prediction
 from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import load_profile
-from heddle_dask.strategies.admission.deadline import Deadline
+from heddle_dask.sim.rollout import Arm
 from heddle_dask.strategies.presets import build_strategies
 
 Row = tuple[str, float]
 
 
 def stage_of(engines: str, *overrides: str, kv_tokens: int = 10**7, slots: int = 64) -> Stage:
-    stage = Stage(strategies=build_strategies("heddle-deadline", overrides=["predictor=oracle", *overrides]))
+    exact = Arm.parse(EXACT)
+    stage = Stage(strategies=build_strategies(exact.preset, overrides=[*exact.overrides, *overrides]))
     for name in engines:
         stage.feed(
             ev.EngineJoined, engine_of(name, slots=slots, kv_tokens=kv_tokens, max_context_tokens=10**6)
@@ -69,7 +72,7 @@ def test_guesses_are_treated_as_certain_lengths_are() -> None:
 
 
 def test_the_long_ones_come_together_and_the_work_is_shared_out() -> None:
-    stage = stage_of("ABCD", "admission=deadline,profile=qwen3-14b-h100")
+    stage = stage_of("ABCD", f"admission={DEADLINE},profile=qwen3-14b-h100")
     rows = [(f"long{i}", 8000.0 - i) for i in range(8)] + [(f"short{i}", 2000.0 - i) for i in range(1200)]
     names = [name for told in submit(stage, rows) for name in told]
     placed = homes(stage, names)
@@ -142,17 +145,17 @@ def wide_and_narrow(stage: Stage, observed: dict[str, float]) -> list[str]:
 def test_nobody_passes_a_critical_one_that_waits_for_memory() -> None:
     rows = {"a": 5e4, "b": 5e4, "wide": 2e5, "narrow": 0.0}
     # 85 in a hundred of 440,000 hold a and b at their ends (200,018), and the wide one (250,008) beside one of them.
-    patient = stage_of("A", "admission=deadline,critical=0.1", kv_tokens=440_000)
+    patient = stage_of("A", f"admission={DEADLINE},critical=0.1", kv_tokens=440_000)
     assert wide_and_narrow(patient, rows) == ["a", "b"]
     assert admitted(patient.feed(ev.TrajectoryEnded, "a", "completed")) == ["wide"]
-    greedy = stage_of("A", "admission=deadline,critical=100", kv_tokens=440_000)
+    greedy = stage_of("A", f"admission={DEADLINE},critical=100", kv_tokens=440_000)
     assert wide_and_narrow(greedy, rows) == ["a", "b", "narrow"]
     assert admitted(greedy.feed(ev.TrajectoryEnded, "a", "completed")) == [], "the narrow one holds it up"
 
 
 def test_nobody_waits_for_one_that_no_engine_can_hold() -> None:
     rows = {"a": 5e4, "b": 5e4, "wide": 9e5, "narrow": 0.0}
-    stage = stage_of("A", "admission=deadline,critical=0.1", kv_tokens=360_000)
+    stage = stage_of("A", f"admission={DEADLINE},critical=0.1", kv_tokens=360_000)
     assert wide_and_narrow(stage, rows) == ["a", "b", "narrow"]
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from benchmarks.deadline.engine_backlog import BacklogItem, EngineBacklog
+from benchmarks.deadline.length_sums import LengthClass
+from benchmarks.deadline.makespan_estimate import BusyEngine, makespan_estimate_s
 from heddle_dask.core.entities import Engine
 from heddle_dask.core.ids import EngineId
 from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.strategies.admission.engine_backlog import BacklogItem, EngineBacklog
-from heddle_dask.strategies.admission.length_sums import LengthClass
-from heddle_dask.strategies.admission.makespan_estimate import BusyEngine, makespan_estimate_s
 
 # The estimate is repeated when the remaining tokens have fallen by the first share or risen by the second, or when the
 # number of waiting trajectories has changed by the second (counted from at least `_FEW`).

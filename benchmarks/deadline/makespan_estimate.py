@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from benchmarks.deadline.engine_backlog import BacklogLeft, iterations_of, work_s
+from benchmarks.deadline.length_sums import LengthClass
 from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.strategies.admission.engine_backlog import BacklogLeft, iterations_of, work_s
-from heddle_dask.strategies.admission.length_sums import LengthClass
 
 _TOLERANCE, _TOLERANCE_S = 0.005, 1e-3
 

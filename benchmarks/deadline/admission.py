@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.deadline.demand_queue import DemandQueue
+from benchmarks.deadline.engine_backlog import EngineBacklog, backlog_item
+from benchmarks.deadline.running_step import unseen_tokens
+from benchmarks.deadline.shared_deadline import SharedDeadline
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.view import ClusterView
 from heddle_dask.strategies.admission.candidate_engines import Rejection
-from heddle_dask.strategies.admission.demand_queue import DemandQueue
-from heddle_dask.strategies.admission.engine_backlog import EngineBacklog, backlog_item
 from heddle_dask.strategies.admission.engine_snapshot import (
     EngineSnapshot,
     Longest,
@@ -28,8 +30,6 @@ from heddle_dask.strategies.admission.engine_snapshot import (
 )
 from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.admission.next_in_queue import longest_or_sibling
-from heddle_dask.strategies.admission.running_step import unseen_tokens
-from heddle_dask.strategies.admission.shared_deadline import SharedDeadline
 from heddle_dask.strategies.remaining import RemainingDemand
 
 # The first batch waits this long for the predictions of its other trajectories.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from heddle_dask.strategies.admission.engine_backlog import NOTHING, BacklogItem
+from benchmarks.deadline.engine_backlog import NOTHING, BacklogItem
 
 # Ratio of the bounds of a length class.
 _STEP = math.log(1.05)
