@@ -84,7 +84,7 @@ def experiment_tables(rows: Iterable[ExperimentRow]) -> list[str]:
 
 def print_rows(rows: Iterable[DataclassInstance], columns: Sequence[Column], *, err: bool) -> list[Any]:
     """Print rows as they are made, on stdout or stderr; returns them in JSON-able form."""
-    made = []
+    made: list[Any] = []
     for row in rows:
         if not made:
             for line in markdown([head for head, _ in columns], []):
