@@ -301,7 +301,8 @@ def test_two_hash_seeds_give_the_same_report(small: tuple[str, ...]) -> None:
     arguments = [*small[:-1], "{}.jsonl", "--arms", "verl-hybrid,heddle-oracle,heddle-paper", "--seeds", "1"]
     outputs = []
     for hash_seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"}
+        paths = os.pathsep.join(sys.path)
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         named = [argument.format(hash_seed) for argument in arguments]
         done = subprocess.run(
             [sys.executable, "-c", script, *named, "--json"], env=environment, capture_output=True, check=True
