@@ -12,6 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from benchmarks.code_digest import DECIDING, code_digest
 from benchmarks.commands.paper import paper
 from benchmarks.paper.degrees import fleets_that_fit, predicted_works
 from benchmarks.paper.results import PaperResults, ratios
@@ -28,7 +29,6 @@ from benchmarks.paper.sweep import (
 from benchmarks.paper.tables import all_tables, main_tables
 from benchmarks.row_file import RowFile
 from benchmarks.runner import Runner
-from heddle_dask.cli.code_digest import DECIDING, code_digest
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.published import model_of
