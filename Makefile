@@ -82,7 +82,7 @@ $(CRDS): tests/repository/kubernetes-wheel.txt $(STAMP)
 
 # The images of docs/dashboard.md, from a simulated rollout.
 screenshots: $(STAMP) browser
-	$(BIN)/python scripts/dashboard_images.py docs/images
+	$(BIN)/python -m scripts.dashboard_images docs/images
 
 $(STAMP): pyproject.toml constraints.txt requirements-lock.txt scripts/install.sh scripts/torch-cpu.sha256
 	PYTHON="$(PYTHON)" VENV="$(VENV)" sh scripts/install.sh

@@ -27,8 +27,8 @@ from typing import Any
 import click
 
 from benchmarks.behaviour_cells import BehaviourCell, CommandStream, all_cells, play
+from benchmarks.code_digest import DECIDING, code_digest
 from benchmarks.normalised_commands import canonical, command_rows
-from heddle_dask.cli.code_digest import DECIDING, code_digest
 from heddle_dask.core.errors import BadInput
 
 Figures = dict[str, Any]

@@ -60,7 +60,7 @@ def bench(ctx: click.Context) -> None:
     """Measure this installation on this machine."""
     import dask.config
 
-    from heddle_dask.cli.code_digest import code_digest
+    from benchmarks.code_digest import code_digest
 
     # A measurement does not depend on the settings of the user.
     ctx.with_resource(dask.config.set({"heddle": None}))

@@ -9,11 +9,13 @@ from typing import Any
 
 import click
 
+from benchmarks.code_digest import DECIDING, code_digest
 from benchmarks.row_file import RowFile
 from benchmarks.runner import Runner
-from benchmarks.tables import ExperimentRow, chosen, experiment_tables
-from heddle_dask.cli.code_digest import DECIDING, code_digest
-from heddle_dask.cli.shared_options import print_measured
+from benchmarks.tables import ExperimentRow, chosen, experiment_tables, print_measured
+
+_STUDIES = ("actions", "opponents", "rollart")
+"""Where what these experiments simulate is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,9 @@ class Experiments:
         names = self.chosen(text)
         file = RowFile(out)
         file.check_writable()
-        runner = Runner(file, code_digest(DECIDING), lambda line: click.echo(line, err=True), scheduler)
+        runner = Runner(
+            file, code_digest(DECIDING, _STUDIES), lambda line: click.echo(line, err=True), scheduler
+        )
         live = any(not self.by_name[name].simulated for name in names)
         rows = self.measured(names, Study(runner, seeds, model() if live else ""))
         for line in experiment_tables(rows):

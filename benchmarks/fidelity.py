@@ -17,7 +17,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.cpu_seconds import cpu_seconds
 from benchmarks.fidelity_spent import (
     Life,
     Spent,
@@ -30,6 +29,7 @@ from benchmarks.fidelity_spent import (
 from benchmarks.fidelity_twins import Twins
 from benchmarks.live import measure_live
 from benchmarks.live_setup import ARM_PREFIX, Fleet, LiveRow
+from benchmarks.process_usage import cpu_seconds
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId
 from heddle_dask.engines.spec import engine_kind

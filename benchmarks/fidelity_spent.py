@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from benchmarks.cpu_seconds import CpuSeconds, cpu_seconds
 from benchmarks.live_setup import LiveRow, Workload
+from benchmarks.process_usage import CpuSeconds, cpu_seconds
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.environments.replay import ReplayEnvironment
 from heddle_dask.live.driver.programs.context import LiveContext

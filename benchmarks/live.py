@@ -17,6 +17,7 @@ from typing import Any
 
 from distributed import Client
 
+from benchmarks.emulated_rollouts import completed
 from benchmarks.live_engines import running_engines
 from benchmarks.live_setup import ARM_PREFIX, Fleet, LiveRow, Workload, lower_bound_s
 from benchmarks.process_usage import cpu_by_kind, cpu_since
@@ -150,11 +151,7 @@ def _overrides(arm: Arm, learnt: Path | None) -> tuple[str, ...]:
 
 
 def _row(workload: Workload, arm: Arm, repeat: int, bound_s: float, batch: Batch) -> LiveRow:
-    bad = [record for record in batch if record.status != "completed"]
-    if bad:
-        raise RuntimeError(
-            f"{arm.name}: {len(bad)} of {len(batch)} did not complete: {bad[0].cause}: {bad[0].detail}"
-        )
+    completed(batch)
     first_s = min(record.started_s for record in batch)
     makespan_s = max(record.finished_s for record in batch) - first_s
     return LiveRow(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from benchmarks.code_digest import code_digest
 from benchmarks.live_setup import Fleet, LiveRow, Workload
 from benchmarks.row_file import RowFile
-from heddle_dask.cli.code_digest import code_digest
 
 
 def conditions_text(fleet: Fleet, workload: Workload, *, warm: bool) -> str:

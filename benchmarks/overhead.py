@@ -24,17 +24,15 @@ import numpy as np
 import uvloop
 from distributed import Client
 
+from benchmarks.emulated_rollouts import emulated, rolled_out
 from benchmarks.tables import Column, print_measured_rows
 from heddle_dask.cli.model_choice import chosen_model
 from heddle_dask.cli.number_types import COUNT
 from heddle_dask.cli.shared_options import shared_options, whole_numbers
 from heddle_dask.engines.collector import collect_seldom
-from heddle_dask.engines.emulated.options import EmulatedOptions
-from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.programs.services import Budget
-from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.messages import STREAM_INTERVAL_S
 
@@ -129,13 +127,6 @@ class EmptyAgent:
         return sum(low <= at < high for at in self.finished_s) / (high - low)
 
 
-def _engine(model: str, seconds_per_token: float, seed: int) -> EngineSpec:
-    cost = {"seconds_per_token": seconds_per_token}
-    return EngineSpec(
-        "emulated", model, slots=1024, max_model_len=65_536, seed=seed, options=EmulatedOptions(cost)
-    )
-
-
 async def measure_overhead(
     model: str | Path,
     trajectories: Sequence[int] = (50, 200, 400),
@@ -206,22 +197,8 @@ async def _roll(
     agent: TimedAgent | EmptyAgent, model: str, seconds_per_token: float, count: int, seed: int
 ) -> None:
     budget = Budget(max_steps=1_000_000, max_context_tokens=65_536)
-    async with (
-        LocalRolloutCluster(engines=1, tool_cpus=4096, dashboard=False, asynchronous=True) as cluster,
-        Client(cluster, asynchronous=True) as client,
-    ):
-        rollout = Rollout(
-            client,
-            env=agent,
-            model=model,
-            engines=_engine(model, seconds_per_token, seed),
-            budget=budget,
-            seed=seed,
-        )
-        batch = await rollout.run(count)
-    bad = [record for record in batch if record.status != "completed"]
-    if bad:
-        raise RuntimeError(f"{len(bad)} of {count} trajectories did not complete: {bad[0].detail}")
+    spec = emulated(model, seconds_per_token, seed=seed)
+    await rolled_out(agent, spec, count, tool_cpus=4096, seed=seed, budget=budget)
 
 
 def _run_figures(timed: TimedAgent, empty: EmptyAgent, bare_s: Sequence[float]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.cpu_seconds import is_server
+from heddle_dask.engines.spec import ENGINE_KINDS
 
 KINDS = ("driver", "scheduler", "rollout", "tool", "engine")
 _SHARED_MEMORY = Path("/dev/shm")
+# Modules in the command lines of engine servers; their workers are child processes.
+_SERVERS = tuple(kind.server_module for kind in ENGINE_KINDS.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,30 @@ def cpu_since(before_s: Mapping[str, float]) -> dict[str, float]:
     return {
         kind: round(max(0.0, used_s - before_s.get(kind, 0.0)), 2) for kind, used_s in cpu_by_kind().items()
     }
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSeconds:
+    """CPU seconds of engine processes, and of scheduler, workers, tools and driver; running processes only."""
+
+    engines_s: float
+    control_s: float
+
+    def since(self, before: CpuSeconds) -> CpuSeconds:
+        """CPU seconds used since `before`."""
+        return CpuSeconds(self.engines_s - before.engines_s, self.control_s - before.control_s)
+
+
+def cpu_seconds() -> CpuSeconds:
+    """CPU seconds used until now."""
+    used_s = cpu_by_kind()
+    engines_s = used_s.pop("engine", 0.0)
+    return CpuSeconds(engines_s, sum(used_s.values()))
+
+
+def is_server(command: Sequence[str]) -> bool:
+    """Whether a command line starts an engine: ``-m`` and its module, not only a mention of it."""
+    return any(flag == "-m" and module.startswith(_SERVERS) for flag, module in itertools.pairwise(command))
 
 
 def tree() -> Iterator[tuple[psutil.Process, str]]:

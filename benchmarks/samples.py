@@ -19,24 +19,19 @@ from pathlib import Path
 
 import click
 
+from benchmarks.scale import world_of
 from benchmarks.tables import Column, print_measured_rows
 from heddle_dask.cli.number_types import COUNT
 from heddle_dask.cli.shared_options import shared_options
 from heddle_dask.core.run_description import StalenessBound
-from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.task_sources import EnvironmentSource
 from heddle_dask.live.driver.files.run_writer import RunWriter
 from heddle_dask.live.driver.programs.attempts import group_attempts
-from heddle_dask.predictors.chosen import build_predictor
-from heddle_dask.predictors.from_steps import known_work
 from heddle_dask.records.token_record import Attribution, TokenRecord
 from heddle_dask.records.trajectory import StepRecord, TrajectoryRecord
-from heddle_dask.sim.fleet import SimulatedFleet, equal_engines
-from heddle_dask.sim.world import SimulatedWorld
-from heddle_dask.strategies.presets import PRESETS, build_strategies, tell_costs
 from heddle_dask.training.group_ledger import GroupLedger, GroupStart
 from heddle_dask.training.group_plan import GroupPlan
 from heddle_dask.training.groups import FinishedGroup
@@ -47,9 +42,7 @@ from heddle_dask.workloads.choice import load_workload
 MEMBERS = 8
 GROUPS = 16
 STEP_S = 60.0
-PROFILE = "qwen3-8b-h100"
 WORKLOAD = "math"
-SLOTS = 100
 MAX_CONTEXT_TOKENS = 32_000
 
 
@@ -161,15 +154,7 @@ def _scheduler_s(engines: int, trajectories: int, preset: str, seed: int) -> flo
     plans = load_workload(
         WORKLOAD, trajectories=trajectories, samples=MEMBERS, seed=seed, max_context_tokens=MAX_CONTEXT_TOKENS
     )
-    cost = load_profile(PROFILE)
-    fleet = SimulatedFleet(equal_engines(engines, cost, slots=SLOTS, max_context_tokens=MAX_CONTEXT_TOKENS))
-    # Learning a predictor is no work of a sample: it runs beside the loop, a few times in a run.
-    learns = "xgboost" in PRESETS[preset]["predictor"]
-    strategies = build_strategies(preset, seed=seed, overrides=["predictor=oracle"] if learns else [])
-    tell_costs(strategies, fleet.beliefs)
-    choice = strategies.predictor
-    predictor = None if choice is None else build_predictor(choice, known_work(plans))
-    world = SimulatedWorld(strategies, fleet, plans, predictor=predictor, seed=seed)
+    world = world_of(preset, plans, engines, MAX_CONTEXT_TOKENS, seed)
     began_s = time.process_time()
     world.run()
     return (time.process_time() - began_s) / trajectories

@@ -27,6 +27,7 @@ from heddle_dask.sim.fleet import SimulatedFleet, equal_engines
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import PRESETS, build_strategies, tell_costs
 from heddle_dask.workloads.choice import load_workload
+from heddle_dask.workloads.planned import PlannedTrajectory
 
 PROFILE = "qwen3-8b-h100"
 WORKLOAD = "coding"
@@ -123,9 +124,15 @@ def build_world(preset: str, trajectories: int, seed: int) -> SimulatedWorld:
     plans = load_workload(
         WORKLOAD, trajectories=trajectories, samples=SAMPLES, seed=seed, max_context_tokens=MAX_CONTEXT_TOKENS
     )
-    gpus = -(-trajectories // TRAJECTORIES_PER_GPU)
+    return world_of(preset, plans, -(-trajectories // TRAJECTORIES_PER_GPU), MAX_CONTEXT_TOKENS, seed)
+
+
+def world_of(
+    preset: str, plans: Sequence[PlannedTrajectory], engines: int, max_context_tokens: int, seed: int
+) -> SimulatedWorld:
+    """A rollout on engines of one GPU. The oracle predicts: learning runs beside the loop, a few times a run."""
     cost = load_profile(PROFILE)
-    fleet = SimulatedFleet(equal_engines(gpus, cost, slots=SLOTS, max_context_tokens=MAX_CONTEXT_TOKENS))
+    fleet = SimulatedFleet(equal_engines(engines, cost, slots=SLOTS, max_context_tokens=max_context_tokens))
     learns = "xgboost" in PRESETS[preset]["predictor"]
     strategies = build_strategies(preset, seed=seed, overrides=["predictor=oracle"] if learns else [])
     tell_costs(strategies, fleet.beliefs)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from heddle_dask.cli.shared_options import print_measured
+from benchmarks.code_digest import code_digest
+from heddle_dask.cli.shared_options import print_json
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def experiment_tables(rows: Iterable[ExperimentRow]) -> list[str]:
 
 def print_rows(rows: Iterable[DataclassInstance], columns: Sequence[Column], *, err: bool) -> list[Any]:
     """Print rows as they are made, on stdout or stderr; returns them in JSON-able form."""
-    made = []
+    made: list[Any] = []
     for row in rows:
         if not made:
             for line in markdown([head for head, _ in columns], []):
@@ -101,6 +102,11 @@ def print_measured_rows(
     made = print_rows(rows, columns, err=as_json)
     if as_json:
         print_measured({"rows": made, **more})
+
+
+def print_measured(result: Mapping[str, Any]) -> None:
+    """Print the last line of stdout, with the digest of the code that was measured as ``code``."""
+    print_json({**result, "code": code_digest()})
 
 
 def titled_table(title: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -30,14 +30,13 @@ import uvloop
 from distributed import Client
 
 from benchmarks.dashboard_run import simulated_run
+from benchmarks.emulated_rollouts import completed, emulated
 from benchmarks.overhead import EmptyAgent
 from benchmarks.tables import Column, print_measured_rows
 from heddle_dask.cli.model_choice import chosen_model
 from heddle_dask.cli.number_types import COUNT, POSITIVE
 from heddle_dask.cli.shared_options import shared_options
 from heddle_dask.engines.collector import collect_seldom
-from heddle_dask.engines.emulated.options import EmulatedOptions
-from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.programs.services import Budget
 from heddle_dask.live.driver.rollout import Rollout
@@ -126,14 +125,7 @@ async def measure_watched(
 
 @contextlib.asynccontextmanager
 async def _side(model: str, dashboard: bool, agent: EmptyAgent, seed: int) -> AsyncIterator[_Side]:
-    spec = EngineSpec(
-        "emulated",
-        model,
-        slots=1024,
-        max_model_len=65_536,
-        seed=seed,
-        options=EmulatedOptions({"seconds_per_token": 0.0}),
-    )
+    spec = emulated(model, 0.0, seed=seed)
     async with (
         LocalRolloutCluster(engines=1, tool_cpus=1, dashboard=dashboard, asynchronous=True) as cluster,
         Client(cluster, asynchronous=True) as client,
@@ -153,9 +145,7 @@ async def _roll(side: _Side, trajectories: int) -> tuple[float, float, float]:
     began_s, used_s = time.perf_counter(), _cpu_s(side.scheduler)
     batch = await side.rollout.run(trajectories)
     scheduler_us = 1e6 * (_cpu_s(side.scheduler) - used_s) / len(side.agent.finished_s)
-    bad = [record for record in batch if record.status != "completed"]
-    if bad:
-        raise RuntimeError(f"{len(bad)} of {trajectories} trajectories did not complete: {bad[0].detail}")
+    completed(batch)
     return side.agent.steps_per_s(), scheduler_us, time.perf_counter() - began_s
 
 

@@ -1,6 +1,6 @@
 """Takes the images of docs/dashboard.md: the page with a simulated rollout, in Debian's Chromium.
 
-Usage: python scripts/dashboard_images.py FOLDER [SIZE...]
+Usage: python -m scripts.dashboard_images FOLDER [SIZE...]
 """
 
 from __future__ import annotations

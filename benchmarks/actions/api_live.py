@@ -10,11 +10,10 @@ from distributed import Client
 
 from benchmarks.actions.api_server import api_server
 from benchmarks.actions.rows import ActionRow
+from benchmarks.emulated_rollouts import emulated
 from heddle_dask.apis.http_calls import http_call
 from heddle_dask.core.needs import Needs
 from heddle_dask.core.resources import ApiQuota, QuotaWindow
-from heddle_dask.engines.emulated.options import EmulatedOptions
-from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.inputs.pools import Pools
@@ -46,8 +45,7 @@ async def _live_row(model: str, quota: ApiQuota, trajectories: int, calls_each: 
             await asyncio.gather(*(ask() for _ in range(calls_each)))
             return 1.0
 
-        options = EmulatedOptions(cost={"seconds_per_token": 0.001})
-        spec = EngineSpec("emulated", model, slots=4, max_model_len=4096, options=options)
+        spec = emulated(model, 0.001, slots=4, max_model_len=4096)
         async with (
             LocalRolloutCluster(1, tool_cpus=4, dashboard=False, asynchronous=True) as cluster,
             Client(cluster, asynchronous=True) as client,

@@ -24,11 +24,10 @@ from typing import Any
 from distributed import Client
 
 from benchmarks.actions.rows import ActionRow
+from benchmarks.emulated_rollouts import completed, emulated
 from benchmarks.experiments import Study
 from benchmarks.opponents import PER_TRAJECTORY
 from benchmarks.tables import ratio_fields
-from heddle_dask.engines.emulated.options import EmulatedOptions
-from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.programs.services import Budget
@@ -214,14 +213,7 @@ async def _roll(
     model: str | Path, arm: LiveArm, trajectories: int, cpus: int, seed: int, measured: _Measured
 ) -> None:
     agent = SuiteAgent(arm, seed)
-    spec = EngineSpec(
-        "emulated",
-        str(model),
-        slots=trajectories,
-        max_model_len=4_096,
-        seed=seed,
-        options=EmulatedOptions({"seconds_per_token": _TOKEN_S}),
-    )
+    spec = emulated(str(model), _TOKEN_S, slots=trajectories, max_model_len=4_096, seed=seed)
     async with (
         LocalRolloutCluster(engines=1, tool_cpus=cpus, dashboard=False, asynchronous=True) as cluster,
         Client(cluster, asynchronous=True) as client,
@@ -235,9 +227,7 @@ async def _roll(
             began_s = time.perf_counter()
             batch = await rollout.run(trajectories)
             makespan_s = time.perf_counter() - began_s
-    bad = [record for record in batch if record.status != "completed"]
-    if bad:
-        raise RuntimeError(f"{len(bad)} of {trajectories} trajectories did not complete: {bad[0].detail}")
+    completed(batch)
     measured.act_s.append(statistics.fmean(agent.acts_s))
     measured.p99_s.append(sorted(agent.acts_s)[int(0.99 * (len(agent.acts_s) - 1))])
     measured.suite_s.append(statistics.fmean(agent.suites_s))

@@ -15,14 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from distributed import Client
 
-from heddle_dask.engines.emulated.options import EmulatedOptions
-from heddle_dask.engines.spec import EngineSpec
+from benchmarks.emulated_rollouts import emulated, rolled_out
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.isolation.cores import own_cores
-from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.driver.rollout import Rollout
 
 CEILING_S = 8.0
 
@@ -145,17 +141,8 @@ async def _roll(agent: CallingAgent, model: str, cpus: int, at_once: int, seed: 
 
     The first call of a trajectory is not timed: it starts a process and imports what the function needs.
     """
-    async with (
-        LocalRolloutCluster(engines=1, tool_cpus=cpus, dashboard=False, asynchronous=True) as cluster,
-        Client(cluster, asynchronous=True) as client,
-    ):
-        options = EmulatedOptions({"seconds_per_token": 0.01})
-        engine = EngineSpec("emulated", model, slots=4, max_model_len=4096, seed=seed, options=options)
-        rollout = Rollout(client, env=agent, model=model, engines=engine, seed=seed)
-        batch = await rollout.run(at_once)
-    bad = [record for record in batch if record.status != "completed"]
-    if bad:
-        raise RuntimeError(f"{len(bad)} of {at_once} trajectories did not complete: {bad[0].detail}")
+    engine = emulated(model, 0.01, slots=4, max_model_len=4096, seed=seed)
+    batch = await rolled_out(agent, engine, at_once, tool_cpus=cpus, seed=seed)
     actions = [action for record in batch for action in record.actions[1:]]
     return [action.run_s for action in sorted(actions, key=lambda action: action.finished_s)]
 

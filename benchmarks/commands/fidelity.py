@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import click
 import uvloop
 
+from benchmarks.commands.measured_live import measured_live
+from benchmarks.tables import print_measured
 from heddle_dask.cli.number_types import COUNT
-from heddle_dask.cli.option_groups import measured_live
-from heddle_dask.cli.shared_options import print_measured, shared_options
+from heddle_dask.cli.shared_options import shared_options
 from heddle_dask.engines.collector import collect_seldom
 
 if TYPE_CHECKING:

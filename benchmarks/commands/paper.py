@@ -91,6 +91,7 @@ def paper(
     seed: int,
 ) -> None:
     """Baselines and forms of heddle on the paper's models and workloads, each at the paper's and its best degree."""
+    from benchmarks.code_digest import DECIDING, code_digest
     from benchmarks.paper.best_rule import BestRules
     from benchmarks.paper.results import PaperResults
     from benchmarks.paper.rule_search import routers_named
@@ -99,7 +100,6 @@ def paper(
     from benchmarks.row_file import RowFile
     from benchmarks.runner import Runner
     from benchmarks.tables import names
-    from heddle_dask.cli.code_digest import DECIDING, code_digest
     from heddle_dask.sim.clusters import cluster_of
     from heddle_dask.sim.sweep import parse_arms
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from benchmarks.tables import print_measured
 from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE, POSITIVE
-from heddle_dask.cli.shared_options import print_measured, shared_options
+from heddle_dask.cli.shared_options import shared_options
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -146,9 +147,9 @@ def _makespans(
     predictors: str,
     file: RowFile,
 ) -> list[Row]:
+    from benchmarks.code_digest import DECIDING, code_digest
     from benchmarks.pass_makespans import measure_makespans, predictors_named
     from benchmarks.runner import Runner
-    from heddle_dask.cli.code_digest import DECIDING, code_digest
     from heddle_dask.sim.sweep import parse_arms
 
     arms, names, code = parse_arms(strategies), predictors_named(predictors), code_digest(DECIDING)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from benchmarks.tables import print_measured
 from heddle_dask.cli.engine_option import engine_option
 from heddle_dask.cli.number_types import COUNT, POSITIVE, WholeNumber
-from heddle_dask.cli.shared_options import print_measured, shared_options
+from heddle_dask.cli.shared_options import shared_options
 
 if TYPE_CHECKING:
     from benchmarks.redundancy.live import LiveGroups

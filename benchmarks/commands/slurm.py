@@ -9,8 +9,9 @@ from pathlib import Path
 
 import click
 
+from benchmarks.tables import print_measured
 from heddle_dask.cli.number_types import COUNT
-from heddle_dask.cli.shared_options import print_measured, shared_options
+from heddle_dask.cli.shared_options import shared_options
 
 
 @click.command("slurm")

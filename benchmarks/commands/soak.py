@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 import uvloop
 
+from benchmarks.tables import print_measured
 from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE, POSITIVE
 from heddle_dask.cli.one_line import EXIT_FAILED
-from heddle_dask.cli.shared_options import print_measured, shared_options
+from heddle_dask.cli.shared_options import shared_options
 
 
 @click.command("soak")

@@ -61,13 +61,6 @@ def print_json(result: Mapping[str, Any]) -> None:
     click.echo(json.dumps(result, allow_nan=False))
 
 
-def print_measured(result: Mapping[str, Any]) -> None:
-    """As `print_json`, with the digest of the code that was measured as ``code``."""
-    from heddle_dask.cli.code_digest import code_digest
-
-    print_json({**result, "code": code_digest()})
-
-
 def whole_numbers(option: str, text: str, example: str) -> list[int]:
     """Whole numbers separated by commas, in the order given.
 

@@ -12,6 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from benchmarks.code_digest import DECIDING, code_digest
 from benchmarks.commands.paper import paper
 from benchmarks.paper.degrees import fleets_that_fit, predicted_works
 from benchmarks.paper.results import PaperResults, ratios
@@ -28,7 +29,6 @@ from benchmarks.paper.sweep import (
 from benchmarks.paper.tables import all_tables, main_tables
 from benchmarks.row_file import RowFile
 from benchmarks.runner import Runner
-from heddle_dask.cli.code_digest import DECIDING, code_digest
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.published import model_of
@@ -301,7 +301,8 @@ def test_two_hash_seeds_give_the_same_report(small: tuple[str, ...]) -> None:
     arguments = [*small[:-1], "{}.jsonl", "--arms", "verl-hybrid,heddle-oracle,heddle-paper", "--seeds", "1"]
     outputs = []
     for hash_seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"}
+        paths = os.pathsep.join(sys.path)
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         named = [argument.format(hash_seed) for argument in arguments]
         done = subprocess.run(
             [sys.executable, "-c", script, *named, "--json"], env=environment, capture_output=True, check=True

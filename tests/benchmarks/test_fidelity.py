@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from worlds.live_world import run
 
 from benchmarks.command import bench
-from benchmarks.cpu_seconds import CpuSeconds, cpu_seconds, is_server
 from benchmarks.fidelity import (
     ArmFidelity,
     LiveRun,
@@ -32,6 +31,7 @@ from benchmarks.fidelity_spent import (
 )
 from benchmarks.fidelity_twins import Twins, delays_of, twins_of
 from benchmarks.live_setup import LiveRow
+from benchmarks.process_usage import CpuSeconds, cpu_seconds, is_server
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId, StepId, TrajectoryId
 from heddle_dask.core.nouns import EngineDescription

@@ -40,7 +40,7 @@ def test_a_short_soak_loses_nothing_under_kills_and_ends_by_itself(tmp_path: Pat
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "soak", *arguments],
         cwd=tmp_path,
-        env={**os.environ, MARK: mark, "TMPDIR": str(tmp_path)},
+        env={**os.environ, MARK: mark, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=240,

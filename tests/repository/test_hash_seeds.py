@@ -15,7 +15,7 @@ TESTS = Path(__file__).parent.parent
 
 def journal_under(hash_seed: str) -> bytes:
     """What `core_world` prints under that hash seed."""
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-m", "worlds.core_world"],
         cwd=TESTS,

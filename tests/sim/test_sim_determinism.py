@@ -13,7 +13,7 @@ TESTS = Path(__file__).parent.parent
 
 
 def digests_under(hash_seed: str) -> list[str]:
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-m", "worlds.sim_worlds"],
         cwd=TESTS,

@@ -9,15 +9,16 @@ import sys
 from pathlib import Path
 
 import heddle_dask
-from heddle_dask.cli.code_digest import DECIDING, code_digest
+from benchmarks.code_digest import DECIDING, code_digest
 
 PACKAGE = Path(heddle_dask.__file__).parent
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "code_digest.py"
 
 
 def digests_of(package: Path, hash_seed: str) -> list[str]:
     """As a checkout elsewhere prints them."""
     environment = {**os.environ, "PYTHONPATH": str(package.parent), "PYTHONHASHSEED": hash_seed}
-    script = [sys.executable, str(package / "cli" / "code_digest.py")]
+    script = [sys.executable, str(SCRIPT)]
     said = subprocess.run(script, env=environment, capture_output=True, check=True, text=True).stdout
     return said.replace("decides:", "").split()
 
@@ -35,3 +36,8 @@ def test_it_follows_the_files_and_nothing_else(tmp_path: Path) -> None:
     with (copy / "sim" / "loop.py").open("a") as file:
         file.write("\n# another line\n")
     assert digests_of(copy, "1")[1] != here[1]
+
+
+def test_it_follows_the_studies_that_it_is_told_of() -> None:
+    told = {code_digest(DECIDING), code_digest(DECIDING, ("actions",)), code_digest(DECIDING, ("rollart",))}
+    assert len(told) == 3
