@@ -341,3 +341,15 @@ class KvImport:
 def context_digest(token_ids: Sequence[int]) -> str:
     """A short digest that distinguishes contexts."""
     return hashlib.blake2b(array("I", token_ids).tobytes(), digest_size=8).hexdigest()
+
+
+# vLLM keeps priorities as Python ints, but other engines parse 32 bits; larger values are clipped.
+_LIMIT = 2**31 - 1
+
+# Precedes every step: a migration that queued behind the steps of a full engine would delay its trajectory.
+FIRST = -_LIMIT
+
+
+def engine_priority(number: float) -> int:
+    """The integer that the engine takes for our `Priority.number` (larger runs first); never `FIRST`."""
+    return max(FIRST + 1, min(_LIMIT, -round(number)))

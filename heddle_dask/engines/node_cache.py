@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from heddle_dask.engines.address import private_directory
 from heddle_dask.engines.file_lock import FileLock
-from heddle_dask.engines.private_directory import private_directory
 
 _PARTIAL = ".partial"
 

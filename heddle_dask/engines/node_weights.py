@@ -23,9 +23,9 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from heddle_dask.core.errors import HeddleError
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines.node_cache import HeldDirectory, NodeCache
-from heddle_dask.weights.adapters import merged
+from heddle_dask.weights.adapters import RunningModel, check_fits, check_order, merged
 from heddle_dask.weights.manifest import (
     AdapterFacts,
     WeightBucket,
@@ -35,7 +35,6 @@ from heddle_dask.weights.manifest import (
 from heddle_dask.weights.model_directory import model_facts, model_tensors, weight_files, weights_digest
 from heddle_dask.weights.store import BUCKET_BYTES, open_files, read_manifest
 from heddle_dask.weights.tensor_files import RawTensor, file_parts, read_header, read_tensors
-from heddle_dask.weights.verification import RunningModel, check_fits, check_order
 
 _CHUNK_BYTES = 16 << 20
 # A store that does not answer is asked so often, with these pauses.

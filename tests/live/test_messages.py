@@ -14,21 +14,27 @@ from distributed.protocol import dumps, loads
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.ids import FIRST_RUN, ActionId, EngineId, GroupId, HostId, StepId, TrajectoryId
+from heddle_dask.core.ids import (
+    FIRST_RUN,
+    ActionId,
+    EngineId,
+    GroupId,
+    HostId,
+    PolicyVersion,
+    StepId,
+    TrajectoryId,
+)
 from heddle_dask.core.nouns import (
     ActionRequest,
     EngineDescription,
+    FinishedWork,
     HostDescription,
     StepRequest,
+    TpDegreePlan,
     TrajectorySpec,
 )
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.pools import ModelService, PoolMaximum
-from heddle_dask.core.resources import Resources
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.staleness import StalenessBound
-from heddle_dask.core.tp_degrees import FinishedWork, TpDegreePlan
-from heddle_dask.core.weight_policy import WeightUpdatePolicy
+from heddle_dask.core.resources import ModelService, PoolMaximum, Resources
+from heddle_dask.core.run_description import RetryPolicy, StalenessBound, WeightUpdatePolicy
 from heddle_dask.engines.contract import GenerateResult, VersionSpan
 from heddle_dask.live.wire import cluster_messages as cluster
 from heddle_dask.live.wire import driver_messages as driver

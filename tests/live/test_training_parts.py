@@ -13,14 +13,13 @@ from worlds.training_builders import finished_group, trained_record
 
 from heddle_dask.core.errors import WriteFailed
 from heddle_dask.core.events import Event, GroupEnded, OptimizerStepEnded
-from heddle_dask.core.ids import FIRST_RUN, GroupId
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.staleness import StalenessBound
+from heddle_dask.core.ids import FIRST_RUN, GroupId, PolicyVersion
+from heddle_dask.core.run_description import StalenessBound
 from heddle_dask.environments.base import Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.task_sources import EnvironmentSource
-from heddle_dask.live.driver.group_feed import GroupFeed
-from heddle_dask.live.driver.run_files import RunFiles
+from heddle_dask.live.driver.files.run_files import RunFiles
+from heddle_dask.live.driver.groups.group_feed import GroupFeed
 from heddle_dask.live.training import weight_control
 from heddle_dask.live.training.evaluation import evaluation_row
 from heddle_dask.live.training.sample_intake import SampleIntake

@@ -17,10 +17,9 @@ from worlds.weight_owner import CEILING_S, OTHER, PROMPT, Owner, assert_same, ow
 
 from heddle_dask.core.commands import FetchWeights, InstallWeights
 from heddle_dask.core.events import WeightsFetched, WeightsInstalled
-from heddle_dask.core.ids import EngineId
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import EngineId, PolicyVersion
+from heddle_dask.engines.address import LOOPBACK, free_port
 from heddle_dask.engines.contract import EngineUnreachable, GenerateRequest, SamplingParams, VersionSpan
-from heddle_dask.engines.ports import LOOPBACK, free_port
 from heddle_dask.live.worker.engine_host import Watch
 from heddle_dask.weights.collective import CollectiveUri
 from heddle_dask.weights.model_directory import model_facts

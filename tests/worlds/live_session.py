@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from heddle_dask.core.events import Event
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.run_description import RunDescription
+from heddle_dask.core.run_description import RetryPolicy, RunDescription
 from heddle_dask.live.scheduler.cluster_control import ClusterControl
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.strategies.described import strategies_of_description

@@ -14,11 +14,11 @@ import numpy as np
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.engines.contract import GenerateResult
-from heddle_dask.live.driver.context import LiveContext
-from heddle_dask.live.driver.pools import Pools
-from heddle_dask.live.driver.services import Budget, Recorded, Sampling, Services
+from heddle_dask.live.driver.inputs.pools import Pools
+from heddle_dask.live.driver.programs.context import LiveContext
+from heddle_dask.live.driver.programs.services import Budget, Recorded, Sampling, Services
 from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult
 
 NEVER: Any = object()

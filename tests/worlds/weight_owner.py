@@ -14,8 +14,7 @@ from worlds.weight_builders import perturbed
 
 from heddle_dask.core.commands import FetchWeights, InstallWeights
 from heddle_dask.core.events import WeightsFetched, WeightsInstalled
-from heddle_dask.core.ids import EngineId
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import EngineId, PolicyVersion
 from heddle_dask.engines import wire
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import (

@@ -19,7 +19,7 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import FIRST_RUN, EngineId, RunId
 from heddle_dask.core.journal_codec import encode
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.run_names import plain, run_of_item
 from heddle_dask.core.transitions import WeightsState
 from heddle_dask.core.view import StrategySet

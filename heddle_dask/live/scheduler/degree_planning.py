@@ -10,15 +10,14 @@ from typing import Any
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import DeployEngines, PlanDegrees
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.nouns import TrajectorySpec
-from heddle_dask.core.tp_degrees import DegreeRequest, NodeGpus
+from heddle_dask.core.nouns import DegreeRequest, NodeGpus, TrajectorySpec
 from heddle_dask.cost.engine_cost import cost_from_mapping
 from heddle_dask.live.scheduler.deployment import EngineDeployment
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.wire.driver_messages import EnginesProvided, ProvideEngines
 from heddle_dask.predictors.contract import Predictor
 from heddle_dask.predictors.features import Progress
-from heddle_dask.strategies.partition.work_plan import WorkEngine
+from heddle_dask.strategies.partition.work import WorkEngine
 from heddle_dask.strategies.tp_degrees.assignment import assign_engines, budget_of
 from heddle_dask.strategies.tp_degrees.forecast import Quantiles, needs_prediction
 from heddle_dask.strategies.tp_degrees.plan import plan_for_request

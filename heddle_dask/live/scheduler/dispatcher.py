@@ -10,7 +10,7 @@ from distributed import Scheduler
 from heddle_dask.core import commands as cmd
 from heddle_dask.core.events import ActionFinished
 from heddle_dask.core.ids import EngineId, HostId
-from heddle_dask.core.priority import NORMAL
+from heddle_dask.core.nouns import NORMAL
 from heddle_dask.core.run_record import plain_name
 from heddle_dask.live.scheduler.degree_planning import DegreePlanning
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry

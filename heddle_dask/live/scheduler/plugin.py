@@ -15,10 +15,9 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from heddle_dask.core import events as ev
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.pools import PoolMaximum
-from heddle_dask.core.resources import GPUS
+from heddle_dask.core.nouns import TpDegreePlan
+from heddle_dask.core.resources import GPUS, PoolMaximum
 from heddle_dask.core.run_description import RunDescription
-from heddle_dask.core.tp_degrees import TpDegreePlan
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.live.scheduler import metrics
 from heddle_dask.live.scheduler.cluster_control import ClusterControl

@@ -19,8 +19,8 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.commands import Command
 from heddle_dask.core.ids import EngineId, HostId
 from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.pools import ApiQuota
-from heddle_dask.core.training_counts import engine_versions, staleness_counts
+from heddle_dask.core.resources import ApiQuota
+from heddle_dask.core.snapshot import engine_versions, staleness_counts
 from heddle_dask.core.transitions import TrajectoryState
 from heddle_dask.live.scheduler.cluster_control import ClusterControl
 from heddle_dask.live.scheduler.degree_planning import DegreePlanning
@@ -36,11 +36,7 @@ from heddle_dask.live.wire.driver_messages import (
 )
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Reported
 from heddle_dask.live.wire.messages import Key, Submission, is_key_of, step_key
-from heddle_dask.live.wire.training_messages import (
-    EngineWeightState,
-    TrainingFiguresReport,
-    WeightStatus,
-)
+from heddle_dask.live.wire.training_messages import EngineWeightState, TrainingFiguresReport, WeightStatus
 from heddle_dask.predictors.contract import Predictor
 
 F = TypeVar("F", bound=Callable[..., None])

@@ -8,7 +8,7 @@ from typing import Final
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.task_sources import TaskSource
-from heddle_dask.live.driver.group_stream import GroupStream
+from heddle_dask.live.driver.groups.group_stream import GroupStream
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.training.group_plan import GroupPlan
 from heddle_dask.training.groups import FinishedGroup

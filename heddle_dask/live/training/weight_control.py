@@ -10,8 +10,7 @@ from distributed import Client
 
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.core.events import GroupEnded, OptimizerStepEnded, SwitchRequested, WeightsPublished
-from heddle_dask.core.ids import FIRST_RUN, GroupId
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import FIRST_RUN, GroupId, PolicyVersion
 from heddle_dask.core.transitions import WeightsState
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report, Reported
 from heddle_dask.live.wire.training_messages import (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from heddle_dask.core.pools import PoolMaximum
+from heddle_dask.core.resources import PoolMaximum
 from heddle_dask.live.wire.codec import Message, Request, WireValue
 
 

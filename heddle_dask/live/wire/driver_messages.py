@@ -19,12 +19,9 @@ from heddle_dask.core.events import (
     WeightsInstalled,
 )
 from heddle_dask.core.ids import ActionId, StepId
-from heddle_dask.core.nouns import EngineDescription, TrajectorySpec
-from heddle_dask.core.pools import ApiQuota, ModelService
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.staleness import StalenessBound
-from heddle_dask.core.tp_degrees import FinishedWork, TpDegreePlan
-from heddle_dask.core.weight_policy import WeightUpdatePolicy
+from heddle_dask.core.nouns import EngineDescription, FinishedWork, TpDegreePlan, TrajectorySpec
+from heddle_dask.core.resources import ApiQuota, ModelService
+from heddle_dask.core.run_description import RetryPolicy, StalenessBound, WeightUpdatePolicy
 from heddle_dask.live.wire.cluster_messages import QueuedCapacity
 from heddle_dask.live.wire.codec import Message, Request, WireValue
 from heddle_dask.live.wire.transport import Done

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from heddle_dask.core.ids import EngineId
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import EngineId, PolicyVersion
 from heddle_dask.live.wire.codec import Message, Request, WireValue
 
 

@@ -20,11 +20,10 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import EngineInfo
 from heddle_dask.engines.gpus import named_gpus
-from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.node_weights import NodeWeights
 from heddle_dask.engines.process import EngineProcess, EngineStartError
 from heddle_dask.engines.progress import ProgressWatch
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.engines.weight_staging import StagedWeights, stage_weights
 
 _LOG = logging.getLogger(__name__)

@@ -41,11 +41,10 @@ from heddle_dask.engines.contract import (
     EngineUnreachable,
     GenerateRequest,
     GenerateResult,
+    engine_priority,
 )
 from heddle_dask.engines.gpus import usable_gpus
-from heddle_dask.engines.kinds import engine_kind
-from heddle_dask.engines.priority import engine_priority
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
@@ -281,7 +280,7 @@ class RolloutWorker(WorkerPlugin):
                 hardware=os.environ.get(HARDWARE_VARIABLE) or self.spec.hardware,
             )
             start_s = 0.0 if self._host is None else self._host.start_s
-            logprobs = kind.logprobs(self.spec.options)
+            logprobs = self.spec.options.logprobs
             self._send(EngineReadyReport(engine, self.spec.kind, self.spec.model, start_s, logprobs))
 
     def _on_lost(self, reason: str) -> None:

@@ -20,12 +20,10 @@ from heddle_dask.core.commands import DropServiceCopy, EvictService
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.events import ServiceEvicted, ServiceLoaded, ServiceLost
 from heddle_dask.core.gpu_chunks import GpuChunk
-from heddle_dask.core.pools import GPU_POOL
-from heddle_dask.core.resources import COPY_BYTES, GPUS, MODELS_PER_GPU, Resources
+from heddle_dask.core.resources import COPY_BYTES, GPU_POOL, GPUS, MODELS_PER_GPU, Resources
 from heddle_dask.engines.gpus import named_gpus
-from heddle_dask.engines.model_services.backend import ServiceFailed
 from heddle_dask.engines.model_services.host import SLOT_BYTES, HostDevices, ModelHost
-from heddle_dask.engines.model_services.spec import ServiceSpec
+from heddle_dask.engines.model_services.spec import ServiceFailed, ServiceSpec
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report, Reported
 from heddle_dask.live.wire.messages import (
     COPY_BYTES_RESOURCE,

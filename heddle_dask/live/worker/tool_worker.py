@@ -20,10 +20,9 @@ from heddle_dask.core.commands import AbortAction, CloseSandbox
 from heddle_dask.core.events import SERVICE_LOST, ActionFinished, HostLost
 from heddle_dask.core.ids import ActionId, HostId
 from heddle_dask.core.nouns import HostDescription
-from heddle_dask.core.pools import CPU_POOL
-from heddle_dask.core.resources import CPUS, Resources
+from heddle_dask.core.resources import CPU_POOL, CPUS, Resources
 from heddle_dask.engines.collector import collect_seldom
-from heddle_dask.engines.model_services.backend import ServiceFailed
+from heddle_dask.engines.model_services.spec import ServiceFailed
 from heddle_dask.environments.api_errors import Retry
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report

@@ -12,14 +12,13 @@ from typing import Protocol
 from heddle_dask.core.commands import FetchWeights, InstallWeights
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.core.events import WeightsFetched, WeightsInstalled
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.collective_fetch import CollectiveFetch, EngineWeights
 from heddle_dask.engines.contract import WeightUpdateFailed
 from heddle_dask.engines.file_lock import LockStopped
-from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.node_weights import FetchStopped, NodeWeights, NodeWeightsDirectory
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.engine_host import EngineHost
