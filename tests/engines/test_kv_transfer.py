@@ -144,7 +144,7 @@ def context(length: int) -> list[int]:
 async def greedy(client: EngineClient, token_ids: list[int], count: int = 24) -> tuple[tuple[int, ...], int]:
     sampling = SamplingParams(count, 0.0, ignore_eos=True)
     result = await client.generate(GenerateRequest(name(), token_ids, sampling))
-    return result.token_ids, result.cached_tokens
+    return tuple(result.token_ids), result.cached_tokens
 
 
 async def export(client: EngineClient, token_ids: list[int]) -> KvHandle:

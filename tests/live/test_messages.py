@@ -323,11 +323,12 @@ def test_a_message_of_another_version_is_refused() -> None:
     with pytest.raises(TypeError):
         driver.FetchUpdates.from_wire({"session": "s"})
     order = envelopes.Order("s", cmd.CloseSandbox(HostId("h"), "s/t/s0")).to_wire()
-    for wrong in (
+    wrongs: list[dict[str, Any]] = [
         {"colour": "red"},
         {"command": {"host_id": "h"}},
         {"command": {**order["command"], "x": 1}},
-    ):
+    ]
+    for wrong in wrongs:
         with pytest.raises(TypeError):
             envelopes.Order.from_wire({**order, **wrong})
     with pytest.raises(KeyError):

@@ -74,10 +74,16 @@ class ScriptedPlane:
         return ActionOutcome("ok", cloudpickle.dumps(function(*args, **kwargs)), cpus=1, run_s=0.0)
 
 
-def sampled(*ids: int, status: Any = "ok", reason: str = "length", **facts: Any) -> Callable[..., StepResult]:
+def sampled(*ids: int, status: Any = "ok", reason: Any = "length", **facts: Any) -> Callable[..., StepResult]:
     result = StepResult(status, "e1")
     of_result = {name: facts.pop(name) for name in list(facts) if hasattr(result, name)}
-    known = {"cached_tokens": 0, "policy_version": 0, "queue_s": 0.0, "prefill_s": 0.1, "decode_s": 0.2}
+    known: dict[str, Any] = {
+        "cached_tokens": 0,
+        "policy_version": 0,
+        "queue_s": 0.0,
+        "prefill_s": 0.1,
+        "decode_s": 0.2,
+    }
     made = GenerateResult(ids, (-0.5,) * len(ids), finish_reason=reason, **{**known, **facts})
     return lambda call, context: replace(result, generated=made.packed(), **of_result)
 

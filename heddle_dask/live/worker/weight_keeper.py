@@ -19,7 +19,6 @@ from heddle_dask.engines.contract import WeightUpdateFailed
 from heddle_dask.engines.file_lock import LockStopped
 from heddle_dask.engines.node_weights import FetchStopped, NodeWeights, NodeWeightsDirectory
 from heddle_dask.engines.spec import EngineSpec, engine_kind
-from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.engine_host import EngineHost
@@ -60,7 +59,7 @@ class WeightKeeper:
         self,
         owner: WeightsOwner,
         directory: Path,
-        report: Callable[[Message], None],
+        report: Callable[[Report], None],
         background: BackgroundTasks,
     ) -> None:
         self._owner = owner
