@@ -32,8 +32,7 @@ from heddle_dask.sim.fleet import SimulatedFleet, equal_engines
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import PRESETS, build_strategies, tell_costs
 from heddle_dask.training.group_ledger import GroupLedger, GroupStart
-from heddle_dask.training.group_plan import GroupPlan
-from heddle_dask.training.groups import FinishedGroup
+from heddle_dask.training.groups import FinishedGroup, GroupPlan
 from heddle_dask.training.sample_buffer import BatchRule
 from heddle_dask.training.stored_samples import StoredSamples
 from heddle_dask.workloads.choice import load_workload

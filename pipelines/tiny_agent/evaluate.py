@@ -29,7 +29,8 @@ from heddle_dask.core.needs import Needs
 from heddle_dask.engines.client import connector_to
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.environments.base import ActionFailed, ActionKind, Context, Environment, Reply, Reward, Task
+from heddle_dask.environments.actions import ActionKind
+from heddle_dask.environments.base import ActionFailed, Context, Environment, Reply, Reward, Task
 from heddle_dask.environments.code_env import CodeEnvironment, rules_of
 from heddle_dask.environments.splits import problem_key
 from pipelines.tiny_agent.conversations import make_environment

@@ -19,7 +19,7 @@ from worlds.run_builders import timed_trajectory
 import heddle_dask
 from heddle_dask.cli.main import heddle
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver import telemetry as telemetry_module
+from heddle_dask.live.driver.inputs import telemetry as telemetry_module
 from heddle_dask.live.driver.inputs.rollout_inputs import Output
 from heddle_dask.live.driver.inputs.telemetry import SpanSender, Telemetry
 from heddle_dask.live.driver.rollout import Rollout

@@ -15,8 +15,9 @@ from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.live.driver.inputs.pools import Pools
+from heddle_dask.live.driver.programs.branch import Recorded
 from heddle_dask.live.driver.programs.context import LiveContext
-from heddle_dask.live.driver.programs.services import Budget, Recorded, Sampling, Services
+from heddle_dask.live.driver.programs.services import Budget, Sampling, Services
 from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult
 
 NEVER: Any = object()

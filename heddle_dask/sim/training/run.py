@@ -13,8 +13,7 @@ from heddle_dask.sim.training.rules import TrainingRules
 from heddle_dask.sim.training.sample_groups import DrawGroup, SampleGroup, TrainedBatch
 from heddle_dask.sim.training.times import TrainingTimes
 from heddle_dask.sim.training.world import TrainingWorld
-from heddle_dask.training.loop import TrainingLoop
-from heddle_dask.training.loop_messages import (
+from heddle_dask.training.loop import (
     BatchReady,
     EndTraining,
     Evaluate,
@@ -27,6 +26,7 @@ from heddle_dask.training.loop_messages import (
     StepTrained,
     SwitchEnded,
     SwitchVersion,
+    TrainingLoop,
     TrainOnBatch,
 )
 

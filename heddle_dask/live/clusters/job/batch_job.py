@@ -1,4 +1,4 @@
-"""When a job of a batch system ends, as far as anything tells."""
+"""What tells of a job of a batch system on this node: when it ends, and its memory."""
 
 from __future__ import annotations
 
@@ -74,3 +74,17 @@ def parsed_end(text: str) -> float | None:
         return datetime.datetime.strptime(text.strip(), "%Y-%m-%dT%H:%M:%S").timestamp()
     except ValueError:
         return None
+
+
+_MIB = 1 << 20
+
+
+def job_memory_bytes(environ: Mapping[str, str]) -> int:
+    """Bytes of ``--mem`` or ``--mem-per-cpu`` as SLURM passes them on (in mebibytes); 0: nothing tells, or no limit."""
+    per_node = _number(environ.get("SLURM_MEM_PER_NODE", ""))
+    per_cpu = _number(environ.get("SLURM_MEM_PER_CPU", ""))
+    return (per_node or per_cpu * _number(environ.get("SLURM_CPUS_ON_NODE", ""))) * _MIB
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0
