@@ -371,18 +371,8 @@ class Context(ActionContext, Protocol):
         BadInput
             A parameter that is not allowed.
         """
-        return self._open_sandbox(
-            sandbox_spec(
-                root=root,
-                kind=kind,
-                files=files,
-                setup=setup,
-                memory=memory,
-                disk=disk,
-                network=network,
-                **limits,
-            )
-        )
+        spec = sandbox_spec(root, kind, files, setup, memory, disk, network, **limits)
+        return self._open_sandbox(spec)
 
     def _open_sandbox(self, spec: SandboxSpec) -> ProgramSandbox:
         """The sandbox that is described."""

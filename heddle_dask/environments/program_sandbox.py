@@ -98,7 +98,6 @@ class ProgramSandbox(Protocol):
 
 
 def sandbox_spec(
-    *,
     root: str,
     kind: str,
     files: Mapping[str, bytes | str] | None,

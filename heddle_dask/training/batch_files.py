@@ -29,6 +29,7 @@ from heddle_dask.training.groups import TokenSequence, TrainingBatch, TrainingTr
 
 FORMAT = "heddle-batch"
 FORMAT_VERSION = 1
+_NAME = re.compile(r"step-(\d{6,})\.npz")
 BATCHES = "batches"
 
 TOKEN_COLUMNS: dict[str, type[np.generic]] = {
@@ -188,9 +189,6 @@ def _group(header: dict[str, Any], sequences: Iterator[TokenSequence]) -> Trajec
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-_NAME = re.compile(r"step-(\d{6,})\.npz")
 
 
 def stored_steps(folder: Path) -> dict[int, Path]:

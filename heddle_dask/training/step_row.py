@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from heddle_dask.training.buffer_counts import BufferCounts
+from heddle_dask.training.buffer_events import BufferCounts
 from heddle_dask.training.groups import TrainingBatch
 from heddle_dask.training.loop import (
     BatchReady,

@@ -22,10 +22,10 @@ from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.records.journal import Journal, JournalReader
 from heddle_dask.records.reader import RunReader
 from heddle_dask.training.batch_files import BATCHES, batch_path, save_batch
-from heddle_dask.training.buffer_counts import BufferCounts
 from heddle_dask.training.buffer_events import (
     BatchFormed,
     BatchTrained,
+    BufferCounts,
     BufferedGroup,
     BufferEvent,
     GroupAccepted,

@@ -20,6 +20,8 @@ from distributed.security import Security
 
 from heddle_dask.core.errors import BadInput
 
+CONNECTION_FILE = "connection.json"
+
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
@@ -57,9 +59,6 @@ class Credentials:
         """Options of ``dask scheduler`` and ``dask worker``."""
         files = {"--tls-ca-file": self.certificate, "--tls-cert": self.certificate, "--tls-key": self.key}
         return [part for name, path in files.items() for part in (name, str(path))]
-
-
-CONNECTION_FILE = "connection.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 JOB_VARIABLE = "SLURM_JOB_ID"
 END_VARIABLE = "SLURM_JOB_END_TIME"
+_MIB = 1 << 20
 _ANSWER_S = 20.0
 _WARNS_EARLY_S = 60.0
 
@@ -74,9 +75,6 @@ def parsed_end(text: str) -> float | None:
         return datetime.datetime.strptime(text.strip(), "%Y-%m-%dT%H:%M:%S").timestamp()
     except ValueError:
         return None
-
-
-_MIB = 1 << 20
 
 
 def job_memory_bytes(environ: Mapping[str, str]) -> int:

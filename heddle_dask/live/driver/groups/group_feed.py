@@ -20,8 +20,8 @@ from heddle_dask.environments.rewards import group_reward_hook
 from heddle_dask.environments.task_sources import SourcedTask, TaskSource
 from heddle_dask.live.driver.files.run_files import RunFiles
 from heddle_dask.live.driver.programs.attempts import Attempt, group_attempts
-from heddle_dask.live.driver.runs.program_runs import EndedAttempt
-from heddle_dask.live.driver.runs.runner import Driver
+from heddle_dask.live.driver.running.program_runs import EndedAttempt
+from heddle_dask.live.driver.running.runner import Driver
 from heddle_dask.live.driver.session.open_session import OpenSession
 from heddle_dask.live.wire.training_messages import GroupEndedReport, TrajectoryRedundantReport
 from heddle_dask.live.wire.transport import send

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
+from heddle_dask.environments.actions import ActionContext, FunctionCall, ServiceCall
 from heddle_dask.environments.base import ActionFailed, Environment, Reward, Task
 from heddle_dask.environments.rewards import Transcript, group_reward_hook, reward_hook
-from heddle_dask.environments.actions import ActionContext, FunctionCall, ServiceCall
-from heddle_dask.live.driver.programs.service_calls import service_call
 from heddle_dask.live.driver.programs.action_calls import ActionCalls
-from heddle_dask.live.driver.programs.branch import Branch, BranchTree
-from heddle_dask.live.driver.programs.branch import BranchPort
+from heddle_dask.live.driver.programs.branch import Branch, BranchPort, BranchTree, Recorded
+from heddle_dask.live.driver.programs.service_calls import service_call
 from heddle_dask.live.driver.programs.services import Services
-from heddle_dask.live.driver.programs.branch import Recorded
 from heddle_dask.records.causes import message_of
 from heddle_dask.records.trajectory import ActionRecord
 

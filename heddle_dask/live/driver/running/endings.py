@@ -1,22 +1,25 @@
-"""How a program ended, and what that says of its environment: which attempts come again, which tasks are quarantined."""
+"""How a program ended, and what that says of its environment: what is attempted again, which tasks are quarantined."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import traceback
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.environments.base import ActionFailed, EnvironmentFailed, Reward
+from heddle_dask.live.driver.programs.action_calls import SandboxDiffers
 from heddle_dask.live.driver.programs.branch import ReplayDiverged
 from heddle_dask.live.driver.programs.steps import BudgetExhausted, StepLost
-from heddle_dask.live.driver.programs.action_calls import SandboxDiffers
 from heddle_dask.records.trajectory import Cause, Status
-from collections import Counter
-from collections.abc import Callable
-from heddle_dask.core.retries import RetryPolicy
+
+_MOST_DOUBLINGS = 6
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -72,9 +75,6 @@ def unfinished_reward(metadata: Mapping[str, Any]) -> Reward:
     with contextlib.suppress(BadInput):
         return Reward(None, metadata=metadata)
     return Reward(None)
-
-
-_MOST_DOUBLINGS = 6
 
 
 class EnvironmentFailures:

@@ -15,14 +15,14 @@ from typing import Any, Protocol, assert_never
 from distributed import Client
 
 from heddle_dask.core.staleness import STALE
-from heddle_dask.live.driver.runs.announcer import Announcer
-from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.live.driver.connection.control_channel import ControlChannel
-from heddle_dask.live.driver.runs.endings import EnvironmentFailures
-from heddle_dask.live.driver.runs.program_runs import EndedAttempt, ProgramRuns
-from heddle_dask.live.driver.files.run_writer import RunWriter
-from heddle_dask.live.driver.programs.services import Services
 from heddle_dask.live.driver.connection.submission import RESULT_LOST
+from heddle_dask.live.driver.files.run_writer import RunWriter
+from heddle_dask.live.driver.programs.attempts import Attempt
+from heddle_dask.live.driver.programs.services import Services
+from heddle_dask.live.driver.running.announcer import Announcer
+from heddle_dask.live.driver.running.endings import EnvironmentFailures
+from heddle_dask.live.driver.running.program_runs import EndedAttempt, ProgramRuns
 from heddle_dask.live.wire.driver_messages import (
     ActionGivenUpNotice,
     ActionPayloadWantedNotice,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from distributed import Client
 
-from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.live.driver.connection.control_channel import ClusterLost, ControlChannel
+from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.live.wire.driver_messages import SubmitTrajectories
 from heddle_dask.live.wire.transport import ask_scheduler
 

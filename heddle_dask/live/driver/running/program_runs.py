@@ -16,13 +16,12 @@ from distributed import Client
 from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.environments.base import Reward, stored_metadata
 from heddle_dask.environments.rewards import Transcript
-from heddle_dask.live.driver.runs.announcer import Announcer
 from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.live.driver.programs.context import LiveContext
-from heddle_dask.live.driver.runs.endings import Ending, ending_of, unfinished_reward
-from heddle_dask.live.driver.runs.endings import EnvironmentFailures
-from heddle_dask.live.driver.runs.reward_runs import LiveRewardContext, Rewards, ScoredAttempt
 from heddle_dask.live.driver.programs.services import Services
+from heddle_dask.live.driver.running.announcer import Announcer
+from heddle_dask.live.driver.running.endings import Ending, EnvironmentFailures, ending_of, unfinished_reward
+from heddle_dask.live.driver.running.reward_runs import LiveRewardContext, Rewards, ScoredAttempt
 from heddle_dask.live.wire.driver_messages import (
     EndedTrajectory,
     ProgramEndedReport,
