@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from heddle_dask.apis.http_calls import HttpAnswer, http_call
     from heddle_dask.apis.rewarded import FunctionReward, HttpReward, ServiceReward, rewarded
-    from heddle_dask.core.duration_profile import DurationProfile
     from heddle_dask.core.errors import BadInput
     from heddle_dask.core.needs import Needs
-    from heddle_dask.core.pools import ApiQuota, QuotaWindow
-    from heddle_dask.core.retries import RetryPolicy
+    from heddle_dask.core.nouns import DurationProfile
+    from heddle_dask.core.resources import ApiQuota, QuotaWindow
+    from heddle_dask.core.run_description import RetryPolicy
     from heddle_dask.core.sampling import StructuredOutput
     from heddle_dask.engines.model_services.spec import ServiceSpec
     from heddle_dask.engines.spec import EngineSpec
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "ActionFailed": "heddle_dask.environments.base",
-    "ApiQuota": "heddle_dask.core.pools",
+    "ApiQuota": "heddle_dask.core.resources",
     "BadInput": "heddle_dask.core.errors",
     "Batch": "heddle_dask.live.driver.batch",
     "Budget": "heddle_dask.live.driver.programs.services",
     "ChatModel": "heddle_dask.live.driver.inputs.rollout_inputs",
     "ClusterLost": "heddle_dask.live.driver.connection.control_channel",
     "Context": "heddle_dask.environments.base",
-    "DurationProfile": "heddle_dask.core.duration_profile",
+    "DurationProfile": "heddle_dask.core.nouns",
     "EngineSpec": "heddle_dask.engines.spec",
     "Engines": "heddle_dask.live.driver.inputs.rollout_inputs",
     "Environment": "heddle_dask.environments.base",
@@ -58,11 +58,11 @@ _PLACES = {
     "Output": "heddle_dask.live.driver.inputs.rollout_inputs",
     "Patience": "heddle_dask.live.driver.connection.capacity",
     "Pools": "heddle_dask.live.driver.inputs.pools",
-    "QuotaWindow": "heddle_dask.core.pools",
+    "QuotaWindow": "heddle_dask.core.resources",
     "RateLimited": "heddle_dask.environments.api_errors",
     "Reply": "heddle_dask.environments.base",
     "Retry": "heddle_dask.environments.api_errors",
-    "RetryPolicy": "heddle_dask.core.retries",
+    "RetryPolicy": "heddle_dask.core.run_description",
     "Reward": "heddle_dask.environments.base",
     "RewardContext": "heddle_dask.environments.rewards",
     "Rollout": "heddle_dask.live.driver.rollout",

@@ -8,7 +8,7 @@ from pathlib import Path
 import heddle_dask
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.defaults import SMALL_CONTEXT_TOKENS, model_context_tokens
-from heddle_dask.engines.kinds import engine_kind
+from heddle_dask.engines.spec import engine_kind
 
 _HUB = re.compile(r"[\w.-]+/[\w.-]+\Z")  # OWNER/NAME
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
@@ -27,8 +27,8 @@ def shipped_model() -> Path:
     if (path / "config.json").is_file():
         return path
     raise BadInput(
-        "the tiny-agent checkpoint is not installed: give --model DIR, or make one with "
-        "`python -m pipelines.tiny_agent.make --out DIR`"
+        "the tiny-agent checkpoint is not installed: give --model DIR, or make one in a checkout with "
+        "`python -m scripts.tiny_agent.make --out DIR`"
     )
 
 

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.staleness import StalenessBound
-from heddle_dask.core.weight_policy import WeightUpdatePolicy
+from heddle_dask.core.run_description import StalenessBound, WeightUpdatePolicy
 from heddle_dask.records.trajectory import TrajectoryRecord
 
 LateMembers = Literal["cancel", "keep"]
@@ -170,7 +169,7 @@ class TrajectoryGroup:
     Attributes
     ----------
     lineage
-        The line of training whose weights sampled it (`core.policy_version`).
+        The line of training whose weights sampled it (`core.ids`).
     late_for, earlier_rewards
         Of members that came late: the id of their group, and the rewards of its members that were delivered before.
         Advantages are relative to all of them; only the late ones are trained here.

@@ -722,3 +722,10 @@ def test_the_shipped_model_is_found_beside_this_package_whatever_a_project_calls
         check=True,
     ).stdout.split()
     assert said[0] == model_dir and all(Path(path).is_file() for path in said[1:])
+
+
+@pytest.mark.parametrize("words", [["overhead", "--json"], [], ["--help"]])
+def test_bench_says_where_the_measurements_are(words: list[str]) -> None:
+    answer = CliRunner().invoke(heddle, ["bench", *words])
+    assert (answer.exit_code, answer.stdout, answer.stderr.count("\n")) == (2, "", 1)
+    assert f"python -m benchmarks {words[0] if words[:1] == ['overhead'] else 'NAME'} …" in answer.stderr

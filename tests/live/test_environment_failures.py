@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.environments.base import EnvironmentFailed, environment_step
-from heddle_dask.live.driver.running.endings import EnvironmentFailures, ending_of
+from heddle_dask.live.driver.runs.endings import EnvironmentFailures, ending_of
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -12,7 +12,7 @@ import pytest
 from worlds.scripted_plane import NEVER, ScriptedPlane, context_on, lost, sampled
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.environments.base import ActionFailed
 from heddle_dask.live.driver.connection.submission import Interrupted

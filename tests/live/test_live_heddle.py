@@ -12,7 +12,6 @@ import pytest
 from worlds.live_agents import RecordingWorker, ToolAgent, echo_tool
 from worlds.live_world import (
     check_against_engine,
-    cluster,
     control_lines,
     emulated,
     engine_process,
@@ -20,6 +19,7 @@ from worlds.live_world import (
     run,
     until,
 )
+from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
@@ -83,7 +83,7 @@ def roll(
 
     async def body() -> list[Batch]:
         batches: list[Batch] = []
-        async with cluster(sum(degrees) or 2) as (_, client):
+        async with shared_cluster(sum(degrees) or 2) as client:
             rollout = Rollout(
                 client,
                 env=agents[0][0],
@@ -199,7 +199,7 @@ def test_an_engine_that_is_killed_while_contexts_move_costs_no_trajectory(
     slow = replace(spec, options=options)
 
     async def body() -> tuple[Batch, cmd.MoveContext]:
-        async with cluster() as (_, client):
+        async with shared_cluster() as client:
             chosen: dict[str, Any] = {"strategy": Strategy("heddle-paper", BUSY), "seed": 3, "out": out}
             async with Rollout(
                 client, env=agent, model=slow.model, engines=Engines(spec=slow, count=2), **chosen
@@ -256,6 +256,7 @@ def test_greedy_vllm_output_is_the_same_with_preemptions_and_moves(
 
 
 @pytest.mark.vllm
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_contexts_move_between_vllm_engines_of_unlike_degrees(
     plain_vllm: list[Batch], model_dir: str, tmp_path: Path
@@ -275,7 +276,7 @@ def test_a_predictor_file_that_cannot_be_read_is_the_users_to_mend(model_dir: st
     damaged.write_bytes(b"no predictor")
 
     async def body() -> None:
-        async with cluster(engines=1) as (_, client):
+        async with shared_cluster(engines=1) as client:
             for path in (absent, damaged):
                 rollout = Rollout(
                     client,

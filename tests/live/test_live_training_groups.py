@@ -22,10 +22,9 @@ from worlds.live_world import control_lines, emulated, engine_process, kill, run
 from worlds.weight_builders import perturbed
 
 from heddle_dask.core import events as ev
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.core.journal_codec import decode
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.staleness import StalenessBound
+from heddle_dask.core.run_description import RetryPolicy, StalenessBound
 from heddle_dask.environments.base import Context, EnvironmentFailed, Task, environment_step
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.task_sources import EnvironmentSource

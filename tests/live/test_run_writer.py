@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput, WriteFailed
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
+from heddle_dask.engines.contract import GenerateResult
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.live.driver.files import run_writer
@@ -45,9 +45,8 @@ async def solve(task: Task, ctx: Context) -> float:
 
 
 def step_line(name: str, index: int) -> dict[str, Any]:
-    result = StepResult("ok", "e", b"\x01\0\0\0" * 70, b"\0\0\0\0" * 70, "stop")
-    times = {"queue_s": 0.0, "prefill_s": 0.0, "decode_s": 0.0}
-    body = step_body(index, np.arange(4, dtype=np.int32), replace(result, **times))
+    made = GenerateResult((1,) * 70, (0.0,) * 70, "stop", 0, 0, 0.0, 0.0, 0.0)
+    body = step_body(index, np.arange(4, dtype=np.int32), StepResult("ok", "e", made))
     return {"trajectory_id": name, **body}
 
 

@@ -11,9 +11,9 @@ import pytest
 from worlds.training_builders import finished_group, trained_record
 
 from heddle_dask.core.errors import WriteFailed
-from heddle_dask.core.ids import GroupId
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.staleness import StalenessBound
+from heddle_dask.core.events import GroupEnded, OptimizerStepEnded
+from heddle_dask.core.ids import FIRST_RUN, GroupId, PolicyVersion
+from heddle_dask.core.run_description import StalenessBound
 from heddle_dask.environments.base import Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.task_sources import EnvironmentSource
@@ -27,7 +27,7 @@ from heddle_dask.live.training.trackers import TRACKERS, tracked_numbers
 from heddle_dask.live.training.training import LiveTraining, TrainingParts
 from heddle_dask.live.training.weight_control import WeightControl
 from heddle_dask.live.wire.codec import Message
-from heddle_dask.live.wire.training_messages import GroupEndedReport, OptimizerStepReport
+from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.training.batch_files import batch_path, load_batch
 from heddle_dask.training.groups import GroupPlan
 from heddle_dask.training.loop import LoopStart
@@ -98,9 +98,9 @@ def test_groups_that_become_too_old_before_the_scheduler_is_there_lose_their_cre
     driver.failures.quarantined = {}
     port = GroupPort(Mock(status="running"), Mock(session_id="s"), driver)
     feed.connect(port, RunFiles(None, dict, lambda line: None), "", lambda: None)
-    assert told == [GroupEndedReport("s", GroupId("evicted"), -3)]
+    assert told == [Report("s", GroupEnded(UNSTAMPED, FIRST_RUN, GroupId("evicted"), -3))]
     feed.evicted(1)
-    assert told == [GroupEndedReport("s", GroupId("evicted"), -3)] * 2
+    assert told == [Report("s", GroupEnded(UNSTAMPED, FIRST_RUN, GroupId("evicted"), -3))] * 2
     assert feed.ledger.counted == 0
     driver.cancel.assert_not_called()
     driver.failures.quarantine.assert_not_called()
@@ -129,8 +129,8 @@ def test_groups_that_wait_when_a_training_goes_on_keep_their_credits(
             asyncio.run(LiveTraining(parts, LoopStart(1, frozenset())).run())
     # Two groups are in a batch, and two wait; what is late is beyond a batch.
     assert told[:2] == [
-        OptimizerStepReport("s", PolicyVersion("a", 1)),
-        GroupEndedReport("s", GroupId("resumed"), 8),
+        Report("s", OptimizerStepEnded(UNSTAMPED, FIRST_RUN, PolicyVersion("a", 1))),
+        Report("s", GroupEnded(UNSTAMPED, FIRST_RUN, GroupId("resumed"), 8)),
     ]
 
 

@@ -22,7 +22,13 @@ from heddle_dask.training.trl_rollouts import environment_reward, trl_prompts
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-pytestmark = [pytest.mark.cluster, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+]
 
 MODEL = Path(__file__).parents[2] / "pipelines/tiny_agent/checkpoint"
 STEPS = 3

@@ -21,7 +21,7 @@ from heddle_dask.strategies.presets import Strategy, build_strategies
 MODULE = """
 from dataclasses import dataclass
 
-from heddle_dask.core.priority import Priority
+from heddle_dask.core.nouns import Priority
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.strategies.presets import Strategy
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.gpus import usable_gpus
-from heddle_dask.engines.kinds import engine_kind
+from heddle_dask.engines.spec import engine_kind
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.environments.mix import mix_of, mixed_environment
@@ -76,7 +76,7 @@ from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.session.tp_degree_specs import TpDegreeSpecs
 from heddle_dask.live.scheduler.warm_start import check_warm
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.strategies.affinity.checks import check_affinity
+from heddle_dask.strategies.affinity.hardware_map import check_affinity
 
 _LOST = re.compile(r"engine \S+ is lost: ")
 
@@ -267,7 +267,7 @@ class RolloutRun:
             "model": self.model,
             "tokenizer": tokenizer_digest(self.model),
             "engine": spec.to_mapping(),
-            "logprobs": engine_kind(spec.kind).logprobs(spec.options),
+            "logprobs": spec.options.logprobs,
             "sampling": asdict(self.sampling),
             "limits": self.budget.replayed,
             "chat_template_kwargs": self.chat_template_kwargs,

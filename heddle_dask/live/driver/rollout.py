@@ -40,13 +40,13 @@ from heddle_dask.live.driver.inputs.rollout_inputs import (
 from heddle_dask.live.driver.inputs.telemetry import SpanSender, Telemetry
 from heddle_dask.live.driver.programs.attempts import attempts_of
 from heddle_dask.live.driver.programs.services import Budget, Sampling, Services
-from heddle_dask.live.driver.running.runner import AttemptFeed, Driver, ListFeed, notice_line, progress_of
+from heddle_dask.live.driver.runs.runner import AttemptFeed, Driver, ListFeed, notice_line, progress_of
 from heddle_dask.live.driver.session.open_session import OpenSession
 from heddle_dask.live.driver.session.rollout_engines import RolloutEngines
 from heddle_dask.live.wire.driver_messages import GetCapacity, Notice
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.strategies.affinity.checks import check_affinity
+from heddle_dask.strategies.affinity.hardware_map import check_affinity
 from heddle_dask.strategies.presets import Strategy
 from heddle_dask.training.groups import FinishedGroup, GroupPlan
 

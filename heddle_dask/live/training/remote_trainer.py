@@ -9,7 +9,7 @@ from typing import Any
 from distributed import Client
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.live.wire.messages import TRAINER_RESOURCE
 from heddle_dask.live.worker.trainer_host import TrainerHost, ask_trainer, end_trainer
 from heddle_dask.training.trainer import TrainerState, TrainReport

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.live.training.evaluation import Evaluation
 from heddle_dask.live.training.rollout_feed import StreamFeed
 from heddle_dask.live.training.sample_intake import SampleIntake

@@ -27,8 +27,7 @@ from heddle_dask.live.clusters.slurm.replacement import (
 )
 from heddle_dask.live.clusters.slurm.scaling import GroupSize, Held, ScalingRule, ScalingState, targets
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, WorkerGroup
-from heddle_dask.live.wire.cluster_messages import Demand, ExchangeDemand, WorkerLoad
-from heddle_dask.live.wire.drain_messages import DrainWorkers
+from heddle_dask.live.wire.cluster_messages import Demand, DrainWorkers, ExchangeDemand, WorkerLoad
 from heddle_dask.live.wire.transport import ask_over
 
 _LOG = logging.getLogger(__name__)

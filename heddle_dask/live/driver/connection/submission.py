@@ -17,26 +17,22 @@ import dask
 from distributed import Client, Future
 from distributed.client import FutureCancelledError
 
+from heddle_dask.core.events import SandboxClosed, StepCancelled, StepDelivered, TrajectoryForked
 from heddle_dask.core.ids import StepId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
 from heddle_dask.live.driver.connection.long_payloads import LongPayloads
 from heddle_dask.live.wire._dask_internals import ANNOTATION, HOLD_RESOURCE, settled
-from heddle_dask.live.wire.driver_messages import (
-    SandboxClosedReport,
-    StepCancelledReport,
-    TrajectoryForkedReport,
-)
+from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.wire.messages import (
-    TOKEN_BYTES,
     ActionCall,
     ActionOutcome,
     Key,
     PerKey,
     StepCall,
-    StepEnd,
     StepResult,
     Submission,
     named_by,
+    step_end,
 )
 from heddle_dask.live.wire.result_push import PUSH_TIMEOUT_S, FetchResults, Inbox
 from heddle_dask.live.wire.transport import send
@@ -108,19 +104,19 @@ class Submitter:
         # Futures that have a pushed result and that the scheduler has not reported as finished.
         self._early: dict[Key, Future] = {}
         # By trajectory, the end of a step that the scheduler may not know of yet.
-        self._piggybacked_ends: dict[str, StepEnd] = {}
+        self._piggybacked_ends: dict[str, StepDelivered] = {}
         self._settling: set[asyncio.Task[Any]] = set()
         self._payloads = LongPayloads(client, session)
 
     def fork(self, spec: TrajectorySpec, parent: TrajectoryId) -> None:
         """Announce a branch, before its first step or action is submitted: messages keep their order."""
         if self._client.status == "running":
-            send(self._client, TrajectoryForkedReport(self._session, spec, parent))
+            send(self._client, Report(self._session, TrajectoryForked(UNSTAMPED, spec, parent)))
 
     def close_sandbox(self, sandbox: str) -> None:
         """The program of a trajectory needs this sandbox no longer."""
         if self._client.status == "running":
-            send(self._client, SandboxClosedReport(self._session, sandbox))
+            send(self._client, Report(self._session, SandboxClosed(UNSTAMPED, sandbox)))
 
     async def step(self, call: StepCall, request: StepRequest) -> StepResult:
         """Run a step, placed as its request says.
@@ -140,7 +136,7 @@ class Submitter:
             raise
         self._inbox.listen(result.address, FetchStepResults)
         if call.key in self._early:
-            self._piggybacked_ends[call.step_id.trajectory_id] = StepEnd.of(call, result)
+            self._piggybacked_ends[call.step_id.trajectory_id] = step_end(StepDelivered, call, result)
         return result
 
     async def action(self, call: ActionCall, request: ActionRequest) -> ActionOutcome:
@@ -161,7 +157,7 @@ class Submitter:
         """Send the payload that was kept back to the worker on which its action runs."""
         self._payloads.send(action_id, address)
 
-    def take_piggybacked_end(self, trajectory_id: str) -> StepEnd | None:
+    def take_piggybacked_end(self, trajectory_id: str) -> StepDelivered | None:
         """The end of this trajectory's last step, if the scheduler may not know of it; each end is given once."""
         return self._piggybacked_ends.pop(trajectory_id, None)
 
@@ -224,7 +220,7 @@ class Submitter:
             return
         del self._cancelled[key]
         named = named_by(key)
-        tokens = len(result.token_ids) // TOKEN_BYTES
+        tokens = len(result.generated.token_ids)
         if tokens and isinstance(named, StepId):
             self.on_discarded(named.trajectory_id, tokens)
 
@@ -276,7 +272,7 @@ class Submitter:
 
     def _tell_cancelled(self, call: StepCall) -> None:
         if self._client.status == "running":
-            send(self._client, StepCancelledReport(call.session, call.step_id))
+            send(self._client, Report(call.session, StepCancelled(UNSTAMPED, call.step_id)))
 
     def _release_early(self, key: Key) -> None:
         """The scheduler has reported this result, or never will."""

@@ -12,8 +12,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.events import RunStarted
 from heddle_dask.core.ids import FIRST_RUN
 from heddle_dask.core.journal_codec import Mismatch, decode, missing_lines, replay, run_of_journal
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.run_description import RunDescription
+from heddle_dask.core.run_description import RetryPolicy, RunDescription
 from heddle_dask.core.run_names import own_row
 from heddle_dask.core.view import StrategySet
 from heddle_dask.live.driver.files.run_writer import journal_path

@@ -14,16 +14,17 @@ from typing import Any
 from distributed import Client
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.ids import GroupId, TrajectoryId
-from heddle_dask.core.staleness import REDUNDANT
+from heddle_dask.core.events import GroupEnded, TrajectoryRedundant
+from heddle_dask.core.ids import FIRST_RUN, GroupId, TrajectoryId
+from heddle_dask.core.run_description import REDUNDANT
 from heddle_dask.environments.rewards import group_reward_hook
 from heddle_dask.environments.task_sources import SourcedTask, TaskSource
 from heddle_dask.live.driver.files.run_files import RunFiles
 from heddle_dask.live.driver.programs.attempts import Attempt, group_attempts
-from heddle_dask.live.driver.running.program_runs import EndedAttempt
-from heddle_dask.live.driver.running.runner import Driver
+from heddle_dask.live.driver.runs.program_runs import EndedAttempt
+from heddle_dask.live.driver.runs.runner import Driver
 from heddle_dask.live.driver.session.open_session import OpenSession
-from heddle_dask.live.wire.training_messages import GroupEndedReport, TrajectoryRedundantReport
+from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.wire.transport import send
 from heddle_dask.records.trajectory import Cause
 from heddle_dask.training.group_ledger import (
@@ -48,11 +49,6 @@ class GroupPort:
     driver: Driver
 
     @property
-    def session(self) -> str:
-        """Id of the session."""
-        return self.open_session.session_id
-
-    @property
     def waiting(self) -> int:
         """Trajectories that are announced and not admitted."""
         return self.driver.waiting
@@ -75,10 +71,10 @@ class GroupPort:
         """End a trajectory now."""
         self.driver.cancel(trajectory_id, cause)
 
-    def report(self, message: GroupEndedReport | TrajectoryRedundantReport) -> None:
+    def report(self, event: GroupEnded | TrajectoryRedundant) -> None:
         """Tell the scheduler."""
         if self.client.status == "running":
-            send(self.client, message)
+            send(self.client, Report(self.open_session.session_id, event))
 
     def look_again(self) -> None:
         """There may be room for further attempts."""
@@ -307,7 +303,7 @@ class GroupFeed:
             match decision:
                 case CancelMember(name, cause):
                     if cause == REDUNDANT:
-                        self._port.report(TrajectoryRedundantReport(self._port.session, TrajectoryId(name)))
+                        self._port.report(TrajectoryRedundant(UNSTAMPED, TrajectoryId(name)))
                     self._port.cancel(name, _CAUSES[cause])
                 case DeliverGroup(group, counts):
                     self._deliver(group, counts)
@@ -339,7 +335,7 @@ class GroupFeed:
 
     def _report_ended(self, group_id: str, accepted: int) -> None:
         assert self._port is not None
-        self._port.report(GroupEndedReport(self._port.session, GroupId(group_id), accepted))
+        self._port.report(GroupEnded(UNSTAMPED, FIRST_RUN, GroupId(group_id), accepted))
 
     # -- as the source of a stream -----------------------------------------------------------------
 

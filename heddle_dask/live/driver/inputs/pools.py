@@ -8,9 +8,8 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.needs import Needs
-from heddle_dask.core.pools import ApiQuota
 from heddle_dask.core.quotas import calls_of
-from heddle_dask.core.resources import GPUS
+from heddle_dask.core.resources import GPUS, ApiQuota
 from heddle_dask.engines.model_services.spec import ServiceSpec
 from heddle_dask.live.wire.driver_messages import DeclaredService
 

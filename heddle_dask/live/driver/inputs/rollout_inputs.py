@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from heddle_dask.core.errors import BadInput, check_count
-from heddle_dask.engines.engine_kind import EngineOptions
-from heddle_dask.engines.kinds import engine_kind
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import DEFAULT_KIND, EngineOptions, EngineSpec, engine_kind
 from heddle_dask.environments.base import Environment, Task
 from heddle_dask.environments.functions import as_environment
 from heddle_dask.live.driver.connection.capacity import Patience
@@ -68,7 +66,7 @@ class Engines:
         A value that no engine can have, or one that `spec` contradicts.
     """
 
-    kind: str = "vllm"
+    kind: str = DEFAULT_KIND
     count: int | None = None
     slots: int | None = None
     kv_transfer: bool = False
@@ -140,7 +138,7 @@ class Engines:
         kind = engine_kind(self.kind)
         options = kind.options_for(self.cost) if self.options is None else self.options
         if self.options is not None and self.cost is not None:
-            options = kind.with_cost(self.options, self.cost)
+            options = self.options.with_cost(self.cost)
         return EngineSpec(
             kind=self.kind,
             model=model,

@@ -17,7 +17,7 @@ import cloudpickle
 from heddle_dask.core.ids import ActionId
 from heddle_dask.core.nouns import ActionRequest
 from heddle_dask.core.quotas import REPEATED
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.environments.actions import FunctionCall
 from heddle_dask.environments.base import ActionFailed
 from heddle_dask.live.driver.connection.submission import Interrupted, Submitter

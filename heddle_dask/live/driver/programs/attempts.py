@@ -10,7 +10,7 @@ from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec, joined_domain
 from heddle_dask.environments.base import Environment, Task
 from heddle_dask.environments.mix import part_of
-from heddle_dask.environments.prompt_key import prompt_key
+from heddle_dask.environments.splits import prompt_key
 from heddle_dask.live.driver.programs.branch import Branch, BranchTree, Recorded
 from heddle_dask.live.wire.driver_messages import SubmittedTrajectory
 

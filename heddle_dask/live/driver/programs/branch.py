@@ -18,8 +18,6 @@ from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.live.driver.programs.services import Services
 from heddle_dask.live.wire.result_codec import step_from_body
 
-_ID_BYTES = 4
-
 
 class ReplayDiverged(Exception):
     """On resuming, the program asked for something else than the journal holds."""
@@ -95,7 +93,7 @@ def _is_answer(body: Mapping[str, Any]) -> bool:
 
 
 def _sampled(body: Mapping[str, Any]) -> int:
-    return len(step_from_body(body).token_ids) // _ID_BYTES
+    return len(step_from_body(body).generated.token_ids)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.core.sampling import StructuredOutput
-from heddle_dask.engines.contract import SamplingParams, VersionSpan
+from heddle_dask.engines.contract import GenerateResult, SamplingParams, VersionSpan
 from heddle_dask.environments.actions import FunctionCall, ServiceCall
 from heddle_dask.environments.base import Context, Reply, Role
 from heddle_dask.live.driver.programs.action_calls import ActionCalls
@@ -264,19 +264,19 @@ class LiveContext(Context):
             return step.begun_again(result)
         if step.sampling.stop:
             result = self._ended_at_stop(step, result)
-        ids = np.frombuffer(result.token_ids, dtype="<i4")
-        self._append_sampled(ids, result)
-        self._answers.held.answered(self.record, result.token_ids)
+        ids = np.asarray(result.generated.token_ids, dtype="<i4")
+        self._append_sampled(ids, result.generated)
+        self._answers.held.answered(self.record, ids.tobytes())
         self._generated += len(ids)
         step = step.with_part(result, len(ids))
         if result.status == "aborted" and step.tokens_left <= 0:
-            return replace(step, last=replace(result, status="ok", finish_reason="length"))
+            ended = replace(result.generated, finish_reason="length")
+            return replace(step, last=replace(result, status="ok", generated=ended))
         return step
 
     def _ended_at_stop(self, step: OpenStep, result: StepResult) -> StepResult:
         """The answer up to the token that completes a stop string, if one does."""
-        new = np.frombuffer(result.token_ids, dtype="<i4").tolist()
-        whole = [*self.record.token_ids[step.start :].tolist(), *new]
+        whole = [*self.record.token_ids[step.start :].tolist(), *result.generated.token_ids]
         tokens = tokens_to_stop(self._input.template.decode, whole, step.sampling.stop)
         if tokens is None:
             return result
@@ -284,11 +284,11 @@ class LiveContext(Context):
             self._answers.held.not_sent()  # the worker holds more than the record
         return cut_at_stop(result, tokens - step.generated)
 
-    def _append_sampled(self, ids: Any, result: StepResult) -> None:
+    def _append_sampled(self, ids: Any, made: GenerateResult) -> None:
         if not len(ids):
             return  # stopped before its first token: no policy has sampled anything
-        logprobs = np.frombuffer(result.logprobs, dtype="<f4")
-        for span in result.version_spans or (VersionSpan(result.policy_version, 0, len(ids)),):
+        logprobs = np.asarray(made.logprobs, dtype="<f4")
+        for span in made.version_spans or (VersionSpan(made.policy_version, 0, len(ids)),):
             part = slice(span.start, span.stop)
             self.record.append_sampled(ids[part], logprobs[part], span.policy_version)
 
@@ -304,7 +304,7 @@ class LiveContext(Context):
             text=self._input.template.decode(ids.tolist()),
             token_ids=tuple(ids.tolist()),
             logprobs=tuple(self.record.logprobs[step.start :].tolist()),
-            finish_reason="stop" if last.finish_reason == "stop" else "length",
+            finish_reason="stop" if last.generated.finish_reason == "stop" else "length",
             engine_s=step.engine_s,
             context=self,
         )

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from heddle_dask.chat.rendering import TEMPLATE_TEXT, Rendering
-from heddle_dask.chat.template import ChatTemplate
+from heddle_dask.chat.template import TEMPLATE_TEXT, ChatTemplate, Rendering
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Role
 from heddle_dask.records.token_record import Attribution, TokenRecord

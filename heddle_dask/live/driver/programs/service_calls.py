@@ -10,8 +10,7 @@ import numpy as np
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.needs import Needs
-from heddle_dask.engines.model_services.backend import Input
-from heddle_dask.engines.model_services.spec import Answers, ServiceSpec
+from heddle_dask.engines.model_services.spec import Answers, Input, ServiceSpec
 from heddle_dask.environments.actions import FunctionCall, ServiceCall
 from heddle_dask.live.driver.inputs.pools import Pools
 from heddle_dask.live.worker.service_requests import score_inputs, token_logprobs

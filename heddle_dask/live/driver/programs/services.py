@@ -8,7 +8,7 @@ from typing import Any
 
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput, check_count, is_finite
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.sampling import check_sampling
 from heddle_dask.live.driver.connection.submission import Submitter
 from heddle_dask.live.driver.inputs.pools import Pools

@@ -22,7 +22,7 @@ from heddle_dask.engines.contract import SamplingParams
 from heddle_dask.live.driver.connection.submission import Interrupted
 from heddle_dask.live.driver.programs.branch import BranchPort, ReplayDiverged
 from heddle_dask.live.driver.programs.services import Budget, Sampling
-from heddle_dask.live.wire.messages import TOKEN_BYTES, StepCall, StepResult
+from heddle_dask.live.wire.messages import StepCall, StepResult
 from heddle_dask.live.wire.result_codec import context_crc, step_body, step_from_body
 from heddle_dask.records.token_record import TokenRecord
 from heddle_dask.records.trajectory import StepRecord
@@ -160,6 +160,7 @@ class OpenStep:
         A time is NaN as soon as that of one part is unknown: the sum over the others would be too small.
         """
         before = self.came_from if self.last is None else self.last.engine_id
+        made = result.generated
         moved = before not in ("", result.engine_id)
         return replace(
             self,
@@ -169,10 +170,10 @@ class OpenStep:
             generated=self.generated + tokens,
             preemptions=self.preemptions + (result.status == "aborted"),
             migrations=self.migrations + moved,
-            cached_tokens=self.cached_tokens + result.cached_tokens,
-            queue_s=self.queue_s + result.queue_s,
-            prefill_s=self.prefill_s + result.prefill_s,
-            decode_s=self.decode_s + result.decode_s,
+            cached_tokens=self.cached_tokens + made.cached_tokens,
+            queue_s=self.queue_s + made.queue_s,
+            prefill_s=self.prefill_s + made.prefill_s,
+            decode_s=self.decode_s + made.decode_s,
             engine_s=self.engine_s + result.engine_s,
             last=result,
         )
@@ -190,7 +191,7 @@ class OpenStep:
             token_start=self.start,
             token_stop=token_stop,
             engine_id=self.last.engine_id,
-            finish_reason=self.last.finish_reason,
+            finish_reason=self.last.generated.finish_reason,
             prompt_tokens=self.start,
             generated_tokens=self.generated,
             cached_tokens=self.cached_tokens,
@@ -240,8 +241,9 @@ class StepAnswers:
         if result.status in ("ok", "aborted"):
             # Waiting for an engine and for a slot, and the control plane; a wait inside the engine comes on top.
             outside_s = max(0.0, self._port.services.clock() - asked_s - result.run_s)
-            inside_s = 0.0 if math.isnan(result.queue_s) else result.queue_s
-            result = replace(result, queue_s=outside_s + inside_s)
+            made = result.generated
+            inside_s = 0.0 if math.isnan(made.queue_s) else made.queue_s
+            result = replace(result, generated=replace(made, queue_s=outside_s + inside_s))
             self._port.journal("step", step_body(step.index, record.token_ids, result))
         return result
 
@@ -368,17 +370,17 @@ def _stops(text: str, stop: Sequence[str]) -> bool:
 
 def cut_at_stop(result: StepResult, tokens: int) -> StepResult:
     """The answer with its first `tokens` tokens, as one that a stop string has ended."""
-    spans = tuple(
-        replace(span, stop=min(span.stop, tokens)) for span in result.version_spans if span.start < tokens
-    )
-    return replace(
-        result,
-        status="ok",
+    whole = result.generated
+    cut = replace(
+        whole,
         finish_reason="stop",
-        token_ids=result.token_ids[: TOKEN_BYTES * tokens],
-        logprobs=result.logprobs[: TOKEN_BYTES * tokens],
-        version_spans=spans,
+        token_ids=whole.token_ids[:tokens],
+        logprobs=whole.logprobs[:tokens],
+        version_spans=tuple(
+            replace(span, stop=min(span.stop, tokens)) for span in whole.version_spans if span.start < tokens
+        ),
     )
+    return replace(result, status="ok", generated=cut)
 
 
 async def side_by_side(coroutines: Sequence[Coroutine[None, None, None]]) -> None:

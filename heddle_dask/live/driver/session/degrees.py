@@ -1,6 +1,6 @@
 """The driver's side of TP degrees: what the user asks for, and engines that answer before a batch begins.
 
-The controller decides (`core.deployments`); `EngineDegrees` collects the facts of the batch, and waits. Engines change
+The controller decides (`core.engines`); `EngineDegrees` collects the facts of the batch, and waits. Engines change
 between batches only: no step is under way then.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from distributed import Client
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.tp_degrees import FinishedWork
+from heddle_dask.core.nouns import FinishedWork
 from heddle_dask.live.driver.connection.capacity import (
     Patience,
     WaitClock,

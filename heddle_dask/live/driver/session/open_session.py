@@ -9,11 +9,8 @@ from typing import Any
 from distributed import Client
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.pools import ApiQuota
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.staleness import StalenessBound
-from heddle_dask.core.weight_policy import WeightUpdatePolicy
-from heddle_dask.engines.kinds import engine_kind
+from heddle_dask.core.resources import ApiQuota
+from heddle_dask.core.run_description import RetryPolicy, StalenessBound, WeightUpdatePolicy
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.driver.connection.capacity import Patience
 from heddle_dask.live.driver.connection.control_channel import ClusterLost, ControlChannel, answered_within
@@ -240,7 +237,7 @@ def check_logprobs(spec: EngineSpec, engines: Sequence[ReadyEngine]) -> None:
     BadInput
         There is one.
     """
-    asked = engine_kind(spec.kind).logprobs(spec.options)
+    asked = spec.options.logprobs
     others = [ready for ready in engines if ready.logprobs != asked]
     if others:
         raise BadInput(

@@ -9,8 +9,7 @@ from distributed import Client
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.defaults import SMALL_CONTEXT_TOKENS, model_context_tokens
-from heddle_dask.engines.kinds import engine_kind
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.live.driver.connection.capacity import wait_for_capacity, weaker_isolation
 from heddle_dask.live.driver.inputs.rollout_inputs import AskedDegrees, Engines
 from heddle_dask.live.driver.programs.attempts import Attempt
@@ -135,7 +134,7 @@ class RolloutEngines:
     def description(self) -> dict[str, Any]:
         """What the metadata of a run say of its engines."""
         return {
-            "logprobs": engine_kind(self._spec.kind).logprobs(self._spec.options),
+            "logprobs": self._spec.options.logprobs,
             "engine": self._spec.to_mapping(),
             "cost": self.cost,
         }

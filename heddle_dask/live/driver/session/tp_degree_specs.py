@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import EngineCost, cost_from_mapping
-from heddle_dask.engines.kinds import engine_kind
-from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.strategies.partition.work_plan import WorkEngine
+from heddle_dask.engines.spec import EngineSpec, engine_kind
+from heddle_dask.strategies.partition.work import WorkEngine
 
 # What the search may choose from; a node has at most so many GPUs.
 POWERS = (1, 2, 4, 8, 16)
@@ -47,10 +46,10 @@ class TpDegreeSpecs:
         """
         kind, options = engine_kind(self.spec.kind), self.spec.options
         kind.check_tp_degree(self.spec.model, degree)
-        own = kind.cost_of(options)
+        own = options.cost
         own = kind.default_cost if own is None else own
         if own is not None:
-            options = kind.with_cost(options, cost_at(own, degree, self.spec.tp_degree))
+            options = options.with_cost(cost_at(own, degree, self.spec.tp_degree))
         slots = self.spec.slots
         if slots is not None:
             slots = max(1, slots * degree // self.spec.tp_degree)
@@ -66,11 +65,7 @@ class TpDegreeSpecs:
         """
         kind = engine_kind(self.spec.kind)
         spec = kind.completed(self.at(degree))
-        believed = (
-            kind.cost_of(spec.options)
-            if self.cost is None
-            else cost_at(self.cost, degree, self.spec.tp_degree)
-        )
+        believed = spec.options.cost if self.cost is None else cost_at(self.cost, degree, self.spec.tp_degree)
         if believed is None:
             raise BadInput(
                 "tp_degrees 'auto' need to know what an engine costs: give a cost (a profile, a table that "
@@ -124,8 +119,7 @@ class TpDegreeSpecs:
 
     def described(self, degrees: Iterable[int]) -> dict[str, Any] | None:
         """The cost as a run's store describes it: `of` at `tp_degree`, and by each of `degrees` where it is known."""
-        kind = engine_kind(self.spec.kind)
-        cost = kind.cost_of(self.spec.options) if self.cost is None else self.cost
+        cost = self.spec.options.cost if self.cost is None else self.cost
         if cost is None:
             return None
         known: dict[int, dict[str, Any]] = {}
@@ -136,7 +130,7 @@ class TpDegreeSpecs:
             except BadInput:
                 continue  # an engine of that degree will be refused, or does not fit
             # In real seconds: tools and transfers are.
-            scale = kind.time_scale(self.spec.options)
+            scale = self.spec.options.time_scale
             known[degree] = told.scaled(scale).to_mapping() if scale != 1 else form
         own = self.spec.tp_degree
         if not known:

@@ -1,0 +1,130 @@
+"""How a program ended, and what that says of its environment: what is attempted again, which tasks are quarantined."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.run_description import RetryPolicy
+from heddle_dask.environments.base import ActionFailed, EnvironmentFailed, Reward
+from heddle_dask.live.driver.programs.action_calls import SandboxDiffers
+from heddle_dask.live.driver.programs.branch import ReplayDiverged
+from heddle_dask.live.driver.programs.steps import BudgetExhausted, StepLost
+from heddle_dask.records.trajectory import Cause, Status
+
+_MOST_DOUBLINGS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a program ended."""
+
+    status: Status
+    cause: Cause = ""
+    detail: str = ""
+    reward: Reward = field(default_factory=lambda: Reward(None))
+    reward_cause: str = ""
+    reward_detail: str = ""
+
+    @property
+    def environment_failed(self) -> bool:
+        """Whether neither the agent nor the task is to blame, so that the trajectory is attempted again."""
+        return self.cause == "environment"
+
+
+def ending_of(error: BaseException, *, lost_tools: bool) -> Ending:
+    """How a program ended that raised this.
+
+    Parameters
+    ----------
+    lost_tools
+        Whether an action whose machines were lost is a failure of the environment, or of the action.
+    """
+    story = "".join(traceback.format_exception(error))
+    match error:
+        case BudgetExhausted():
+            return Ending("truncated", "context", str(error))
+        case StepLost():
+            return Ending("failed", "engine", str(error))
+        case EnvironmentFailed():
+            return Ending("failed", "environment", f"{error}\n{story}")
+        case ActionFailed():
+            if lost_tools and error.cause == "lost":
+                return Ending("failed", "environment", f"{error}\n{error.detail}".rstrip())
+            return Ending("failed", "action", f"{story}\n{error.detail}".rstrip())
+        case SandboxDiffers():
+            return Ending("failed", "sandbox", str(error))
+        case asyncio.CancelledError():
+            return Ending("aborted", "user", "interrupted")
+        case ReplayDiverged():
+            return Ending("failed", "driver", story)
+        case _:
+            # What is wrong comes first: a report may show one line.
+            (what, *_) = f"{type(error).__name__}: {error}".splitlines()
+            return Ending("failed", "agent", f"{what}\n{story}")
+
+
+def unfinished_reward(metadata: Mapping[str, Any]) -> Reward:
+    """No reward, with what the program had set before it ended early; where that cannot be stored, nothing."""
+    with contextlib.suppress(BadInput):
+        return Reward(None, metadata=metadata)
+    return Reward(None)
+
+
+class EnvironmentFailures:
+    """Counts the failures of one run.
+
+    Parameters
+    ----------
+    note
+        Takes one line for each task that is quarantined.
+
+    Attributes
+    ----------
+    count
+        Attempts whose environment failed.
+    quarantined
+        Ids of tasks that are not attempted again, with the last message.
+    """
+
+    def __init__(self, retries: RetryPolicy, note: Callable[[str], None] = lambda line: None) -> None:
+        self._retries = retries
+        self._note = note
+        self._in_a_row: Counter[str] = Counter()
+        self.count = 0
+        self.quarantined: dict[str, str] = {}
+
+    def backoff_s(self, failures: int) -> float:
+        """Seconds before the attempt that follows this many failures."""
+        return float(self._retries.environment_backoff_s * 2 ** min(failures - 1, _MOST_DOUBLINGS))
+
+    def failed(self, task_id: str, failures: int, message: str) -> bool:
+        """The environment of an attempt has failed; whether the trajectory is attempted again.
+
+        Parameters
+        ----------
+        failures
+            Of this trajectory, this one included.
+        """
+        self.count += 1
+        self._in_a_row[task_id] += 1
+        if self._in_a_row[task_id] >= self._retries.max_task_failures:
+            self.quarantine(task_id, message)
+        return task_id not in self.quarantined and failures < self._retries.max_environment_attempts
+
+    def quarantine(self, task_id: str, message: str) -> None:
+        """This task is not attempted again."""
+        if task_id not in self.quarantined:
+            self.quarantined[task_id] = message
+            times = self._in_a_row[task_id] or self._retries.max_task_failures
+            self._note(f"task {task_id} is quarantined: its environment failed {times} times: {message}")
+
+    def succeeded(self, task_id: str) -> None:
+        """An attempt at this task has come to its end."""
+        self._in_a_row.pop(task_id, None)
