@@ -22,6 +22,11 @@ ActionKind = Literal["tool", "reward"]
 class FunctionCall:
     """A function that is to run as an action: what `ActionContext.call` was given.
 
+    Attributes
+    ----------
+    cpus
+        Short for `needs`; None afterwards.
+
     Raises
     ------
     BadInput
@@ -49,6 +54,7 @@ class FunctionCall:
             raise BadInput(f"call: timeout_s is {limit_s!r}: use seconds above 0, math.inf, or None")
         if self.needs is None:
             object.__setattr__(self, "needs", Needs(cpus=self.cpus))
+            object.__setattr__(self, "cpus", None)
             return
         if not isinstance(self.needs, Needs):
             raise BadInput(f"call: needs is {self.needs!r}: use Needs(…)")
