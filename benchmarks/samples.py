@@ -33,8 +33,7 @@ from heddle_dask.live.driver.programs.attempts import group_attempts
 from heddle_dask.records.token_record import Attribution, TokenRecord
 from heddle_dask.records.trajectory import StepRecord, TrajectoryRecord
 from heddle_dask.training.group_ledger import GroupLedger, GroupStart
-from heddle_dask.training.group_plan import GroupPlan
-from heddle_dask.training.groups import FinishedGroup
+from heddle_dask.training.groups import FinishedGroup, GroupPlan
 from heddle_dask.training.sample_buffer import BatchRule
 from heddle_dask.training.stored_samples import StoredSamples
 from heddle_dask.workloads.choice import load_workload

@@ -22,8 +22,7 @@ from heddle_dask.live.driver.inputs.rollout_inputs import Engines
 from heddle_dask.live.driver.programs.services import Sampling
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.records.reader import RunReader
-from heddle_dask.training.group_plan import GroupPlan
-from heddle_dask.training.groups import FinishedGroup
+from heddle_dask.training.groups import FinishedGroup, GroupPlan
 
 
 @dataclass(frozen=True, slots=True)

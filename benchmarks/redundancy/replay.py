@@ -16,7 +16,7 @@ from heddle_dask.core.run_description import REDUNDANT
 from heddle_dask.records.token_record import TokenRecord
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.training.group_ledger import CancelMember, DeliverGroup, GroupLedger, GroupStart
-from heddle_dask.training.group_plan import GroupPlan
+from heddle_dask.training.groups import GroupPlan
 
 _ENVIRONMENT: Final = "env"
 

@@ -20,7 +20,7 @@ from benchmarks.redundancy.attempts import (
 from benchmarks.redundancy.replay import BatchOutcome, GroupOutcome, replay
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.schema import is_ours
-from heddle_dask.training.group_plan import GroupPlan, LateMembers
+from heddle_dask.training.groups import GroupPlan, LateMembers
 
 _RESAMPLES = 1000
 

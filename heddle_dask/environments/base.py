@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, SupportsFloat
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.needs import Given, Needs
 from heddle_dask.core.sampling import StructuredOutput
-from heddle_dask.environments.program_sandbox import ActionKind as ActionKind
-from heddle_dask.environments.program_sandbox import ProgramSandbox
+from heddle_dask.environments.actions import ActionContext
+from heddle_dask.environments.program_sandbox import ProgramSandbox, sandbox_spec
+from heddle_dask.sandbox.stateful.contract import SandboxSpec
 
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length"]
@@ -223,7 +223,7 @@ def environment_step(what: str) -> Iterator[None]:
         raise EnvironmentFailed(f"{what}: {type(error).__name__}: {error}".removesuffix(": ")) from error
 
 
-class Context(Protocol):
+class Context(ActionContext, Protocol):
     """The agent program's interface to the model and to tools. One per trajectory, and one more for each fork."""
 
     @property
@@ -334,102 +334,6 @@ class Context(Protocol):
             A parameter that is not allowed; not caught, it fails the trajectory with the cause ``"agent"``.
         """
 
-    async def call(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        cpus: Given | None = None,
-        needs: Needs | None = None,
-        kind: ActionKind = "tool",
-        label: str | None = None,
-        timeout_s: float | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Run a tool or reward function as an action on the tool pool and return its value.
-
-        Parameters
-        ----------
-        function
-            Picklable. A plain function runs in a process, which is killed at the limit and otherwise used again. An
-            async one runs on the event loop of the tool worker and must not block it. A function with a parameter named
-            ``cpus`` gets the number of granted CPUs.
-        cpus
-            Number of CPUs, ``(least, most)`` or a set, short for ``needs=Needs(cpus=…)``; 0 if it only waits.
-        needs
-            All its resources; None: one CPU.
-        timeout_s
-            Seconds after which it fails; None: the run's default (`Budget.tool_timeout_s`); ``math.inf``: never.
-
-        Raises
-        ------
-        ActionFailed
-            The function raised, ran past `timeout_s`, its process ended, its arguments or its value are too large
-            (`Budget.max_action_bytes`), or its worker was lost too often.
-        BadInput
-            A parameter that is not allowed.
-        """
-
-    async def score(
-        self,
-        service: str,
-        inputs: Sequence[str | Sequence[int]] | None = None,
-        *,
-        gpus: Given = 0,
-        kind: ActionKind = "reward",
-        timeout_s: float | None = None,
-    ) -> list[float]:
-        """One number for each input from a model service with a classifier of one label, such as a reward model.
-
-        An action like a `call`: it waits until the service is resident on GPUs of the pool, and is journalled.
-
-        Parameters
-        ----------
-        service
-            As declared with the run (`Pools`).
-        inputs
-            Texts, which the service's tokenizer turns into tokens, or token ids. None: the tokens of this context, as
-            one input.
-        gpus
-            Possible numbers of GPUs, among those of the service; 0: any of these.
-        kind, timeout_s
-            As for `call`.
-
-        Raises
-        ------
-        ActionFailed
-            The service refused an input (too long, unknown ids), ran past `timeout_s`, or could not be loaded.
-        BadInput
-            The service is not declared, does not score, or a parameter is not allowed.
-        """
-
-    async def logprobs(
-        self,
-        service: str,
-        token_ids: Sequence[int] | None = None,
-        *,
-        start: int = 1,
-        gpus: Given = 0,
-        kind: ActionKind = "reward",
-        timeout_s: float | None = None,
-    ) -> list[float]:
-        """The logprobs of tokens from a model service with a language model, such as a teacher.
-
-        An action, as `score`; the other parameters are the same.
-
-        Parameters
-        ----------
-        token_ids
-            None: those of this context, prompts included; messages that wait for the next step are not there yet.
-        start
-            Position of the first token that is asked for, at least 1. The answer has one logprob for each token from
-            there on, given all tokens before it.
-
-        Raises
-        ------
-        ActionFailed, BadInput
-            As `score`.
-        """
-
     def sandbox(
         self,
         *,
@@ -467,6 +371,12 @@ class Context(Protocol):
         BadInput
             A parameter that is not allowed.
         """
+        spec = sandbox_spec(root, kind, files, setup, memory, disk, network, **limits)
+        return self._open_sandbox(spec)
+
+    def _open_sandbox(self, spec: SandboxSpec) -> ProgramSandbox:
+        """The sandbox that is described."""
+        ...
 
 
 class Environment(Protocol):

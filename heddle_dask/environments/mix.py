@@ -179,7 +179,7 @@ class MixedEnvironment:
 
     @property
     def name(self) -> str:
-        """See `Environment.name`: names and weights, as on the command line."""
+        """Names and weights, as on the command line."""
         return ",".join(f"{name}={weight:g}" for name, weight in self._weights.items())
 
     @property
@@ -193,7 +193,7 @@ class MixedEnvironment:
         return dict(self._weights)
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
-        """See `Environment.tasks`: `count` different tasks in all, in a seeded order."""
+        """`count` different tasks in all, in a seeded order."""
         mix = Mix(self._weights, seed)
         order = [mix.at(position) for position in range(count)]
         wanted = Counter(name for name, _ in order)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Any, Protocol
 
+from heddle_dask.core.errors import BadInput
 from heddle_dask.core.needs import Given, Needs
-from heddle_dask.sandbox.stateful.contract import ExecResult
+from heddle_dask.core.resources import MEMORY
+from heddle_dask.environments.actions import ActionKind
+from heddle_dask.sandbox.stateful.contract import ExecResult, SandboxSpec, relative_path
 from heddle_dask.sandbox.stateful.orders import Compared
-
-ActionKind = Literal["tool", "reward"]
 
 
 class ProgramSandbox(Protocol):
@@ -93,3 +95,47 @@ class ProgramSandbox(Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+def sandbox_spec(
+    root: str,
+    kind: str,
+    files: Mapping[str, bytes | str] | None,
+    setup: Sequence[str],
+    memory: int | str,
+    disk: int | str,
+    network: bool,
+    **limits: Any,
+) -> SandboxSpec:
+    """The description of a sandbox that a program asks for (`Context.sandbox`).
+
+    Raises
+    ------
+    BadInput
+    """
+    if isinstance(setup, str) or not all(isinstance(each, str) for each in setup):
+        raise BadInput(f"sandbox: setup is {setup!r}: use a list of commands")
+    contents = {
+        relative_path(path): content.encode() if isinstance(content, str) else bytes(content)
+        for path, content in (files or {}).items()
+    }
+    return SandboxSpec(
+        kind=kind,
+        root=str(root),
+        files=contents,
+        setup=tuple(setup),
+        memory_bytes=_size("memory", memory),
+        disk_bytes=_size("disk", disk),
+        network=bool(network),
+        **limits,
+    )
+
+
+def _size(name: str, given: int | str) -> int:
+    try:
+        amounts = Needs(memory=given).demand()[MEMORY]
+    except BadInput:
+        amounts = None
+    if amounts is None or amounts.elastic or amounts.least < 1:
+        raise BadInput(f"sandbox: {name} is {given!r}: use bytes or a text such as '2 GiB'")
+    return amounts.least

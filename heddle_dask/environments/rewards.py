@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from heddle_dask.core.needs import Given, Needs
+from heddle_dask.environments.actions import ActionContext
 from heddle_dask.environments.base import Reward, Task
 
 
@@ -60,62 +60,12 @@ class Transcript:
         }
 
 
-class RewardContext(Protocol):
+class RewardContext(ActionContext, Protocol):
     """What the hook of a reward may use. The trajectory holds no engine any more, so there is no `generate`."""
 
     @property
     def seed(self) -> int:
         """The seed of the trajectory."""
-
-    async def call(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        needs: Needs | None = None,
-        label: str | None = None,
-        timeout_s: float | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Run a function as an action of the kind ``"reward"``, as `Context.call` does.
-
-        Raises
-        ------
-        ActionFailed
-        BadInput
-        """
-
-    async def score(
-        self,
-        service: str,
-        inputs: Sequence[str | Sequence[int]],
-        *,
-        gpus: Given = 0,
-        timeout_s: float | None = None,
-    ) -> list[float]:
-        """One number for each input from a model service, as `Context.score`.
-
-        Raises
-        ------
-        ActionFailed
-        BadInput
-        """
-
-    async def logprobs(
-        self,
-        service: str,
-        token_ids: Sequence[int],
-        *,
-        start: int = 1,
-        gpus: Given = 0,
-        timeout_s: float | None = None,
-    ) -> list[float]:
-        """The logprobs of tokens from a model service, as `Context.logprobs`.
-
-        Raises
-        ------
-        ActionFailed
-        BadInput
-        """
 
 
 RewardHook = Callable[[Task, Transcript, RewardContext], Awaitable[float | Reward | None]]

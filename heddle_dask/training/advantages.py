@@ -7,6 +7,7 @@ the mean of the group (GRPO without its division, as Dr. GRPO has it), optionall
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -15,7 +16,6 @@ import numpy.typing as npt
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.training.groups import TrajectoryGroup
-from heddle_dask.training.user_function import user_function
 
 AdvantageFunction = Callable[[TrajectoryGroup], npt.NDArray[np.float64]]
 """One advantage for each member of a group, in their order."""
@@ -72,3 +72,28 @@ def _rewards(group: TrajectoryGroup) -> tuple[npt.NDArray[np.float64], npt.NDArr
     """Of the members that are trained here, and of all that were delivered."""
     rewards = np.array([member.reward for member in group.members], np.float64)
     return rewards, np.concatenate([np.array(group.earlier_rewards, np.float64), rewards])
+
+
+def user_function(where: str, name: str, hint: str) -> Callable[..., Any]:
+    """Import the function that a text names.
+
+    Parameters
+    ----------
+    where, hint
+        Of the message: which option it is, and what to use.
+
+    Raises
+    ------
+    BadInput
+        The text has another form, or the function cannot be imported.
+    """
+    module, _, attribute = name.partition(":")
+    if not (module and attribute):
+        raise BadInput(f"{where} {name!r}: no such function: {hint}")
+    try:
+        function: Any = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise BadInput(f"{where} {name!r}: {error}: {hint}") from None
+    if not callable(function):
+        raise BadInput(f"{where} {name!r} is no function: {hint}")
+    return function  # type: ignore[no-any-return]

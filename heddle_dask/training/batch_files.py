@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ from heddle_dask.training.groups import TokenSequence, TrainingBatch, TrainingTr
 
 FORMAT = "heddle-batch"
 FORMAT_VERSION = 1
+_NAME = re.compile(r"step-(\d{6,})\.npz")
+BATCHES = "batches"
 
 TOKEN_COLUMNS: dict[str, type[np.generic]] = {
     "token_ids": np.int32,
@@ -186,3 +189,33 @@ def _group(header: dict[str, Any], sequences: Iterator[TokenSequence]) -> Trajec
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def stored_steps(folder: Path) -> dict[int, Path]:
+    """The batch files of a run's folder, or of its ``batches``, by step and in order.
+
+    Raises
+    ------
+    BadInput
+        There is no such folder, or it has none.
+    """
+    inside = folder / BATCHES if (folder / BATCHES).is_dir() else folder
+    found = {
+        int(match[1]): path for path in inside.glob("step-*.npz") if (match := _NAME.fullmatch(path.name))
+    }
+    if not found:
+        raise BadInput(f"no batches in {inside}: give the folder of a training run")
+    return dict(sorted(found.items()))
+
+
+def stored_batches(folder: Path, first_step: int = 1) -> Iterator[TrainingBatch]:
+    """The batches that are stored now, in the order of their steps.
+
+    Raises
+    ------
+    BadInput
+        As `stored_steps`, or a file is damaged.
+    """
+    for step, path in stored_steps(folder).items():
+        if step >= first_step:
+            yield load_batch(path)

@@ -14,8 +14,7 @@ from typing import Final, Literal
 
 from heddle_dask.core.run_description import REDUNDANT, STALE
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.training.group_plan import GroupPlan
-from heddle_dask.training.groups import FinishedGroup
+from heddle_dask.training.groups import FinishedGroup, GroupPlan
 
 ENVIRONMENT: Final = "environment"
 """Cause of a dropped group: the environment of a member failed too often."""

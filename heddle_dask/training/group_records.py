@@ -8,8 +8,6 @@ becomes a reward.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -31,30 +29,10 @@ TOO_FEW = "too-few-members"
 """Cause of a drop: fewer members than `FEWEST_MEMBERS` have a reward and a sampled token."""
 
 
-@dataclass(frozen=True, slots=True)
-class UntrainableGroup:
-    """A group that cannot be trained on.
-
-    Attributes
-    ----------
-    cause
-        `TOO_FEW`.
-    trajectories, tokens
-        What its members were and had sampled: work that no batch takes.
-    """
-
-    group_id: str
-    task_id: str
-    environment: str
-    cause: str
-    trajectories: int
-    tokens: int
-
-
 def trajectory_group(
     finished: FinishedGroup, lineage: str, earlier_rewards: tuple[float, ...] = ()
-) -> TrajectoryGroup | UntrainableGroup:
-    """The part of a group that can be trained on.
+) -> TrajectoryGroup | None:
+    """The part of a group that can be trained on; None: too few members have a reward and a sampled token.
 
     Parameters
     ----------
@@ -73,14 +51,7 @@ def trajectory_group(
         member for record in finished.records if (member := training_trajectory(record)) is not None
     )
     if not members or len(members) + len(earlier_rewards) < FEWEST_MEMBERS:
-        return UntrainableGroup(
-            finished.group_id,
-            finished.task_id,
-            finished.environment,
-            TOO_FEW,
-            len(finished.records),
-            sum(record.generated_tokens for record in finished.records),
-        )
+        return None
     return TrajectoryGroup(
         finished.group_id,
         finished.task_id,

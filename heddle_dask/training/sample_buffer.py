@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from heddle_dask.core.errors import BadInput, check_count
 from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.core.run_description import STALE, StalenessBound
-from heddle_dask.training.buffer_counts import BufferCounts
 from heddle_dask.training.buffer_events import (
     FOREIGN,
     NO_VARIANCE,
     BatchFormed,
     BatchTrained,
+    BufferCounts,
     BufferedGroup,
     BufferEvent,
     GroupAccepted,

@@ -21,11 +21,11 @@ from heddle_dask.core.errors import BadInput, WriteFailed
 from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.records.journal import Journal, JournalReader
 from heddle_dask.records.reader import RunReader
-from heddle_dask.training.batch_files import batch_path, save_batch
-from heddle_dask.training.buffer_counts import BufferCounts
+from heddle_dask.training.batch_files import BATCHES, batch_path, save_batch
 from heddle_dask.training.buffer_events import (
     BatchFormed,
     BatchTrained,
+    BufferCounts,
     BufferedGroup,
     BufferEvent,
     GroupAccepted,
@@ -35,7 +35,7 @@ from heddle_dask.training.buffer_events import (
     event_to_body,
 )
 from heddle_dask.training.group_records import (
-    UntrainableGroup,
+    TOO_FEW,
     training_trajectory,
     trajectory_group,
 )
@@ -43,7 +43,6 @@ from heddle_dask.training.groups import FinishedGroup, TrainingBatch, TrainingTr
 from heddle_dask.training.sample_buffer import BatchRule, BatchWaits, SampleBuffer
 
 BUFFER_LOG = "buffer.journal"
-BATCHES = "batches"
 
 _BEGUN = "SamplesBegun"
 _DURABLE = (BatchFormed, BatchTrained, LineageBegan)
@@ -145,9 +144,9 @@ class StoredSamples:
             return ()
         earlier = self._buffer.rewards_of(finished.late_for) if finished.late_for else ()
         group = trajectory_group(finished, lineage, earlier)
-        if isinstance(group, UntrainableGroup):
+        if group is None:
             tokens = [record.generated_tokens for record in finished.records]
-            return self.drop(group.group_id, group.environment, group.cause, tokens)
+            return self.drop(finished.group_id, finished.environment, TOO_FEW, tokens)
         events = self._logged(self._buffer.offer(BufferedGroup.of(group)))
         if not any(isinstance(event, GroupDropped) for event in events):
             self._groups[group.group_id] = group

@@ -8,22 +8,9 @@ temperature of 0 has none.
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 from heddle_dask.core.errors import BadInput
-
-
-class _Sampling(Protocol):
-    """What `records.trajectory.StepRecord` and the sampling parameters of the engines have in common."""
-
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def top_p(self) -> float: ...
-    @property
-    def top_k(self) -> int: ...
-    @property
-    def min_p(self) -> float: ...
+from heddle_dask.records.trajectory import StepRecord
 
 
 def check_trainable_sampling(
@@ -73,7 +60,7 @@ def check_trainable_sampling(
         )
 
 
-def check_step_is_trainable(where: str, step: _Sampling) -> None:
+def check_step_is_trainable(where: str, step: StepRecord) -> None:
     """The same for a step as it was recorded; top_k -1 is none, too.
 
     Raises

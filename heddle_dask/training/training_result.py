@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heddle_dask.training.intervals import MeanInterval, bootstrap_mean, paired_difference
-from heddle_dask.training.step_seconds import StepSeconds
+from heddle_dask.training.step_row import StepSeconds
 
 Row = Mapping[str, Any]
 

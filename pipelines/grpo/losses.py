@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.training.advantages import user_function
 from heddle_dask.training.trainer_spec import TrainerSpec
-from heddle_dask.training.user_function import user_function
 
 
 @dataclass(frozen=True, slots=True)

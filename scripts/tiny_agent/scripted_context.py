@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from heddle_dask.core.needs import Needs
-from heddle_dask.environments.base import ActionKind, Reply
+from heddle_dask.environments.actions import ActionKind
+from heddle_dask.environments.base import Reply
 from heddle_dask.sandbox.function_tests import TestReport, run_function_tests
 from heddle_dask.sandbox.python_runner import ToolOutput, run_python
 

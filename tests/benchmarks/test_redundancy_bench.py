@@ -15,8 +15,7 @@ from benchmarks.redundancy.rows import RedundancySweep, measure_redundancy, row_
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.token_record import TokenRecord
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.training.group_plan import GroupPlan
-from heddle_dask.training.groups import FinishedGroup
+from heddle_dask.training.groups import FinishedGroup, GroupPlan
 
 
 def trace(path: Path, groups: int = 8, size: int = 6) -> Path:

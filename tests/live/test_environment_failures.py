@@ -12,8 +12,7 @@ import pytest
 
 from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.environments.base import EnvironmentFailed, environment_step
-from heddle_dask.live.driver.runs.endings import ending_of
-from heddle_dask.live.driver.runs.environment_failures import EnvironmentFailures
+from heddle_dask.live.driver.runs.endings import EnvironmentFailures, ending_of
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

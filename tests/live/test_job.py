@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines import watchdog
 from heddle_dask.engines.supervised_process import SupervisedProcess
-from heddle_dask.live.clusters.job.job_memory import job_memory_bytes
+from heddle_dask.live.clusters.job.batch_job import job_memory_bytes
 from heddle_dask.live.clusters.job.options import JobOptions, WorkerTls, gpu_slices
 from heddle_dask.live.clusters.job.scratch import job_scratch
 

@@ -6,7 +6,7 @@ import datetime
 
 import pytest
 
-from heddle_dask.live.clusters.job.job_end import parsed_end, seconds_to_end, warns_early
+from heddle_dask.live.clusters.job.batch_job import parsed_end, seconds_to_end, warns_early
 
 NOW_S = 1_700_000_000.0
 IN_90_S = datetime.datetime.fromtimestamp(NOW_S + 90).strftime("%Y-%m-%dT%H:%M:%S")

@@ -19,8 +19,7 @@ from heddle_dask.environments.task_sources import EnvironmentSource
 from heddle_dask.live.driver.programs.services import Budget
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.records.reader import RunReader
-from heddle_dask.training.group_plan import GroupPlan
-from heddle_dask.training.groups import FinishedGroup
+from heddle_dask.training.groups import FinishedGroup, GroupPlan
 
 pytestmark = pytest.mark.cluster
 

@@ -39,8 +39,7 @@ from heddle_dask.live.wire.training_messages import EngineWeightState
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.training.batch_files import load_batch
-from heddle_dask.training.group_plan import GroupPlan
-from heddle_dask.training.groups import FinishedGroup, TrainingBatch
+from heddle_dask.training.groups import FinishedGroup, GroupPlan, TrainingBatch
 from heddle_dask.training.sample_buffer import BatchRule
 from heddle_dask.training.stored_samples import StoredSamples
 from heddle_dask.weights.model_directory import model_facts

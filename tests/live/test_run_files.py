@@ -10,10 +10,10 @@ from typing import Any, Literal
 import pytest
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver.files.continuation import tokenizer_digest
 from heddle_dask.live.driver.files.resume import batch_of, batch_prefix
 from heddle_dask.live.driver.files.run_files import RunFiles
 from heddle_dask.live.driver.files.run_writer import RunWriter, journal_path
+from heddle_dask.live.driver.inputs.loaded_model import tokenizer_digest
 from heddle_dask.live.driver.inputs.rollout_inputs import Output
 from heddle_dask.live.driver.programs.services import Sampling
 from heddle_dask.records.journal import Journal, read_journal

@@ -14,7 +14,11 @@ from worlds.scripted_plane import ScriptedPlane, context_on, sampled
 
 from heddle_dask import ApiQuota, BadInput, Needs, Pools, ServiceSpec
 from heddle_dask.core.gpu_chunks import GpuChunk
+from heddle_dask.core.ids import GroupId, TrajectoryId
+from heddle_dask.core.nouns import TrajectorySpec
+from heddle_dask.live.driver.programs.branch import Recorded
 from heddle_dask.live.driver.programs.context import LiveContext
+from heddle_dask.live.driver.runs.reward_runs import LiveRewardContext
 from heddle_dask.live.wire.messages import ActionOutcome
 from heddle_dask.live.worker.service_worker import ChunkOrders
 
@@ -90,6 +94,34 @@ def test_a_request_that_cannot_be_is_refused_before_it_is_sent(
     with pytest.raises(BadInput, match=message) as raised:
         asyncio.run(getattr(ctx, method)(*given))
     assert "\n" not in str(raised.value) and plane.action_ids == []
+
+
+def test_the_hook_of_a_reward_has_the_same_calls_and_each_is_a_reward(tmp_path: Path) -> None:
+    plane = ScriptedPlane()
+    plane.outcomes = [answer(3), answer([0.5])]
+    program = context(plane, tmp_path)
+    hook = LiveRewardContext(
+        program._services, TrajectorySpec(TrajectoryId("t"), GroupId("g")), "t", 7, Recorded()
+    )
+
+    async def body() -> None:
+        assert await hook.call(max, 1, 3, cpus=2, label="largest") == 3
+        assert await hook.score("rm", ["a"], kind="tool") == [0.5]
+        for asked, message in (
+            (hook.score("rm"), "inputs is None: use a list of texts"),
+            (hook.logprobs("teacher"), "token_ids is None"),
+            (hook.call(max, 1, cpus=1, needs=Needs(cpus=1)), "cpus and needs are both given"),
+        ):
+            with pytest.raises(BadInput, match=message):
+                await asked
+
+    asyncio.run(body())
+    assert [(call.kind, call.label) for call in plane.actions] == [
+        ("reward", "largest"),
+        ("reward", "score:rm"),
+    ]
+    assert plane.actions[0].demand["cpus"].least == 2
+    assert len(hook.actions) == 2
 
 
 def test_needs_of_a_service_are_judged_by_what_was_declared(tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,14 +11,15 @@ import pytest
 from worlds.training_builders import finished_group, trained_record
 
 from heddle_dask.core.errors import WriteFailed
-from heddle_dask.core.events import Event, GroupEnded, OptimizerStepEnded
+from heddle_dask.core.events import GroupEnded, OptimizerStepEnded
 from heddle_dask.core.ids import FIRST_RUN, GroupId, PolicyVersion
 from heddle_dask.core.run_description import StalenessBound
 from heddle_dask.environments.base import Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.task_sources import EnvironmentSource
 from heddle_dask.live.driver.files.run_files import RunFiles
-from heddle_dask.live.driver.groups.group_feed import GroupFeed
+from heddle_dask.live.driver.groups import group_feed
+from heddle_dask.live.driver.groups.group_feed import GroupFeed, GroupPort
 from heddle_dask.live.training import weight_control
 from heddle_dask.live.training.evaluation import evaluation_row
 from heddle_dask.live.training.sample_intake import SampleIntake
@@ -29,13 +29,12 @@ from heddle_dask.live.training.weight_control import WeightControl
 from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.training.batch_files import batch_path, load_batch
-from heddle_dask.training.group_plan import GroupPlan
+from heddle_dask.training.groups import GroupPlan
 from heddle_dask.training.loop import LoopStart
 from heddle_dask.training.plan import plan_of_mode
 from heddle_dask.training.run_directory import TrainingDirectory
 from heddle_dask.training.sample_buffer import BatchRule
-from heddle_dask.training.step_row import WasteMeter, step_row
-from heddle_dask.training.step_seconds import StepSeconds
+from heddle_dask.training.step_row import StepSeconds, WasteMeter, step_row
 from heddle_dask.training.stored_samples import StoredSamples
 from heddle_dask.training.trainer import TrainerState, TrainReport
 
@@ -86,39 +85,25 @@ def test_what_became_too_old_is_replaced(tmp_path: Path) -> None:
     assert evicted == [1]
 
 
-@dataclass
-class RecordingPort:
-    """A scheduler that is told of groups; nothing runs."""
-
-    waiting: int = 0
-    slots: int = 0
-    quarantined: Mapping[str, str] = field(default_factory=dict)
-    told: list[Event] = field(default_factory=list)
-
-    def quarantine(self, task_id: str, message: str) -> None:
-        raise AssertionError(task_id)
-
-    def cancel(self, trajectory_id: str, cause: str) -> None:
-        raise AssertionError(trajectory_id)
-
-    def report(self, event: Event) -> None:
-        self.told.append(event)
-
-    def look_again(self) -> None:
-        pass
-
-
-def test_groups_that_become_too_old_before_the_scheduler_is_there_lose_their_credits() -> None:
+def test_groups_that_become_too_old_before_the_scheduler_is_there_lose_their_credits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A resumed training forms its first batch while its engines start."""
+    told: list[Message] = []
+    monkeypatch.setattr(group_feed, "send", lambda client, message: told.append(message))
     environment = FunctionEnvironment(None, name="e", tasks=lambda count, seed: [Task("t", "task")])
     feed = GroupFeed(EnvironmentSource(environment, 1), GroupPlan(members=3), 0, counted=2)
     feed.evicted(1)
-    port = RecordingPort()
+    driver = Mock()
+    driver.failures.quarantined = {}
+    port = GroupPort(Mock(status="running"), Mock(session_id="s"), driver)
     feed.connect(port, RunFiles(None, dict, lambda line: None), "", lambda: None)
-    assert port.told == [GroupEnded(UNSTAMPED, FIRST_RUN, GroupId("evicted"), -3)]
+    assert told == [Report("s", GroupEnded(UNSTAMPED, FIRST_RUN, GroupId("evicted"), -3))]
     feed.evicted(1)
-    assert port.told == [GroupEnded(UNSTAMPED, FIRST_RUN, GroupId("evicted"), -3)] * 2
+    assert told == [Report("s", GroupEnded(UNSTAMPED, FIRST_RUN, GroupId("evicted"), -3))] * 2
     assert feed.ledger.counted == 0
+    driver.cancel.assert_not_called()
+    driver.failures.quarantine.assert_not_called()
 
 
 def test_groups_that_wait_when_a_training_goes_on_keep_their_credits(

@@ -6,8 +6,7 @@ import pytest
 from worlds.training_builders import finished_group
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.training.batch_files import batch_path, save_batch
-from heddle_dask.training.batch_stream import stored_batches
+from heddle_dask.training.batch_files import batch_path, save_batch, stored_batches
 from heddle_dask.training.exports.verl import write_verl_step
 from heddle_dask.training.group_records import trajectory_group
 from heddle_dask.training.groups import TrainingBatch

@@ -14,7 +14,7 @@ from worlds.run_builders import hostile_trajectory, outline_of
 from heddle_dask import Batch, RunReader, Strategy
 from heddle_dask.core.notebook import MOST_ROWS, facts_html, rows_html
 from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.driver.notebook import rollout_html
+from heddle_dask.live.driver.batch import rollout_html
 from heddle_dask.records.causes import CauseCount
 from heddle_dask.records.store import RunStore
 

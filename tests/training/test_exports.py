@@ -15,8 +15,7 @@ from worlds.training_builders import assert_same_batch, finished_group, sampled_
 from heddle_dask.cli.main import heddle
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.store import RunStore
-from heddle_dask.training.batch_files import batch_path, load_batch, save_batch
-from heddle_dask.training.batch_stream import stored_batches
+from heddle_dask.training.batch_files import batch_path, load_batch, save_batch, stored_batches
 from heddle_dask.training.exports.prime_rl import write_prime_rl_step
 from heddle_dask.training.exports.verl import read_verl_step, verl_columns, write_verl_step
 from heddle_dask.training.group_records import trajectory_group

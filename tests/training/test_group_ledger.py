@@ -20,8 +20,7 @@ from heddle_dask.training.group_ledger import (
     GroupStart,
     LedgerDecision,
 )
-from heddle_dask.training.group_plan import GroupPlan
-from heddle_dask.training.groups import FinishedGroup
+from heddle_dask.training.groups import FinishedGroup, GroupPlan
 
 PLAIN = plain_trajectory(0)
 TOKENS = 15

@@ -14,8 +14,6 @@ from worlds.training_builders import finished_group, sampled_step, trained_recor
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.token_record import Attribution, TokenRecord
 from heddle_dask.training.group_records import (
-    TOO_FEW,
-    UntrainableGroup,
     training_trajectory,
     trajectory_group,
 )
@@ -86,13 +84,12 @@ def test_a_sampled_token_without_a_logprob_is_refused():
 def test_members_without_a_reward_are_left_out_and_too_few_make_no_group():
     group = trajectory_group(finished_group("g", (0.0, None, 1.0, None)), "a")
     assert [member.trajectory_id for member in group.members] == ["g/0", "g/2"]
-    dropped = trajectory_group(finished_group("g", (1.0, None, None)), "a")
-    assert dropped == UntrainableGroup("g", "task-of-g", "math", TOO_FEW, 3, 12)
+    assert trajectory_group(finished_group("g", (1.0, None, None)), "a") is None
 
 
 def test_late_members_count_with_those_that_came_before():
     late = finished_group("g+late", (1.0,), late_for="g")
-    assert isinstance(trajectory_group(late, "a"), UntrainableGroup)
+    assert trajectory_group(late, "a") is None
     group = trajectory_group(late, "a", earlier_rewards=(0.0, 0.0))
     assert (group.late_for, group.earlier_rewards, group.has_variance) == ("g", (0.0, 0.0), True)
 

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.training.loop import LoopStart, TrainingLoop
-from heddle_dask.training.loop_messages import (
+from heddle_dask.training.loop import (
     BatchReady,
     EndTraining,
     Evaluate,
@@ -14,6 +13,7 @@ from heddle_dask.training.loop_messages import (
     FormBatch,
     LoopCommand,
     LoopEvent,
+    LoopStart,
     OpenBatches,
     PublishEnded,
     PublishVersion,
@@ -21,6 +21,7 @@ from heddle_dask.training.loop_messages import (
     StopAsked,
     SwitchEnded,
     SwitchVersion,
+    TrainingLoop,
     TrainOnBatch,
 )
 from heddle_dask.training.plan import TrainingPlan, plan_of_mode

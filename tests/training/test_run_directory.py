@@ -8,7 +8,7 @@ import pytest
 from heddle_dask.core.errors import BadInput
 from heddle_dask.training.json_lines import append_lines, read_lines, write_lines
 from heddle_dask.training.run_directory import DirectoryMode, TrainingDirectory
-from heddle_dask.training.step_seconds import StepSeconds
+from heddle_dask.training.step_row import StepSeconds
 from heddle_dask.training.training_result import reward_change, training_result
 
 ASKED = {"environment": "math:train", "groups": 8, "steps": 10}

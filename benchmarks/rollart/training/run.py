@@ -13,8 +13,7 @@ from benchmarks.rollart.training.times import TrainingTimes
 from benchmarks.rollart.training.world import TrainingWorld
 from heddle_dask.core.run_description import REDUNDANT, STALE
 from heddle_dask.sim.program import Program
-from heddle_dask.training.loop import TrainingLoop
-from heddle_dask.training.loop_messages import (
+from heddle_dask.training.loop import (
     BatchReady,
     EndTraining,
     Evaluate,
@@ -27,6 +26,7 @@ from heddle_dask.training.loop_messages import (
     StepTrained,
     SwitchEnded,
     SwitchVersion,
+    TrainingLoop,
     TrainOnBatch,
 )
 

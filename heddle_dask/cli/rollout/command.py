@@ -16,7 +16,7 @@ from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from heddle_dask.live.driver.files.run_writer import WriteMode
+    from heddle_dask.live.driver.inputs.rollout_inputs import WriteMode
 
 
 _FILE = click.Path(path_type=Path)

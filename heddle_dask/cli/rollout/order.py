@@ -11,7 +11,7 @@ from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.strategies.presets import Strategy
 
 if TYPE_CHECKING:
-    from heddle_dask.live.driver.files.run_writer import WriteMode
+    from heddle_dask.live.driver.inputs.rollout_inputs import WriteMode
 
 Group = TypeVar("Group")
 

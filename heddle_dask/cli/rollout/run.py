@@ -58,15 +58,16 @@ from heddle_dask.engines.spec import engine_kind
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.environments.mix import mix_of, mixed_environment
-from heddle_dask.live.clusters.connection_file import connection_file
+from heddle_dask.live.clusters.credentials import connection_file
 from heddle_dask.live.clusters.quota_table import quotas_of_file
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan
 from heddle_dask.live.driver.connection.capacity import Patience
 from heddle_dask.live.driver.connection.control_channel import ClusterLost
 from heddle_dask.live.driver.connection.encryption import UnencryptedConnection
-from heddle_dask.live.driver.files.continuation import check_continues, task_list, tokenizer_digest
+from heddle_dask.live.driver.files.continuation import check_continues, task_list
 from heddle_dask.live.driver.files.resume import batch_of
 from heddle_dask.live.driver.files.run_files import software_versions
+from heddle_dask.live.driver.inputs.loaded_model import tokenizer_digest
 from heddle_dask.live.driver.inputs.pools import Pools
 from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel, Engines, Output, tasks_of
 from heddle_dask.live.driver.inputs.telemetry import Telemetry

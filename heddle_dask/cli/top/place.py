@@ -12,7 +12,7 @@ from heddle_dask.cli.cluster_choice import TlsFiles
 from heddle_dask.cli.rollout.out_path import RUNS
 from heddle_dask.cli.rollout.run_logs import logs_path
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.clusters.connection_file import CONNECTION_FILE, Connection, read_connection
+from heddle_dask.live.clusters.credentials import CONNECTION_FILE, Connection, read_connection
 
 
 @dataclass(frozen=True, slots=True)

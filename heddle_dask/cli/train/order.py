@@ -17,7 +17,7 @@ from heddle_dask.engines.spec import ReceivesBroadcasts, engine_kind
 from heddle_dask.environments.loading import training_name
 from heddle_dask.environments.mix import parse_mix
 from heddle_dask.live.training.trackers import check_tracker
-from heddle_dask.training.group_plan import GroupPlan
+from heddle_dask.training.groups import GroupPlan
 from heddle_dask.training.plan import TrainingPlan, plan_of_mode
 from heddle_dask.training.run_directory import DirectoryMode, TrainingDirectory
 from heddle_dask.training.sample_buffer import BatchRule

@@ -25,23 +25,22 @@ from heddle_dask.engines.spec import ReceivesBroadcasts, engine_kind
 from heddle_dask.environments.base import Environment, Task
 from heddle_dask.environments.loading import held_out_name, load_environment
 from heddle_dask.environments.mix import mixed_source, parse_mix
-from heddle_dask.live.driver.files.continuation import tokenizer_digest
 from heddle_dask.live.driver.files.run_writer import journal_path
+from heddle_dask.live.driver.inputs.loaded_model import tokenizer_digest
 from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel
 from heddle_dask.live.driver.programs.services import Sampling
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.training.evaluation import Evaluation, HeldOutTasks
-from heddle_dask.live.training.going_on import OpenedTraining, begin_anew, go_on
+from heddle_dask.live.training.going_on import OpenedTraining, begin_anew, check_store, go_on
 from heddle_dask.live.training.remote_trainer import RemoteTrainer
 from heddle_dask.live.training.rollout_feed import StreamFeed
 from heddle_dask.live.training.sample_intake import SampleIntake
-from heddle_dask.live.training.store_check import check_store
 from heddle_dask.live.training.trackers import TRACKERS
 from heddle_dask.live.training.training import LiveTraining, TrainingParts
 from heddle_dask.live.training.weight_control import NoEngineUpdated, WeightControl
 from heddle_dask.training.json_lines import read_lines
-from heddle_dask.training.loop_messages import EndTraining
-from heddle_dask.training.step_seconds import StepSeconds
+from heddle_dask.training.loop import EndTraining
+from heddle_dask.training.step_row import StepSeconds
 from heddle_dask.training.stored_samples import BUFFER_LOG
 from heddle_dask.training.trainer import Trainer
 from heddle_dask.training.trainer_spec import TrainerSpec

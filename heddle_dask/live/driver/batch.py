@@ -1,16 +1,20 @@
-"""What one run of a rollout returns."""
+"""What a run of a rollout returns, a batch or a stream, and what a notebook shows of the rollout."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import overload
+from typing import Any, TypeVar, overload
 
 from heddle_dask.core.notebook import facts_html, rows_html
 from heddle_dask.records.causes import CauseCount, CauseCounts, Ended
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.trajectory import TrajectoryRecord
+
+Item = TypeVar("Item")
+
+_SHOWN = ("environment", "model", "strategy", "samples", "seed", "out", "finished", "unfinished", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +154,37 @@ class StoredTrajectories(Sequence[TrajectoryRecord]):
         if self._reader is None:
             self._reader = RunReader(self._path)
         return self._reader.trajectory(self._rows[number])
+
+
+def stream_sync(sync: Callable[..., Any], stream: AsyncIterator[Item]) -> Iterator[Item]:
+    """Yield what the stream yields.
+
+    Parameters
+    ----------
+    sync
+        Runs a coroutine function on the client's loop and returns its result.
+    """
+    while True:
+        record = sync(_next_or_none, stream)
+        if record is None:
+            return
+        yield record
+
+
+async def _next_or_none(stream: AsyncIterator[Item]) -> Item | None:
+    try:
+        return await anext(stream)
+    except StopAsyncIteration:
+        return None
+
+
+def rollout_html(facts: Mapping[str, Any]) -> str:
+    """Facts and progress of a rollout, by their names in the metadata of a run."""
+    engine = facts.get("engine")
+    shown: dict[str, object] = {name: facts.get(name) for name in _SHOWN[:3]}
+    if facts.get("overrides"):
+        shown["replaced parts"] = ", ".join(facts["overrides"])
+    if isinstance(engine, Mapping):
+        shown["engines"] = engine.get("kind")
+    shown |= {name: facts.get(name) for name in _SHOWN[3:]}
+    return facts_html("Rollout", shown)

@@ -12,10 +12,11 @@ Whatever died (the trainer, the driver, both) left one of these states behind:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.records.store import RunStore, recover
 from heddle_dask.training.batch_files import batch_path, load_batch
@@ -23,8 +24,7 @@ from heddle_dask.training.json_lines import read_lines
 from heddle_dask.training.loop import LoopStart
 from heddle_dask.training.run_directory import TrainingDirectory
 from heddle_dask.training.sample_buffer import BatchRule
-from heddle_dask.training.step_row import step_row
-from heddle_dask.training.step_seconds import StepSeconds
+from heddle_dask.training.step_row import StepSeconds, step_row
 from heddle_dask.training.stored_samples import BUFFER_LOG, StoredSamples
 from heddle_dask.training.trainer import Trainer
 from heddle_dask.weights.store import WeightStore
@@ -135,3 +135,24 @@ async def _log_missing_step(
         held_out=max(read_lines(directory.evaluations), key=lambda each: int(each["number"]), default=None),
     )
     directory.add_metrics(row)
+
+
+def check_store(store: WeightStore, own: Collection[str]) -> None:
+    """Engines of this training would not take them, but two trainings must not prune one another's versions.
+
+    Parameters
+    ----------
+    own
+        Lineages of this training.
+
+    Raises
+    ------
+    BadInput
+        The store holds another lineage.
+    """
+    foreign = sorted(set(store.lineages()) - set(own))
+    if foreign:
+        raise BadInput(
+            f"the weight store {store.uri} holds weights of another training ({foreign[0]}): give another --store, or "
+            "go on with that training by --resume"
+        )

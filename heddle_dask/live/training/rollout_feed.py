@@ -10,14 +10,13 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.task_sources import TaskSource
 from heddle_dask.live.driver.groups.group_stream import GroupStream
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.training.group_plan import GroupPlan
-from heddle_dask.training.groups import FinishedGroup
+from heddle_dask.training.groups import FinishedGroup, GroupPlan
 
 _POLL_S: Final = 0.02
 
 
 class StreamFeed:
-    """The stream of groups, as the loop of a training drives it: open it, follow it, close it."""
+    """The groups of one rollout for one training: open it, follow it, close it."""
 
     def __init__(self, rollout: Rollout) -> None:
         self._rollout = rollout

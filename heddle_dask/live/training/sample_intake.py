@@ -11,8 +11,7 @@ from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.records.token_record import TokenRecord
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.training.batch_files import load_batch
-from heddle_dask.training.buffer_counts import BufferCounts
-from heddle_dask.training.buffer_events import BufferEvent, GroupDropped
+from heddle_dask.training.buffer_events import BufferCounts, BufferEvent, GroupDropped
 from heddle_dask.training.groups import FinishedGroup, TrainingBatch
 from heddle_dask.training.sample_buffer import BatchWaits
 from heddle_dask.training.stored_samples import StoredSamples

@@ -16,8 +16,7 @@ from heddle_dask.live.training.trackers import Tracker, tracked_numbers
 from heddle_dask.live.training.weight_control import WeightControl
 from heddle_dask.training.batch_files import batch_path, load_batch
 from heddle_dask.training.json_lines import append_lines, read_lines
-from heddle_dask.training.loop import LoopStart, TrainingLoop
-from heddle_dask.training.loop_messages import (
+from heddle_dask.training.loop import (
     BatchReady,
     EndTraining,
     Evaluate,
@@ -25,6 +24,7 @@ from heddle_dask.training.loop_messages import (
     FormBatch,
     LoopCommand,
     LoopEvent,
+    LoopStart,
     OpenBatches,
     PublishEnded,
     PublishVersion,
@@ -32,12 +32,12 @@ from heddle_dask.training.loop_messages import (
     StopAsked,
     SwitchEnded,
     SwitchVersion,
+    TrainingLoop,
     TrainOnBatch,
 )
 from heddle_dask.training.plan import TrainingPlan
 from heddle_dask.training.run_directory import TrainingDirectory
-from heddle_dask.training.step_row import WasteMeter, step_row
-from heddle_dask.training.step_seconds import StepClock, StepSeconds
+from heddle_dask.training.step_row import StepClock, StepSeconds, WasteMeter, step_row
 from heddle_dask.training.trainer import Trainer, TrainReport
 from heddle_dask.weights.store import WeightStore
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from heddle_dask.core.errors import BadInput, check_count
 from heddle_dask.records.reader import RunReader
 from heddle_dask.training.advantages import AdvantageFunction, less_mean
-from heddle_dask.training.batch_files import batch_path, save_batch
-from heddle_dask.training.batch_stream import stored_batches
+from heddle_dask.training.batch_files import batch_path, save_batch, stored_batches
 from heddle_dask.training.exports.prime_rl import write_prime_rl_step
 from heddle_dask.training.exports.verl import write_verl_step
 from heddle_dask.training.group_records import trajectory_group

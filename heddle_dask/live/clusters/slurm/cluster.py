@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,6 @@ from heddle_dask.live.clusters.slurm.scaling import ScalingRule
 from heddle_dask.live.clusters.slurm.scheduler_process import dashboard_url, listen_options
 from heddle_dask.live.clusters.slurm.tending import Tending
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, WorkerGroup
-from heddle_dask.live.wire.cluster_messages import DrainedWorkers, DrainWorkers
-from heddle_dask.live.wire.transport import ask_over
 
 _LOG = logging.getLogger(__name__)
 # A pass of the tending ends within this, unless SLURM does not answer.
@@ -95,7 +93,15 @@ class SlurmCluster(SupervisedCluster):
         self._directory = ""
         self.credentials: Credentials | None = None
         self._queue = SlurmQueue()
-        self._tending = Tending(self, self.cluster_plan, rule or ScalingRule())
+        self._tending = Tending(
+            self,
+            self.cluster_plan,
+            rule or ScalingRule(),
+            queue=self._queue,
+            job_spec=self._job_spec,
+            cancel_jobs=self._cancel_jobs,
+            note=self._note,
+        )
         self._tending_task: asyncio.Task[None] | None = None
         listens = listen_options(self.cluster_plan)
         scheduler = {"cls": LocalScheduler, "options": {"dashboard": True, "listens": listens}}
@@ -207,12 +213,12 @@ class SlurmCluster(SupervisedCluster):
 
     # -- what the tending asks for -----------------------------------------------------------------
 
-    def note(self, line: str) -> None:
+    def _note(self, line: str) -> None:
         """Tell what has become of a job."""
         _LOG.info("%s", line)
         self._on_event(line)
 
-    def job_spec(self, group: WorkerGroup, name: str) -> dict[str, Any]:
+    def _job_spec(self, group: WorkerGroup, name: str) -> dict[str, Any]:
         """What `SpecCluster` needs to start a job of a group."""
         options: dict[str, Any] = {"group": group, "script": self._script}
         if self.cluster_plan.backend == "slurm":
@@ -233,7 +239,7 @@ class SlurmCluster(SupervisedCluster):
     def _script(self, group: WorkerGroup, job_name: str, scheduler: str) -> str:
         return job_script(self.cluster_plan, group, job_name, scheduler, self.credentials)
 
-    async def cancel_jobs(self, names: list[str]) -> None:
+    async def _cancel_jobs(self, names: list[str]) -> None:
         """Cancel the SLURM jobs among these, in one call; the other jobs are ended when they are closed."""
         if self.cluster_plan.backend == "srun":
             await self._queue.end_steps(os.environ["SLURM_JOB_ID"], names)
@@ -248,28 +254,13 @@ class SlurmCluster(SupervisedCluster):
         """Cancel every job; those that SLURM does not hear of end by themselves, without a scheduler."""
         ids = [job.job_id for job in self.workers.values() if getattr(job, "job_id", None)]
         try:
-            await self.cancel_jobs(list(self.workers))
+            await self._cancel_jobs(list(self.workers))
         except SlurmFailed as error:
-            self.note(
+            self._note(
                 f"jobs {' '.join(ids)} could not be cancelled: {error}: see to it with scancel {' '.join(ids)}"
             )
             for job in self.workers.values():
                 job.forget()
-
-    async def drain_workers(self, names: Sequence[str], limit_s: float) -> DrainedWorkers:
-        """Have the scheduler move away what these workers hold, and close them; returns when they have left.
-
-        Raises
-        ------
-        OSError, RuntimeError
-            The scheduler does not answer.
-        """
-        return await ask_over(self.scheduler_comm, DrainWorkers(tuple(names), limit_s))
-
-    @property
-    def queue(self) -> SlurmQueue:
-        """The batch system."""
-        return self._queue
 
     # -- size --------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ _BEGINS = "Step created for"
 
 
 ScriptOf = Callable[[WorkerGroup, str, str], str]
-"""Writes the script of one job of a group: of this name, for the scheduler at this address."""
+"""The script of one job of a group: takes the group, the name of the job and the scheduler's address."""
 
 
 class LocalGroupJob(ProcessInterface):

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
+from heddle_dask.live.clusters.local import SupervisedCluster
 from heddle_dask.live.clusters.slurm.job_table import JobTable, worker_names
 from heddle_dask.live.clusters.slurm.jobs import LocalGroupJob
-from heddle_dask.live.clusters.slurm.queue import SlurmFailed
+from heddle_dask.live.clusters.slurm.queue import SlurmFailed, SlurmQueue
 from heddle_dask.live.clusters.slurm.replacement import (
     QUEUED,
     GroupTimes,
@@ -26,11 +27,8 @@ from heddle_dask.live.clusters.slurm.replacement import (
 )
 from heddle_dask.live.clusters.slurm.scaling import GroupSize, Held, ScalingRule, ScalingState, targets
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, WorkerGroup
-from heddle_dask.live.wire.cluster_messages import Demand, ExchangeDemand, WorkerLoad
+from heddle_dask.live.wire.cluster_messages import Demand, DrainWorkers, ExchangeDemand, WorkerLoad
 from heddle_dask.live.wire.transport import ask_over
-
-if TYPE_CHECKING:
-    from heddle_dask.live.clusters.slurm.cluster import SlurmCluster
 
 _LOG = logging.getLogger(__name__)
 _PASS_S = 2.0
@@ -43,14 +41,41 @@ _TAKES_S = 60.0
 class Tending:
     """One pass after the other until it is stopped.
 
+    Parameters
+    ----------
+    cluster
+        Whose jobs are tended: they are the entries of its `worker_spec`.
+    queue
+        The batch system.
+    job_spec
+        What the cluster needs to start a job of this name.
+    cancel_jobs
+        Cancels the SLURM jobs among these; the other jobs are ended when they are closed.
+    note
+        Takes a line about what has become of a job.
+
     Attributes
     ----------
     wanted
         Jobs of each group.
     """
 
-    def __init__(self, cluster: SlurmCluster, plan: ClusterPlan, rule: ScalingRule) -> None:
+    def __init__(
+        self,
+        cluster: SupervisedCluster,
+        plan: ClusterPlan,
+        rule: ScalingRule,
+        *,
+        queue: SlurmQueue,
+        job_spec: Callable[[WorkerGroup, str], dict[str, Any]],
+        cancel_jobs: Callable[[list[str]], Awaitable[None]],
+        note: Callable[[str], None],
+    ) -> None:
         self._cluster = cluster
+        self._queue = queue
+        self._job_spec = job_spec
+        self._cancel_jobs = cancel_jobs
+        self._note = note
         self._plan = plan
         self._rule = rule
         self._adaptive = plan.adaptive
@@ -121,7 +146,7 @@ class Tending:
     def _tell_once(self, failure: str) -> None:
         if failure != self._silent:
             self._silent = failure
-            self._cluster.note(f"jobs cannot be tended now: {failure}")
+            self._note(f"jobs cannot be tended now: {failure}")
 
     async def _pass(self, now_s: float) -> None:
         try:
@@ -162,11 +187,11 @@ class Tending:
                     asked[job.job_id] = record.name
         if asked and now_s - self._asked_queue_s >= self._plan.poll_s:
             self._asked_queue_s = now_s
-            for name, seen in (await self._cluster.queue.observe(asked)).items():
+            for name, seen in (await self._queue.observe(asked)).items():
                 before = self.table.present[name]
                 self.table.put(before.observed(seen, time.monotonic()))
                 if seen.phase is JobPhase.PENDING and seen.reason not in ("", before.reason):
-                    self._cluster.note(f"{name} waits in the queue: {seen.reason}")
+                    self._note(f"{name} waits in the queue: {seen.reason}")
 
     def _with_walltime(self, record: JobRecord, seen: Observation, now_s: float) -> JobRecord:
         """A process of this machine has no batch system that ends it: the group's walltime says when it leaves."""
@@ -181,7 +206,7 @@ class Tending:
             if job.joined_s is not None and name not in before:
                 took_s = job.joined_s - job.submitted_s
                 self._took_s[job.group] = max(took_s, self._took_s.get(job.group, 0.0))
-                self._cluster.note(f"{name} has joined, {took_s:.0f} s after its submission")
+                self._note(f"{name} has joined, {took_s:.0f} s after its submission")
 
     def _follow(self, demand: Demand, now_s: float) -> None:
         sizes = [self._size(group, now_s) for group in self._plan.groups.values()]
@@ -209,12 +234,12 @@ class Tending:
             if not (job.leaving or job.planned):
                 self.table.failed(f"{job.name}: {job.reason}")
                 told += self._told_delay(job.group, now_s)
-            self._cluster.note(told)
+            self._note(told)
             self.table.forget(job)
         for name, reason in decided.cancel.items():
             job = self.table.present[name]
             self.table.failed(f"{name}: {reason}")
-            self._cluster.note(f"{name} is cancelled: {reason}{self._told_delay(job.group, now_s)}")
+            self._note(f"{name} is cancelled: {reason}{self._told_delay(job.group, now_s)}")
             self.table.forget(replace(job, leaving=reason))
             closing.append(name)
         for group, number in decided.surplus.items():
@@ -235,18 +260,18 @@ class Tending:
         for group, number in numbers.items():
             for _ in range(number):
                 name = self.table.new_name(group)
-                self._cluster.worker_spec[name] = self._cluster.job_spec(self._plan.groups[group], name)
+                self._cluster.worker_spec[name] = self._job_spec(self._plan.groups[group], name)
                 self.table.put(JobRecord(name, group, now_s))
-                self._cluster.note(f"{name} is submitted")
+                self._note(f"{name} is submitted")
 
     def _let_go(self, job: JobRecord, load: WorkerLoad | None) -> bool:
         """Have a job leave; True if it may be closed now."""
         if job.joined_s is None or load is None:
-            self._cluster.note(f"{job.name} is cancelled: it is not needed any more")
+            self._note(f"{job.name} is cancelled: it is not needed any more")
             self.table.forget(replace(job, leaving="not needed any more"))
             return True
         self.table.put(replace(job, leaving="scaled down"))
-        self._cluster.note(f"{job.name} leaves: it is not needed any more")
+        self._note(f"{job.name} leaves: it is not needed any more")
         self._drains[job.name] = asyncio.ensure_future(self._drain(job))
         return False
 
@@ -256,19 +281,17 @@ class Tending:
         names = worker_names(group, job.name)
         late: tuple[str, ...] = names
         try:
-            late = (await self._cluster.drain_workers(names, group.drain_s)).late
+            late = (await ask_over(self._cluster.scheduler_comm, DrainWorkers(names, group.drain_s))).late
         except (OSError, RuntimeError) as error:
-            self._cluster.note(f"{job.name} could not be drained: {error}")
+            self._note(f"{job.name} could not be drained: {error}")
         self._drains.pop(job.name, None)
         if late:
-            self._cluster.note(
-                f"{job.name} holds work after {group.drain_s:.0f} s: it stays until it does not"
-            )
+            self._note(f"{job.name} holds work after {group.drain_s:.0f} s: it stays until it does not")
             return
         try:
             await self._close_left(job.name)
         except (OSError, RuntimeError, SlurmFailed) as error:  # the next pass closes it again
-            self._cluster.note(f"{job.name} could not be closed: {error}")
+            self._note(f"{job.name} could not be closed: {error}")
 
     async def _close_left(self, name: str) -> None:
         leaving = self.table.present.get(name)
@@ -287,7 +310,7 @@ class Tending:
         names = list(names)
         for name in names:
             self._cluster.worker_spec.pop(name, None)
-        await self._cluster.cancel_jobs(names)
+        await self._cancel_jobs(names)
         await self._correct()
 
     async def _correct(self) -> None:

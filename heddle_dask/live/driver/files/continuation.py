@@ -19,27 +19,6 @@ _COMPARED = ("environment", "model", "tokenizer", "engine", "sampling", "chat_te
 # A program that runs again with other limits, or in another version, would ask for other steps than the journal holds;
 # another seed draws other tasks.
 _COMPARED_ON_RESUME = ("limits", "seed", "samples", "task_list", "heddle_dask")
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
-
-
-def tokenizer_digest(model: str | Path) -> str:
-    """Digest of the tokenizer and template files of a model directory, by name and content."""
-    digest = sha256()
-    for name in _TOKENIZER_FILES:
-        path = Path(model) / name
-        if path.is_file():
-            digest.update(f"{name}\0{sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()[:16]
 
 
 def task_list(tasks: Sequence[Task]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.files.run_writer import RESULTS, RunWriter, journal_path
 from heddle_dask.live.driver.programs.action_results import can_be_replayed, key_path
 from heddle_dask.live.driver.programs.attempts import Attempt
-from heddle_dask.live.driver.programs.services import Recorded
+from heddle_dask.live.driver.programs.branch import Recorded
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED
 
 _REPLAYED = RESULTS - {TRAJECTORY_FINISHED}

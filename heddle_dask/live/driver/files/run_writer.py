@@ -13,17 +13,17 @@ import contextlib
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from heddle_dask.core.errors import BadInput, WriteFailed
 from heddle_dask.live.driver.files.continuation import check_continues
+from heddle_dask.live.driver.inputs.rollout_inputs import WriteMode
 from heddle_dask.records.journal import Compaction, Journal, JournalReader
 from heddle_dask.records.journal_lines import JournalRecord
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.store import RunStore, recover
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, TrajectoryRecord, trajectory_to_body
 
-WriteMode = Literal["create", "append", "overwrite", "resume"]
 # A store append costs about the same for one trajectory as for fifty.
 STORE_BATCH = 32
 STORE_INTERVAL_S = 2.0

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
+
+from distributed import Client
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.events import GroupEnded, TrajectoryRedundant
@@ -19,7 +22,10 @@ from heddle_dask.environments.task_sources import SourcedTask, TaskSource
 from heddle_dask.live.driver.files.run_files import RunFiles
 from heddle_dask.live.driver.programs.attempts import Attempt, group_attempts
 from heddle_dask.live.driver.runs.program_runs import EndedAttempt
-from heddle_dask.live.wire.envelopes import UNSTAMPED
+from heddle_dask.live.driver.runs.runner import Driver
+from heddle_dask.live.driver.session.open_session import OpenSession
+from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
+from heddle_dask.live.wire.transport import send
 from heddle_dask.records.trajectory import Cause
 from heddle_dask.training.group_ledger import (
     CancelMember,
@@ -29,38 +35,50 @@ from heddle_dask.training.group_ledger import (
     GroupStart,
     LedgerDecision,
 )
-from heddle_dask.training.group_plan import GroupPlan
-from heddle_dask.training.groups import FinishedGroup
+from heddle_dask.training.groups import FinishedGroup, GroupPlan
 
 _MOST_QUARANTINED_IN_A_ROW = 1000
 
 
-class GroupPort(Protocol):
-    """What a feed uses of the run."""
+@dataclass(frozen=True, slots=True)
+class GroupPort:
+    """What a feed of groups uses of an open session and its driver."""
+
+    client: Client
+    open_session: OpenSession
+    driver: Driver
 
     @property
     def waiting(self) -> int:
         """Trajectories that are announced and not admitted."""
+        return self.driver.waiting
 
     @property
     def slots(self) -> int:
         """Of all engines; 0 where none is known."""
+        return int(self.open_session.channel.counts.get("slots", 0))
 
     @property
     def quarantined(self) -> Mapping[str, str]:
         """Tasks that are not attempted again."""
+        return self.driver.failures.quarantined
 
     def quarantine(self, task_id: str, message: str) -> None:
         """A task was quarantined in an earlier session."""
+        self.driver.failures.quarantine(task_id, message)
 
     def cancel(self, trajectory_id: str, cause: Cause) -> None:
         """End a trajectory now."""
+        self.driver.cancel(trajectory_id, cause)
 
     def report(self, event: GroupEnded | TrajectoryRedundant) -> None:
         """Tell the scheduler."""
+        if self.client.status == "running":
+            send(self.client, Report(self.open_session.session_id, event))
 
     def look_again(self) -> None:
         """There may be room for further attempts."""
+        self.driver.look_again()
 
 
 class GroupFeed:
@@ -200,11 +218,10 @@ class GroupFeed:
 
     @property
     def is_exhausted(self) -> bool:
-        """See `AttemptFeed.is_exhausted`."""
         return self._has_ended and not self.ledger.repeats and not self._resumed
 
     def pull(self) -> Sequence[Attempt]:
-        """See `AttemptFeed.pull`: whole groups, at most one of which waits for admission."""
+        """Whole groups, at most one of which waits for admission."""
         attempts, self._resumed = self._resumed, []
         while self._has_room(len(attempts)):
             start = self._next_start()
@@ -264,14 +281,12 @@ class GroupFeed:
         return attempts
 
     def ended(self, ended: EndedAttempt) -> None:
-        """See `AttemptFeed.ended`."""
         self._running -= 1
         self.generated_tokens += ended.lost_tokens + ended.dropped_tokens + ended.record.generated_tokens
         self._journal_quarantined()
         self._carry_out(self.ledger.ended(ended.record, ended.lost_tokens, ended.dropped_tokens))
 
     def discarded(self, name: str, tokens: int) -> None:
-        """See `AttemptFeed.discarded`."""
         self.generated_tokens += tokens
         self.ledger.discarded(name, tokens)
 
@@ -339,13 +354,11 @@ class GroupFeed:
             self._journal("group-closed", group.group_id, counts=int(counts))
 
     def open_batches(self, through: int) -> None:
-        """See `GroupStream.open_batches`."""
         self.ledger.open_batches(through)
         if self._port is not None:
             self._port.look_again()
 
     def evicted(self, groups: int) -> None:
-        """See `GroupStream.evicted`."""
         self.ledger.evicted(groups)
         if self._port is None:
             self._evicted_before += groups

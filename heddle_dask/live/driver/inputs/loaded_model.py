@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver.files.continuation import tokenizer_digest
 from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +76,13 @@ class LoadedModel:
             **({"template_note": self.template_note} if self.template_note else {}),
             "chat_template_kwargs": dict(self.chat_template_kwargs),
         }
+
+
+def tokenizer_digest(model: str | Path) -> str:
+    """Digest of the tokenizer and template files of a model directory, by name and content."""
+    digest = sha256()
+    for name in _TOKENIZER_FILES:
+        path = Path(model) / name
+        if path.is_file():
+            digest.update(f"{name}\0{sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()[:16]

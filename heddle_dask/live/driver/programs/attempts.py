@@ -11,8 +11,7 @@ from heddle_dask.core.nouns import TrajectorySpec, joined_domain
 from heddle_dask.environments.base import Environment, Task
 from heddle_dask.environments.mix import part_of
 from heddle_dask.environments.splits import prompt_key
-from heddle_dask.live.driver.programs.branch import Branch, BranchTree
-from heddle_dask.live.driver.programs.services import Recorded
+from heddle_dask.live.driver.programs.branch import Branch, BranchTree, Recorded
 from heddle_dask.live.wire.driver_messages import SubmittedTrajectory
 
 # An estimate: the length of a rendered prompt is known when its first step is requested.

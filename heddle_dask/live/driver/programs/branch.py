@@ -1,8 +1,12 @@
-"""The branches of one trajectory: the context that its program was given, and those that it forked from it."""
+"""The branches of one trajectory: the context that its program was given, and those that it forked from it.
+
+The scheduler hears of each branch; its results are journalled under its path.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,7 +14,86 @@ from hashlib import blake2b
 from typing import Any
 
 from heddle_dask.core.ids import TrajectoryId
-from heddle_dask.live.driver.programs.services import Recorded
+from heddle_dask.core.nouns import TrajectorySpec
+from heddle_dask.live.driver.programs.services import Services
+from heddle_dask.live.wire.result_codec import step_from_body
+
+
+class ReplayDiverged(Exception):
+    """On resuming, the program asked for something else than the journal holds."""
+
+
+@dataclass(slots=True)
+class Recorded:
+    """Journalled results of a trajectory that is run again: steps in order, actions by their number.
+
+    Attributes
+    ----------
+    idempotency_keys
+        Of actions that are made again because their values cannot be replayed.
+    branches
+        The same of its forked branches and of its reward, by path.
+    reward
+        Its reward, where it was computed after the program.
+    environment_failures, lost_tokens
+        How often its environment has failed, and what the attempts before had sampled.
+    """
+
+    steps: deque[Mapping[str, Any]] = field(default_factory=deque)
+    actions: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    idempotency_keys: dict[int, str] = field(default_factory=dict)
+    branches: dict[str, Recorded] = field(default_factory=dict)
+    reward: Mapping[str, Any] | None = None
+    environment_failures: int = 0
+    lost_tokens: int = 0
+
+    def branch(self, path: str) -> Recorded:
+        """The results of the forked branch of that path; of the first one, whose path is empty, these."""
+        return self.branches.setdefault(path, Recorded()) if path else self
+
+    def cancel(self, step_index: int) -> None:
+        """The program cancelled that step: its sampled parts do not count, but the cancelled request is replayed."""
+        while self.steps and self.steps[-1]["step_index"] == step_index and _is_answer(self.steps[-1]):
+            self.steps.pop()
+        self.steps.append({"step_index": step_index, "cancelled": True})
+
+    def next_is_cancelled(self, step_index: int) -> bool:
+        """Whether that step comes next, and was cancelled."""
+        return bool(self.steps) and self.steps[0] == {"step_index": step_index, "cancelled": True}
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that its steps sampled."""
+        return sum(_sampled(body) for body in self._whole)
+
+    @property
+    def observed_tokens(self) -> int:
+        """Tokens that were added to its context between its steps."""
+        ends = [body["context_tokens"] + _sampled(body) for body in self._whole]
+        begins = [body["context_tokens"] for body in self._whole]
+        return sum(begin - end for end, begin in zip(ends, begins[1:], strict=False))
+
+    @property
+    def calls_made_again(self) -> int:
+        """Number of calls, in all branches, whose values cannot be replayed."""
+        return len(self.idempotency_keys) + sum(b.calls_made_again for b in self.branches.values())
+
+    @property
+    def _whole(self) -> list[Mapping[str, Any]]:
+        return [body for body in self.steps if _is_answer(body)]
+
+    @property
+    def tools_s(self) -> float:
+        """Seconds that its actions ran."""
+        return float(sum(body["run_s"] for body in self.actions.values()))
+
+
+def _is_answer(body: Mapping[str, Any]) -> bool:
+    return "cancelled" not in body and "lost" not in body
+
+
+def _sampled(body: Mapping[str, Any]) -> int:
+    return len(step_from_body(body).generated.token_ids)
 
 
 @dataclass(slots=True)
@@ -95,3 +178,53 @@ def fork_seed(seed: int, number: int) -> int:
     """The seed of a fork: branches must not sample the same tokens."""
     digest = blake2b(f"{seed}#{number}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+class BranchPort:
+    """What the steps and the actions of one branch use of the run.
+
+    Attributes
+    ----------
+    recorded
+        Journalled results that are left to replay.
+    name
+        Begins the ids of its actions.
+    announced
+        Whether the scheduler knows the branch: the first context is announced before its program begins, a fork with
+        its first request.
+    """
+
+    def __init__(
+        self, services: Services, spec: TrajectorySpec, recorded: Recorded | None, branch: Branch | None
+    ) -> None:
+        self.services = services
+        self.spec = spec
+        self.recorded = recorded or Recorded()
+        self.branch = branch or Branch(BranchTree(spec.trajectory_id, self.recorded.branches))
+        self.name = f"{self.branch.tree.trajectory_id}{self.branch.path}"
+        self.announced = self.branch.is_first
+
+    def announce(self) -> None:
+        """The scheduler must know a branch before its first step or action."""
+        if not self.announced:
+            self.announced = True
+            tree = self.branch.tree
+            self.services.submitter.fork(self.spec, tree.known_as or tree.trajectory_id)
+
+    def journal(self, kind: str, body: dict[str, Any]) -> None:
+        """Write down a result of this branch."""
+        at: dict[str, Any] = {"trajectory_id": self.branch.tree.trajectory_id}
+        if self.branch.path:
+            at["branch"] = self.branch.path
+        self.services.journal(kind, {**at, **body})
+
+    def check_goes_on(self, what: str) -> None:
+        """Refuse what a program asks for after its end.
+
+        Raises
+        ------
+        RuntimeError
+            The program has ended.
+        """
+        if self.branch.tree.ended:
+            raise RuntimeError(f"{what} after the program has ended: await everything before it returns")

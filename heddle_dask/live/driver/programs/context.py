@@ -8,41 +8,43 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import TrajectoryId
-from heddle_dask.core.needs import Given, Needs
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.engines.contract import GenerateResult, SamplingParams, VersionSpan
-from heddle_dask.environments.base import ActionKind, Reply, Role
-from heddle_dask.live.driver.programs import service_calls
+from heddle_dask.environments.actions import FunctionCall, ServiceCall
+from heddle_dask.environments.base import Context, Reply, Role
 from heddle_dask.live.driver.programs.action_calls import ActionCalls
-from heddle_dask.live.driver.programs.branch import Branch, fork_seed
-from heddle_dask.live.driver.programs.branch_port import BranchPort
-from heddle_dask.live.driver.programs.open_step import OpenStep
+from heddle_dask.live.driver.programs.branch import Branch, BranchPort, Recorded, fork_seed
 from heddle_dask.live.driver.programs.pending_input import PendingInput
-from heddle_dask.live.driver.programs.program_errors import BudgetExhausted
 from heddle_dask.live.driver.programs.sandbox_calls import LiveSandbox
-from heddle_dask.live.driver.programs.sandbox_options import sandbox_spec
-from heddle_dask.live.driver.programs.services import Recorded, Services
-from heddle_dask.live.driver.programs.side_by_side import side_by_side
-from heddle_dask.live.driver.programs.step_answers import StepAnswers
-from heddle_dask.live.driver.programs.step_options import StepOptions, with_seed_of
-from heddle_dask.live.driver.programs.stop_strings import cut_at_stop, tokens_to_stop
+from heddle_dask.live.driver.programs.service_calls import service_call
+from heddle_dask.live.driver.programs.services import Services
+from heddle_dask.live.driver.programs.steps import (
+    BudgetExhausted,
+    OpenStep,
+    StepAnswers,
+    StepOptions,
+    cut_at_stop,
+    side_by_side,
+    tokens_to_stop,
+    with_seed_of,
+)
 from heddle_dask.live.wire.messages import StepResult
 from heddle_dask.records.token_record import TokenRecord
 from heddle_dask.records.trajectory import ActionRecord, StepRecord
+from heddle_dask.sandbox.stateful.contract import SandboxSpec
 
 
-class LiveContext:
-    """One trajectory's context; implements `heddle_dask.environments.base.Context`."""
+class LiveContext(Context):
+    """One trajectory's context."""
 
     def __init__(
         self,
@@ -76,12 +78,10 @@ class LiveContext:
 
     @property
     def seed(self) -> int:
-        """The seed of this trajectory."""
         return self._seed
 
     @property
     def max_context_tokens(self) -> int:
-        """Longest context, prompt and generated tokens together."""
         return self._services.max_context_tokens
 
     @property
@@ -91,7 +91,6 @@ class LiveContext:
 
     @property
     def done(self) -> bool:
-        """True when no further step is allowed."""
         if self._exhausted():
             self._told_done = True
         return self._told_done
@@ -107,13 +106,6 @@ class LiveContext:
         return self._branch.tree.metadata
 
     def fork(self) -> LiveContext:
-        """A second context with the same history, which goes on by itself; see the protocol.
-
-        Raises
-        ------
-        RuntimeError
-            A step is awaited, or the program has ended.
-        """
         self._check_rests("fork()")
         number = len(self._forks) + 1
         branch = self._branch.forked(number, self._next_step)
@@ -131,23 +123,14 @@ class LiveContext:
         return fork
 
     def set_template(self, **variables: Any) -> None:
-        """Set variables of the chat template; see the protocol.
-
-        Raises
-        ------
-        BadInput
-            Something was appended before, a name is no variable, or the template cannot be used with these values.
-        """
         if self.context_tokens:
             raise BadInput("set_template: set variables of the chat template before anything is appended")
         self._input.template = self._input.template.with_variables(variables)
 
     def append(self, role: Role, text: str) -> None:
-        """Add a message for the next step; see the protocol."""
         self._input.append(self.record, role, text, first_step=self._next_step == 0)
 
     def append_tokens(self, token_ids: Sequence[int]) -> None:
-        """Add raw token ids for the next step, masked."""
         self._input.append_tokens(self.record, token_ids, first_step=self._next_step == 0)
 
     async def generate(
@@ -164,7 +147,7 @@ class LiveContext:
         n: int = 1,
         ignore_eos: bool = False,
     ) -> Reply:
-        """Run one LLM step over everything appended so far, `n` times; the parameters are those of the protocol.
+        """Run one LLM step over everything appended so far, `n` times; the parameters are those of `Context`.
 
         Raises
         ------
@@ -209,116 +192,18 @@ class LiveContext:
         first, *others = [context._close() for context in contexts]
         return replace(first, alternatives=tuple(others))
 
-    async def call(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        cpus: Given | None = None,
-        needs: Needs | None = None,
-        kind: ActionKind = "tool",
-        label: str | None = None,
-        timeout_s: float | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Run a function as an action on the tool pool and return its value.
+    async def _perform(self, call: FunctionCall) -> Any:
+        return await self._calls.run(call, self._next_step - 1)
 
-        Raises
-        ------
-        ActionFailed
-        BadInput
-            A parameter that is not allowed.
-        """
-        return await self._calls.call(
-            function,
-            args,
-            kwargs,
-            cpus=cpus,
-            needs=needs,
-            kind=kind,
-            label=label,
-            timeout_s=timeout_s,
-            after_step=self._next_step - 1,
-        )
+    async def _ask_service(self, asked: ServiceCall) -> list[float]:
+        call = service_call(asked, self._services.pools, self.record.token_ids)
+        answer: list[float] = await self._perform(call)
+        return answer
 
-    async def score(
-        self,
-        service: str,
-        inputs: Sequence[str | Sequence[int]] | None = None,
-        *,
-        gpus: Given = 0,
-        kind: ActionKind = "reward",
-        timeout_s: float | None = None,
-    ) -> list[float]:
-        """One number for each input from a model service; the parameters are those of the protocol.
-
-        Raises
-        ------
-        ActionFailed
-        BadInput
-            The service is not declared, does not score, or an input is neither a text nor token ids.
-        """
-        given = [self.record.token_ids] if inputs is None else inputs
-        call = partial(self.call, kind=kind)
-        return await service_calls.score(
-            call, self._services.pools, service, given, gpus=gpus, timeout_s=timeout_s
-        )
-
-    async def logprobs(
-        self,
-        service: str,
-        token_ids: Sequence[int] | None = None,
-        *,
-        start: int = 1,
-        gpus: Given = 0,
-        kind: ActionKind = "reward",
-        timeout_s: float | None = None,
-    ) -> list[float]:
-        """The logprob of each token from a model service; the parameters are those of the protocol.
-
-        Raises
-        ------
-        ActionFailed
-        BadInput
-            The service is not declared, gives no logprobs, or `start` is no position of a token after the first.
-        """
-        ids = self.record.token_ids if token_ids is None else token_ids
-        call = partial(self.call, kind=kind)
-        return await service_calls.logprobs(
-            call, self._services.pools, service, ids, start=start, gpus=gpus, timeout_s=timeout_s
-        )
-
-    def sandbox(
-        self,
-        *,
-        root: str = "",
-        kind: str = "",
-        files: Mapping[str, bytes | str] | None = None,
-        setup: Sequence[str] = (),
-        memory: int | str = "512 MiB",
-        disk: int | str = "256 MiB",
-        network: bool = False,
-        **limits: Any,
-    ) -> LiveSandbox:
-        """A sandbox that keeps its files between calls; see the protocol.
-
-        Raises
-        ------
-        BadInput
-            A parameter that is not allowed.
-        """
+    def _open_sandbox(self, spec: SandboxSpec) -> LiveSandbox:
         self._port.check_goes_on("sandbox()")
-        weak = self._services.budget.sandbox == "weak"
-        spec = sandbox_spec(
-            root=root,
-            kind=kind,
-            files=files,
-            setup=setup,
-            memory=memory,
-            disk=disk,
-            network=network,
-            weak_allowed=weak,
-            **limits,
-        )
+        if not spec.kind and self._services.budget.sandbox != "weak":
+            spec = replace(spec, kind="bubblewrap")
         return LiveSandbox(
             self._port, self._calls, lambda: next(self._sandboxes), lambda: self._next_step - 1, spec
         )

@@ -10,10 +10,9 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput, is_finite
 from heddle_dask.core.needs import Given, Needs
-from heddle_dask.environments.base import ActionKind
-from heddle_dask.live.driver.programs.action_calls import ActionCalls
-from heddle_dask.live.driver.programs.branch_port import BranchPort
-from heddle_dask.live.driver.programs.sandbox_use import SandboxUse
+from heddle_dask.environments.actions import ActionKind, FunctionCall
+from heddle_dask.live.driver.programs.action_calls import ActionCalls, SandboxUse
+from heddle_dask.live.driver.programs.branch import BranchPort
 from heddle_dask.live.worker.sandbox_host import perform_in_sandbox
 from heddle_dask.sandbox.stateful.contract import ExecResult, SandboxSpec, relative_path
 from heddle_dask.sandbox.stateful.orders import (
@@ -81,7 +80,6 @@ class LiveSandbox:
         service: str = "",
         compared: Compared = "output",
     ) -> ExecResult:
-        """Run a command; see the protocol."""
         if not isinstance(command, str) or "\0" in command:
             raise BadInput(f"sandbox: the command is {command!r}: use a text")
         if compared not in ("output", "status"):
@@ -96,17 +94,14 @@ class LiveSandbox:
         return result_of(form)
 
     async def put(self, path: str, content: bytes | str) -> None:
-        """Write a file; see the protocol."""
         data = content.encode() if isinstance(content, str) else bytes(content)
         await self._perform(PutOperation(relative_path(path), data), label=_FILE_LABEL)
 
     async def get(self, path: str, *, most_bytes: int = 16 << 20) -> bytes:
-        """Read a file; see the protocol."""
         content: bytes = await self._perform(GetOperation(relative_path(path), most_bytes), label=_FILE_LABEL)
         return content
 
     async def fork(self) -> LiveSandbox:
-        """A copy; see the protocol."""
         async with self._one_at_a_time:
             copy = LiveSandbox(
                 *(self._port, self._calls, self._number, self._after_step, self._spec),
@@ -138,18 +133,11 @@ class LiveSandbox:
                 self._parent,
                 lambda: (perform_in_sandbox, (self._order(operation, with_past=True),), {}),
             )
-            answer = await self._calls.call(
-                perform_in_sandbox,
-                (order,),
-                {},
-                cpus=cpus,
-                needs=needs,
-                kind=kind,
-                label=label,
-                timeout_s=math.inf,  # of the command; rebuilding may come first
-                after_step=self._after_step(),
-                sandbox=use,
+            # The limit is that of the command: rebuilding may come first.
+            call = FunctionCall(
+                perform_in_sandbox, (order,), {}, cpus, needs, kind, label, timeout_s=math.inf
             )
+            answer = await self._calls.run(call, self._after_step(), use)
             if isinstance(operation, ExecOperation | PutOperation):
                 past = PastOperation(operation, answer["cpus"], answer["digest"])
                 self._past = (*self._past, past)
@@ -167,7 +155,6 @@ class LiveSandbox:
         )
 
     def close(self) -> None:
-        """End it; see the protocol."""
         if not self._closed:
             self._closed = True
             if self._used:

@@ -3,80 +3,47 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.needs import Given, Needs
+from heddle_dask.core.needs import Needs
 from heddle_dask.engines.model_services.spec import Answers, Input, ServiceSpec
+from heddle_dask.environments.actions import FunctionCall, ServiceCall
 from heddle_dask.live.driver.inputs.pools import Pools
 from heddle_dask.live.worker.service_requests import score_inputs, token_logprobs
 
 
-class CallsFunctions(Protocol):
-    """`Context.call`, of a program or of a reward."""
+def service_call(asked: ServiceCall, pools: Pools, own_tokens: Any) -> FunctionCall:
+    """The action that asks a model service.
 
-    async def __call__(
-        self, function: Callable[..., Any], *args: Any, needs: Needs, label: str, timeout_s: float | None
-    ) -> Any: ...
-
-
-async def score(
-    call: CallsFunctions,
-    pools: Pools,
-    service: str,
-    inputs: Any,
-    *,
-    gpus: Given,
-    timeout_s: float | None,
-) -> list[float]:
-    """One number for each input.
+    Parameters
+    ----------
+    own_tokens
+        Those of the context, where the request names none.
 
     Raises
     ------
-    ActionFailed
     BadInput
-        The service is not declared, does not score, or an input is neither a text nor token ids.
+        The service is not declared, does not answer that, or the inputs are not what it answers to.
     """
-    scores: list[float] = await call(
-        score_inputs,
-        checked_inputs(pools.service(service), inputs),
-        needs=Needs(gpus=gpus, service=service),
-        label=f"score:{service}",
-        timeout_s=timeout_s,
-    )
-    return scores
-
-
-async def logprobs(
-    call: CallsFunctions,
-    pools: Pools,
-    service: str,
-    token_ids: Any,
-    *,
-    start: int,
-    gpus: Given,
-    timeout_s: float | None,
-) -> list[float]:
-    """The logprob of each token from `start` on.
-
-    Raises
-    ------
-    ActionFailed
-    BadInput
-        The service is not declared, gives no logprobs, or `start` is no position of a token after the first.
-    """
-    of_tokens: list[float] = await call(
-        token_logprobs,
-        checked_tokens(pools.service(service), token_ids, start),
-        start,
-        needs=Needs(gpus=gpus, service=service),
-        label=f"logprobs:{service}",
-        timeout_s=timeout_s,
-    )
-    return of_tokens
+    service = pools.service(asked.service)
+    function: Any
+    args: tuple[Any, ...]
+    if asked.asked == "score":
+        own = None if own_tokens is None else [own_tokens]
+        function, args = (
+            score_inputs,
+            (checked_inputs(service, own if asked.inputs is None else asked.inputs),),
+        )
+    else:
+        tokens = checked_tokens(service, own_tokens if asked.inputs is None else asked.inputs, asked.start)
+        function, args = token_logprobs, (tokens, asked.start)
+    needs = Needs(gpus=asked.gpus, service=asked.service)
+    label = f"{asked.asked}:{asked.service}"
+    return FunctionCall(function, args, needs=needs, kind=asked.kind, label=label, timeout_s=asked.timeout_s)
 
 
 def checked_inputs(service: ServiceSpec, inputs: Any) -> list[Input]:

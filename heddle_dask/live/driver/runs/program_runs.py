@@ -21,8 +21,7 @@ from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.live.driver.programs.context import LiveContext
 from heddle_dask.live.driver.programs.services import Services
 from heddle_dask.live.driver.runs.announcer import Announcer
-from heddle_dask.live.driver.runs.endings import Ending, ending_of, unfinished_reward
-from heddle_dask.live.driver.runs.environment_failures import EnvironmentFailures
+from heddle_dask.live.driver.runs.endings import Ending, EnvironmentFailures, ending_of, unfinished_reward
 from heddle_dask.live.driver.runs.reward_runs import LiveRewardContext, Rewards, ScoredAttempt
 from heddle_dask.live.wire.driver_messages import EndedTrajectory, TrajectoriesEndedReport
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report

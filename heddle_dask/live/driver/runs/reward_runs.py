@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import TrajectoryId
-from heddle_dask.core.needs import Given, Needs
 from heddle_dask.core.nouns import TrajectorySpec
+from heddle_dask.environments.actions import ActionContext, FunctionCall, ServiceCall
 from heddle_dask.environments.base import ActionFailed, Environment, Reward, Task
 from heddle_dask.environments.rewards import Transcript, group_reward_hook, reward_hook
-from heddle_dask.live.driver.programs import service_calls
 from heddle_dask.live.driver.programs.action_calls import ActionCalls
-from heddle_dask.live.driver.programs.branch import Branch, BranchTree
-from heddle_dask.live.driver.programs.branch_port import BranchPort
-from heddle_dask.live.driver.programs.services import Recorded, Services
+from heddle_dask.live.driver.programs.branch import Branch, BranchPort, BranchTree, Recorded
+from heddle_dask.live.driver.programs.service_calls import service_call
+from heddle_dask.live.driver.programs.services import Services
 from heddle_dask.records.causes import message_of
 from heddle_dask.records.trajectory import ActionRecord
 
@@ -68,7 +67,7 @@ class ComputedReward:
         return cls(reward, body["cause"], body["detail"])
 
 
-class LiveRewardContext:
+class LiveRewardContext(ActionContext):
     """What the hook of one reward uses; implements `environments.rewards.RewardContext`."""
 
     def __init__(
@@ -90,54 +89,14 @@ class LiveRewardContext:
         """Its actions, in the order of their calls."""
         return self._calls.records
 
-    async def call(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        needs: Needs | None = None,
-        label: str | None = None,
-        timeout_s: float | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """See the protocol."""
-        return await self._calls.call(
-            function,
-            args,
-            kwargs,
-            cpus=None,
-            needs=needs,
-            kind="reward",
-            label=label,
-            timeout_s=timeout_s,
-            after_step=-1,
-        )
+    async def _perform(self, call: FunctionCall) -> Any:
+        return await self._calls.run(replace(call, kind="reward"), after_step=-1)
 
-    async def score(
-        self,
-        service: str,
-        inputs: Sequence[str | Sequence[int]],
-        *,
-        gpus: Given = 0,
-        timeout_s: float | None = None,
-    ) -> list[float]:
-        """See the protocol."""
-        pools = self._port.services.pools
-        return await service_calls.score(self.call, pools, service, inputs, gpus=gpus, timeout_s=timeout_s)
-
-    async def logprobs(
-        self,
-        service: str,
-        token_ids: Sequence[int],
-        *,
-        start: int = 1,
-        gpus: Given = 0,
-        timeout_s: float | None = None,
-    ) -> list[float]:
-        """See the protocol."""
-        pools = self._port.services.pools
-        return await service_calls.logprobs(
-            self.call, pools, service, token_ids, start=start, gpus=gpus, timeout_s=timeout_s
-        )
+    async def _ask_service(self, asked: ServiceCall) -> list[float]:
+        # Its trajectory's tokens are the transcript's: the hook names those that it means.
+        call = service_call(asked, self._port.services.pools, own_tokens=None)
+        answer: list[float] = await self._perform(call)
+        return answer
 
     def end(self) -> None:
         """The hook has ended: what it has left running is cancelled."""

@@ -23,7 +23,7 @@ from heddle_dask.live.driver.files.run_writer import RunWriter
 from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.live.driver.programs.services import Services
 from heddle_dask.live.driver.runs.announcer import Announcer
-from heddle_dask.live.driver.runs.environment_failures import EnvironmentFailures
+from heddle_dask.live.driver.runs.endings import EnvironmentFailures
 from heddle_dask.live.driver.runs.program_runs import EndedAttempt, ProgramRuns
 from heddle_dask.live.wire.driver_messages import (
     ActionPayloadWantedNotice,
@@ -58,26 +58,24 @@ class AttemptFeed(Protocol):
 
 
 class ListFeed:
-    """Attempts that are all known and all start at once."""
+    """Attempts that are all known and all start at once; implements `AttemptFeed`."""
 
     def __init__(self, attempts: Sequence[Attempt]) -> None:
         self._attempts = attempts
 
     @property
     def is_exhausted(self) -> bool:
-        """See `AttemptFeed.is_exhausted`."""
         return not self._attempts
 
     def pull(self) -> Sequence[Attempt]:
-        """See `AttemptFeed.pull`."""
         attempts, self._attempts = self._attempts, ()
         return attempts
 
     def ended(self, ended: EndedAttempt) -> None:
-        """See `AttemptFeed.ended`."""
+        """Nothing follows from it."""
 
     def discarded(self, name: str, tokens: int) -> None:
-        """See `AttemptFeed.discarded`."""
+        """Nothing follows from it."""
 
 
 class Driver:
@@ -293,6 +291,19 @@ class Driver:
 def _attempt_of(trajectory_id: str) -> str:
     """The name of the attempt of which this is a branch, or an attempt in a fresh environment."""
     return _SUFFIX.sub("", trajectory_id)
+
+
+def notice_line(notice: Notice) -> str:
+    """One line for the user; empty where a notice says nothing to him."""
+    match notice:
+        case EngineLost():
+            return f"engine {notice.engine_id} is lost: {notice.reason}"
+        case ApiNotice(state="open"):
+            return f"api {notice.api}: circuit breaker open for {notice.seconds:.1f} s: {notice.cause}"
+        case ApiNotice():
+            return f"api {notice.api}: circuit breaker {notice.state}: calls go on"
+        case _:
+            return ""
 
 
 def progress_of(driver: Driver | None) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""When a job of a batch system ends, as far as anything tells."""
+"""What tells of a job of a batch system on this node: when it ends, and its memory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 JOB_VARIABLE = "SLURM_JOB_ID"
 END_VARIABLE = "SLURM_JOB_END_TIME"
+_MIB = 1 << 20
 _ANSWER_S = 20.0
 _WARNS_EARLY_S = 60.0
 
@@ -74,3 +75,14 @@ def parsed_end(text: str) -> float | None:
         return datetime.datetime.strptime(text.strip(), "%Y-%m-%dT%H:%M:%S").timestamp()
     except ValueError:
         return None
+
+
+def job_memory_bytes(environ: Mapping[str, str]) -> int:
+    """Bytes of ``--mem`` or ``--mem-per-cpu`` as SLURM passes them on (in mebibytes); 0: nothing tells, or no limit."""
+    per_node = _number(environ.get("SLURM_MEM_PER_NODE", ""))
+    per_cpu = _number(environ.get("SLURM_MEM_PER_CPU", ""))
+    return (per_node or per_cpu * _number(environ.get("SLURM_CPUS_ON_NODE", ""))) * _MIB
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0
